@@ -92,7 +92,7 @@ class Annotator:
     Args:
         verbosity (`float`): Factor of the probabilities of `SALIENCE`.
         generic (`float`): Probability of naming the category of the main group ("an animal") instead of its kind.
-        setting_first (`bool`): Starts with background, weather and time: "at night, two dogs".
+        setting_first (`bool`): Starts every other caption with background, weather and time: "at night, two dogs".
         alt_text (`bool`): Writes phrases that are separated by commas, and starts with "image of".
     """
 
@@ -103,11 +103,11 @@ class Annotator:
 
 
 ANNOTATORS: tuple[Annotator, ...] = (
-    Annotator(0.5, 0.35),
-    Annotator(0.7, 0.25),
-    Annotator(0.9, 0.15, setting_first=True),
-    Annotator(1.15, 0.1),
-    Annotator(1.5, 0.05),
+    Annotator(0.6, 0.35),
+    Annotator(0.8, 0.25),
+    Annotator(1.0, 0.15, setting_first=True),
+    Annotator(1.3, 0.1),
+    Annotator(1.7, 0.05),
 )
 """From terse to verbose."""
 
@@ -260,4 +260,6 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
         said["kind"] = category_of(said["kind"])
     said["several"] = not said["count"] and facts.count > 1
     opinion = str(choose(rng, OPINIONS)) if rng.random() < _P_OPINION else ""
+    if annotator.setting_first and rng.random() < 0.5:
+        annotator = replace(annotator, setting_first=False)
     return write_sentence(said, Words(rng), annotator, opinion)

@@ -160,32 +160,32 @@ def _weather(image: Image.Image, facts: Facts, rng: np.random.Generator) -> None
     if facts.weather == "rain":
         for x in np.arange(-4, IMAGE_SIZE + 8, 8) + rng.uniform(-2, 2):
             draw.ellipse((x - 7, -6, x + 7, 3 + rng.uniform(0, 4)), fill=(96, 104, 122, 235))
-        for x, y in rng.uniform(-6, IMAGE_SIZE, (22, 2)):
+        for x, y in rng.uniform(-6, IMAGE_SIZE, (22, 2)).tolist():
             draw.line((x, y, x + 2.5, y + 7), fill=(70, 110, 190, 190), width=1)
     elif facts.weather == "snow":
         for x in np.arange(-4, IMAGE_SIZE + 8, 8) + rng.uniform(-2, 2):
             draw.ellipse((x - 8, IMAGE_SIZE - 3 - rng.uniform(0, 3), x + 8, IMAGE_SIZE + 8), fill=(252, 253, 255, 245))
-        for x, y in rng.uniform(0, IMAGE_SIZE, (26, 2)):
+        for x, y in rng.uniform(0, IMAGE_SIZE, (26, 2)).tolist():
             draw.ellipse((x - 1, y - 1, x + 1, y + 1), fill=(255, 255, 255, 235), outline=(190, 205, 225, 200))
 
 
 @functools.cache
 def _noise() -> np.ndarray:
     """A large field of noise, `(256, 256, 3)`. Each picture takes another part of it: drawing its own takes ten times longer."""
-    return np.random.default_rng(0).standard_normal((256, 256, 3), dtype=np.float32) * np.float32(NOISE)
+    return (np.random.default_rng(0).standard_normal((256, 256, 3)) * NOISE).round().astype(np.int16)
 
 
 def _photograph(image: Image.Image, facts: Facts, rng: np.random.Generator) -> Image.Image:
     """Light, colours, sharpness and noise."""
     brightness, saturation, blur = rng.uniform(*BRIGHTNESS), rng.uniform(*SATURATION), rng.uniform(*BLUR)
-    pixels = np.asarray(image.filter(ImageFilter.GaussianBlur(blur)), dtype=np.float32).reshape(-1, 3)
     colours = saturation * np.eye(3) + (1 - saturation) / 3
     light = brightness * (_NIGHT if facts.time == "night" else np.ones(3))
+    matrix = np.zeros((3, 4))
+    matrix[:, :3] = light[:, None] * colours
+    lit = image.filter(ImageFilter.GaussianBlur(blur)).convert("RGB", matrix.ravel().tolist())
     y, x = rng.integers(256 - IMAGE_SIZE, size=2)
-    noise = _noise()[y : y + IMAGE_SIZE, x : x + IMAGE_SIZE].reshape(-1, 3)
-    # 0.5 more is rounded down to the nearest integer.
-    pixels = pixels @ (colours * light).astype(np.float32) + (noise + np.float32(0.5))
-    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8).reshape(IMAGE_SIZE, IMAGE_SIZE, 3))
+    pixels = np.asarray(lit, dtype=np.int16) + _noise()[y : y + IMAGE_SIZE, x : x + IMAGE_SIZE]
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
 def _moon(image: Image.Image, rng: np.random.Generator) -> None:
@@ -225,11 +225,14 @@ def place_things(scene: Scene) -> list[Thing]:
     looks = [(scene.row, scene.column + i, main) for i in range(facts.count)]
     if (second := scene.second_cell()) is not None:
         looks.append((*second, (facts.second, facts.second_colour, "upright")))
-    shift = rng.uniform(-GROUP_SHIFT, GROUP_SHIFT, 2)
+    right, down, *draws = (2 * rng.random(2 + 3 * len(looks)) - 1).tolist()  # in [-1, 1]
+    mean, spread = (SCALES[0] + SCALES[1]) / 2, (SCALES[1] - SCALES[0]) / 2
     things = []
-    for row, column, look in looks:
-        x, y = (np.array([column, row]) + 0.5) * CELL + shift + rng.uniform(-SPRITE_SHIFT, SPRITE_SHIFT, 2)
-        things.append(Thing(*look, round(_SIDE[facts.size] * rng.uniform(*SCALES)), x, y))
+    for number, (row, column, look) in enumerate(looks):
+        dx, dy, scale = draws[3 * number : 3 * number + 3]
+        x = (column + 0.5) * CELL + GROUP_SHIFT * right + SPRITE_SHIFT * dx
+        y = (row + 0.5) * CELL + GROUP_SHIFT * down + SPRITE_SHIFT * dy
+        things.append(Thing(*look, round(_SIDE[facts.size] * (mean + spread * scale)), x, y))
     return things
 
 

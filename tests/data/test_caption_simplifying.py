@@ -19,8 +19,8 @@ HAS_SPACY = all(
 )
 
 SCENES = [
-    ("two large pigs left of a mushroom on blue", "some pigs", "some pigs left of a mushroom"),
-    ("a tiny upside down apple alone at the top", "an apple", "an apple alone"),
+    ("two large pigs left of a mushroom on a blue background", "some pigs", "some pigs left of a mushroom"),
+    ("a tiny upside down red apple at the top in the rain", "an apple", "an apple"),
     ("an animal with a cake on a blue background", "an animal", "an animal with a cake"),
     ("three fish", "some fish", "some fish"),
 ]
@@ -39,8 +39,10 @@ def test_shortened_scene_captions_are_right_and_less_detailed():
         caption = annotate(rng, facts, ANNOTATORS[4])
         for level in ("simplest", "simpler"):
             found = check(next(iter(scene_simplifier(level)([caption]))), facts)
-            assert not found.wrong
-            assert set(found.recalled) <= set(check(caption, facts).recalled) - {"size", "position", "background"}
+            whole = check(caption, facts)
+            # Annotators are sometimes wrong; a shortened caption is not wrong about anything else.
+            assert {claim.attribute for claim in found.wrong} <= {claim.attribute for claim in whole.wrong}
+            assert set(found.recalled) <= set(whole.recalled) & {"kind", "count", "second", "relation"}
             if level == "simplest":
                 assert set(found.recalled) <= {"kind", "count"}
 
