@@ -54,11 +54,11 @@ def main() -> None:
         print(json.dumps(log["measured"], indent=2))
         return
     if args.stage == "reward-scorer":
-        log = train_reward_scorer(args.name or "clip-reward", args.seed, args.fact_steps, args.steps or 1200)
+        log = train_reward_scorer(args.name or "clip-reward", args.seed, args.fact_steps, args.steps or 1000)
     elif args.stage == "held-out-scorer":
-        log = train_held_out_scorer(args.name or "siglip-held-out", args.seed, args.fact_steps, args.steps or 2000)
+        log = train_held_out_scorer(args.name or "siglip-held-out", args.seed, args.fact_steps, args.steps or 1500)
     elif args.stage == "captioner":
-        log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 5000)
+        log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 3000)
     elif args.stage == "adapter":
         if args.name not in ADAPTERS:
             parser.error(f"--name is {args.name!r}; the adapters are {sorted(ADAPTERS)}.")

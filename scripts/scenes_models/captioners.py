@@ -147,12 +147,12 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
     """
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(48, bos_token="[CLS]", eos_token="[SEP]")
-    scorer = CLIPModel.from_pretrained(CHECKPOINTS / tower, use_safetensors=True)
+    scorer = CLIPModel.from_pretrained(CHECKPOINTS / tower, use_safetensors=True, dtype=torch.float32)
     vision_config = scorer.config.vision_config
     vision_config.projection_dim = scorer.config.projection_dim
     config = ClipCapConfig(
         vision_config,
-        gpt2_config(tokenizer, positions=52, layers=3),
+        gpt2_config(tokenizer, positions=52, layers=2),
         prefix_length=5,
         normalize_image_embeds=True,
     )

@@ -45,7 +45,9 @@ def measure(name: str) -> dict[str, float]:
                 image_features=images,
                 bags={size: bags(list(test["bag_id"]), size) for size in BAG_SIZES},
             )
-            numbers |= {f"{kind}_{key}": row[key] for key in row if "recall_at_1" in key and not key.endswith("_ci")}
+            numbers |= {
+                f"{kind}_{key}": row[key] for key in row if key.endswith("recall_at_1") and row[key] is not None
+            }
         return numbers
     if name.startswith("gpt2"):
         model = GPT2LMHeadModel.from_pretrained(folder, use_safetensors=True)
@@ -73,7 +75,7 @@ def measure(name: str) -> dict[str, float]:
         "length": row["length"],
         "reference_length": float(np.mean(lengths)),
         **{key: row[key] for key in ("hallucination", "fact_recall", "cider_d", "lexical_diversity")},
-        **{key: row[key] for key in row if "recall_at_1" in key and not key.endswith("_ci")},
+        **{key: row[key] for key in row if key.endswith("recall_at_1")},
     }
 
 

@@ -42,7 +42,6 @@ from scripts.scenes_models.parts import (
     fit,
     gpt2_config,
     learn_facts,
-    make_optimizers,
     make_tokenizer,
     random_caption,
 )
@@ -104,7 +103,7 @@ def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> di
 
     def loss_of() -> Tensor:
         scenes, pixels = pool.draw(rng, 128)
-        captions = [random_caption(rng, scene.facts, (0.5, 1.5)) for scene in scenes]
+        captions = [random_caption(rng, scene.facts, (0.4, 1.2)) for scene in scenes]
         text = tokenizer(captions, padding=True, return_tensors="pt")
         out = model(pixel_values=pixels, input_ids=text["input_ids"], attention_mask=text["attention_mask"])
         # Identical captions share a target.
@@ -121,17 +120,17 @@ def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> di
     )
     image_processor = CLIPImageProcessor(size=_SIZE, do_center_crop=False, image_mean=MEAN, image_std=STD)
     folder = CHECKPOINTS / name
-    model.save_pretrained(folder)
+    model.half().save_pretrained(folder)  # scorers are read in fp32 whatever their file holds
     CLIPProcessor(image_processor, tokenizer).save_pretrained(folder)
     return log
 
 
 def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """The vision tower already sees, so it follows the text slowly."""
-    vision, text = model.vision_model, model.text_model
-    ids = {id(p) for tower in (vision, text) for p in tower.parameters()}  # type: ignore[union-attr]
-    rest = torch.nn.ParameterList([p for p in model.parameters() if id(p) not in ids])
-    return [*make_optimizers(text, 1e-3, 0.01, rest), *make_optimizers(vision, 1e-4, 0.01)]  # type: ignore[arg-type]
+    vision = list(model.vision_model.parameters())  # type: ignore[union-attr,operator]
+    ids = {id(p) for p in vision}
+    rest = [p for p in model.parameters() if id(p) not in ids]
+    return [torch.optim.AdamW([{"params": rest}, {"params": vision, "lr": 3e-4}], lr=1e-3, weight_decay=0.01)]
 
 
 def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
@@ -168,6 +167,9 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
         vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH},
     )
     model = SiglipModel(config)
+    with torch.no_grad():  # as in the paper: most pairs do not fit
+        model.logit_scale.fill_(np.log(10.0))
+        model.logit_bias.fill_(-10.0)
     pool = ScenePool(seed, NUM_GROUPS)
     log: dict[str, Any] = {
         "stage": "held-out-scorer",
@@ -181,7 +183,7 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
     rng = np.random.default_rng((seed, 1))
 
     def loss_of() -> Tensor:
-        scenes, pixels = pool.draw_groups(rng, 32)
+        scenes, pixels = pool.draw_groups(rng, 24)
         facts = [scene.facts for scene in scenes]
         captions = [full_caption(f) if rng.random() < 0.5 else random_caption(rng, f, (1.0, 4.0)) for f in facts]
         # Of pictures with two objects also the captions with swapped objects, which fit none of them.
@@ -206,7 +208,7 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
     _, log["contrastive_cpu_s"] = fit("siglip", steps, loss_of, optimizers, clipped=model.parameters())
     image_processor = SiglipImageProcessor(size=_SIZE, image_mean=MEAN, image_std=STD)
     folder = CHECKPOINTS / name
-    model.save_pretrained(folder)
+    model.half().save_pretrained(folder)
     SiglipProcessor(image_processor, tokenizer).save_pretrained(folder)
     return log
 

@@ -16,6 +16,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
 from hf_captionrl.scenes.models import MODELS, model_path
 from hf_captionrl.trainers.caption_generation import generate_captions
+from scripts.scenes_acceptance import lowered_by_swaps
 from tests.closeness import assert_close
 
 CHECKPOINTS = Path(model_path("scenes:blip-mle")).parent
@@ -26,63 +27,100 @@ def test_split():
     return load_scenes(num_train=0, num_validation=0)["test"]
 
 
-@pytest.mark.parametrize("name", ["clip-reward", "siglip-held-out"])
-def test_true_captions_find_their_image(test_split, name):
-    scorer = load_scorer(model_path(f"scenes:{name}"))
-    images = torch.as_tensor(scorer.image_features(list(test_split["image"])))
-    text = torch.as_tensor(scorer.text_features(list(test_split["full_caption"])))
-    assert self_retrieval(text, images, num_distractors=99, num_bootstrap=0)["recall_at_1"] >= 0.97
-    for size in BAG_SIZES:
-        members = bags(list(test_split["bag_id"]), size)
-        assert self_retrieval(text, images, bags=members, num_bootstrap=0)["recall_at_1"] >= 0.95, size
+def held_out_and_images(test_split):
+    scorer = load_scorer(model_path("scenes:siglip-held-out"))
+    return scorer, torch.as_tensor(scorer.image_features(list(test_split["image"])))
+
+
+def test_held_out_scorer_finds_images_by_full_captions_and_half_of_them_by_references(test_split):
+    scorer, images = held_out_and_images(test_split)
+    full = torch.as_tensor(scorer.text_features(list(test_split["full_caption"])))
+    short = torch.as_tensor(scorer.text_features([texts[2] for texts in test_split["captions"]]))
+    assert self_retrieval(full, images, num_distractors=99, num_bootstrap=0)["recall_at_1"] >= 0.95
+    members = bags(list(test_split["bag_id"]), 7)
+    assert self_retrieval(full, images, bags=members, num_bootstrap=0)["recall_at_1"] >= 0.85
+    assert 0.5 <= self_retrieval(short, images, num_distractors=99, num_bootstrap=0)["recall_at_1"] <= 0.75
     # A bar that a blind scorer passes would be no bar.
-    wrong = torch.roll(text, 500, 0)  # far from its near-duplicates
+    wrong = torch.roll(full, 500, 0)  # far from its look-alikes
     assert self_retrieval(wrong, images, num_distractors=99, num_bootstrap=0)["recall_at_1"] < 0.2
 
 
-def test_the_two_scorers_are_two(test_split):
-    features = [
-        torch.as_tensor(load_scorer(model_path(f"scenes:{name}")).text_features(["a pig", "two small trees"]))
-        for name in ("clip-reward", "siglip-held-out")
+def test_recall_of_references_falls_with_the_size_of_the_bag(test_split):
+    scorer, images = held_out_and_images(test_split)
+    text = torch.as_tensor(scorer.text_features([texts[2] for texts in test_split["captions"]]))
+    recalls = [
+        self_retrieval(text, images, bags=bags(list(test_split["bag_id"]), size), num_bootstrap=0)["recall_at_1"]
+        for size in BAG_SIZES
     ]
-    assert (features[0] - features[1]).abs().max() > 1e-2
+    assert recalls == sorted(recalls, reverse=True)
+    assert recalls[0] - recalls[-1] > 0.1
+
+
+def test_swapped_objects_are_noticed_by_the_held_out_scorer_and_hardly_by_the_reward_scorer(test_split):
+    lowered = {}
+    for name in ("clip-reward", "siglip-held-out"):
+        scorer = load_scorer(model_path(f"scenes:{name}"))
+        lowered[name] = lowered_by_swaps(scorer, test_split, scorer.image_features(list(test_split["image"])))
+    assert len(lowered["clip-reward"]) > 400
+    assert lowered["siglip-held-out"].mean() >= 0.9
+    assert lowered["clip-reward"].mean() <= 0.7
+
+
+def test_the_two_scorers_have_different_architectures():
+    reward, held_out = (load_scorer(model_path(f"scenes:{name}")) for name in ("clip-reward", "siglip-held-out"))
+    assert type(reward.model).__name__ == "CLIPModel"
+    assert type(held_out.model).__name__ == "SiglipModel"
+    texts = ["a pig", "two small trees"]
+    features = [torch.as_tensor(scorer.text_features(texts)) for scorer in (reward, held_out)]
+    assert features[0].shape[1] != features[1].shape[1]
     assert_close(features[0].norm(dim=1), 1.0)
 
 
 @pytest.mark.parametrize("name", ["blip-mle", "clipcap-mle"])
-def test_the_captioners_are_generic_and_right(test_split, name):
+def test_captioners_are_generic_and_seldom_wrong(test_split, name):
     captioner = load_captioner(model_path(f"scenes:{name}"), dtype=torch.float32)
     captions = generate_captions(captioner, list(test_split["image"]), batch_size=250, num_beams=3, max_new_tokens=30)
     row = smile_suite(captions, facts=list(test_split["facts"]), check=check)
     references = np.mean([len(c.split()) for group in test_split["captions"] for c in group])
-    assert row["length"] <= references
-    assert row["hallucination"] <= 0.05
+    assert 0.65 <= row["length"] / references <= 1.35
+    assert row["fact_recall"] <= 0.5
     assert row["empty_captions"] == 0
+    if name == "blip-mle":
+        assert 0.05 <= row["hallucination"] <= 0.15
 
 
-def test_the_adapters_say_what_tells_images_apart(test_split):
-    """On the bags of 5: SMILE and self-retrieval find more than twice as many as maximum likelihood, and stay right."""
-    rows = test_split.select([i for bag in bags(list(test_split["bag_id"]), 5)[:12] for i in bag])
+def test_captioner_guesses_what_usually_goes_together(test_split):
+    """It is wrong more often where a scene goes against the preferences of its kind."""
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+    captions = generate_captions(captioner, list(test_split["image"]), batch_size=250, num_beams=3, max_new_tokens=30)
+    wrong = {}
+    for against in (True, False):
+        rows = [i for i, value in enumerate(test_split["against_preferences"]) if value == against]
+        facts = [test_split[i]["facts"] for i in rows]
+        wrong[against] = smile_suite([captions[i] for i in rows], facts=facts, check=check)["hallucination"]
+    assert wrong[True] > 1.3 * wrong[False]
+
+
+def test_adapters_find_more_images_of_bags_than_their_base_model(test_split):
+    rows = test_split.select([i for bag in bags(list(test_split["bag_id"]), 7)[:40] for i in bag])
     held_out_scorer = load_scorer(model_path("scenes:siglip-held-out"))
     images = held_out_scorer.image_features(list(rows["image"]))
-    members = [list(range(start, start + 5)) for start in range(0, len(rows), 5)]
+    members = [list(range(start, start + 7)) for start in range(0, len(rows), 7)]
     recall = {}
     for name in ("blip-mle", "blip-smile", "blip-sr"):
         captioner = load_captioner(model_path(f"scenes:{name}"), dtype=torch.float32)
-        captions = generate_captions(captioner, list(rows["image"]), batch_size=60, num_beams=3, max_new_tokens=40)
-        text = held_out_scorer.text_features(captions)
-        row = smile_suite(
+        captions = generate_captions(captioner, list(rows["image"]), batch_size=140, num_beams=3, max_new_tokens=40)
+        found = smile_suite(
             captions,
-            text_features=text,
+            text_features=held_out_scorer.text_features(captions),
             image_features=images,
-            bags={5: members},
+            bags={7: members},
             facts=list(rows["facts"]),
             check=check,
         )
-        recall[name] = row["bag_5_recall_at_1"]
-        assert row["hallucination"] <= 0.06
-    assert recall["blip-mle"] <= 0.45
-    assert min(recall["blip-smile"], recall["blip-sr"]) >= 0.8
+        recall[name] = found["bag_7_recall_at_1"]
+        assert found["hallucination"] <= 0.3
+    assert min(recall["blip-smile"], recall["blip-sr"]) > recall["blip-mle"] + 0.1
 
 
 def test_an_adapter_is_found_beside_its_base_model_wherever_they_lie(tmp_path):
@@ -124,7 +162,7 @@ def test_the_language_model_prefers_the_grammar(test_split):
 
 def test_small_safe_and_documented():
     files = [file for file in CHECKPOINTS.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) <= 18_000_000
+    assert sum(file.stat().st_size for file in files) <= 15_000_000
     assert not [file for file in files if file.suffix in (".bin", ".pt", ".pth", ".pkl")]
     log = {entry["name"]: entry for entry in json.loads((CHECKPOINTS / "training_log.json").read_text())}
     assert log.keys() == MODELS.keys()
