@@ -1,0 +1,138 @@
+"""Writes the embedded world as a data set for the Hub: Parquet files, card and digests.
+
+    python scripts/export_scenes.py --dataset_id me/scenes --output_dir outputs/scenes
+    hf upload me/scenes outputs/scenes . --repo-type dataset
+
+    python scripts/export_scenes.py --digests docs/results/scenes_digests.json     # the digests alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import PIL
+from huggingface_hub import DatasetCardData
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+from hf_captionrl.hub.publish_checks import check_card, check_name
+from hf_captionrl.hub.templates import render_template
+from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.dataset import WORLD_VERSION
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "captions": {},
+    "alt_text": {"annotators": "alt_text"},
+    "shapes": {"kind": "shapes"},
+}
+"""Arguments of [`load_scenes`] by the name of the configuration."""
+
+COLUMNS: dict[str, str] = {
+    "image": "72 x 72 pixels, PNG",
+    "image_id": "split and number",
+    "captions": "five references, from the tersest annotator to the most verbose one",
+    "full_caption": "a caption with all facts",
+    "facts": "what is true of the image; an empty value has no word",
+    "bag_id": "the bag of look-alikes; empty outside of bags",
+    "against_preferences": "background, position and partner all differ from what the kind prefers",
+}
+
+
+def digest_split(rows: datasets.Dataset) -> dict[str, str]:
+    """Digests of what a split says, and of its pixels.
+
+    Returns:
+        `dict[str, str]`: `texts`, the same on every machine; and `pixels`, the same for one version of Pillow.
+    """
+    texts, pixels = hashlib.sha256(), hashlib.sha256()
+    for row in rows.remove_columns("image"):
+        texts.update(json.dumps(row, sort_keys=True).encode())
+    for image in rows["image"]:
+        pixels.update(np.asarray(image).tobytes())
+    return {"texts": texts.hexdigest(), "pixels": pixels.hexdigest()}
+
+
+def digest_all() -> dict[str, Any]:
+    """The digests of all configurations and splits."""
+    splits = [
+        {"configuration": name, "split": split, "rows": len(rows), **digest_split(rows)}
+        for name, arguments in CONFIGURATIONS.items()
+        for split, rows in load_scenes(**arguments).items()
+    ]
+    return {"world_version": WORLD_VERSION, "pillow": PIL.__version__, "splits": splits}
+
+
+def export(folder: Path, dataset_id: str) -> Path:
+    """Write files, digests and card.
+
+    Returns:
+        `pathlib.Path`: The card.
+    """
+    check_name(dataset_id, "dataset_id")
+    digests = digest_all()
+    for name, arguments in CONFIGURATIONS.items():
+        for split, rows in load_scenes(**arguments).items():
+            file = folder / name / f"{split}.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            rows.to_parquet(str(file))
+    write_json(folder / "digests.json", digests)
+    splits = ("train", "validation", "test")
+    metadata = DatasetCardData(
+        language="en",
+        license="apache-2.0",
+        task_categories=["image-to-text"],
+        pretty_name=dataset_id.rpartition("/")[2],
+        tags=["image-captioning", "hf_captionrl", "synthetic"],
+        configs=[
+            {
+                "config_name": name,
+                "data_files": [{"split": split, "path": f"{name}/{split}.parquet"} for split in splits],
+            }
+            for name in CONFIGURATIONS
+        ],
+    )
+    card = render_template(
+        "scenes.md",
+        metadata=metadata.to_yaml(),
+        dataset_id=dataset_id,
+        first=next(iter(CONFIGURATIONS)),
+        revision="main",
+        rows=sum(entry["rows"] for entry in digests["splits"]),
+        splits=digests["splits"],
+        columns=COLUMNS,
+        command=f"python scripts/export_scenes.py --dataset_id {dataset_id}",
+        world_version=WORLD_VERSION,
+    )
+    check_card(card)
+    atomic_write_text(folder / "README.md", card)
+    return folder / "README.md"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset_id", help="name on the Hub, owner/name")
+    parser.add_argument("--output_dir", type=Path, help="folder to write the data set to")
+    parser.add_argument("--digests", type=Path, help="file to write the digests to")
+    args = parser.parse_args(argv)
+    if (args.dataset_id is None) != (args.output_dir is None):
+        parser.error("--dataset_id and --output_dir belong together. Give both.")
+    if args.output_dir is None and args.digests is None:
+        parser.error("There is nothing to write. Give --dataset_id and --output_dir, or --digests.")
+    if args.output_dir is not None:
+        print(export(args.output_dir, args.dataset_id))
+    if args.digests is not None:
+        write_json(args.digests, digest_all())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
