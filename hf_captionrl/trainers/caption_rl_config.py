@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from hf_captionrl.data.bag_curriculum import parse_bag_schedule
 from hf_captionrl.losses.policy_gradient import REDUCTIONS
 from hf_captionrl.rewards import BASELINES, make_baseline
 from hf_captionrl.trainers.argument_support import RL_FIELDS, Support
@@ -142,12 +143,4 @@ class CaptionRLConfig(CaptionConfig):
             raise ValueError(f"bag_recall_threshold is {self.bag_recall_threshold}. Use a share above 0, at most 1.")
         self.baseline = self.baseline or "none"
         make_baseline(self.baseline, self.num_generations, do_sample=self.explores)
-        if self.bag_schedule is not None and not isinstance(self.bag_schedule, dict):
-            text = str(self.bag_schedule)
-            if text not in ("paper", "adaptive") and not text.isdigit():
-                raise ValueError(
-                    f"bag_schedule is {self.bag_schedule!r}. Use 'paper', 'adaptive', a bag size, or {{last epoch: bag size}}."
-                )
-        elif isinstance(self.bag_schedule, dict):
-            # YAML and the command line may give text.
-            self.bag_schedule = {int(epoch): int(size) for epoch, size in self.bag_schedule.items()}
+        self.bag_schedule = parse_bag_schedule(self.bag_schedule, ("paper", "adaptive"))  # type: ignore[assignment]
