@@ -251,7 +251,13 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         objective = {"objective": "sle", "reward": describe_reward(config)}
     columns = (*COLUMNS, *SAMPLE_COLUMNS)
     files = ("tradeoff.png", "panel.html", "samples.json")
-    shared = {"title": title, "push": push, "objective": objective, "columns": columns, "more_files": files}
+    shared: dict[str, Any] = {
+        "title": title,
+        "push": push,
+        "objective": objective,
+        "columns": columns,
+        "more_files": files,
+    }
     return finish(result, evaluator, arguments, splits, **shared)
 
 

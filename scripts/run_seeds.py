@@ -41,7 +41,7 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
             found = [rows[position].get(key) for rows in runs]
             if isinstance(value, bool) or not all(isinstance(each, int | float) for each in found):
                 continue
-            values = [float(each) for each in found]
+            values = [float(rows[position][key]) for rows in runs]
             error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
             entry[key] = {"mean": float(np.mean(values)), "standard_error": error, "values": values}
         result.append(entry)

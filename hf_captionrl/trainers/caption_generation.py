@@ -66,7 +66,7 @@ def generate_captions(
     Args:
         image_features (array of shape `(N, M, D)`, *optional*): Cached output of the vision tower, one row per image.
     """
-    settings = {"image_features": image_features, "batch_size": batch_size, "progress": progress}
+    settings: dict[str, Any] = {"image_features": image_features, "batch_size": batch_size, "progress": progress}
     return generate_with_ends(captioner, images, **settings, **generate_kwargs).captions
 
 

@@ -102,7 +102,7 @@ class CaptionRLConfig(CaptionConfig):
         default="constant", metadata={"help": "Schedule of the learning rate; constant in the papers."}
     )
 
-    metric_for_best_model: str | None = field(
+    metric_for_best_model: str | None = field(  # type: ignore[assignment]
         default=None,
         metadata={
             "help": "Metric of load_best_model_at_end. None: reward_recall_at_1, by the reward scorer; recall_at_1 if there is "

@@ -68,7 +68,9 @@ def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
     start = next(number for number, line in enumerate(lines) if line.startswith("-- Checkpoints"))
     shown = lines[start + 1 :]
     assert shown[0] == "SR (bag curriculum) (no model)"
-    assert shown[1].startswith("  No checkpoint was selected: the guard refused 2 evaluations and accepted none, and the")
+    assert shown[1].startswith(
+        "  No checkpoint was selected: the guard refused 2 evaluations and accepted none, and the"
+    )
     assert shown[2].startswith("  Step 3: the guard refused the evaluation. In 12 evaluated captions")
     assert shown[3].startswith("  Step 6: the guard refused the evaluation.")
     assert shown[4].startswith("  The captions have collapsed, so this model is not delivered. In 12")
