@@ -63,6 +63,8 @@ __all__ = ["main", "parse_args"]
 CONFIGS = Path(__file__).parent / "configs" / "sle_blip"
 XE = "XE"
 """Row name of the captioner after cross-entropy, which the other runs continue."""
+FILES = ("tradeoff.png", "panel.html", "samples.json")
+"""What the recipe writes in addition to the report."""
 
 
 @dataclass
@@ -250,13 +252,12 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     if (trains and config.rl_start_epoch < config.num_train_epochs) or config.max_steps > 0:
         objective = {"objective": "sle", "reward": describe_reward(config)}
     columns = (*COLUMNS, *SAMPLE_COLUMNS)
-    files = ("tradeoff.png", "panel.html", "samples.json")
     shared: dict[str, Any] = {
         "title": title,
         "push": push,
         "objective": objective,
         "columns": columns,
-        "more_files": files,
+        "more_files": FILES,
     }
     return finish(result, evaluator, arguments, splits, **shared)
 
