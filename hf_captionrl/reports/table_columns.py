@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from hf_captionrl.reports.table import Column
 
-__all__ = ["REWARD_COLUMNS", "SAMPLE_COLUMNS"]
+__all__ = ["DEGENERATE", "REWARD_COLUMNS", "SAMPLE_COLUMNS"]
+
+DEGENERATE = Column("degenerate", "Degene-\nrate", "lower", is_fraction=True)
+"""Share of captions that repeat themselves."""
 
 _SIZES = (3, 5, 7)  # of bags, as in TrueMatch
 
@@ -15,7 +18,7 @@ REWARD_COLUMNS: tuple[Column, ...] = (
         for size in _SIZES
     ),
     Column("reward_rd100_recall_at_1", "R@1 RD100,\nown", "higher", is_fraction=True),
-    Column("degenerate", "Degene-\nrate", "lower", is_fraction=True),
+    DEGENERATE,
 )
 """Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer ("own"), and
 the share of captions that repeat themselves."""

@@ -12,10 +12,14 @@ from hf_captionrl.rewards import BASELINES, make_baseline
 from hf_captionrl.trainers.argument_support import RL_FIELDS, Support
 from hf_captionrl.trainers.caption_config import CaptionConfig
 
-__all__ = ["GUARD_ACTIONS", "CaptionRLConfig"]
+__all__ = ["GUARD_ACTIONS", "REWARD_METRIC", "CaptionRLConfig"]
 
 GUARD_ACTIONS: tuple[str, ...] = ("off", "warn", "stop", "rollback")
 """Actions of the guard when the reward is hacked."""
+
+
+REWARD_METRIC = "reward_recall_at_1"
+"""Default metric for the best model: R@1 by the reward scorer, because the held-out scorer must not select."""
 
 
 @dataclass
@@ -90,7 +94,8 @@ class CaptionRLConfig(CaptionConfig):
     guard: str = field(
         default="warn",
         metadata={
-            "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint."
+            "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint. Unless "
+            "it is 'off', an evaluation with degenerate captions selects no checkpoint."
         },
     )
 
@@ -98,7 +103,17 @@ class CaptionRLConfig(CaptionConfig):
         default="constant", metadata={"help": "Schedule of the learning rate; constant in the papers."}
     )
 
+    metric_for_best_model: str | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "Metric of load_best_model_at_end. None: reward_recall_at_1, by the reward scorer; recall_at_1 if there is "
+            "only one scorer."
+        },
+    )
+
     def __post_init__(self) -> None:
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model = REWARD_METRIC
         super().__post_init__()
         self.check()
 
