@@ -46,6 +46,7 @@ from hf_captionrl.experiments.comparison import (
     train_runs,
 )
 from hf_captionrl.experiments.data import load_data
+from hf_captionrl.experiments.delivery import GuardedRecipe
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.experiments.samples import (
     SampleArguments,
@@ -62,6 +63,8 @@ __all__ = ["main", "parse_args"]
 CONFIGS = Path(__file__).parent / "configs" / "sle_blip"
 XE = "XE"
 """Row name of the captioner after cross-entropy, which the other runs continue."""
+FILES = ("tradeoff.png", "panel.html", "samples.json")
+"""What the recipe writes in addition to the report."""
 
 
 @dataclass
@@ -81,8 +84,8 @@ class SLEArguments(SampleArguments):
 
 
 @dataclass
-class SLEBlipConfig(SLEConfig):
-    """[`SLEConfig`] with the defaults of a recipe: it evaluates every epoch."""
+class SLEBlipConfig(GuardedRecipe, SLEConfig):  # type: ignore[misc]
+    """[`SLEConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
     output_dir: str | None = field(default="outputs/sle_blip", metadata={"help": "Folder for all output."})
     eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
@@ -130,6 +133,7 @@ def runs_of(config: SLEBlipConfig, arguments: SLEArguments) -> list[SLEBlipConfi
     if config.rl_start_epoch:
         first = copy.deepcopy(config)
         first.num_train_epochs, first.max_steps = config.rl_start_epoch, -1
+        first.load_best_model_at_end = False  # the other runs continue from its last epoch
         first.output_dir = str(Path(str(config.output_dir)) / "model-xe")
         runs.insert(0, first)
     # If cross-entropy takes all epochs, no other run remains to compare with.
@@ -234,7 +238,9 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     )
     folders: dict[str, Path | None] = {START: None} | {r.name: output_dir / r.folder for r in runs if r.trains}
     for row in result.rows:
-        if row["name"] in folders:
+        if row["name"] == result.main and result.main in result.collapsed:
+            row |= sampler.not_measured("the captions have collapsed")
+        elif row["name"] in folders:
             captioner = load(folders[row["name"]])
             captioner.model.to(config.device)
             row |= sampler.measure(row["name"], captioner)
@@ -246,9 +252,14 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     if (trains and config.rl_start_epoch < config.num_train_epochs) or config.max_steps > 0:
         objective = {"objective": "sle", "reward": describe_reward(config)}
     columns = (*COLUMNS, *SAMPLE_COLUMNS)
-    path = finish(result, evaluator, arguments, splits, title=title, push=push, objective=objective, columns=columns)
-    print(f"Also in {output_dir}: tradeoff.png, panel.html, samples.json")
-    return path
+    shared: dict[str, Any] = {
+        "title": title,
+        "push": push,
+        "objective": objective,
+        "columns": columns,
+        "more_files": FILES,
+    }
+    return finish(result, evaluator, arguments, splits, **shared)
 
 
 if __name__ == "__main__":

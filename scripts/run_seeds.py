@@ -38,7 +38,8 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     for position, name in enumerate(names[0]):
         entry: dict[str, Any] = {"name": name}
         for key, value in runs[0][position].items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            found = [rows[position].get(key) for rows in runs]
+            if isinstance(value, bool) or not all(isinstance(each, int | float) for each in found):
                 continue
             values = [float(rows[position][key]) for rows in runs]
             error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
@@ -101,7 +102,9 @@ def main() -> None:
         folder = Path(args.runs_dir) / args.recipe / f"seed-{seed}"
         if not (folder / "results.json").exists():
             command = [sys.executable, str(ROOT / "recipes" / f"{args.recipe}.py"), "--seed", str(seed)]
-            subprocess.run([*command, "--output_dir", str(folder), *further], check=True)
+            done = subprocess.run([*command, "--output_dir", str(folder), *further], check=False)
+            if not (folder / "results.json").exists():  # a collapsed run fails, and its row counts
+                done.check_returncode()
         runs.append(json.loads((folder / "results.json").read_text()))
     rows = aggregate([run["rows"] for run in runs])
     again = " ".join(["python", "scripts/run_seeds.py", *_of_any_machine(sys.argv[1:])])

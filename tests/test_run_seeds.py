@@ -28,6 +28,11 @@ def test_mean_and_standard_error():
     assert "perplexity" not in smile
 
 
+def test_a_number_that_one_seed_lacks_has_no_mean():
+    _, smile = aggregate([rows(10.0), [{"name": "MLE"}, {"name": "SMILE", "length": None}]])
+    assert "length" not in smile
+
+
 def test_different_rows_are_refused():
     with pytest.raises(ValueError, match="different rows"):
         aggregate([rows(1.0), rows(1.0, "SLE")])

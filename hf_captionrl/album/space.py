@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.hub.manifest import public_versions
 from hf_captionrl.hub.publish_checks import check_card, check_text
 from hf_captionrl.hub.push import push_folder
 from hf_captionrl.hub.templates import render_template, template_folder
 from hf_captionrl.io import atomic_write_text
-from hf_captionrl.reports.versions import installed_versions
 
 __all__ = ["DEMO", "EMBEDDED_CAPTIONERS", "demo_scorer", "push_demo", "write_demo_space"]
 
@@ -48,8 +48,7 @@ def write_demo_space(
         if not argument.isprintable():
             raise ValueError(f"{argument!r} contains a line break or another invisible character. Use another name.")
         check_text("An argument of the demo", argument)
-    versions = {key: value for key, value in installed_versions().items() if key != "git_revision"}
-    card = render_template("space/README.md", models=models, scorer=scorer, versions=versions)
+    card = render_template("space/README.md", models=models, scorer=scorer, versions=public_versions())
     check_card(card)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -80,12 +80,11 @@ def write_boosted(arguments: BoostOptions, merged: MergeReport, text: Backend, v
 
 def _write(folder: Path, facts: Any, counts: Mapping[str, Any]) -> Path:
     from hf_captionrl.hub import write_dataset_card
+    from hf_captionrl.hub.manifest import public_versions
     from hf_captionrl.io import write_json
-    from hf_captionrl.reports.versions import installed_versions
 
     card = write_dataset_card(folder, facts)
-    versions = {name: version for name, version in installed_versions().items() if name != "git_revision"}
-    write_json(folder / BOOSTED_FILE, {"format": 1, **counts, "card": asdict(facts), "versions": versions})
+    write_json(folder / BOOSTED_FILE, {"format": 1, **counts, "card": asdict(facts), "versions": public_versions()})
     return card
 
 

@@ -13,10 +13,22 @@ from torch.utils.data import Sampler
 
 from hf_captionrl.retrieval.bags import TOP_NEIGHBOURS, check_neighbours, training_bags
 
-__all__ = ["PAPER_SCHEDULE", "BagCurriculumSampler"]
+__all__ = ["PAPER_SCHEDULE", "BagCurriculumSampler", "parse_bag_schedule"]
 
 PAPER_SCHEDULE: dict[int, int] = {3: 2, 8: 3, 10: 5, 12: 7, 14: 10, 17: 15, 20: 20}
 """Last epoch of each bag size: bags of 2 up to epoch 3, of 3 up to epoch 8, and so on."""
+
+
+def parse_bag_schedule(schedule: Any, names: tuple[str, ...] = ("paper",)) -> dict[int, int] | str | int | None:
+    """The `bag_schedule` of a configuration: one of the names, a bag size, `{last epoch: size}`, or None."""
+    if schedule is None or schedule in names:
+        return schedule
+    if isinstance(schedule, Mapping):  # YAML and the command line may give text
+        return {int(epoch): int(size) for epoch, size in schedule.items()}
+    if not str(schedule).isdigit():
+        known = ", ".join(map(repr, names))
+        raise ValueError(f"bag_schedule is {schedule!r}. Use {known}, a bag size, or {{last epoch: bag size}}.")
+    return schedule
 
 
 class BagCurriculumSampler(Sampler[list[int]]):

@@ -131,14 +131,15 @@ class Evaluator:
         )
         if "ranks" in numbers:
             self.ranks[name] = numbers.pop("ranks")
+        numbers["degenerate"] = sum(degenerate(captions)) / max(len(captions), 1)
         return {"name": name, **numbers, **self._by_the_reward(captions)}
 
     def _by_the_reward(self, captions: Sequence[str]) -> dict[str, Any]:
-        """Retrieval by the reward scorer, and the share of captions that repeat themselves."""
+        """Retrieval by the reward scorer."""
         if self.reward_scorer is None:
             return {}
         text, images = self.reward_scorer.text_features(spoken(captions)), self.reward_image_features
-        numbers: dict[str, Any] = {"degenerate": sum(degenerate(captions)) / max(len(captions), 1)}
+        numbers: dict[str, Any] = {}
         if len(captions) >= 100:
             found = self_retrieval(text, images, num_distractors=99, ks=(1,))
             numbers["reward_rd100_recall_at_1"] = float(found["recall_at_1"])

@@ -16,6 +16,13 @@ from hf_captionrl.captioners import Captioner
 from hf_captionrl.evaluation.arguments import EvaluationArguments
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import describe
+from hf_captionrl.experiments.delivery import (
+    COLLAPSED_FOLDER,
+    delivery_lines,
+    judge_delivery,
+    print_deliveries,
+    withhold,
+)
 from hf_captionrl.experiments.log_lines import print_heading, silence_libraries, use_log_lines
 from hf_captionrl.experiments.publication import check_hub_strategy, defer_push, push_model, write_publication
 from hf_captionrl.experiments.report import write_report
@@ -75,6 +82,7 @@ class Comparison:
         main (`str`): Row name of the recipe's own run.
         is_main_process (`bool`): Whether this process writes the report.
         settings (`dict[str, dict]`): Run name to the arguments in which the runs differ.
+        collapsed (`dict[str, str]`): Row name to the reason why the model must not be delivered.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -85,6 +93,7 @@ class Comparison:
     main: str = START
     is_main_process: bool = True
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    collapsed: dict[str, str] = field(default_factory=dict)
 
 
 def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str) -> dict[str, Any]:
@@ -177,6 +186,8 @@ def train_runs(
 ) -> Comparison:
     """Train the runs in order, and caption the test split with the initial captioner and with each trained one.
 
+    The recipe's own model is not saved if its captions have collapsed.
+
     Args:
         runs (`Sequence[Run]`): In the order of the table.
         evaluator ([`Evaluator`]): Computes the rows.
@@ -207,8 +218,6 @@ def train_runs(
             if run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
             trainer.train(resume_from_checkpoint=resume and has_checkpoint(output_dir / run.folder))
-            if trainer.selection is not None:
-                result.selected[run.name] = trainer.selection
             history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
             result.histories[run.name] = [
                 {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
@@ -216,14 +225,29 @@ def train_runs(
             ]
             result.captions[run.name] = trainer.generate_captions(test)
             result.rows.append(evaluator.row(run.name, result.captions[run.name]))
-        trainer.save_model()
+            _note_delivery(result, run.name, trainer)
+        is_withheld = run.folder == "model" and run.name in result.collapsed
+        if not is_withheld:
+            trainer.save_model()
+        elif trainer.is_world_process_zero():
+            withhold(output_dir / run.folder)
         if run.folder == "model":
-            result.captioner = trainer.captioner
+            result.captioner = None if is_withheld else trainer.captioner
             result.main = run.name if run.trains else START
         result.is_main_process = trainer.is_world_process_zero()
     row, _ = evaluator.reference_row()
     result.rows.append(row)
     return result
+
+
+def _note_delivery(result: Comparison, name: str, trainer: CaptionTrainer) -> None:
+    """Record the selected checkpoint, and in the last row whether the captions have collapsed."""
+    reason = judge_delivery(trainer, result.captions[name])
+    if reason is not None:
+        result.collapsed[name] = reason
+        result.rows[-1]["note"] = f"the captions have collapsed. {reason}"
+    if trainer.selection is not None:
+        result.selected[name] = trainer.selection
 
 
 def finish(
@@ -236,8 +260,9 @@ def finish(
     push: bool,
     objective: dict[str, Any],
     columns: Sequence[Column] = COLUMNS,
+    more_files: Sequence[str] = (),
 ) -> Path:
-    """Write table, gallery, curves and card, and push the model if asked to.
+    """Write table, gallery, curves and card, push the model if asked to, and print which checkpoints were selected.
 
     Args:
         result ([`Comparison`]): Results of the runs.
@@ -248,15 +273,20 @@ def finish(
         push (`bool`): Push the model with its card to the Hub.
         objective (`dict`): Fields of the card that describe the objective.
         columns (`Sequence[Column]`): Columns of the table.
+        more_files (`Sequence[str]`): Names of further files in the folder.
 
     Returns:
         `pathlib.Path`: results.json.
+
+    Raises:
+        SystemExit: If the captions of the recipe's own run have collapsed, so that there is no model.
     """
     found: dict[type, Any] = {}
     for kind in (EvaluationArguments, CaptionConfig):
         found[kind] = next(a for a in arguments if isinstance(a, kind))
     eval_args, config = found.values()
     output_dir = Path(config.output_dir)
+    delivery = delivery_lines(result.selected, result.main) if result.main in result.histories else []
     path = write_report(
         output_dir,
         evaluator,
@@ -269,11 +299,25 @@ def finish(
         gallery_size=eval_args.gallery_size,
         columns=columns,
         selected=result.selected,
+        note=" ".join(delivery),
     )
     if evaluator.held_out_scorer is not None and result.captioner is not None:
         captions = result.captions[result.main]
-        write_publication(path, result.captioner, captions, result.main, evaluator, arguments, splits, objective)
-    print(f"Written to {output_dir}: results.json, results.md, gallery.html, curves.png; the checkpoint is model/")
-    if push:
+        facts = {**objective, "selection": " ".join(delivery)}
+        write_publication(path, result.captioner, captions, result.main, evaluator, arguments, splits, facts)
+    is_collapsed = result.main in result.collapsed
+    files = ", ".join(["results.json", "results.md", "gallery.html", "curves.png", *more_files])
+    print(
+        f"Written to {output_dir}: {files}; " + ("there is no model" if is_collapsed else "the checkpoint is model/")
+    )
+    if push and not is_collapsed:
         print(f"Pushed: {push_model(output_dir / 'model', config)}")
+    if result.histories:
+        print_deliveries(result.selected, list(result.histories), result.main)
+    if is_collapsed:
+        raise SystemExit(
+            f"The captions of {result.main!r} have collapsed, so model/ was not written. Its checkpoints are in "
+            f"{COLLAPSED_FOLDER}/, and results.json has the reason. Use a lower learning_rate, smaller bags, cider_weight, or "
+            "beta, as docs/self_retrieval.md says."
+        )
     return path

@@ -22,6 +22,8 @@ _FIRST = (
         "kl",
         "bag_size",
         "recall_at_1",
+        "reward_recall_at_1",
+        "degenerate",
         "recall_at_5",
         "length",
         "completions/mean_length",

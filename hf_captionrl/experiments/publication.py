@@ -41,12 +41,12 @@ def check_hub_strategy(config: Any) -> None:
         )
 
 
-def defer_push(config: CaptionConfig, judge_name: str | None) -> bool:
+def defer_push(config: CaptionConfig, held_out_name: str | None) -> bool:
     """Disable the Trainer's own push: the card needs the table, so a recipe pushes at its end.
 
     Args:
         config ([`CaptionConfig`]): Its `push_to_hub` is set to False.
-        judge_name (`str`, *optional*): Name of the held-out scorer.
+        held_out_name (`str`, *optional*): Name of the held-out scorer.
 
     Returns:
         `bool`: Whether to push at the end.
@@ -56,7 +56,7 @@ def defer_push(config: CaptionConfig, judge_name: str | None) -> bool:
     """
     check_hub_strategy(config)
     push, config.push_to_hub = config.push_to_hub, False
-    if push and judge_name in (None, "none"):
+    if push and held_out_name in (None, "none"):
         raise ValueError(
             "push_to_hub needs a held-out scorer, because the card must contain retrieval numbers. Use "
             "--held_out_scorer_name_or_path."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.reports.curves import write_curves
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.reports.table import COLUMNS, Column, print_table, write_results
+from hf_captionrl.reports.table_columns import DEGENERATE
 from hf_captionrl.scenes import check
+from hf_captionrl.trainers.reward_hacking import GuardThresholds
 
 __all__ = ["write_report"]
 
@@ -31,6 +33,7 @@ def write_report(
     gallery_size: int,
     columns: Sequence[Column] = COLUMNS,
     selected: dict[str, Any] | None = None,
+    note: str = "",
 ) -> Path:
     """Write results.json, results.md, gallery.html and curves.png, and print the table.
 
@@ -46,6 +49,7 @@ def write_report(
         gallery_size: Images in the gallery.
         columns: Columns of the table.
         selected: Row name to the selected checkpoint.
+        note: Sentences above the gallery.
 
     Returns:
         `pathlib.Path`: The JSON file.
@@ -55,11 +59,19 @@ def write_report(
     chosen = random.Random(seed).sample(range(len(evaluator.dataset)), min(gallery_size, len(evaluator.dataset)))
     if chosen:
         items = [gallery_item(evaluator, index, captions) for index in sorted(chosen)]
-        write_gallery(folder / "gallery.html", items, title=title)
+        write_gallery(folder / "gallery.html", items, title=title, note=note)
     if any(histories.values()):
         write_curves(folder / "curves.png", histories)
-    print_table(rows, title=title, columns=columns)
+    print_table(rows, title=title, columns=columns_to_print(rows, columns))
     return path
+
+
+def columns_to_print(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns, with the share of degenerate captions first if it exceeds the guard's limit: a terminal may cut the last."""
+    limit = GuardThresholds().max_degenerate or 0.0
+    if not any((row.get(DEGENERATE.key) or 0.0) > limit for row in rows):
+        return tuple(columns)
+    return (DEGENERATE, *(column for column in columns if column.key != DEGENERATE.key))
 
 
 def gallery_item(evaluator: Evaluator, index: int, captions: dict[str, list[str]]) -> GalleryItem:

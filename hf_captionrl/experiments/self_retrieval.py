@@ -27,6 +27,7 @@ from hf_captionrl.experiments.comparison import (
     train_runs,
 )
 from hf_captionrl.experiments.data import load_data
+from hf_captionrl.experiments.delivery import GuardedRecipe
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.reports.table_columns import REWARD_COLUMNS
@@ -86,8 +87,8 @@ class BagArguments:
 
 
 @dataclass
-class SelfRetrievalRecipeConfig(SelfRetrievalConfig):
-    """[`SelfRetrievalConfig`] with the defaults of a recipe: it evaluates every epoch with the held-out scorer."""
+class SelfRetrievalRecipeConfig(GuardedRecipe, SelfRetrievalConfig):  # type: ignore[misc]
+    """[`SelfRetrievalConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
     output_dir: str | None = field(default="outputs/self_retrieval", metadata={"help": "Folder for all output."})
     eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})

@@ -71,6 +71,7 @@ class ModelCardFacts:
         base_revision: Revision of the base model in the code examples of an adapter.
         dataset_id: Name of the data set on the Hub, `owner/name`, if it has one; its leaderboard gets the results.
         dataset_revision: Commit of the data set that was used.
+        selection: Sentences on the selected checkpoint and on what the guard of the training refused; empty for none.
     """
 
     model_id: str
@@ -98,11 +99,12 @@ class ModelCardFacts:
     base_revision: str = "main"
     dataset_id: str | None = None
     dataset_revision: str | None = None
+    selection: str = ""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if isinstance(value, str) and not (entry.name in ("prompt", "reward") and not value):
+            if isinstance(value, str) and not (entry.name in ("prompt", "reward", "selection") and not value):
                 check_text(entry.name, value)
         check_name(self.model_id, "model_id")
         if self.objective not in get_args(Objective):

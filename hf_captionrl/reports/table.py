@@ -2,6 +2,7 @@
 
 A row is a mapping with `name` and one number per column of `COLUMNS`. A number `<key>` may have `<key>_ci`, its 95 %
 interval `[low, high]`, and None may have `<key>_reason`, one sentence that says why. Fractions are in [0, 1], never percent.
+`note` is a sentence on the row, shown below the table.
 """
 
 import io
@@ -196,10 +197,14 @@ def print_table(
         console.print(Text(title, style="bold"))
     for table in tables:
         console.print(table)
-    for note in _grouped(notes, len(rows)):
+    for note in (*_row_notes(rows), *_grouped(notes, len(rows))):
         console.print(Text(encodable(note, console), style="dim"))
     legend = _LEGEND + (f" {_INTERVAL_LEGEND}" if _has_intervals(rows, columns) else "")
     console.print(Text(encodable(legend, console), style="dim"))
+
+
+def _row_notes(rows: Sequence[Row]) -> list[str]:
+    return [f"{row['name']}: {row['note']}" for row in rows if row.get("note")]
 
 
 def _grouped(notes: Mapping[str, Mapping[str, Sequence[str]]], number: int) -> list[str]:
@@ -314,6 +319,8 @@ def results_markdown(
     for row in rows:
         cells = (escape_markdown(format_cell(row, column)) for column in columns)
         out.write(f"| {escape_markdown(row['name'])} |" + "".join(f" {cell} |" for cell in cells) + "\n")
+    for note in _row_notes(rows):
+        out.write(f"\n{escape_markdown(note)}\n")
     out.write(f"\n{_LEGEND}{f' {_INTERVAL_LEGEND}' if _has_intervals(rows, columns) else ''}\n")
     if seed is not None:
         out.write(f"\nSeed {seed}.\n")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from hf_captionrl.reports.table import Column
 
-__all__ = ["REWARD_COLUMNS", "SAMPLE_COLUMNS"]
+__all__ = ["DEGENERATE", "REWARD_COLUMNS", "SAMPLE_COLUMNS"]
+
+DEGENERATE = Column("degenerate", "Degene-\nrate", "lower", is_fraction=True)
+"""Share of captions that repeat themselves."""
 
 _SIZES = (3, 5, 7)  # of bags, as in TrueMatch
 
@@ -16,7 +19,7 @@ REWARD_COLUMNS: tuple[Column, ...] = (
     ),
     Column("bag_7_truth_recall_at_1", "R@1 bags\nof 7, truth", "higher", is_fraction=True),
     Column("reward_rd100_recall_at_1", "R@1 RD100,\nown", "higher", is_fraction=True),
-    Column("degenerate", "Degene-\nrate", "lower", is_fraction=True),
+    DEGENERATE,
 )
 """Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer ("own") and by the
 facts ("truth"), and the share of captions that repeat themselves."""

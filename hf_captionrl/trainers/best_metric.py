@@ -22,33 +22,37 @@ def _has_references(dataset: Any) -> bool:
     return "captions" in (getattr(dataset, "column_names", None) or ())
 
 
-def metrics_of_evaluation(args: Any, datasets: Any, *, has_scorer: bool) -> list[str]:
-    """Names of the metrics of [`CaptionTrainer`]'s evaluation, without the prefix."""
+def metrics_of_evaluation(trainer: Any, args: Any, datasets: Any) -> list[str]:
+    """Names of the metrics of a [`CaptionTrainer`]'s evaluation, without the prefix."""
+    scorers = {"": trainer.scorer, "reward_": trainer.selecting_scorer}
     sets: Mapping[str, Any] = datasets if isinstance(datasets, Mapping) else {"": datasets}
     found = []
     for name, rows in sets.items():
         own = ["loss"] if _has_references(rows) else []
         if not args.prediction_loss_only:
             own += ["length", "lexical_diversity"]
-            own += ["recall_at_1", "recall_at_5"] if has_scorer else []
-            own += ["rd100_recall_at_1"] if has_scorer and rows is not None and len(rows) >= 100 else []
+            large = rows is not None and len(rows) >= 100
+            for prefix in (prefix for prefix, scorer in scorers.items() if scorer is not None):
+                own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
+                own += [f"{prefix}rd100_recall_at_1"] if large else []
+            own += ["degenerate", "clipped_ratio"] if getattr(args, "guard", "off") != "off" else []
         own += ["runtime", "samples_per_second", "steps_per_second"]
         found += [f"{name}_{metric}" if name else metric for metric in own]
     return found
 
 
-def check_best_metric(args: Any, datasets: Any, *, has_scorer: bool, is_complete: bool) -> None:
+def check_best_metric(trainer: Any, args: Any, datasets: Any, *, is_complete: bool) -> None:
     """Refuse a metric for the best model that evaluation does not compute."""
     wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
     used = args.load_best_model_at_end or args.save_strategy == "best"
     if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
         return
-    if "recall_at" in wanted and not has_scorer and is_complete:
+    if "recall_at" in wanted and trainer.scorer is None and is_complete:
         raise ValueError(
             f"The best model is chosen by {args.metric_for_best_model!r}, which needs a scorer. "
             "Pass scorer=load_scorer(...), or choose another metric_for_best_model."
         )
-    known = metrics_of_evaluation(args, datasets, has_scorer=has_scorer)
+    known = metrics_of_evaluation(trainer, args, datasets)
     if is_complete and wanted not in known:
         raise ValueError(
             f"The best model is chosen by {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "

@@ -21,7 +21,12 @@ from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.reports.completion_log import log_completions, print_completions
 from hf_captionrl.trainers.best_metric import references_of
-from hf_captionrl.trainers.caption_generation import LazyImages, VideoFeatures, generate_captions
+from hf_captionrl.trainers.caption_generation import (
+    GeneratedCaptions,
+    LazyImages,
+    VideoFeatures,
+    generate_with_ends,
+)
 from hf_captionrl.trainers.loaders import loader_settings
 
 if TYPE_CHECKING:
@@ -78,9 +83,9 @@ class CaptionEvaluator:
             metrics["loss"] = loss
         captions = ranks = None
         if generate or not self.trainer.args.prediction_loss_only:
-            captions = self.generate_captions(dataset)
+            captions, ended = self.generate(dataset)
             described, ranks = self._describe(dataset, spoken(captions))
-            metrics |= described
+            metrics |= described | self.trainer.judge_captions(captions, ended)
             if self.trainer.compute_metrics is not None and references is not None:
                 metrics |= self._computed(dataset, captions, references, prefix)
         elif loss is None:
@@ -95,6 +100,10 @@ class CaptionEvaluator:
 
     def generate_captions(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> list[str]:
         """Captions of all rows, the same list on every process; `generate_kwargs` override the configured decoding."""
+        return self.generate(dataset, **generate_kwargs).captions
+
+    def generate(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> GeneratedCaptions:
+        """As `generate_captions`, with the captions that the length limit truncated."""
         trainer, args = self.trainer, self.trainer.args
         rows = self._shard(len(dataset))
         features = self._known_features(dataset, rows)
@@ -103,7 +112,7 @@ class CaptionEvaluator:
             "max_new_tokens": args.generation_max_new_tokens,
             **generate_kwargs,
         }
-        mine = generate_captions(
+        mine = generate_with_ends(
             trainer.captioner,
             None if features is not None else LazyImages(dataset, rows),
             image_features=features,
@@ -114,8 +123,9 @@ class CaptionEvaluator:
             return mine
         from accelerate.utils import gather_object
 
-        pairs = gather_object(list(zip(rows, mine, strict=True)))
-        return [caption for _, caption in sorted(dict(pairs).items())]
+        gathered = {row: found for row, *found in gather_object(list(zip(rows, *mine, strict=True)))}
+        captions, ended = zip(*(gathered[row] for row in sorted(gathered)), strict=True)
+        return GeneratedCaptions(list(captions), list(ended))
 
     def loss(self, dataset: datasets.Dataset) -> float | None:
         """Mean nats per supervised token of one reference per image, the same in each epoch; None without references."""
@@ -209,15 +219,19 @@ class CaptionEvaluator:
             "length": float(statistics["length"]),
             "lexical_diversity": float(statistics["lexical_diversity"]),
         }
-        if self.trainer.scorer is None:
-            return metrics, None
-        text = torch.as_tensor(self.trainer.scorer.text_features(captions))
-        images = self.trainer.scorer_image_features(self.trainer.scorer, dataset)
-        pool = self_retrieval(text, images)
-        metrics |= {k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
-        if len(captions) >= 100:
-            metrics["rd100_recall_at_1"] = float(self_retrieval(text, images, num_distractors=99)["recall_at_1"])
-        return metrics, pool["ranks"]
+        ranks = None
+        for prefix, scorer in (("reward_", self.trainer.selecting_scorer), ("", self.trainer.scorer)):
+            if scorer is None:
+                continue
+            text = torch.as_tensor(scorer.text_features(captions))
+            images = self.trainer.scorer_image_features(scorer, dataset)
+            pool = self_retrieval(text, images)
+            ranks = pool["ranks"]  # the last ones are those of the trainer's scorer
+            metrics |= {prefix + k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
+            if len(captions) >= 100:
+                random = self_retrieval(text, images, num_distractors=99)
+                metrics[f"{prefix}rd100_recall_at_1"] = float(random["recall_at_1"])
+        return metrics, ranks
 
     def _computed(
         self, dataset: datasets.Dataset, captions: list[str], references: list[list[str]], prefix: str

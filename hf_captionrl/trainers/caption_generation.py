@@ -6,7 +6,7 @@ Legend: N images, M image tokens, D features.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import datasets
 import numpy as np
@@ -20,7 +20,22 @@ from hf_captionrl.data import cached_features, frames_of, open_image, sample_fra
 from hf_captionrl.data.feature_extraction import VideoPooling, pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
 
-__all__ = ["LazyImages", "VideoFeatures", "generate_captions", "scorer_features", "vision_tower_features"]
+__all__ = [
+    "GeneratedCaptions",
+    "LazyImages",
+    "VideoFeatures",
+    "generate_captions",
+    "generate_with_ends",
+    "scorer_features",
+    "vision_tower_features",
+]
+
+
+class GeneratedCaptions(NamedTuple):
+    """N captions, and whether each has an end token: false if it was truncated."""
+
+    captions: list[str]
+    ended: list[bool]
 
 
 class LazyImages(Sequence[Any]):
@@ -51,8 +66,22 @@ def generate_captions(
     Args:
         image_features (array of shape `(N, M, D)`, *optional*): Cached output of the vision tower, one row per image.
     """
+    settings: dict[str, Any] = {"image_features": image_features, "batch_size": batch_size, "progress": progress}
+    return generate_with_ends(captioner, images, **settings, **generate_kwargs).captions
+
+
+def generate_with_ends(
+    captioner: Captioner,
+    images: Sequence[Any] | None,
+    *,
+    image_features: Any | None = None,
+    batch_size: int = 32,
+    progress: Callable[[int], Any] | None = None,
+    **generate_kwargs: Any,
+) -> GeneratedCaptions:
+    """As [`generate_captions`], with the captions that the length limit truncated."""
     number = len(image_features) if image_features is not None else len(images or ())
-    captions: list[str] = []
+    found = GeneratedCaptions([], [])
     with evaluating(captioner.model):
         for start in range(0, number, batch_size):
             rows = range(start, min(start + batch_size, number))
@@ -63,10 +92,12 @@ def generate_captions(
             else:
                 assert images is not None
                 inputs = captioner.encode_images([open_image(images[i]) for i in rows])
-            captions += captioner.generate(**inputs, **generate_kwargs).captions
+            completions = captioner.generate(**inputs, **generate_kwargs)
+            found.captions.extend(completions.captions)
+            found.ended.extend(completions.ended.tolist())
             if progress is not None:
                 progress(rows.stop)
-    return captions
+    return found
 
 
 def vision_tower_features(

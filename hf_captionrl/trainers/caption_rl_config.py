@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from hf_captionrl.data.bag_curriculum import parse_bag_schedule
 from hf_captionrl.losses.policy_gradient import REDUCTIONS
 from hf_captionrl.rewards import BASELINES, make_baseline
 from hf_captionrl.trainers.argument_support import RL_FIELDS, Support
 from hf_captionrl.trainers.caption_config import CaptionConfig
 
-__all__ = ["GUARD_ACTIONS", "CaptionRLConfig"]
+__all__ = ["GUARD_ACTIONS", "REWARD_METRIC", "CaptionRLConfig"]
 
 GUARD_ACTIONS: tuple[str, ...] = ("off", "warn", "stop", "rollback")
 """Actions of the guard when the reward is hacked."""
+
+
+REWARD_METRIC = "reward_recall_at_1"
+"""Default metric for the best model: R@1 by the reward scorer, because the held-out scorer must not select."""
 
 
 @dataclass
@@ -89,7 +94,8 @@ class CaptionRLConfig(CaptionConfig):
     guard: str = field(
         default="warn",
         metadata={
-            "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint."
+            "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint. Unless "
+            "it is 'off', an evaluation with degenerate captions selects no checkpoint."
         },
     )
 
@@ -97,7 +103,17 @@ class CaptionRLConfig(CaptionConfig):
         default="constant", metadata={"help": "Schedule of the learning rate; constant in the papers."}
     )
 
+    metric_for_best_model: str | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "Metric of load_best_model_at_end. None: reward_recall_at_1, by the reward scorer; recall_at_1 if there is "
+            "only one scorer."
+        },
+    )
+
     def __post_init__(self) -> None:
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model = REWARD_METRIC
         super().__post_init__()
         self.check()
 
@@ -142,12 +158,4 @@ class CaptionRLConfig(CaptionConfig):
             raise ValueError(f"bag_recall_threshold is {self.bag_recall_threshold}. Use a share above 0, at most 1.")
         self.baseline = self.baseline or "none"
         make_baseline(self.baseline, self.num_generations, do_sample=self.explores)
-        if self.bag_schedule is not None and not isinstance(self.bag_schedule, dict):
-            text = str(self.bag_schedule)
-            if text not in ("paper", "adaptive") and not text.isdigit():
-                raise ValueError(
-                    f"bag_schedule is {self.bag_schedule!r}. Use 'paper', 'adaptive', a bag size, or {{last epoch: bag size}}."
-                )
-        elif isinstance(self.bag_schedule, dict):
-            # YAML and the command line may give text.
-            self.bag_schedule = {int(epoch): int(size) for epoch, size in self.bag_schedule.items()}
+        self.bag_schedule = parse_bag_schedule(self.bag_schedule, ("paper", "adaptive"))  # type: ignore[assignment]

@@ -27,11 +27,13 @@ from hf_captionrl.rewards import (
     SelfRetrieval,
     resolve_rewards,
 )
-from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
+from hf_captionrl.trainers.caption_rl_config import REWARD_METRIC, CaptionRLConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
+from hf_captionrl.trainers.completion_statistics import completion_statistics
+from hf_captionrl.trainers.guard_callback import GuardCallback
 from hf_captionrl.trainers.loaders import loader_settings
 from hf_captionrl.trainers.processes import gather_values, means_over_processes
-from hf_captionrl.trainers.reward_hacking import GuardCallback, GuardThresholds, RewardHackingGuard
+from hf_captionrl.trainers.reward_hacking import GuardThresholds, RewardHackingGuard
 from hf_captionrl.trainers.rollout import reference_ids, token_log_probs
 from hf_captionrl.trainers.rollout_engine import RolloutEngine
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
@@ -67,10 +69,11 @@ class CaptionRLTrainer(CaptionTrainer):
         scorer ([`Scorer`], *optional*): For rewards without their own scorer, and for retrieval at evaluation if there is no
             held-out scorer.
         held_out_scorer ([`Scorer`], *optional*): Another scorer, for evaluation and for the guard: the reward scorer cannot
-            detect that it is being hacked.
+            detect that it is being hacked. Checkpoints are selected by `scorer`, as `reward_recall_at_1`.
         neighbours (array of shape `(N, k)`, *optional*): Most similar training rows of each row, best first; batches then
             consist of bags of similar images, as `args.bag_schedule` says.
-        guard_thresholds ([`GuardThresholds`], *optional*): Limits of the guard; `args.guard` is its action.
+        guard_thresholds ([`GuardThresholds`], *optional*): Limits of the guard; `args.guard` is its action. It also checks
+            the captions of every evaluation: one that breaks a limit selects no checkpoint.
         kwargs (`Any`): For [`CaptionTrainer`]: `processing_class`, `peft_config`, `callbacks`, `optimizers`,
             `data_collator`, `model_init`, `compute_metrics`. `eval_loss` is the cross-entropy of the references.
 
@@ -106,6 +109,10 @@ class CaptionRLTrainer(CaptionTrainer):
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
         self.held_out_scorer = held_out_scorer
         self.reward_scorer = scorer
+        if held_out_scorer is not None and scorer is not None:
+            self.selecting_scorer = scorer
+        elif args.metric_for_best_model == REWARD_METRIC:
+            args.metric_for_best_model = "recall_at_1"  # there is only one scorer
         self._step_inputs: list[dict[str, Any]] = []
         self._due = False
         self.guard: GuardCallback | None = None
@@ -272,6 +279,41 @@ class CaptionRLTrainer(CaptionTrainer):
                 )
         super().log(logs, start_time)
 
+    # Guard
+
+    def judge_captions(self, captions: list[str], ended: list[bool] | None = None) -> dict[str, float]:
+        if self.guard is None or not captions:
+            return {}
+        self.guard.judge(captions, ended)
+        found = completion_statistics(captions, ended=ended)
+        return {name: found[name] for name in ("degenerate", "clipped_ratio") if name in found}
+
+    def reason_against(self, captions: list[str]) -> str | None:
+        return None if self.guard is None else self.guard.guard.reason_against(captions)
+
+    def guard_facts(self) -> dict[str, Any] | None:
+        return None if self.guard is None else self.guard.facts()
+
+    def fault_of_kept_weights(self) -> str | None:
+        if self.guard is None or (self.selection is not None and "kept_instead" not in self.selection):
+            return None
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is None and self.guard.refused:
+            return self.guard.refused[-1]["reason"]
+        if self.guard.rolled_back_to is not None:
+            return None
+        return self.guard.refusal(self.state.global_step) or self.guard.guard.doubt
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        if self.guard is not None:
+            self.guard.begin_evaluation()
+        return super()._evaluate(*args, **kwargs)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        # A collapsed policy may have the highest recall.
+        if self.guard is not None and not self.guard.accepts(self.state.global_step):
+            return False
+        return super()._determine_best_metric(metrics, trial)
+
     # Checkpoints
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -295,10 +337,3 @@ class CaptionRLTrainer(CaptionTrainer):
         self.rollouts.load(str(checkpoint), state)
         if self.guard is not None and state["guard"] is not None:
             self.guard.load_state_dict(state["guard"])
-
-    def _load_best_model(self) -> None:
-        # The captions of the checkpoint with the best R@1 may have degenerated.
-        if self.guard is None or self.guard.rolled_back_to is None:
-            super()._load_best_model()
-        else:
-            self.note_selection(f"the guard rolled back to {Path(self.guard.rolled_back_to).name}")

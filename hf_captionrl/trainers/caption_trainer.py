@@ -128,7 +128,7 @@ class CaptionTrainer(ReliableTraining, Trainer):
         self.features = ImageFeatures()
         self.evaluator = CaptionEvaluator(self, eval_dataset)
         is_complete = compute_metrics is None and type(self).evaluate is CaptionTrainer.evaluate
-        check_best_metric(args, eval_dataset, has_scorer=scorer is not None, is_complete=is_complete)
+        check_best_metric(self, args, eval_dataset, is_complete=is_complete)
         self._train_source = train_dataset
         self.caption_collator: Any = data_collator or CaptionCollator(
             self.captioner, max_length=args.max_caption_length

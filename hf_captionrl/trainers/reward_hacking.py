@@ -2,32 +2,27 @@ r"""The guard against reward hacking: it detects captions that exploit the score
 
 Self-retrieval rewards loops ("a blue and blue blue blue and yellow blue"), repeated phrases ("on a blue background on a blue
 background"), and truncated captions. The guard computes statistics of every step. When their mean over the last steps
-exceeds a limit, it warns, stops training, or rolls back to an earlier checkpoint.
+exceeds a limit, it warns, stops training, or rolls back to an earlier checkpoint. It also checks the captions of every
+evaluation: samples may be fine while beam search repeats itself. A checkpoint whose captions it refuses is never selected.
 
 Legend: N captions.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_captionrl.text.degenerate_captions import caption_words
-from hf_captionrl.trainers.caption_rl_config import GUARD_ACTIONS
 from hf_captionrl.trainers.completion_statistics import caption_flags, describe_completions
 
-__all__ = ["GuardCallback", "GuardThresholds", "RewardHackingGuard"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["GuardThresholds", "RewardHackingGuard"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +84,19 @@ def _rewards(name: str, values: Any, number: int) -> Tensor:
     return rewards
 
 
+def _describe(captions: Sequence[str], ended: Any | None) -> tuple[dict[str, float], dict[str, int]]:
+    """Statistics of captions, and for each rule the index of a caption that is an example."""
+    statistics, bad, lengths = describe_completions(captions, ended)
+    longest = int(lengths.argmax())
+    examples = dict.fromkeys(("length_p90", "distinct_2", "truncated_by_scorer", "reward_minus_held_out"), longest)
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        examples |= {"degenerate": first, "distinct_2": first}
+    if ended is not None and not bool((flags := caption_flags("ended", ended, len(captions))).all()):
+        examples["clipped_ratio"] = int((~flags).nonzero()[0])
+    return statistics, examples
+
+
 class RewardHackingGuard:
     """Keeps the statistics of the last steps and compares them with the limits.
 
@@ -137,14 +145,8 @@ class RewardHackingGuard:
             held_out_scorer (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): Rewards by the held-out scorer, in the
                 same units. Values that are NaN or infinite are excluded and counted.
         """
-        step, bad, lengths = describe_completions(captions, ended)
-        number, longest = len(captions), int(lengths.argmax())
-        examples = dict.fromkeys(("length_p90", "distinct_2", "truncated_by_scorer", "reward_minus_held_out"), longest)
-        if bool(bad.any()):
-            first = int(bad.nonzero()[0])
-            examples |= {"degenerate": first, "distinct_2": first}
-        if ended is not None and not bool((flags := caption_flags("ended", ended, number)).all()):
-            examples["clipped_ratio"] = int((~flags).nonzero()[0])
+        step, examples = _describe(captions, ended)
+        number = len(captions)
         if truncated_by_scorer is not None:
             step["truncated_by_scorer"] = float(truncated_by_scorer)
         if reward is not None:
@@ -166,6 +168,19 @@ class RewardHackingGuard:
                 values.append(step[name])
         self._examples |= {name: captions[index] for name, index in examples.items()}
         return {f"guard/{name}": value for name, value in step.items()}
+
+    def reason_against(self, captions: Sequence[str], ended: Any | None = None) -> str | None:
+        """The limit that captions of an evaluation break, with value and example; None if they break none.
+
+        Args:
+            captions (`Sequence[str]`): As they will be written: by beam search or greedy decoding.
+            ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit truncated a caption.
+        """
+        if not len(captions):
+            return None
+        statistics, examples = _describe(captions, ended)
+        texts = {name: captions[index] for name, index in examples.items()}
+        return self._sentence(f"In {len(captions)} evaluated captions", self._broken([statistics]), texts)
 
     @staticmethod
     def _mean(values: Sequence[float]) -> float | None:
@@ -196,30 +211,40 @@ class RewardHackingGuard:
                 return rule, value, limit
         return None
 
-    @property
-    def reason(self) -> str | None:
-        """The broken limit with value and example; None if no limit is broken or the first window is not full."""
-        broken = self._broken(self._window) if len(self._window) == self.thresholds.window else None
+    def _sentence(
+        self, where: str, broken: tuple[str, float, float] | None, examples: Mapping[str, str]
+    ) -> str | None:
+        """The broken rule with value, limit and example."""
         if broken is None:
             return None
         rule, value, limit = broken
         name, what = _RULES[rule]
         side = "below" if rule == "min_distinct" else "above"
         limit_name = f"{rule}={getattr(self.thresholds, rule):g}"
-        sentence = (
-            f"Over the last {self.thresholds.window} steps {what} was {value:.3g} on average, {side} the limit of "
-            f"{limit:.3g} ({limit_name})"
-        )
-        return sentence + (f"; for example {self._examples[name]!r}." if name in self._examples else ".")
+        sentence = f"{where} {what} was {value:.3g}, {side} the limit of {limit:.3g} ({limit_name})"
+        return sentence + (f"; for example {examples[name]!r}." if name in examples else ".")
+
+    def _reason_over(self, steps: Sequence[Mapping[str, float]]) -> str | None:
+        return self._sentence(f"On average over the last {len(steps)} steps", self._broken(steps), self._examples)
 
     @property
-    def healthy(self) -> bool:
-        """Whether a checkpoint saved now is good: neither the window nor its newest quarter breaks a limit.
+    def reason(self) -> str | None:
+        """The broken limit with value and example; None if no limit is broken or the first window is not full."""
+        return self._reason_over(self._window) if len(self._window) == self.thresholds.window else None
+
+    @property
+    def doubt(self) -> str | None:
+        """Why a checkpoint saved now is not good: the window or its newest quarter breaks a limit; None if it is good.
 
         The mean over the whole window reacts a few steps late.
         """
         newest = list(self._window)[-math.ceil(self.thresholds.window / 4) :]
-        return self.reason is None and self._broken(newest) is None
+        return self.reason or self._reason_over(newest)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a checkpoint saved now is good."""
+        return self.doubt is None
 
     def state_dict(self) -> dict[str, Any]:
         """State for an exact resume."""
@@ -235,94 +260,3 @@ class RewardHackingGuard:
         self._window.extend(dict(step) for step in state.get("window", []))
         self._start = {name: list(state.get("start", {}).get(name, [])) for name in self._start}
         self._examples = dict(state.get("examples", {}))
-
-
-class GuardCallback(TrainerCallback):
-    """Acts when the guard detects hacking, and records which checkpoints are good.
-
-    Args:
-        guard ([`RewardHackingGuard`]): The trainer passes it every step.
-        action (`str`): `warn` each time a limit is first broken, `stop` training, or `rollback`: load the weights of the
-            newest good checkpoint, then stop.
-        trainer (`Trainer`, *optional*): For `rollback`; may be set later, as `callback.trainer`.
-
-    Attributes:
-        rolled_back_to (`str` or `None`): The checkpoint that was loaded.
-    """
-
-    def __init__(self, guard: RewardHackingGuard, action: str = "warn", trainer: Any | None = None) -> None:
-        if action == "off" or action not in GUARD_ACTIONS:
-            allowed = tuple(a for a in GUARD_ACTIONS if a != "off")
-            raise ValueError(f"action is {action!r}. Use one of {allowed}; leave the callback out for no guard.")
-        self.guard = guard
-        self.action = action
-        self.trainer = trainer
-        self.rolled_back_to: str | None = None
-        self._good: list[int] = []  # steps of checkpoints, ascending
-        self._tripped = False
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Mark the resumed checkpoint as good if it was; its state was saved before that was known."""
-        self.rolled_back_to = None  # another train() of the same trainer may save again
-        self.on_save(args, state, control, **kwargs)
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Mark the new checkpoint as good if no limit is broken."""
-        # After a resume from an earlier step, later checkpoints belong to the previous attempt.
-        self._good = [step for step in self._good if step < state.global_step]
-        if state.global_step > 0 and self.guard.healthy:
-            self._good.append(state.global_step)
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Warn, stop or roll back if a limit is broken."""
-        reason = self.guard.reason
-        tripped, self._tripped = self._tripped, reason is not None
-        if reason is None or tripped:
-            return
-        message = f"Step {state.global_step}: the reward seems to be hacked. {reason}"
-        if self.action == "rollback":
-            message += f" {self._roll_back(args, control)}"
-        elif self.action == "stop":
-            message += " Training stops."
-        if self.action != "warn":
-            control.should_training_stop = True
-        if state.is_world_process_zero:
-            logger.warning(message)
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Prevent a save after a rollback, which `save_strategy="epoch"` would cause at the stop."""
-        if self.rolled_back_to is not None:
-            control.should_save = False
-
-    def _roll_back(self, args: TrainingArguments, control: TrainerControl) -> str:
-        """Load the newest good checkpoint that still exists; returns a sentence for the log."""
-        if self.trainer is None:
-            raise RuntimeError("action='rollback' needs the trainer. Pass trainer=..., or set callback.trainer to it.")
-        folders = [Path(args.output_dir) / f"checkpoint-{step}" for step in reversed(self._good)]
-        folder = next((folder for folder in folders if folder.is_dir()), None)
-        if folder is None:
-            return (
-                "No checkpoint was saved while the captions were good (or save_total_limit removed it), so the policy is "
-                "unchanged. Training stops. Lower save_steps next time."
-            )
-        self.trainer._load_from_checkpoint(str(folder))
-        self.rolled_back_to = str(folder)
-        # A checkpoint of this step would combine the old weights with the optimizer of the hacked policy.
-        control.should_save = False
-        return f"The policy was rolled back to {folder.name}, the newest good checkpoint. Training stops."
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for an exact resume, that of the guard included."""
-        return {"guard": self.guard.state_dict(), "good": list(self._good), "tripped": self._tripped}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
-        self.guard.load_state_dict(state.get("guard", {}))
-        self._good = [int(step) for step in state.get("good", [])]
-        self._tripped = bool(state.get("tripped", False))

@@ -7,6 +7,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from hf_captionrl.data.bag_curriculum import parse_bag_schedule
 from hf_captionrl.trainers.exact_resume import ReliableArguments
 from hf_captionrl.trainers.self_retrieval_arguments import SelfRetrievalArguments
 
@@ -39,6 +40,7 @@ class SelfRetrievalGRPOConfig(ReliableArguments, SelfRetrievalArguments, GRPOCon
 
     def __post_init__(self) -> None:
         self.check_rewards()
+        self.bag_schedule = parse_bag_schedule(self.bag_schedule)
         if self.remove_unused_columns:
             raise ValueError("remove_unused_columns is True, but rewards need the columns of the data. Use False.")
         super().__post_init__()

@@ -1,1 +1,1 @@
-"""One benchmark a module, found by `scripts/benchmark.py`."""
+"""Benchmarks, one per module; found by `scripts/benchmark.py`."""

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             )
             parts.setdefault(part, {})[name] = measured
             if args.output is not None:
-                write_json(args.output, result)  # what was measured stays, whatever ends the run
+                write_json(args.output, result)  # measurements are kept however the run ends
     return result
 
 

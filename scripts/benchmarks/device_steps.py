@@ -1,6 +1,6 @@
 """Whole steps on a GPU: reinforcement, the scorer, and the search for similar images.
 
-Legend: B images, G captions an image, N = B * G captions, Q queries, D features.
+Legend: B images, G captions per image, N = B * G captions, Q queries, D features.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""The captioners, scorers and images whose reinforcement step is timed: published shapes with random weights.
 
-Captioner and scorer share a made-up vocabulary of one token a word, so that a caption has as many tokens for one as for
+Captioner and scorer share a made-up vocabulary of one token per word, so that a caption has as many tokens for one as for
 the other, as it has with their real tokenizers; what an untrained captioner writes would be broken into pieces there.
 
-Legend: B images, G captions an image, N = B * G captions, T tokens.
+Legend: B images, G captions per image, N = B * G captions, T tokens.
 """
 
 import copy
@@ -126,7 +126,7 @@ class World:
 
 
 def _tokenizer(vocab_size: int, *, framed: bool = False, max_length: int = 10**6) -> Any:
-    """One made-up word a token; `framed` puts start and end token around every text, as CLIP's tokenizer does."""
+    """One made-up word per token; `framed` puts start and end token around every text, as CLIP's tokenizer does."""
     tokens = [*_SPECIAL, *(f"w{i}" for i in range(vocab_size - len(_SPECIAL)))]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

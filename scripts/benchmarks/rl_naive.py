@@ -1,6 +1,6 @@
-r"""The reinforcement step as it is usually written, with nothing but transformers: what ours is held against.
+r"""The reinforcement step as it is usually written, with nothing but transformers: the baseline for ours.
 
-Legend: B images, G captions an image, N = B * G captions, T tokens, V vocabulary.
+Legend: B images, G captions per image, N = B * G captions, T tokens, V vocabulary.
 """
 
 from collections.abc import Callable

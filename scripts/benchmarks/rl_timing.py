@@ -1,6 +1,6 @@
 r"""The two reinforcement steps with their parts timed, and the proof that they compute the same.
 
-Legend: B images, G captions an image, N = B * G captions.
+Legend: B images, G captions per image, N = B * G captions.
 """
 
 import functools

@@ -96,7 +96,7 @@ def _tokenizer() -> Any:
 
 
 def build_trainers(shape: Shape, seed: int, folder: str, number: int) -> dict[str, Any]:
-    """One trainer a path, all with the same weights and data.
+    """One trainer per path, all with the same weights and data.
 
     Returns:
         `dict`: Trainers by name of the path, on the CPU in fp32, without activation checkpointing.

@@ -101,7 +101,7 @@ def _timed_step(path: Callable[..., Tensor], model: Any, batch: dict[str, Tensor
 
 
 def _median_interval(values: list[float], level: float = 0.95) -> list[float]:
-    """Order statistics between which the median lies with at least `level`; all values where they are few."""
+    """Order statistics that enclose the median with probability at least `level`; all values where they are few."""
     n, tail, rank = len(values), 0.0, 0
     while rank < n // 2 and (tail := tail + math.comb(n, rank) / 2**n) <= (1 - level) / 2:
         rank += 1

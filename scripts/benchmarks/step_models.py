@@ -31,7 +31,7 @@ from hf_captionrl.captioners.encoder_decoder import EncoderDecoderCaptioner
 from hf_captionrl.captioners.head_tap import tap_head
 from hf_captionrl.losses import IGNORE_INDEX
 
-# Words and marks a caption, counted in the 25,000 captions of COCO's Karpathy test split: 11.3 on average.
+# Words and punctuation marks per caption, counted in the 25,000 captions of COCO's Karpathy test split: 11.3 on average.
 _LENGTHS = {7: 106, 8: 1277, 9: 4226, 10: 5211, 11: 4879, 12: 3546, 13: 2187, 14: 1319, 15: 842, 16: 462, 17: 314,
             18: 193, 19: 126, 20: 73, 22: 93, 24: 83, 27: 63}  # fmt: skip
 _RESERVED = 8
@@ -82,7 +82,7 @@ _FEATURES = 512
 
 
 class PrefixGPT2(GPT2LMHeadModel):
-    """GPT-2 that reads P embeddings, made from one feature vector an image by ClipCap's two-layer network, before text.
+    """GPT-2 that reads P embeddings, made from one feature vector per image by ClipCap's two-layer network, before text.
 
     Reference: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning".
 
@@ -110,7 +110,7 @@ class PrefixGPT2(GPT2LMHeadModel):
         Args:
             input_ids (`torch.Tensor` of shape `(B, T)`): Start token, caption, end token.
             attention_mask (`torch.Tensor` of shape `(B, T)`): Of the text.
-            prefix_features (`torch.Tensor` of shape `(B, 512)`): One an image.
+            prefix_features (`torch.Tensor` of shape `(B, 512)`): One per image.
             labels (`torch.Tensor` of shape `(B, T)`, *optional*): Not shifted.
         """
         prefix = self.mapping(prefix_features).view(len(input_ids), self.prefix_length, -1)  # (B, P, D)

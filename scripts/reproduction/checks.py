@@ -48,7 +48,7 @@ def outcomes(report: str, tests: Sequence[str]) -> tuple[int, int]:
         `tuple[int, int]`: How many cases passed, and how many tests have a case that failed or none at all.
     """
     cases: dict[str, list[bool]] = {test: [] for test in tests}
-    # Written by pytest a moment ago in a folder of our own; nobody else's XML is read.
+    # Written by pytest a moment ago in a folder of our own; no other XML is read.
     for case in ElementTree.fromstring(report).iter("testcase"):  # nosec B314
         file = case.get("classname", "").replace(".", "/") + ".py"
         test = f"{file}::{case.get('name', '').split('[')[0]}"

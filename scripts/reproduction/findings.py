@@ -99,7 +99,7 @@ def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str,
 
 
 def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """One page a paper.
+    """One page per paper.
 
     Returns:
         `dict[str, str]`: Markdown by file name.

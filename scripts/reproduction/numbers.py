@@ -14,13 +14,13 @@ _NORMAL = 1.959964
 
 @dataclass(frozen=True)
 class Measured:
-    """A number and how sure it is.
+    """A number and its confidence interval.
 
     Args:
         value: The number, or the mean over seeds.
         low: Lower end of the 95 % interval; None where there is none.
         high: Its upper end.
-        values: One a seed, where there are seeds.
+        values: One per seed, where there are seeds.
     """
 
     value: float
@@ -43,7 +43,7 @@ def _t(freedom: int) -> float:
 
 
 def seed_interval(values: Sequence[float]) -> Measured:
-    """Mean and 95 % t-interval of one number a seed."""
+    """Mean and 95 % t-interval of one number per seed."""
     if not values:
         raise ValueError("values is empty, and a mean needs one. Name a place of the result that holds seeds.")
     mean = math.fsum(values) / len(values)
@@ -95,7 +95,7 @@ def scaled(number: Measured, times: float) -> Measured:
 
 
 def difference(more: Measured, less: Measured) -> Measured:
-    """`more` minus `less`, in pairs of a seed where both have seeds."""
+    """`more` minus `less`, paired by seed where both have seeds."""
     if more.values and len(more.values) == len(less.values):
         return seed_interval([a - b for a, b in zip(more.values, less.values, strict=True)])
     ends = (more.low, more.high, less.low, less.high)

@@ -112,7 +112,7 @@ def run_preset(
             write_json(marker, {"command": command, "version": versions["hf_captionrl"]})
         runs.append(json.loads((folder / "results.json").read_text(encoding="utf-8"))["rows"])
     record: dict[str, Any] = {"rows": aggregate(runs), "seeds": list(seeds), "commands": commands}
-    # Paths of this machine say nothing to anybody else.
+    # Paths of this machine mean nothing elsewhere.
     record["commands"] = [text.replace(str(data_root.resolve()), "DATA") for text in commands]
     write_json(path, record | {"versions": installed_versions(), "hardware": hardware()})
     return None

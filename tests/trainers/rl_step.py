@@ -51,6 +51,7 @@ def build(
     num_neighbours=8,
     peft_config=None,
     guard_thresholds=None,
+    eval_dataset=None,
     **kw,
 ):
     """A trainer of the embedded captioner."""
@@ -59,6 +60,7 @@ def build(
         scorer or load_scorer(model_path("scenes:clip-reward")),
         SelfRetrievalConfig(str(folder), **{**GREEDY, **kw}),
         dataset,
+        eval_dataset,
         held_out_scorer=held_out_scorer,
         neighbours=neighbours(len(dataset), num_neighbours) if bags else None,
         peft_config=peft_config,

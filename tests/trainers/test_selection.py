@@ -10,7 +10,6 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.selection import SELECTION_FILE
 from tests.tiny import tiny_captioner
-from tests.trainers.rl_step import build
 
 
 class Evaluated(SmileTrainer):
@@ -113,16 +112,6 @@ def test_broken_best_checkpoint_is_reported(tmp_path, capsys):
     assert trainer.selection["step"] == 1
     assert "the weights of step 2 are kept" in trainer.selection["kept_instead"]
     assert "Best was checkpoint-1: eval_score = 2" in capsys.readouterr().out
-
-
-def test_rolled_back_run_reports_the_kept_weights(tmp_path, scenes, capsys):
-    trainer = build(tmp_path, scenes["train"], per_device_train_batch_size=4, guard="rollback")
-    trainer.state.best_global_step, trainer.state.best_metric = 3, 0.5
-    trainer.args.metric_for_best_model = "recall_at_1"
-    trainer.guard.rolled_back_to = str(tmp_path / "checkpoint-2")
-    trainer._load_best_model()
-    assert trainer.selection["kept_instead"] == "the guard rolled back to checkpoint-2"
-    assert "It was not loaded: the guard rolled back to checkpoint-2." in capsys.readouterr().out
 
 
 def test_report_of_a_recipe_contains_the_selection(tmp_path):

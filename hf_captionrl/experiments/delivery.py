@@ -1,0 +1,90 @@
+"""Which checkpoint of a run is delivered: reported at the end, and none if the captions have collapsed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.experiments.log_lines import print_heading
+from hf_captionrl.trainers.selection import selection_lines
+
+__all__ = ["COLLAPSED_FOLDER", "GuardedRecipe", "delivery_lines", "judge_delivery", "print_deliveries", "withhold"]
+
+COLLAPSED_FOLDER = "model-collapsed"
+"""Folder of the checkpoints of a recipe's own run whose captions have collapsed."""
+
+
+@dataclass
+class GuardedRecipe:
+    """Defaults of recipes that train with rewards; a base class before the trainer's configuration."""
+
+    guard: str = field(
+        default="rollback",
+        metadata={
+            "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint. Unless "
+            "it is 'off', a model whose captions have collapsed is not delivered."
+        },
+    )
+    load_best_model_at_end: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Select the checkpoint with the best R@1 on the validation split, by the reward scorer. None: yes, if every "
+            "checkpoint is evaluated."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.load_best_model_at_end is None:
+            evaluates, saves = (
+                str(getattr(value, "value", value))
+                for value in (self.eval_strategy, self.save_strategy)  # type: ignore[attr-defined]
+            )
+            self.load_best_model_at_end = evaluates == saves != "no"
+        super().__post_init__()  # type: ignore[misc]
+
+
+def judge_delivery(trainer: Any, captions: list[str]) -> str | None:
+    """Why a trained model must not be delivered; None if it may.
+
+    A checkpoint that was selected has been judged by its evaluation. Other weights are judged by their captions of the test
+    split, which thereby select nothing.
+    """
+    chosen = trainer.selection is not None and "kept_instead" not in trainer.selection
+    if trainer.collapsed is None and not chosen:
+        reason = trainer.reason_against(captions)
+        if reason is not None:
+            trainer.note_collapse(reason)
+    return trainer.collapsed
+
+
+def withhold(folder: str | os.PathLike[str]) -> Path:
+    """Leave no model in a folder, not even that of an earlier start; its checkpoints are moved to `COLLAPSED_FOLDER`."""
+    folder = Path(folder)
+    moved = folder.with_name(COLLAPSED_FOLDER)
+    shutil.rmtree(moved, ignore_errors=True)
+    if folder.is_dir():
+        for file in [path for path in folder.iterdir() if not path.is_dir()]:
+            file.unlink()
+        folder.rename(moved)
+    return moved
+
+
+def delivery_lines(selected: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
+    """Which weights a run ends with, when the guard tripped, and which evaluations it refused."""
+    if name not in selected:
+        return ["The weights of the last step; no checkpoint was selected."]
+    return selection_lines(dict(selected[name]))
+
+
+def print_deliveries(selected: Mapping[str, Mapping[str, Any]], trained: list[str], main: str) -> None:
+    """Print the checkpoints of all runs, the recipe's own run last."""
+    print_heading("Checkpoints")
+    for name in [*(name for name in trained if name != main), main]:
+        is_collapsed = "collapsed" in selected.get(name, {})
+        print(name if name != main else f"{name} ({'no model' if is_collapsed else 'model/'})")
+        for line in delivery_lines(selected, name):
+            print(f"  {line}")
