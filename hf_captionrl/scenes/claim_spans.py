@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hf_captionrl.scenes.truth_checker import CheckResult, Claim, check
+from hf_captionrl.scenes.check_result import CheckResult, Claim
+from hf_captionrl.scenes.truth_checker import check
 from hf_captionrl.scenes.world import OPPOSITES, POSITIONS, ROWS_TO_SECOND, Facts
 
 __all__ = ["ClaimMark", "binding_owner", "mark_caption"]

@@ -137,9 +137,9 @@ def plural(name: str) -> str:
 
 @functools.cache
 def cumulative_probabilities(kinds: tuple[str, ...]) -> tuple[float, ...]:
-    """Cumulative Zipfian probabilities of kinds that are ordered from frequent to rare: proportional to 1 / (rank + 2) ** 1.2,
-    where the first rank is 1.
+    """Cumulative Zipfian probabilities of kinds that are ordered from frequent to rare.
 
+    They are proportional to `1 / (rank + 2) ** 1.2`, where the first rank is 1.
     The last one, 1, is left out.
     """
     weights = [(rank + 2.0) ** -1.2 for rank in range(1, len(kinds) + 1)]

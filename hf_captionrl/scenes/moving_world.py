@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_captionrl.scenes.cliques import sample_clique_of
 from hf_captionrl.scenes.kinds import EMOJI_KINDS, NATURAL_COLOURS
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
@@ -25,7 +26,6 @@ from hf_captionrl.scenes.world import (
     draw_kind,
     marked,
     preferences,
-    sample_clique_of,
     usual,
 )
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from hf_captionrl.scenes.check_result import CheckResult, Claim
 from hf_captionrl.scenes.grammar import OPINIONS
 from hf_captionrl.scenes.kinds import CATEGORIES, EMOJI_KINDS, NATURAL_COLOURS, SHAPE_KINDS, names_of, plural
 from hf_captionrl.scenes.moving_world import MOTION_PHRASES, MotionReader, MovingFacts
@@ -26,42 +26,7 @@ from hf_captionrl.scenes.world import (
     Facts,
 )
 
-__all__ = ["CheckResult", "Claim", "check"]
-
-
-class Claim(NamedTuple):
-    """Something a caption says of a scene.
-
-    Attributes:
-        attribute (`str`): Field of [`Facts`] that the claim is about, or another one that recalls no fact, such as
-            `"category of kind"` or `"natural colour"`.
-        value (`str`): What is claimed, in the world's own words.
-        text (`str`): The words of the caption that claim it.
-    """
-
-    attribute: str
-    value: str
-    text: str
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """Outcome of [`check`]. A claim that is made twice counts once.
-
-    Args:
-        right (`tuple[Claim, ...]`): True claims.
-        wrong (`tuple[Claim, ...]`): False claims: the hallucinations.
-        recalled (`tuple[str, ...]`): Names of the facts that a true claim states.
-        missed (`tuple[str, ...]`): Names of the facts that no true claim states. Values of `UNMARKED` have no word and
-            are never missed.
-        unknown_words (`tuple[str, ...]`): Words without any meaning in this world.
-    """
-
-    right: tuple[Claim, ...]
-    wrong: tuple[Claim, ...]
-    recalled: tuple[str, ...]
-    missed: tuple[str, ...]
-    unknown_words: tuple[str, ...]
+__all__ = ["check"]
 
 
 _FILLER = frozenset(

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hf_captionrl.scenes.cliques import sample_clique_of
 from hf_captionrl.scenes.kinds import EMOJI_KINDS, NATURAL_COLOURS, cumulative_probabilities
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "marked",
     "preferences",
     "sample_clique",
-    "sample_clique_of",
     "sample_scene",
     "usual",
     "vary_scene",
@@ -93,8 +91,6 @@ UNMARKED: dict[str, str] = {
     "time": "",
 }
 """Values that have no word, because no one mentions them. A captioner that always mentions such a fact is wrong there."""
-
-F = TypeVar("F", bound="Facts")
 
 _P_SECOND = 0.65
 """Probability of a second object."""
@@ -392,30 +388,3 @@ def sample_clique(
         return changed if _is_possible(changed) and not usual_again else None
 
     return [_place(rng, facts) for facts in sample_clique_of(rng, size, draw, change, _CLIQUE_WEIGHTS)]
-
-
-def sample_clique_of(
-    rng: np.random.Generator,
-    size: int,
-    draw: Callable[[], tuple[F, dict[str, tuple[Any, ...]]]],
-    change: Callable[[F, dict[str, Any]], F | None],
-    weights: Mapping[str, float],
-) -> list[F]:
-    """Facts that differ from each other in one or two: all combinations of the values of two facts are equally likely.
-
-    Args:
-        draw (`Callable`): Draws facts, and the values that each of them may have.
-        change (`Callable`): Other facts with some values changed, or None if they are impossible.
-        weights (`Mapping[str, float]`): How often each fact varies.
-    """
-    while True:
-        base, values = draw()
-        names = [name for name in weights if name in values]
-        p = np.array([weights[name] for name in names], dtype=float)
-        first, second = (names[i] for i in rng.choice(len(names), 2, replace=False, p=p / p.sum()))
-        pairs = itertools.product(values[first], values[second])
-        changed = [change(base, {first: a, second: b}) for a, b in pairs]
-        others = [facts for facts in dict.fromkeys(changed) if facts is not None and facts != base]
-        if len(others) >= size - 1:
-            chosen = [base, *(others[i] for i in rng.choice(len(others), size - 1, replace=False))]
-            return [chosen[i] for i in rng.permutation(size)]
