@@ -182,22 +182,26 @@ def augment(pixels: Tensor, rng: np.random.Generator, largest: int = 2) -> Tenso
     return ((moved + 1) * light - 1).clamp(-1, 1)
 
 
-def _kinds_in_cells(scenes: list[Scene]) -> tuple[Tensor, Tensor]:
-    """The kind and the colour of the thing in each cell.
+def _in_cells(scenes: list[Scene]) -> dict[str, Tensor]:
+    """Kind, colour and orientation of the thing in each cell.
 
     Returns:
-        `tuple[Tensor, Tensor]`: Indices of shape `(B, 9)`. Kind 0 is an empty cell, whose colour is -100.
+        `dict[str, torch.Tensor]`: Indices of shape `(B, 9)`. In an empty cell `second`, the kind, is 0, and the others are
+        -100.
     """
-    kinds, colours = torch.zeros(len(scenes), 9, dtype=torch.long), torch.full((len(scenes), 9), -100)
+    found = {"second": torch.zeros(len(scenes), 9, dtype=torch.long)}
+    found |= {name: torch.full((len(scenes), 9), -100) for name in ("colour", "orientation")}
     for row, scene in enumerate(scenes):
         facts = scene.facts
-        cells = [(scene.row, scene.column + i, facts.kind, facts.colour) for i in range(facts.count)]
+        main = {"second": facts.kind, "colour": facts.colour, "orientation": facts.orientation}
+        cells = [(scene.row, scene.column + i, main) for i in range(facts.count)]
         if (second := scene.second_cell()) is not None:
-            cells.append((*second, facts.second, facts.second_colour))
-        for y, x, kind, colour in cells:
-            kinds[row, 3 * y + x] = HEADS_OF["second"].index(kind)
-            colours[row, 3 * y + x] = HEADS_OF["colour"].index(colour)
-    return kinds, colours
+            look = {"second": facts.second, "colour": facts.second_colour, "orientation": "upright"}
+            cells.append((*second, look))
+        for y, x, look in cells:
+            for name, value in look.items():
+                found[name][row, 3 * y + x] = HEADS_OF[name].index(value)
+    return found
 
 
 def learn_facts(
@@ -223,13 +227,15 @@ def learn_facts(
     """
     rng = np.random.default_rng((seed, 0))
     heads = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in names})
-    cells = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in ("second", "colour")})
+    in_cells = _in_cells(pool.scenes)
+    if "orientation" not in names:
+        del in_cells["orientation"]
+    cells = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in in_cells})
 
     def targets(scenes: list[Scene]) -> dict[str, Tensor]:
         return {name: torch.tensor([HEADS_OF[name].index(getattr(s.facts, name)) for s in scenes]) for name in names}
 
     pooled_targets = targets(pool.scenes)
-    kinds, colours = _kinds_in_cells(pool.scenes)
 
     def loss_of() -> Tensor:
         rows = rng.choice(len(pool.scenes), 128, replace=False)
@@ -237,9 +243,11 @@ def learn_facts(
         out = tower(pixel_values=augment(pixels, rng))
         patches = out.last_hidden_state[:, -9:]
         seen = [F.cross_entropy(heads[n](out.pooler_output), t[rows]) for n, t in pooled_targets.items()]
-        in_cells = F.cross_entropy(cells["second"](patches).flatten(0, 1), kinds[rows].flatten())
-        colours_in_cells = F.cross_entropy(cells["colour"](patches).flatten(0, 1), colours[rows].flatten())
-        return torch.stack([*seen, 4 * in_cells, colours_in_cells]).sum()
+        seen += [
+            (4 if name == "second" else 1) * F.cross_entropy(cells[name](patches).flatten(0, 1), t[rows].flatten())
+            for name, t in in_cells.items()
+        ]
+        return torch.stack(seen).sum()
 
     start = time.process_time()
     fit(
@@ -256,7 +264,7 @@ def learn_facts(
         accuracy = {
             n: (heads[n](out.pooler_output).argmax(-1) == t).float().mean().item() for n, t in targets(scenes).items()
         }
-        kinds, _ = _kinds_in_cells(scenes)
+        kinds = _in_cells(scenes)["second"]
         right = cells["second"](out.last_hidden_state[:, -9:]).argmax(-1) == kinds
         accuracy["kind in its cell"] = right[kinds > 0].float().mean().item()
     log["fact_accuracy"] = {n: round(a, 4) for n, a in accuracy.items()}

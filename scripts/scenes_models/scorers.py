@@ -185,23 +185,26 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
     def loss_of() -> Tensor:
         scenes, pixels = pool.draw_groups(rng, 24)
         facts = [scene.facts for scene in scenes]
-        captions = [full_caption(f) if rng.random() < 0.5 else random_caption(rng, f, (1.0, 4.0)) for f in facts]
+        is_full = rng.random(len(facts)) < 0.5
+        captions = [full_caption(f) if full else random_caption(rng, f, (1.0, 4.0)) for f, full in zip(facts, is_full)]
         # Of pictures with two objects also the captions with swapped objects, which fit none of them.
         wrong = [full_caption(swapped(f)) for f in facts[::2] if f.second]
         text = tokenizer([*captions, *wrong], padding="max_length", max_length=_TEXT_LENGTH, return_tensors="pt")
         logits = model(pixel_values=pixels, input_ids=text["input_ids"]).logits_per_text.T  # images, captions
         fits = torch.eye(len(facts), logits.shape[1])
-        # Whether a caption of the same kind in another group fits is not known without reading it; in the own group it
-        # is read: a caption may leave out the fact in which two pictures differ.
+        # Whether a short caption fits another image is not known without reading it. In its own group it is read; in other
+        # groups it is left out where the kind is the same. A full caption fits its own image alone: what it does not say
+        # is not there.
         kinds = np.array([f.kind for f in facts])
         counts = torch.ones_like(fits)
-        counts[:, : len(facts)] = torch.from_numpy(kinds[:, None] != kinds[None, :])
+        counts[:, : len(facts)] = torch.from_numpy((kinds[:, None] != kinds[None, :]) | is_full[None, :])
         for at, mine in enumerate(facts):
             start = at - at % 4
             for other in range(start, start + 4):
-                counts[at, other] = 1.0
-                if other != at:
-                    fits[at, other] = float(not check(captions[other], mine).wrong)
+                if other == at or is_full[other]:
+                    counts[at, other] = 1.0
+                else:
+                    counts[at, other] = float(bool(check(captions[other], mine).wrong))
         signs = 2 * fits - 1
         return -(F.logsigmoid(signs * logits) * counts).sum() / len(facts)
 
