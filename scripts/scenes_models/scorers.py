@@ -186,7 +186,10 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
         scenes, pixels = pool.draw_groups(rng, 24)
         facts = [scene.facts for scene in scenes]
         is_full = rng.random(len(facts)) < 0.5
-        captions = [full_caption(f) if full else random_caption(rng, f, (1.0, 4.0)) for f, full in zip(facts, is_full)]
+        captions = [
+            full_caption(f) if full else random_caption(rng, f, (1.0, 4.0))
+            for f, full in zip(facts, is_full, strict=True)
+        ]
         # Of pictures with two objects also the captions with swapped objects, which fit none of them.
         wrong = [full_caption(swapped(f)) for f in facts[::2] if f.second]
         text = tokenizer([*captions, *wrong], padding="max_length", max_length=_TEXT_LENGTH, return_tensors="pt")
