@@ -277,8 +277,9 @@ def test_only_the_named_methods_are_overridden():
             "reward_kind is 'loud'",
         ),
         ({"per_device_train_batch_size": 8, "bag_schedule": 2}, "no neighbours to make bags of"),
+        # TRL's trainer does not measure R@1 per epoch.
         (
-            {"per_device_train_batch_size": 8, "bag_schedule": "adaptive"},  # TRL's trainer does not measure R@1 per epoch
+            {"per_device_train_batch_size": 8, "bag_schedule": "adaptive"},
             "bag_schedule is 'adaptive'. Use 'paper', a bag size",
         ),
         ({"per_device_train_batch_size": 8, "remove_unused_columns": True}, "remove_unused_columns is True"),
