@@ -133,7 +133,8 @@ def _is_possible(facts: MovingFacts) -> bool:
 
 
 def _place(rng: np.random.Generator, facts: MovingFacts) -> Clip:
-    return Clip(facts, *choose(rng, tuple(_starts(facts))), int(rng.integers(2**31)))
+    row, column = choose(rng, tuple(_starts(facts)))
+    return Clip(facts, row, column, int(rng.integers(2**31)))
 
 
 def sample_clip(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, *, against: bool = False) -> Clip:

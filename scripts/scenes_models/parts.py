@@ -55,7 +55,7 @@ class ScenePool:
             base = sample_scene(rng)
             self.scenes += [base, *(vary_scene(rng, base) for _ in range(3))]
         shape = (len(self.scenes), IMAGE_SIZE, IMAGE_SIZE, 3)
-        self.images = np.empty(shape, dtype=np.uint8)
+        self.images: np.ndarray = np.empty(shape, dtype=np.uint8)
         for image, scene in zip(self.images, self.scenes, strict=True):
             image[...] = render_scene(scene)
 
