@@ -103,7 +103,9 @@ def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> di
 
     def loss_of() -> Tensor:
         scenes, pixels = pool.draw(rng, 128)
-        captions = [random_caption(rng, scene.facts, (0.4, 1.2)) for scene in scenes]
+        # Captions from the web are loose about what belongs to which object.
+        loose = [swapped(s.facts) if s.facts.second and rng.random() < 0.2 else s.facts for s in scenes]
+        captions = [random_caption(rng, facts, (0.4, 1.2)) for facts in loose]
         text = tokenizer(captions, padding=True, return_tensors="pt")
         out = model(pixel_values=pixels, input_ids=text["input_ids"], attention_mask=text["attention_mask"])
         # Identical captions share a target.
