@@ -1,7 +1,7 @@
 """Reproduces the papers' tables as far as the machine allows: docs/reproduction.md and the pages of findings.
 
     python scripts/reproduce.py --list                          # every row, and what is missing
-    python scripts/reproduce.py                                 # run what is missing, then write the pages
+    python scripts/reproduce.py --processes 2                   # run what is missing, then write the pages
     python scripts/reproduce.py --only smile-table-1            # rows or runs by name
     python scripts/reproduce.py --data_root DATA                # also rows on the papers' data
     python scripts/reproduce.py --pages                         # write the pages of finished results; runs nothing
@@ -33,7 +33,7 @@ from scripts.reproduction import findings  # noqa: E402
 from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
 from scripts.reproduction.page import to_markdown  # noqa: E402
 from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
-from scripts.reproduction.runs import Run, execute, finished  # noqa: E402
+from scripts.reproduction.runs import Run, execute, finished, in_order  # noqa: E402
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
@@ -135,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         "--runs_dir", type=Path, default=ROOT / "outputs" / "reproduction", help="folder of the models"
     )
     parser.add_argument("--data_root", type=Path, help="folder of the papers' data and captioners")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time; use about one per core")
     parser.add_argument("--list", action="store_true", help="show what is finished and what is missing; runs nothing")
     parser.add_argument("--pages", action="store_true", help="write the pages of finished results; runs nothing")
     parser.add_argument(
@@ -167,13 +168,16 @@ def _run_all(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("runs", total=len(wanted) + len(presets) + 1)
-        for name in wanted:
+
+        def work(name: str) -> None:
             progress.update(bar, description=name)
             told = progress.console.print
             why = execute(runs[name], _seeds(runs[name], args.seeds), others=runs, told=told, **folders)
             if why is not None:
                 reasons[name] = why
             progress.advance(bar)
+
+        in_order({name: set(runs[name].after) for name in wanted}, work, args.processes)
         for preset in presets:
             progress.update(bar, description=result_path(preset, args.output).stem)
             why = run_preset(preset, args.data_root, args.seeds or [0], told=progress.console.print, **folders)

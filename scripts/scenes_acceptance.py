@@ -108,6 +108,21 @@ def measure_split(seed: int, num_beams: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def as_table(bars: Sequence[dict[str, Any]], measured: dict[str, dict[str, list[float]]]) -> str:
+    """The bars, what was measured on each split, and whether the mean lies between them, as Markdown."""
+    lines = ["| measurement | required | mean | each split | met |", "|:--|:--|--:|:--|:--|"]
+    for bar in bars:
+        system, key = bar["name"].split("/")
+        splits = ", ".join(f"{value:.3f}" for value in measured[system][key])
+        span = f"{bar['low']:g} to {bar['high']:g}"
+        lines.append(
+            f"| {system.replace('_', ' ')}: {key.replace('_', ' ')} | {span} | {bar['mean']:.3f} | {splits} "
+            f"| {'yes' if bar['met'] else '**no**'} |"
+        )
+    lines += ["", "Made by `python scripts/scenes_acceptance.py --output docs/results/scenes_acceptance.json`.", ""]
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line.
 
@@ -132,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{'ok ' if bars[-1]['met'] else 'NO '} {name:34} {mean:.3f} in [{low}, {high}]: {values}")
     if args.output is not None:
         write_json(args.output, {"seeds": args.seeds, "num_beams": args.num_beams, "measured": measured, "bars": bars})
+        args.output.with_suffix(".md").write_text(as_table(bars, measured), encoding="utf-8")
     return int(not all(bar["met"] for bar in bars))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from scripts import reproduce
 from scripts.make_paper_index import PAPERS, load_rows
 from scripts.reproduction import checks, findings, real, runs
 from scripts.reproduction.numbers import measured, shown
-from scripts.reproduction.runs import Run, execute, finished
+from scripts.reproduction.runs import Run, execute, finished, in_order
 
 ROOT = Path(__file__).parents[1]
 RUNS = reproduce.load_runs()
@@ -335,3 +337,28 @@ def test_the_list_and_unknown_rows(capsys):
     assert "missing" in out
     with pytest.raises(SystemExit, match="neither a row nor a run"):
         reproduce.main(["--list", "--only", "smile-table-99"])
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_runs_start_after_those_they_need_and_use_the_processes(processes):
+    needs = {"d": {"c"}, "a": set(), "b": set(), "c": {"a", "elsewhere"}}
+    lock, together, most, ended = threading.Lock(), [], [], []
+
+    def work(name):
+        with lock:
+            assert needs[name] & needs.keys() <= set(ended)
+            together.append(name)
+            most.append(len(together))
+        time.sleep(0.05)
+        with lock:
+            together.remove(name)
+            ended.append(name)
+
+    in_order(needs, work, processes)
+    assert sorted(ended) == ["a", "b", "c", "d"]
+    assert max(most) == min(processes, 2)
+
+
+def test_runs_that_need_each_other_are_an_error():
+    with pytest.raises(ValueError, match="a, b need each other"):
+        in_order({"a": {"b"}, "b": {"a"}}, print, 2)

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -178,6 +179,28 @@ def execute(
         write_json(done, {"command": command, "seconds": time.monotonic() - start, "versions": installed_versions()})
     _complete(run, seeds, place.with_suffix(".json"), name, folder)
     return None
+
+
+def in_order(needs: Mapping[str, Collection[str]], work: Callable[[str], None], processes: int) -> None:
+    """Call `work` for each name, at most `processes` at a time and after the names that it needs.
+
+    Names that are needed but not given count as done.
+    """
+    left = dict(needs)
+    running: dict[Future[None], str] = {}
+    with ThreadPoolExecutor(processes) as pool:
+        while left or running:
+            ready = [
+                name for name, others in left.items() if not any(o in left or o in running.values() for o in others)
+            ]
+            for name in ready[: processes - len(running)]:
+                del left[name]
+                running[pool.submit(work, name)] = name
+            if not running:
+                raise ValueError(f"{', '.join(left)} need each other.")
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                del running[done]
+                done.result()
 
 
 def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path) -> None:
