@@ -33,6 +33,13 @@ class EvaluationArguments:
     perplexity_name_or_path: str | None = field(
         default=None, metadata={"help": "Causal language model for perplexity, or 'none'."}
     )
+    learning_curves: bool = field(
+        default=False,
+        metadata={
+            "help": "At each evaluation also measure captions of the test split, for curves of R@1 by both scorers, CIDEr-D, "
+            "hallucination and length. They select nothing."
+        },
+    )
     gallery_size: int = field(default=48, metadata={"help": "Images shown in gallery.html."})
     push_gallery: bool = field(
         default=False,

@@ -32,6 +32,7 @@ class Evaluator:
         seed: Of bootstrap and random choice.
         cache_dir: Folder of the feature cache; None for the default.
         reward_scorer: Scorer of the reward in training, shown beside the held-out scorer; None for none.
+        learning_curves: Whether a run is also measured at each of its evaluations.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class Evaluator:
         seed: int,
         cache_dir: str | None = None,
         reward_scorer: Scorer | None = None,
+        learning_curves: bool = False,
     ) -> None:
         self.dataset = dataset
+        self.learning_curves = learning_curves
         self.held_out_scorer = held_out_scorer
         self.seed = seed
         self.ranks: dict[str, Any] = {}  # row name -> rank of each test image in the whole pool
@@ -101,6 +104,7 @@ class Evaluator:
             seed=seed,
             cache_dir=cache_dir,
             reward_scorer=reward_scorer,
+            learning_curves=arguments.learning_curves,
         )
 
     def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from hf_captionrl.experiments.delivery import (
     print_deliveries,
     withhold,
 )
+from hf_captionrl.experiments.learning_curves import LearningCurve, curve_points
 from hf_captionrl.experiments.log_lines import print_heading, silence_libraries, use_log_lines
 from hf_captionrl.experiments.publication import check_hub_strategy, defer_push, push_model, write_publication
 from hf_captionrl.experiments.report import write_report
@@ -83,6 +84,7 @@ class Comparison:
         is_main_process (`bool`): Whether this process writes the report.
         settings (`dict[str, dict]`): Run name to the arguments in which the runs differ.
         collapsed (`dict[str, str]`): Row name to the reason why the model must not be delivered.
+        curves (`dict[str, list[dict]]`): Row name to the points of its learning curve, if these were asked for.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -94,6 +96,7 @@ class Comparison:
     is_main_process: bool = True
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     collapsed: dict[str, str] = field(default_factory=dict)
+    curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)
 
 
 def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str) -> dict[str, Any]:
@@ -217,7 +220,12 @@ def train_runs(
         if run.trains:
             if run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
+            if evaluator.learning_curves:
+                trainer.add_callback(LearningCurve(trainer, evaluator, test))
             trainer.train(resume_from_checkpoint=resume and has_checkpoint(output_dir / run.folder))
+            if evaluator.learning_curves:
+                first = next(row for row in result.rows if row["name"] == run.starts_from)
+                result.curves[run.name] = curve_points(first, trainer.state)
             history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
             result.histories[run.name] = [
                 {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
@@ -299,6 +307,7 @@ def finish(
         gallery_size=eval_args.gallery_size,
         columns=columns,
         selected=result.selected,
+        learning_curves=result.curves,
         note=" ".join(delivery),
     )
     if evaluator.held_out_scorer is not None and result.captioner is not None:

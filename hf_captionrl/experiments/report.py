@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_captionrl.data import open_still
 from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.reports.curves import write_curves
+from hf_captionrl.reports.curves import CURVES, write_curves
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.reports.table import COLUMNS, Column, print_table, write_results
 from hf_captionrl.reports.table_columns import DEGENERATE
@@ -33,6 +33,7 @@ def write_report(
     gallery_size: int,
     columns: Sequence[Column] = COLUMNS,
     selected: dict[str, Any] | None = None,
+    learning_curves: dict[str, list[dict[str, float]]] | None = None,
     note: str = "",
 ) -> Path:
     """Write results.json, results.md, gallery.html and curves.png, and print the table.
@@ -49,19 +50,25 @@ def write_report(
         gallery_size: Images in the gallery.
         columns: Columns of the table.
         selected: Row name to the selected checkpoint.
+        learning_curves: Row name to points of its learning curve; drawn as learning_curves.png.
         note: Sentences above the gallery.
 
     Returns:
         `pathlib.Path`: The JSON file.
     """
     folder = Path(output_dir)
-    path = write_results(folder, rows, seed=seed, config=config, title=title, columns=columns, selected=selected)
+    more = {"selected": selected, "learning_curves": learning_curves}
+    path = write_results(folder, rows, seed=seed, config=config, title=title, columns=columns, more=more)
     chosen = random.Random(seed).sample(range(len(evaluator.dataset)), min(gallery_size, len(evaluator.dataset)))
     if chosen:
         items = [gallery_item(evaluator, index, captions) for index in sorted(chosen)]
         write_gallery(folder / "gallery.html", items, title=title, note=note)
     if any(histories.values()):
         write_curves(folder / "curves.png", histories)
+    if learning_curves:
+        measured = {key for points in learning_curves.values() for point in points for key in point}
+        panels = [panel for panel in CURVES if panel[0] in measured]
+        write_curves(folder / "learning_curves.png", learning_curves, x="step", panels=panels)
     print_table(rows, title=title, columns=columns_to_print(rows, columns))
     return path
 

@@ -1,4 +1,4 @@
-"""Curves over training: mean length of captions and self-retrieval."""
+"""Curves over training: what the trainer's evaluation measures, or all that a results table has."""
 
 import math
 import os
@@ -19,27 +19,46 @@ from hf_captionrl.reports.plot_style import (
     tidy,
 )
 
-__all__ = ["write_curves"]
+__all__ = ["CURVES", "write_curves"]
 
 History = Sequence[Mapping[str, Any]]
 """Evaluations of one method over training."""
 
-_PANELS = (("length", "Mean length (words)"), ("recall_at_1", "Self-retrieval R@1"))
+Panels = Sequence[tuple[str, str]]
+"""Key and title of each panel."""
+
+_PANELS: Panels = (("length", "Mean length (words)"), ("recall_at_1", "Self-retrieval R@1"))
+
+CURVES: Panels = (
+    ("rd100_recall_at_1", "R@1 among 100, held-out scorer"),
+    ("reward_rd100_recall_at_1", "R@1 among 100, reward scorer"),
+    ("bag_7_truth_recall_at_1", "R@1 in bags of 7, truth"),
+    ("cider_d", "CIDEr-D"),
+    ("hallucination", "Hallucination"),
+    ("length", "Mean length (words)"),
+)
+"""Panels of a learning curve; the keys are those of a results table."""
 
 
 def write_curves(
-    path: str | os.PathLike[str], histories: Mapping[str, History], *, x: str = "epoch", title: str | None = None
+    path: str | os.PathLike[str],
+    histories: Mapping[str, History],
+    *,
+    x: str = "epoch",
+    title: str | None = None,
+    panels: Panels = _PANELS,
 ) -> Path:
-    """Draw mean length and self-retrieval R@1 over training, one line per method, and write the PNG atomically.
+    """Draw numbers over training, one panel per number and one line per method, and write the PNG atomically.
 
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Figure 3.
 
     Args:
         path: File to write; the name must end in `.png`.
-        histories: Evaluations of each method: mappings with `x`, `length` (words), `recall_at_1` (a fraction; None if
-            there was no scorer) and optionally `recall_at_1_ci` and `length_ci`, `[low, high]`, drawn as a band.
+        histories: Evaluations of each method: mappings with `x` and the keys of the panels, by default `length` (words)
+            and `recall_at_1` (a fraction), None where not measured. Optional `<key>_ci`, `[low, high]`, is drawn as a band.
         x: Key of the horizontal axis, `epoch` or `step`.
         title: Title above the panels.
+        panels: Key and title of each panel, at most three in a row.
 
     Returns:
         `pathlib.Path`: The file written.
@@ -48,9 +67,12 @@ def write_curves(
         ValueError: If there is no method, a method has no evaluation, a key is missing, or a number is not finite.
     """
     path = check_png(path)
-    _check(histories, x)
-    figure, axes = new_figure(9.5, 4.0, columns=2)
-    for axis, (key, label) in zip(axes, _PANELS, strict=True):
+    _check(histories, x, panels)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = new_figure(9.5, 4.0 if rows == 1 else 2.8 * rows, columns=columns, rows=rows)
+    panel_axes = axes.flat if rows > 1 else axes
+    for axis, (key, label) in zip(panel_axes, panels, strict=True):
         for index, (name, history) in enumerate(histories.items()):
             points = sorted((point for point in history if point[key] is not None), key=lambda point: point[x])
             positions = [point[x] for point in points]
@@ -80,29 +102,28 @@ def write_curves(
         if x == "step" or all(float(point[x]).is_integer() for history in histories.values() for point in history):
             axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         tidy(axis, grid="y")
-    handles, labels = axes[0].get_legend_handles_labels()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
     if title:
         figure.suptitle(plain_label(title), fontsize=12)
     return save_figure(path, figure)
 
 
-def _check(histories: Mapping[str, History], x: str) -> None:
+def _check(histories: Mapping[str, History], x: str, panels: Panels) -> None:
     if not histories:
         raise ValueError("There are no histories. Pass at least one method with one evaluation.")
     for name, history in histories.items():
         if not history:
             raise ValueError(f"{name!r} has no evaluation. Leave the method out, or evaluate it at least once.")
         for index, point in enumerate(history):
-            for key in (x, *(key for key, _ in _PANELS)):
+            for key in (x, *(key for key, _ in panels)):
                 if key not in point:
                     raise ValueError(f"Evaluation {index} of {name!r} has no {key!r}; it has {sorted(point)}.")
                 if point[key] is None and key != x:
                     continue
                 if point[key] is None or not math.isfinite(point[key]):
                     raise ValueError(f"{key} of {name!r} is {point[key]} at evaluation {index}; it must be finite.")
-            if point["recall_at_1"] is not None and not 0.0 <= point["recall_at_1"] <= 1.0:
-                raise ValueError(
-                    f"recall_at_1 of {name!r} is {point['recall_at_1']} at evaluation {index}; "
-                    "fractions are in [0, 1], never percent."
-                )
+                if key.endswith("recall_at_1") and not 0.0 <= point[key] <= 1.0:
+                    raise ValueError(
+                        f"{key} of {name!r} is {point[key]} at evaluation {index}; fractions are in [0, 1], never percent."
+                    )

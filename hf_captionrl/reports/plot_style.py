@@ -36,7 +36,7 @@ def check_png(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def new_figure(width: float, height: float, *, columns: int = 1) -> tuple[Figure, Any]:
+def new_figure(width: float, height: float, *, columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
     """An empty figure.
 
     Args:
@@ -45,7 +45,7 @@ def new_figure(width: float, height: float, *, columns: int = 1) -> tuple[Figure
     # Without pyplot, which chooses a backend and keeps state for the whole program.
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, columns)
+    return figure, figure.subplots(rows, columns)
 
 
 def save_figure(path: str | os.PathLike[str], figure: Figure, *, text: Mapping[str, str] | None = None) -> Path:

@@ -358,7 +358,7 @@ def write_results(
     name: str = "results",
     title: str = "Results",
     columns: Sequence[Column] = COLUMNS,
-    selected: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `<name>.json` (rows, seed, config, versions) and `<name>.md` (the table), atomically.
 
@@ -371,7 +371,7 @@ def write_results(
         name: File name without its suffix.
         title: Heading of the Markdown file.
         columns: The columns, in the order in which they are shown.
-        selected: For each row that is the best checkpoint of a training, the description by `describe_selection`.
+        more: Further entries of the JSON file; empty ones are left out.
 
     Returns:
         `pathlib.Path`: The JSON file.
@@ -388,8 +388,7 @@ def write_results(
         "config": plain_config(config),
         "versions": installed_versions(),
     }
-    if selected:
-        value["selected"] = dict(selected)
+    value |= {key: entry for key, entry in (more or {}).items() if entry}
     folder = Path(output_dir)
     atomic_write_text(folder / f"{name}.md", results_markdown(rows, title=title, columns=columns, seed=int(seed)))
     return write_json(folder / f"{name}.json", value)

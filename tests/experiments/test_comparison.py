@@ -56,11 +56,48 @@ class Counting:
         return True
 
 
+def fake_evaluator(**attributes):
+    return SimpleNamespace(
+        row=lambda name, captions: {"name": name, "length": len(captions[0].split()), "cider_d": None},
+        reference_row=lambda: ({"name": "r"}, []),
+        **{"learning_curves": False, **attributes},
+    )
+
+
+def test_learning_curves_have_the_start_and_each_evaluation_of_test_captions(tmp_path):
+    first, second = Counting(2, 3), Counting(5, 1)
+    for trainer in (first, second):
+        train = trainer.train
+
+        def evaluating(resume_from_checkpoint=None, trainer=trainer, train=train):
+            for step in (4, 8):
+                trainer.state.global_step, trainer.state.epoch = step, step / 8
+                if step == 8:
+                    train()
+                trainer.callback.on_evaluate(None, trainer.state, None)
+
+        trainer.train = evaluating
+    runs = [Run("XE", "XE", lambda: first), Run("SLE", "SLE", lambda: second, starts_from="XE")]
+    found = train_runs(runs, fake_evaluator(learning_curves=True), None, resume=False, output_dir=tmp_path)
+    assert found.curves == {
+        "XE": [
+            {"length": 2, "step": 0, "epoch": 0.0},
+            {"length": 2, "step": 4, "epoch": 0.5},
+            {"length": 5, "step": 8, "epoch": 1.0},
+        ],
+        "SLE": [
+            {"length": 5, "step": 0, "epoch": 0.0},
+            {"length": 5, "step": 4, "epoch": 0.5},
+            {"length": 6, "step": 8, "epoch": 1.0},
+        ],
+    }
+
+
 def test_a_curve_begins_at_the_captioner_that_the_run_starts_from(tmp_path):
     trainers = {"XE": Counting(2, 3), "SLE": Counting(5, 1), "SLL": Counting(5, 2), "alone": Counting(2, 7)}
     runs = [Run(name, name, lambda name=name: trainers[name]) for name in ("XE", "alone")]
     runs += [Run(name, name, lambda name=name: trainers[name], starts_from="XE") for name in ("SLE", "SLL")]
-    evaluator = SimpleNamespace(row=lambda name, captions: {"name": name}, reference_row=lambda: ({"name": "r"}, []))
+    evaluator = fake_evaluator()
     found = train_runs(runs, evaluator, None, resume=False, output_dir=tmp_path)
     curves = {name: [(p["epoch"], p["length"]) for p in points] for name, points in found.histories.items()}
     assert curves == {
@@ -186,10 +223,7 @@ def test_a_recipe_killed_in_its_first_training_does_not_resume_the_second_from_a
 
     def start(kind, resume):
         runs = [Run(name, name, lambda: kind(1, 1)) for name in ("first", "second")]
-        evaluator = SimpleNamespace(
-            row=lambda name, captions: {"name": name}, reference_row=lambda: ({"name": "r"}, [])
-        )
-        train_runs(runs, evaluator, None, resume=resume, output_dir=tmp_path)
+        train_runs(runs, fake_evaluator(), None, resume=resume, output_dir=tmp_path)
 
     start(Resumed, True)
     assert resumed == [True, True]  # both were finished: going on is right

@@ -118,9 +118,9 @@ def test_report_of_a_recipe_contains_the_selection(tmp_path):
     from hf_captionrl.reports.table import write_results
     from tests.reports.test_table import make_row
 
-    write_results(tmp_path, [make_row()], seed=0, config={}, selected={"SMILE": {"step": 2}})
+    write_results(tmp_path, [make_row()], seed=0, config={}, more={"selected": {"SMILE": {"step": 2}}})
     assert json.loads((tmp_path / "results.json").read_text())["selected"] == {"SMILE": {"step": 2}}
-    write_results(tmp_path, [make_row()], seed=0, config={}, selected={})
+    write_results(tmp_path, [make_row()], seed=0, config={}, more={"selected": {}})
     assert "selected" not in json.loads((tmp_path / "results.json").read_text())
 
 

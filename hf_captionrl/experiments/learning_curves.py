@@ -1,0 +1,53 @@
+"""Learning curves of a run: captions of the test split, measured at every evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_captionrl.reports.curves import CURVES
+
+__all__ = ["LearningCurve", "curve_point", "curve_points"]
+
+_PREFIX = "test_"
+
+
+class LearningCurve(TrainerCallback):
+    """Measures captions of the test split at every evaluation; selects nothing.
+
+    The points are in `trainer.state.log_history`, so a resumed run has those before the interruption.
+
+    Args:
+        trainer ([`CaptionTrainer`]): Generates the captions.
+        evaluator ([`Evaluator`]): Measures them.
+        test (`datasets.Dataset`): The test split.
+    """
+
+    def __init__(self, trainer: Any, evaluator: Any, test: Any) -> None:
+        self.trainer = trainer
+        self.evaluator = evaluator
+        self.test = test
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        row = self.evaluator.row("learning curve", self.trainer.generate_captions(self.test))
+        point = {f"{_PREFIX}{key}": value for key, value in curve_point(row).items()}
+        state.log_history.append({**point, "step": state.global_step, "epoch": state.epoch})
+
+
+def curve_point(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a results row that a learning curve shows."""
+    return {key: row[key] for key, _ in CURVES if row.get(key) is not None}
+
+
+def curve_points(first: Mapping[str, Any], state: TrainerState) -> list[dict[str, float]]:
+    """A run's points: the row of the captioner that it starts from, and one per evaluation."""
+    points = [{**curve_point(first), "step": 0, "epoch": 0.0}]
+    for entry in state.log_history:
+        if f"{_PREFIX}length" in entry:
+            found = {key.removeprefix(_PREFIX): value for key, value in entry.items() if key.startswith(_PREFIX)}
+            points.append({**found, "step": entry["step"], "epoch": entry["epoch"] or 0.0})
+    return points
