@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--num_beams", type=int, default=3)
+    parser.add_argument("--num_beams", type=int, default=1)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args(argv)
     splits = [measure_split(seed, args.num_beams) for seed in args.seeds]

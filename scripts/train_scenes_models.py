@@ -56,7 +56,7 @@ def main() -> None:
     if args.stage == "reward-scorer":
         log = train_reward_scorer(args.name or "clip-reward", args.seed, args.fact_steps, args.steps or 1000)
     elif args.stage == "held-out-scorer":
-        log = train_held_out_scorer(args.name or "siglip-held-out", args.seed, args.fact_steps, args.steps or 1500)
+        log = train_held_out_scorer(args.name or "siglip-held-out", args.seed, args.fact_steps, args.steps or 2500)
     elif args.stage == "captioner":
         log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 3000)
     elif args.stage == "adapter":

@@ -54,10 +54,11 @@ class EvaluationArguments:
             trains: Whether checkpoints will be selected; warns if one scorer both selects and evaluates.
         """
         embedded = dataset_name in EMBEDDED
-        self.scorer_name_or_path = self.scorer_name_or_path or ("scenes:clip-reward" if embedded else _CLIP)
-        self.held_out_scorer_name_or_path = self.held_out_scorer_name_or_path or (
-            "scenes:siglip-held-out" if embedded else _CLIP
-        )
+        selects, evaluates = ("scenes:clip-reward", "scenes:siglip-held-out") if embedded else (_CLIP, _CLIP)
+        if dataset_name == "moving_scenes":  # EMScore needs features of tokens, which a SigLIP does not have
+            selects, evaluates = evaluates, selects
+        self.scorer_name_or_path = self.scorer_name_or_path or selects
+        self.held_out_scorer_name_or_path = self.held_out_scorer_name_or_path or evaluates
         if trains and self.scorer_name_or_path == self.held_out_scorer_name_or_path != "none":
             logger.warning(
                 "%s both selects checkpoints and evaluates them, which overstates its results. Use another model as "

@@ -20,6 +20,7 @@ from hf_captionrl.rewards.base import RewardContext, WeightedRewards
 __all__ = [
     "BASELINES",
     "Baseline",
+    "BatchMeanBaseline",
     "GreedyBaseline",
     "GroupBaseline",
     "GroupFloorBaseline",
@@ -118,6 +119,19 @@ class RunningMeanBaseline(Baseline):
         self.mean, self.number = float(state["mean"]), int(state["number"])
 
 
+class BatchMeanBaseline(Baseline):
+    """Mean reward of the captions of the other images of the rollout (of this process); 0 with one image.
+
+    A running mean lags behind where rewards change at once, as they do when a curriculum continues with larger bags: then nearly
+    all advantages have one sign. This mean has the difficulty of its own rollout.
+    """
+
+    def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
+        images, captions = rewards.shape
+        others = (rewards.sum() - rewards.sum(1, keepdim=True)) / max((images - 1) * captions, 1)  # (B, 1)
+        return rewards - others
+
+
 class LeaveOneOutBaseline(Baseline):
     """Mean reward of the other captions of the same image (Kool et al. 2019)."""
 
@@ -176,6 +190,7 @@ BASELINES: dict[str, Callable[[], Baseline]] = {
     "greedy": GreedyBaseline,
     "running_mean": RunningMeanBaseline,
     "running_mean_inclusive": lambda: RunningMeanBaseline(update_first=True),
+    "batch_mean": BatchMeanBaseline,
     "leave_one_out": LeaveOneOutBaseline,
     "group": GroupBaseline,
     "group_mean": GroupMeanBaseline,

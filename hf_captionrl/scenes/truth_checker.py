@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from hf_captionrl.scenes.check_result import CheckResult, Claim
@@ -328,7 +329,8 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
     Args:
         caption (`str`): Any text.
         facts ([`Facts`] or `Mapping`): The scene's facts, for instance a row's `facts` column; with those of a clip
-            ([`MovingFacts`]) claims of motion are judged too, elsewhere they are words without meaning.
+            ([`MovingFacts`]) claims of motion are judged too, elsewhere they are words without meaning. A mapping may leave
+            out what is absent from a scene, such as `second` or `weather`.
 
     Returns:
         [`CheckResult`]: Claims right and wrong, facts recalled and missed. A caption without claims has neither right
@@ -349,7 +351,8 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
         raise TypeError(f"caption is {type(caption).__name__}, not a string. Check one caption at a time.")
     if not isinstance(facts, Facts):
         known = MovingFacts if "motion" in facts else Facts
-        facts = known(**{name: facts[name] for name in known.__dataclass_fields__})
+        wanted = (f.name for f in fields(known) if f.default is MISSING or f.name in facts)
+        facts = known(**{name: facts[name] for name in wanted})
     tokens, unknown = _read(caption, isinstance(facts, MovingFacts))
     reading = _Reading(facts, _begins_with_second(tokens, facts))
     for token in tokens:

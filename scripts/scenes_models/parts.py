@@ -18,7 +18,7 @@ from hf_captionrl.scenes.grammar import Annotator, annotate
 from hf_captionrl.scenes.kinds import EMOJI_KINDS
 from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.vocabulary import vocabulary
-from hf_captionrl.scenes.world import FACT_VALUES, Facts, Scene, sample_scene, vary_scene
+from hf_captionrl.scenes.world import FACT_VALUES, Facts, Scene, sample_clique, sample_scene, vary_scene
 
 CHECKPOINTS = Path(__file__).parents[2] / "hf_captionrl" / "scenes" / "checkpoints"
 HIDDEN, HEADS, MLP = 128, 4, 256
@@ -39,21 +39,24 @@ HEADS_OF: dict[str, tuple[Any, ...]] = {
 
 
 class ScenePool:
-    """Pictures that models are trained on: groups of one scene and three that differ from it in one fact.
+    """Pictures that models are trained on: groups of one scene and three that differ from it in one fact, or cliques.
 
     Drawing a picture takes longer than a step on it, so all of them are drawn once.
 
     Args:
         seed (`int`): Models that shall not share their data have different ones.
         num_groups (`int`): Groups of four pictures.
+        num_cliques (`int`): Of these, cliques as in the bags of the test split.
     """
 
-    def __init__(self, seed: int, num_groups: int) -> None:
+    def __init__(self, seed: int, num_groups: int, num_cliques: int = 0) -> None:
         rng = np.random.default_rng((seed, 0))
         self.scenes: list[Scene] = []
-        for _ in range(num_groups):
+        for _ in range(num_groups - num_cliques):
             base = sample_scene(rng)
             self.scenes += [base, *(vary_scene(rng, base) for _ in range(3))]
+        for _ in range(num_cliques):
+            self.scenes += sample_clique(rng, 4)
         shape = (len(self.scenes), IMAGE_SIZE, IMAGE_SIZE, 3)
         self.images: np.ndarray = np.empty(shape, dtype=np.uint8)
         for image, scene in zip(self.images, self.scenes, strict=True):
@@ -112,18 +115,23 @@ def random_caption(rng: np.random.Generator, facts: Facts, verbosity: tuple[floa
 
 
 def make_optimizers(
-    model: nn.Module, lr: float, weight_decay: float, *extra: nn.Module
+    model: nn.Module, lr: float, weight_decay: float, *extra: nn.Module, slow: nn.Module | None = None
 ) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the transformer layers that are trained, AdamW for all other parameters.
 
-    A tower learns the facts in half as many steps as with AdamW alone.
+    A tower learns the facts in half as many steps as with AdamW alone. Parameters of `slow` have 0.3 of the learning rate.
     """
     named = [(name, p) for module in (model, *extra) for name, p in module.named_parameters() if p.requires_grad]
-    matrices = {name: p for name, p in named if p.ndim == 2 and ".layer" in name}
-    others = [p for name, p in named if name not in matrices]
+    is_slow = {id(p) for p in slow.parameters()} if slow is not None else set()
+
+    def groups(of_matrices: bool, rate: float) -> list[dict[str, Any]]:
+        chosen = [p for name, p in named if (p.ndim == 2 and ".layer" in name) == of_matrices]
+        parts = [([p for p in chosen if (id(p) in is_slow) == s], rate * (0.3 if s else 1.0)) for s in (False, True)]
+        return [{"params": params, "lr": lr} for params, lr in parts if params]
+
     return [
-        torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay),
-        torch.optim.Muon(list(matrices.values()), lr=10 * lr, weight_decay=weight_decay),
+        torch.optim.AdamW(groups(False, lr), weight_decay=weight_decay),
+        torch.optim.Muon(groups(True, 10 * lr), weight_decay=weight_decay),
     ]
 
 

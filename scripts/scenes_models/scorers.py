@@ -42,6 +42,7 @@ from scripts.scenes_models.parts import (
     fit,
     gpt2_config,
     learn_facts,
+    make_optimizers,
     make_tokenizer,
     random_caption,
 )
@@ -181,7 +182,8 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
         "steps": steps,
     }
     learn_facts(model.vision_model, pool, tuple(HEADS_OF), width, seed, fact_steps, log)
-    optimizers = _optimizers(model)
+    optimizers = make_optimizers(model, 1e-3, 0.01, slow=model.vision_model)
+    pool = ScenePool(100 + seed, NUM_GROUPS, NUM_GROUPS // 2)
     rng = np.random.default_rng((seed, 1))
 
     def loss_of() -> Tensor:

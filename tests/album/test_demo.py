@@ -39,9 +39,9 @@ def scorer():
 
 
 def second_bag(rows):
-    """The images behind '3 look-alikes (2)'."""
+    """The images behind '3 similar images (2)'."""
     ids = rows["bag_id"][:]
-    return [rows[i]["image"] for i, bag in enumerate(ids) if bag == "3-001"]
+    return [rows[i]["image"] for i, bag in enumerate(ids) if bag == "001"][:3]
 
 
 def plain(models, scorer, images):
@@ -69,7 +69,7 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
     (tmp_path / "temporary").mkdir()
     with running_demo(*arguments, temporary=tmp_path / "temporary") as url, Browser(1200, 1000) as page:
         open_demo(page, url, 3)
-        pick(page, "3 look-alikes (2)", 3)
+        pick(page, "3 similar images (2)", 3)
         compare(page, 3 * len(MODELS))
         shown = page.evaluate(CELLS)
         wanted = plain(MODELS, scorer, images)
@@ -229,8 +229,8 @@ def test_album_of_files_is_not_decoded_at_once(small, rows, tmp_path, monkeypatc
 
 def test_embedded_albums(rows):
     albums = command.albums_of(None)
-    assert [len(images) for images in albums.values()] == [3] * 3 + [5] * 3 + [7] * 3
-    assert albums["3 look-alikes (2)"] == second_bag(rows)
+    assert [len(images) for images in albums.values()] == [3] * 6 + [5] * 6 + [7] * 6
+    assert albums["3 similar images (2)"] == second_bag(rows)
 
 
 def test_missing_gradio_gives_one_error_line(monkeypatch, capsys):

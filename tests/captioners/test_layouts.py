@@ -111,7 +111,7 @@ def test_no_architectures(tmp_path):
     assert captions(load_captioner(tmp_path / "blip")) == captions(captioner)
     from hf_captionrl.scenes.models import model_path
 
-    clip = shutil.copytree(model_path("scenes:siglip-held-out"), tmp_path / "clip")
+    clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
     expected = load_scorer(clip).text_features(["a pig"])
     edit(clip, "config.json", architectures=None)
     assert torch.equal(load_scorer(clip).text_features(["a pig"]), expected)
@@ -188,7 +188,7 @@ def test_missing_image_processor_raises(tmp_path):
 def test_scorer_without_a_tokenizer_raises(tmp_path):
     from hf_captionrl.scenes.models import model_path
 
-    clip = shutil.copytree(model_path("scenes:siglip-held-out"), tmp_path / "clip")
+    clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"):
         (clip / name).unlink(missing_ok=True)
     with pytest.raises(FileNotFoundError, match=r"^The scorer '\S+' has no tokenizer.*processor\.save_pretrained"):

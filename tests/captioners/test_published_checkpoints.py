@@ -158,7 +158,7 @@ def test_language_model(tmp_path):
     model, tokenizer = language_model_of_metrics(str(folder))
     found = caption_perplexity(["a red cat", "two dogs"], model, tokenizer)
     assert all(value > 1 for value in found.values() if isinstance(value, float))
-    clipcap, processor = assemble("scenes:siglip-held-out", folder, prefix_length=2)
+    clipcap, processor = assemble("scenes:clip-reward", folder, prefix_length=2)
     captioner = load_captioner(clipcap, processor=processor)
     written = captions(captioner)
     captioner.save_pretrained(tmp_path / "saved")

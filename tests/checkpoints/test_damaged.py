@@ -281,7 +281,7 @@ def test_captioner_cannot_be_loaded_as_scorer(saved):
 
 
 def test_scorer_with_a_missing_weight_raises(tmp_path):
-    shutil.copytree(model_path("scenes:siglip-held-out"), tmp_path / "m")
+    shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "m")
     state = load_file(tmp_path / "m" / "model.safetensors")
     del state["text_projection.weight"]
     save_file(state, tmp_path / "m" / "model.safetensors", {"format": "pt"})

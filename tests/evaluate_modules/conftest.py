@@ -7,7 +7,7 @@ import pytest
 
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.scenes import load_scenes
-from tests.evaluate_modules.evaluators import JUDGE
+from tests.evaluate_modules.evaluators import SCORER
 from tests.evaluate_modules.nursery import Nursery
 
 
@@ -51,7 +51,7 @@ def scenes():
 
 @pytest.fixture(scope="session")
 def held_out_scorer():
-    return resolve_scorer(JUDGE)
+    return resolve_scorer(SCORER)
 
 
 @pytest.fixture(scope="session")

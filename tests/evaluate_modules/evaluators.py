@@ -1,3 +1,3 @@
 """The scorer of these tests."""
 
-JUDGE = "scenes:siglip-held-out"
+SCORER = "scenes:clip-reward"

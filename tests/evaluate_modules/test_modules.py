@@ -15,7 +15,7 @@ from hf_captionrl.retrieval.feature_cache import FeatureCache
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.models import model_path
 from tests.closeness import assert_close, close
-from tests.evaluate_modules.evaluators import JUDGE
+from tests.evaluate_modules.evaluators import SCORER
 from tests.evaluate_modules.test_spaces import two_rows
 
 
@@ -45,7 +45,7 @@ def test_self_retrieval_accepts_the_pool_in_every_form(evaluate, scenes, held_ou
     cache.put(ids, features[1])
     vectors = [row.numpy() for row in features[1]]
     calls = {
-        "images": {"references": images, "scorer": JUDGE},
+        "images": {"references": images, "scorer": SCORER},
         "arrays": {"references": [np.array(image) for image in images], "scorer": held_out_scorer},
         "bytes": {
             "references": [{"bytes": Path(p).read_bytes(), "path": None} for p in paths],
@@ -83,7 +83,7 @@ def test_self_retrieval_accepts_the_pool_in_every_form(evaluate, scenes, held_ou
             agree(found, expected)
         except AssertionError as error:
             raise AssertionError(name) from error
-        assert ("siglip-held-out@" in found["signature"]) == ("scorer" in arguments), name
+        assert ("clip-reward@" in found["signature"]) == ("scorer" in arguments), name
         assert (found.get("truncated_share") == 0.0) == ("scorer" in arguments), name
     found = metric.compute(predictions=features[0], references=features[1])
     agree(found, expected)
@@ -119,10 +119,10 @@ def test_self_retrieval_modes_are_those_of_the_function(evaluate, features):
 
 
 def test_repeated_path_is_one_image_and_equal_images_are_reported(evaluate, scenes, held_out_scorer, tmp_path):
-    image, other = scenes[0]["image"], scenes[1]["image"]
+    image, other = scenes[0]["image"], scenes[7]["image"]
     image.save(tmp_path / "a.png")
     other.save(tmp_path / "b.png")
-    captions = [scenes[0]["full_caption"], scenes[0]["captions"][0], scenes[1]["full_caption"]]
+    captions = [scenes[0]["full_caption"], scenes[0]["captions"][0], scenes[7]["full_caption"]]
     metric = evaluate.load("self_retrieval")
     a, b = str(tmp_path / "a.png"), str(tmp_path / "b.png")
     by_path = metric.compute(predictions=captions, references=[a, a, b], scorer=held_out_scorer)
@@ -273,7 +273,7 @@ def test_emscore_by_a_scorer(evaluate, scenes, held_out_scorer):
         assert_close(torch.nn.functional.normalize(rows[-1], dim=0), own)
     expected = metrics.emscore(tokens, [held_out_scorer.image_features(video) for video in videos])
     metric = evaluate.load("emscore")
-    found = metric.compute(predictions=captions, references=videos, scorer=JUDGE)
+    found = metric.compute(predictions=captions, references=videos, scorer=SCORER)
     for key in ("precision", "recall", "f", "fine_f", "coarse"):
         assert found[key] == close(expected[key], dtype="float32", magnitude=1)
     assert metric.compute(predictions=captions, frames=videos, scorer=held_out_scorer)["f"] == pytest.approx(

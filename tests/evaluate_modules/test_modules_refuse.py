@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.evaluate_modules.evaluators import JUDGE
+from tests.evaluate_modules.evaluators import SCORER
 
 
 def test_misspelt_argument_is_named(evaluate):
@@ -29,7 +29,7 @@ BAD = [
     ("clip_score", {"references": [[1.0, 0.0], []], "text_features": np.eye(2)}, r"references\[1\] is"),
     (
         "self_retrieval",
-        {"references": ["a.png", "b.png"], "scorer": JUDGE},
+        {"references": ["a.png", "b.png"], "scorer": SCORER},
         r"references\[0\]: .*'a.png' is not a file",
     ),
     ("self_retrieval", {"references": ["x", "y"], "image_features": {"x": [1.0, 0.0]}}, r"references\[1\] is 'y'"),

@@ -72,19 +72,18 @@ def texts(path):
 def test_bags_side_by_side_with_their_ranks(files, rows, tmp_path):
     assert run(files, tmp_path, "--bag_size", "3", "--names", "MLE", "SR") == 0
     found = json.loads((tmp_path / "gallery.json").read_text())
-    assert found["bags"] == [["test-00000", "test-00001", "test-00002"]]
+    members = [0, 1, 2], [7, 8, 9]  # the first images of the bags of 7
+    assert found["bags"] == [[f"test-{row:05d}" for row in bag] for bag in members]
     html = (tmp_path / "bags.html").read_text()
-    ranks = {
-        name: plain_ranks(mine, rows, [0, 1, 2]) for name, mine in zip(("MLE", "SR"), files[1].values(), strict=True)
-    }
-    finds = ", ".join(f"{name} finds {places.count(1)}" for name, places in ranks.items())
-    assert f"Bag 1: 3 look-alikes. {finds}</h2>" in html
     cards = texts(tmp_path / "bags.html")
-    for at, card in enumerate(cards):
-        assert f"MLE {ranks['MLE'][at]} of 3" in card
-        assert f"SR {ranks['SR'][at]} of 3" in card
-        assert files[1]["mle"][at] in card
-    assert len(cards) == 3
+    assert len(cards) == 6
+    for number, bag in enumerate(members):
+        mle, sr = (plain_ranks(mine, rows, bag) for mine in files[1].values())
+        assert f"Bag {number + 1}: 3 look-alikes. MLE finds {mle.count(1)}, SR finds {sr.count(1)}</h2>" in html
+        for at, card in enumerate(cards[3 * number : 3 * number + 3]):
+            assert f"MLE {mle[at]} of 3" in card
+            assert f"SR {sr[at]} of 3" in card
+            assert files[1]["mle"][bag[at]] in card
 
 
 def test_every_wrong_claim_is_counted_and_marked(files, rows, tmp_path, capsys):
@@ -154,7 +153,7 @@ def test_right_captions_with_a_cider_d_near_0(files, rows, tmp_path):
 def test_captioner_as_source_and_removal_of_old_pages(files, tmp_path, capsys):
     assert run(files, tmp_path) == 0
     assert (tmp_path / "cider.html").is_file()
-    only = ["gallery", "--captions", "scenes:blip-mle", "--scorer", "none", "--max_images", "3"]
+    only = ["gallery", "--captions", "scenes:blip-mle", "--scorer", "none", "--max_images", "7", "--bag_size", "3"]
     assert main([*only, "--output_dir", str(tmp_path)]) == 0, capsys.readouterr().err
     assert not (tmp_path / "cider.html").exists()
     found = json.loads((tmp_path / "gallery.json").read_text())
@@ -191,7 +190,7 @@ def test_commands_of_the_documentation_run(tmp_path, monkeypatch, capsys):
     assert main(shlex.split(boosted[0])[1:]) == 0, capsys.readouterr().err
     assert main(shlex.split(shown[1])[1:]) == 0, capsys.readouterr().err
     found = json.loads((tmp_path / "outputs/gallery/gallery.json").read_text())["unrewarded"]
-    assert found["unrewarded"] > found["right_captions"] / 2  # right, but shorter than the long references
+    assert 0 < found["unrewarded"] <= found["right_captions"]  # right, but shorter than the long references
 
 
 def test_only_equal_names_get_the_names_of_their_folders(tmp_path):

@@ -132,7 +132,8 @@ def test_repeated_prompt_is_removed_from_the_answer(viewer):
     with torch.no_grad():
         whole = viewer._model.generate(**inputs, max_new_tokens=40, do_sample=False, num_beams=1)
     said = viewer._tokenizer.decode(whole[0])
-    assert said == f"[DEC] briefly describe the content of the image [UNK] {found[0]} [SEP]"
+    expected = f"[DEC] briefly describe the content of the image [UNK] {found[0]} [SEP]"
+    assert said.split() == expected.split()  # the answer may be empty
     assert answer_fault(clean_answer(found[0]), prompts[0]) is None
 
 

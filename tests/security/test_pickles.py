@@ -99,7 +99,7 @@ def test_open_clip_scorer(trap, tmp_path):
 
 
 def test_parts_of_clipcap(blip, trap, tmp_path):
-    tower = model_path("scenes:siglip-held-out")
+    tower = model_path("scenes:clip-reward")
     with pytest.raises(OSError, match="safetensors"):
         assemble(without_weights(tower, tmp_path / "m", trap), blip)
 

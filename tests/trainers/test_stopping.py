@@ -132,9 +132,9 @@ def test_broken_best_checkpoint_is_reported_and_the_last_weights_are_kept(tmp_pa
         weights = tmp_path / "checkpoint-3" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-9])
 
-    # One evaluation, after the third step, so there is one best checkpoint.
     best = {"load_best_model_at_end": True, "metric_for_best_model": "length", "eval_strategy": "steps"}
-    settings = {"eval_steps": 3, "save_steps": 3, "max_steps": 5, **best}
+    # Equal captions at both evaluations, so the first checkpoint is the best.
+    settings = {"eval_steps": 3, "save_steps": 3, "max_steps": 5, "learning_rate": 0.0, **best}
     trainer = trainer_of("smile", tmp_path, callbacks=[At(5, harm)], **settings)
     trainer.train()
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-3")
