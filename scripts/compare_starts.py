@@ -82,7 +82,7 @@ def main() -> None:
             found = {}
             for when, path in (("start", before), ("self-retrieval", after)):
                 captions = generate_captions(
-                    load_captioner(str(path)), list(test["image"]), batch_size=100, num_beams=3, max_new_tokens=40
+                    load_captioner(str(path)), list(test["image"]), batch_size=100, num_beams=1, max_new_tokens=40
                 )
                 found[when] = measure(captions, test, held_out_scorer, image_features)
                 rows.append({"name": f"{start}, {when}", **found[when]})

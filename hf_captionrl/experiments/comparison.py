@@ -315,7 +315,8 @@ def finish(
         facts = {**objective, "selection": " ".join(delivery)}
         write_publication(path, result.captioner, captions, result.main, evaluator, arguments, splits, facts)
     is_collapsed = result.main in result.collapsed
-    files = ", ".join(["results.json", "results.md", "gallery.html", "curves.png", *more_files])
+    drawn = ["curves.png", *(["learning_curves.png"] if result.curves else [])]
+    files = ", ".join(["results.json", "results.md", "gallery.html", *drawn, *more_files])
     print(
         f"Written to {output_dir}: {files}; " + ("there is no model" if is_collapsed else "the checkpoint is model/")
     )

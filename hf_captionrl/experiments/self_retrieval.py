@@ -119,7 +119,7 @@ def run_name(config: SelfRetrievalConfig) -> str:
         notes.append(f"CIDEr {config.cider_weight:g}")
     if config.beta:
         notes.append(f"KL {config.beta:g}")
-    if config.baseline not in ("running_mean", "greedy"):
+    if config.baseline not in ("running_mean", "batch_mean", "greedy"):
         notes.append(f"baseline {config.baseline}")
     return f"{'SR' if config.retrieval_weight else 'CIDEr'} ({', '.join(notes)})"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from hf_captionrl.reports.plot_style import (
@@ -71,8 +72,10 @@ def write_curves(
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = new_figure(9.5, 4.0 if rows == 1 else 2.8 * rows, columns=columns, rows=rows)
-    panel_axes = axes.flat if rows > 1 else axes
-    for axis, (key, label) in zip(panel_axes, panels, strict=True):
+    panel_axes = np.ravel(axes)
+    for axis in panel_axes[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (key, label) in zip(panel_axes, panels, strict=False):
         for index, (name, history) in enumerate(histories.items()):
             points = sorted((point for point in history if point[key] is not None), key=lambda point: point[x])
             positions = [point[x] for point in points]

@@ -59,7 +59,7 @@ def measure(name: str) -> dict[str, float]:
             for kind, captions in texts.items()
         }
     captioner = load_captioner(folder, dtype=torch.float32)
-    captions = generate_captions(captioner, list(test["image"]), batch_size=250, num_beams=3, max_new_tokens=30)
+    captions = generate_captions(captioner, list(test["image"]), batch_size=250, num_beams=1, max_new_tokens=30)
     held_out_scorer = load_scorer(str(CHECKPOINTS / "siglip-held-out"))
     row = smile_suite(
         captions,

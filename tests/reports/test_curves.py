@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.reports.curves import write_curves
+from hf_captionrl.reports.curves import CURVES, write_curves
 
 HISTORIES = {
     "MLE+MLE": [{"epoch": e, "length": 2.3, "recall_at_1": 0.53} for e in range(4)],
@@ -28,6 +28,22 @@ def test_picture_shows_both_methods(tmp_path):
     for half in (left, right):
         for colour in ((0x7A, 0x7F, 0x8A), (0xE6, 0x9F, 0x00)):
             assert (half == colour).all(axis=-1).sum() > 200
+
+
+def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path):
+    points = [{"step": s, "rd100_recall_at_1": 0.1 * s, "cider_d": 1.5 - 0.1 * s, "length": 4 + s} for s in range(4)]
+    histories = {"SR": points, "SMILE": [{**point, "cider_d": None} for point in points]}
+    panels = [panel for panel in CURVES if panel[0] in points[0]]
+    heights = []
+    for number in (1, 3):
+        path = write_curves(tmp_path / f"{number}.png", histories, x="step", panels=panels[:number])
+        with Image.open(path) as image:
+            heights.append(image.height)
+    four = [*panels, ("step", "Step")]
+    with Image.open(write_curves(tmp_path / "4.png", histories, x="step", panels=four)) as image:
+        assert image.height > max(heights)
+    with pytest.raises(ValueError, match="has no 'hallucination'"):
+        write_curves(tmp_path / "c.png", histories, x="step", panels=CURVES[-2:])
 
 
 def test_same_histories_same_bytes(tmp_path):
