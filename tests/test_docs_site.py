@@ -205,7 +205,7 @@ def test_code_of_the_front_pages_runs(tmp_path, monkeypatch, capsys):
     names: dict = {}
     for number, code in enumerate(blocks(ROOT / "docs" / "quickstart.md", "python")):
         exec(compile(code, f"docs/quickstart.md, example {number}", "exec"), names)
-    assert names["found"]["recall_at_1"] < 0.5
+    assert names["found"]["recall_at_1"] < 0.7
     assert names["truth"]["fact_recall"] < 0.5
     assert names["trainer"].state.global_step == 2
     with pytest.raises(NameError):

@@ -39,7 +39,7 @@ def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path):
         path = write_curves(tmp_path / f"{number}.png", histories, x="step", panels=panels[:number])
         with Image.open(path) as image:
             heights.append(image.height)
-    four = [*panels, ("step", "Step")]
+    four = [*panels, panels[0]]
     with Image.open(write_curves(tmp_path / "4.png", histories, x="step", panels=four)) as image:
         assert image.height > max(heights)
     with pytest.raises(ValueError, match="has no 'hallucination'"):
