@@ -54,6 +54,12 @@ class ModelArguments:
     )
     lora_r: int = field(default=32, metadata={"help": "Rank of the LoRA."})
     lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
+    lora_init: str = field(
+        default="peft",
+        metadata={
+            "help": "Initial A of the LoRA: 'peft', PEFT's default, or 'paper', N(0, 1) as in the code of No Detail Left Behind."
+        },
+    )
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
     model_license: str | None = field(
         default=None,
@@ -79,6 +85,8 @@ class ModelArguments:
 
     def __post_init__(self) -> None:
         check_model_init_kwargs({"dtype": self.dtype})
+        if self.lora_init not in ("peft", "paper"):
+            raise ValueError(f"lora_init is {self.lora_init!r}. Use 'peft' or 'paper'.")
 
     @property
     def public_name(self) -> str:
@@ -99,7 +107,13 @@ class ModelArguments:
         """Arguments of `Captioner.add_lora`, or None if all weights are trained."""
         if self.tune is None:
             return None
-        return {"tune": self.tune, "r": self.lora_r, "alpha": self.lora_alpha, "dropout": self.lora_dropout}
+        return {
+            "tune": self.tune,
+            "r": self.lora_r,
+            "alpha": self.lora_alpha,
+            "dropout": self.lora_dropout,
+            "init": self.lora_init,
+        }
 
 
 @dataclass
