@@ -64,10 +64,6 @@ class ClipCapArguments(ModelArguments):
     language_model: str = field(
         default="openai-community/gpt2", metadata={"help": "Causal language model, with its tokenizer."}
     )
-    fresh_language_model: bool = field(
-        default=False,
-        metadata={"help": "Use only configuration and tokenizer of the language model, with random weights."},
-    )
     prefix_length: int = field(default=10, metadata={"help": "Number of prefix vectors before a caption."})
     mapping_type: str = field(default="mlp", metadata={"help": "'mlp' or 'transformer'."})
     clip_length: int = field(default=10, metadata={"help": "Number of image vectors in the transformer mapper."})

@@ -78,9 +78,10 @@ class Adapting:
             r (`int`): Rank.
             alpha (`float`): Scaling is `alpha / r`.
             dropout (`float`): Dropout on the adapters' input, in [0, 1).
-            init: Distribution of A, while B is 0: `"peft"`, uniform with standard deviation `1 / sqrt(3 * width)`, or
-                `"paper"`, N(0, 1) as in the authors' code, whose first updates are `sqrt(3 * width)` times larger (48
-                times for GPT-2). `"paper"` takes effect in `add_adapter` and in the trainers, not in `peft.get_peft_model`.
+            init: Initial factors of the update. `"peft"`: A is uniform with standard deviation `1 / sqrt(3 * width)`, B is 0.
+                `"paper"`: one factor is N(0, 1) and the other 0, as in the authors' code, so that the first updates are
+                `sqrt(3 * width)` times larger (48 times for GPT-2). It takes effect in `add_adapter` and in the
+                trainers, not in `peft.get_peft_model`.
             target_modules (`str` or `list[str]`, *optional*): Modules to adapt instead of `lora_targets(tune)`.
             modules_to_save (`list[str]`, *optional*): Modules that are trained in full; by default those between the
                 vision tower and the language model, if there are any.
@@ -151,12 +152,26 @@ class Adapting:
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             self.model = get_peft_model(self.model, config)
         if getattr(config, _STANDARD_NORMAL, False):
-            for name, parameter in self.model.named_parameters():
-                if ".lora_A." in name:
-                    torch.nn.init.normal_(parameter)
+            _draw_standard_normal(self.model)
 
     def _peft_knows_targets(self, config: PeftConfig) -> bool:
         from peft.utils import constants
 
         known = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
         return self.base_model.config.model_type in known or config.peft_type != "LORA"
+
+
+def _draw_standard_normal(model: torch.nn.Module) -> None:
+    """One factor of every adapter from N(0, 1), the other 0: `W + (B A) * alpha / rank` of the authors with B = 0."""
+    from peft.tuners.lora.layer import LoraLayer
+    from transformers.pytorch_utils import Conv1D
+
+    for layer in model.modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        # The authors multiply B and A in the order of the stored weight, and Conv1D stores (in, out) instead of (out, in).
+        swapped = isinstance(layer.get_base_layer(), Conv1D)
+        for first, second in zip(layer.lora_A.values(), layer.lora_B.values(), strict=True):
+            random, zero = (second, first) if swapped else (first, second)
+            torch.nn.init.normal_(random.weight)
+            torch.nn.init.zeros_(zero.weight)

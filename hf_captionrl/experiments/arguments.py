@@ -49,6 +49,10 @@ class ModelArguments:
     )
     # Copied from the trainer's configuration, because the recipe loads the model; not an argument.
     model_init_kwargs: dict[str, Any] = field(default_factory=dict, init=False)
+    fresh_language_model: bool = field(
+        default=False,
+        metadata={"help": "Start with random weights in all parts but the vision tower."},
+    )
     tune: str | None = field(
         default=None, metadata={"help": "Train a LoRA on 'language', 'vision' or 'both'. None: train all weights."}
     )
@@ -57,7 +61,8 @@ class ModelArguments:
     lora_init: str = field(
         default="peft",
         metadata={
-            "help": "Initial A of the LoRA: 'peft', PEFT's default, or 'paper', N(0, 1) as in the code of No Detail Left Behind."
+            "help": "Initial values of the LoRA: 'peft', PEFT's default, or 'paper', N(0, 1) and 0 as in the code of No Detail Left "
+            "Behind."
         },
     )
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
@@ -81,7 +86,10 @@ class ModelArguments:
         if self.attn_implementation is not None:
             settings["attn_implementation"] = self.attn_implementation
         settings |= self.model_init_kwargs
-        return load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
+        captioner = load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
+        if self.fresh_language_model:
+            _randomise_language_model(captioner)
+        return captioner
 
     def __post_init__(self) -> None:
         check_model_init_kwargs({"dtype": self.dtype})
@@ -114,6 +122,17 @@ class ModelArguments:
             "dropout": self.lora_dropout,
             "init": self.lora_init,
         }
+
+
+def _randomise_language_model(captioner: Captioner) -> None:
+    """Replace all weights outside of the vision tower by those of a new model."""
+    model = captioner.base_model
+    kept = {id(p) for p in captioner.find_vision_tower(model).parameters()}
+    fresh = dict(type(model)(model.config).named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in kept:
+                parameter.copy_(fresh[name])
 
 
 @dataclass

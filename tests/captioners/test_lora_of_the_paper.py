@@ -19,6 +19,8 @@ CLIP = {
     for n in range(LAYERS)
     for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.fc1", "mlp.fc2")
 }
+C_ATTN = "language_model.transformer.h.0.attn.c_attn"
+FC1 = "vision_tower.encoder.vision_model.encoder.layers.0.mlp.fc1"
 RATE, STEPS, BETAS = 9e-8, 200, (0.9, 0.999)
 WIDTH = 192  # of the language model: sqrt(3 * 192) = 24
 
@@ -57,29 +59,34 @@ def wide_captioner():
     return load_captioner(model, processor=processor)
 
 
-def trained_update(init: str):
-    """Update of one module after 200 steps of AdamW on a fixed gradient; and module, initial A and that gradient."""
+def trained_update(init: str, place: str):
+    """Update of one stored weight after 200 steps of AdamW on a fixed gradient; and initial factors and that gradient."""
     captioner = wide_captioner()
     torch.manual_seed(11)
-    captioner.add_lora("language", init=init)
+    captioner.add_lora("both", init=init)
     captioner.model.double()  # in fp32 a gradient of almost 0 can have either sign, and Adam steps by the sign
-    layer = captioner.base_model.language_model.transformer.h[0].attn.c_attn
-    first, second = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-    start = first.detach().clone()
-    inputs, direction = torch.randn(2, 16, 3 * WIDTH, dtype=torch.float64)
-    inputs = inputs[:, :WIDTH]
-    optimizer = torch.optim.AdamW([first, second], lr=RATE, betas=BETAS, weight_decay=0.01)
+    layer = captioner.base_model.get_submodule(place)
+    factors = [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    start = [factor.detach().clone() for factor in factors]
+    stored = layer.get_base_layer().weight
+    is_conv1d = "transformer.h" in place
+    width, out = stored.shape if is_conv1d else stored.shape[::-1]
+    inputs, direction = torch.randn(16, width, dtype=torch.float64), torch.randn(16, out, dtype=torch.float64)
+    optimizer = torch.optim.AdamW(factors, lr=RATE, betas=BETAS, weight_decay=0.01)
     for _ in range(STEPS):
         optimizer.zero_grad()
         (layer(inputs) * direction).sum().backward()
         optimizer.step()
-    return layer.get_delta_weight("default").detach().T, start, direction.T @ inputs
+    gradient = inputs.T @ direction  # (in, out)
+    update = (factors[1] @ factors[0]).detach().T * 16 / 32  # (in, out)
+    return (update, start, gradient) if is_conv1d else (update.T, start, gradient.T)
 
 
-def update_of_the_authors(first, gradient, *, rank=32, alpha=16):
-    """W + (B A) * alpha / rank with B = 0, trained with AdamW as its paper writes it; `gradient` `(out, in)` is dL/dW."""
-    weights = [first, torch.zeros(gradient.shape[0], rank, dtype=torch.float64)]
-    scale = alpha / rank
+def update_of_the_authors(random, gradient, *, rank=32, alpha=16):
+    """W + (B A) * alpha / rank for a stored weight W, B = 0, A ~ N(0, 1), trained with AdamW as its paper writes it."""
+    b, a = torch.zeros(gradient.shape[0], rank, dtype=torch.float64), random.double()
+    assert a.shape == (rank, gradient.shape[1])
+    weights, scale = [a, b], alpha / rank
     means = [torch.zeros_like(w) for w in weights]
     squares = [torch.zeros_like(w) for w in weights]
     for step in range(1, STEPS + 1):
@@ -92,18 +99,23 @@ def update_of_the_authors(first, gradient, *, rank=32, alpha=16):
     return weights[1] @ weights[0] * scale
 
 
-def test_the_update_after_200_steps_is_that_of_the_authors_formula():
-    update, start, gradient = trained_update("paper")
-    assert_close(update, update_of_the_authors(start, gradient), summands=STEPS * 32)
-    assert abs(start.mean()) < 0.05
-    assert abs(start.std() - 1) < 0.05
+@pytest.mark.parametrize("place", [C_ATTN, FC1])
+def test_the_update_after_200_steps_is_that_of_the_authors_formula(place):
+    update, (first, second), gradient = trained_update("paper", place)
+    # transformers' Conv1D stores (in, out): there the authors' random factor is on the side of the outputs.
+    random, zero = (second.T, first) if place == C_ATTN else (first, second)
+    assert_close(update, update_of_the_authors(random, gradient), summands=STEPS * 32)
+    assert abs(random.mean()) < 0.1
+    assert abs(random.std() - 1) < 0.1
+    assert not zero.any()
 
 
 def test_the_update_with_pefts_initialisation_is_smaller_by_the_ratio_of_the_standard_deviations():
-    paper, *_ = trained_update("paper")
-    peft, start, _ = trained_update("peft")
+    paper, *_ = trained_update("paper", C_ATTN)
+    peft, (first, second), _ = trained_update("peft", C_ATTN)
     ratio = math.sqrt(3 * WIDTH)  # uniform on [-1/sqrt(w), 1/sqrt(w)] has standard deviation 1/sqrt(3 w)
-    assert abs(start.std() * ratio - 1) < 0.05
+    assert abs(first.std() * ratio - 1) < 0.05
+    assert not second.any()
     assert 0.9 * ratio < paper.norm() / peft.norm() < 1.1 * ratio
     assert round(math.sqrt(3 * 768)) == 48  # GPT-2
 
@@ -112,9 +124,9 @@ def test_the_initialisation_survives_a_copy_and_the_saved_configuration_is_pefts
     captioner = wide_captioner()
     config = copy.deepcopy(language_lora(captioner, r=4, init="paper"))
     captioner.add_adapter(config)
-    values = torch.cat([p.flatten() for n, p in captioner.model.named_parameters() if ".lora_A." in n])
+    values = torch.cat([p.flatten() for n, p in captioner.model.named_parameters() if ".lora_B." in n])
     assert abs(values.std() - 1) < 0.05
-    assert all(not p.any() for n, p in captioner.model.named_parameters() if ".lora_B." in n)
+    assert all(not p.any() for n, p in captioner.model.named_parameters() if ".lora_A." in n)
     captioner.model.save_pretrained(tmp_path)
     assert LoraConfig.from_pretrained(tmp_path).r == 4
 
