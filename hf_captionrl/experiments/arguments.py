@@ -182,6 +182,13 @@ class DataArguments:
         default="captions",
         metadata={"help": "Caption column of that file, a string or a list of strings, e.g. 'blend_caption'."},
     )
+    test_references: str | None = field(
+        default=None,
+        metadata={
+            "help": "File like train_captions for the test split; the table then has CIDEr-D against these references as well."
+        },
+    )
+    test_references_column: str = field(default="captions", metadata={"help": "Caption column of that file."})
     simplify: str | None = field(
         default=None,
         metadata={

@@ -38,6 +38,7 @@ __all__ = [
     "alone_in",
     "defer_push",
     "finish",
+    "measured",
     "plan_runs",
     "resumes",
     "settings_of",
@@ -213,7 +214,7 @@ def train_runs(
                 begin_run(output_dir / each.folder)
         if not result.captions:
             result.captions[START] = trainer.generate_captions(test)
-            result.rows.append(evaluator.row(START, result.captions[START]))
+            result.rows.append(measured(START, result.captions[START], evaluator, trainer))
         if run.trains:
             if run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
@@ -224,7 +225,7 @@ def train_runs(
                 for e in ([{**before[run.starts_from], "epoch": 0.0}, *history])
             ]
             result.captions[run.name] = trainer.generate_captions(test)
-            result.rows.append(evaluator.row(run.name, result.captions[run.name]))
+            result.rows.append(measured(run.name, result.captions[run.name], evaluator, trainer))
             _note_delivery(result, run.name, trainer)
         is_withheld = run.folder == "model" and run.name in result.collapsed
         if not is_withheld:
@@ -238,6 +239,12 @@ def train_runs(
     row, _ = evaluator.reference_row()
     result.rows.append(row)
     return result
+
+
+def measured(name: str, captions: list[str], evaluator: Evaluator, trainer: CaptionTrainer) -> dict[str, Any]:
+    """The row of a captioner, which also captions the images of bags that are not in the test split."""
+    more = [] if evaluator.bag_images is None else trainer.generate_captions(evaluator.bag_images)
+    return evaluator.row(name, captions, more_captions=more)
 
 
 def _note_delivery(result: Comparison, name: str, trainer: CaptionTrainer) -> None:
@@ -297,7 +304,7 @@ def finish(
         seed=config.seed,
         config=describe(arguments) | ({"runs": result.settings} if result.settings else {}),
         gallery_size=eval_args.gallery_size,
-        columns=columns,
+        columns=(*columns, *evaluator.columns),
         selected=result.selected,
         note=" ".join(delivery),
     )
