@@ -60,7 +60,11 @@ def test_a_curve_begins_at_the_captioner_that_the_run_starts_from(tmp_path):
     trainers = {"XE": Counting(2, 3), "SLE": Counting(5, 1), "SLL": Counting(5, 2), "alone": Counting(2, 7)}
     runs = [Run(name, name, lambda name=name: trainers[name]) for name in ("XE", "alone")]
     runs += [Run(name, name, lambda name=name: trainers[name], starts_from="XE") for name in ("SLE", "SLL")]
-    evaluator = SimpleNamespace(row=lambda name, captions: {"name": name}, reference_row=lambda: ({"name": "r"}, []))
+    evaluator = SimpleNamespace(
+        row=lambda name, captions, more_captions: {"name": name},
+        reference_row=lambda: ({"name": "r"}, []),
+        bag_images=None,
+    )
     found = train_runs(runs, evaluator, None, resume=False, output_dir=tmp_path)
     curves = {name: [(p["epoch"], p["length"]) for p in points] for name, points in found.histories.items()}
     assert curves == {
@@ -187,7 +191,9 @@ def test_a_recipe_killed_in_its_first_training_does_not_resume_the_second_from_a
     def start(kind, resume):
         runs = [Run(name, name, lambda: kind(1, 1)) for name in ("first", "second")]
         evaluator = SimpleNamespace(
-            row=lambda name, captions: {"name": name}, reference_row=lambda: ({"name": "r"}, [])
+            row=lambda name, captions, more_captions: {"name": name},
+            reference_row=lambda: ({"name": "r"}, []),
+            bag_images=None,
         )
         train_runs(runs, evaluator, None, resume=resume, output_dir=tmp_path)
 

@@ -85,7 +85,10 @@ def test_self_retrieval_rows_have_the_settings_of_their_title(name):
 
 def test_a_row_of_a_row_has_the_settings_of_the_whole_chain():
     model, data, evaluation, _, config = parse("ndlb/table13/row6")
-    assert (model.model_name_or_path, data.dataset_name) == ("outputs/clipcap-holisticcap", "dataset_holisticcap.json")
+    assert (model.model_name_or_path, data.dataset_name) == (
+        "outputs/ndlb/table11/holisticcap/model",
+        "dataset_coco.json",
+    )
     assert (model.tune, config.bag_schedule, config.cider_weight, config.baseline) == ("both", "paper", 1.0, "greedy")
     assert (config.learning_rate, config.weight_decay, config.cache_image_features) == (1e-7, 0.01, False)
     assert evaluation.held_out_scorer_name_or_path == "openai/clip-vit-large-patch14"

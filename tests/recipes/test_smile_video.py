@@ -51,9 +51,8 @@ def test_the_table_ends_with_emscore(run):
     names = ["MLE", "MLE first", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references"]
     assert [row["name"] for row in results["rows"]] == names
     for row in results["rows"]:
-        assert -1 <= row["emscore"] <= 1
-        assert -1 <= row["emscore_references"] <= 1
-        assert 0 <= row["emscore_recall_at_1"] <= row["emscore_recall_at_5"] <= 1
+        assert row["emscore"] is None  # the held-out scorer is a SigLIP, without features of tokens
+        assert "token features" in row["emscore_reason"]
         assert 0 <= row["bag_3_recall_at_1"] <= 1
     assert results["rows"][-1]["hallucination"] == 0.0
     assert results["config"]["SmileVideoConfig"]["frame_pooling"] == "ordered"
@@ -81,6 +80,7 @@ def test_emscore_of_a_row_is_that_of_frames_and_tokens(small_world, tmp_path):
         )
         row = evaluator.row("x", captions, chosen)
         assert row["emscore_precision"] == close(expected["precision"], dtype="float32", magnitude=1)
+        assert 0 <= row["emscore_recall_at_1"] <= row["emscore_recall_at_5"] == 1  # of 4 videos
         assert row["emscore_recall"] == close(expected["recall"], dtype="float32", magnitude=1)
         found = [row["emscore"], row["emscore_references"]]
         assert found == close([expected["f"], expected["reference_f"]], dtype="float32", magnitude=1)
