@@ -143,7 +143,7 @@ class DataArguments:
         default="scenes",
         metadata={
             "help": "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
-            "'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
+            "'nocaps', 'concadia' or 'imagecode' with --data_dir, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
         },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})

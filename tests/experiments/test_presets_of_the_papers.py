@@ -72,6 +72,7 @@ FIELDS = {
     "xe_epochs": "rl_start_epoch",
     "xe_rate": "xe_learning_rate",
     "mle_epochs": "mle_epochs",
+    "frequencies": "cider_frequencies",
 }
 
 

@@ -298,7 +298,7 @@ PAPERS = {
     "ndlb/table5/row8": NDLB | HOLISTIC | LV | CURRICULUM,
     "ndlb/table7/row1": NDLB_MLE,
     "ndlb/table7/row2": NDLB,
-    "ndlb/table7/row3": NDLB | CIDER | {"rate": 1e-6},
+    "ndlb/table7/row3": NDLB | CIDER | {"rate": 1e-6, "frequencies": "train"},
     "ndlb/table7/row4": NDLB | LV | CURRICULUM,
     "ndlb/table7/row5": NDLB | LV | CURRICULUM | BOTH,
     "ndlb/table7/row6": NDLB_MLE | {k: HOLISTIC[k] for k in ("start", "test_references", "test_column")},
@@ -306,6 +306,9 @@ PAPERS = {
     "ndlb/table7/row8": NDLB | HOLISTIC | CIDER | {"rate": 1e-7},
     "ndlb/table7/row9": NDLB | HOLISTIC | LV | CURRICULUM,
     "ndlb/table7/row10": NDLB | HOLISTIC | LV | CURRICULUM | BOTH,
+    # code: finetuning/losses.py, CiderReward.
+    "ndlb/code/cider": NDLB | CIDER | {"rate": 1e-6, "frequencies": "batch"},
+    "ndlb/code/cider-sr": NDLB | LV | CURRICULUM | BOTH | {"frequencies": "batch"},
     "ndlb/table10/row1": NDLB | HOLISTIC | LV,
     **{
         f"ndlb/table10/row{row}": NDLB | HOLISTIC | LV | {"bags": size}
