@@ -149,7 +149,7 @@ def test_image_positions_are_interpolated_as_transformers_does(tmp_path):
 
 def test_image_size_of_another_model_is_refused(tmp_path):
     torch.save(original_clip(make_clip()[0]), tmp_path / "clip.pth")
-    with pytest.raises(ValueError, match="is not a captioner of BLIP. Leave it out"):
+    with pytest.raises(ValueError, match=r"is not a captioner of BLIP\. Leave it out"):
         convert(tmp_path / "clip.pth", tmp_path / "new", image_size=384)
 
 
