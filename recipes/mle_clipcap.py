@@ -33,7 +33,7 @@ from hf_captionrl.console import run_main
 from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
-from hf_captionrl.experiments.comparison import Comparison, alone_in, defer_push, finish, resumes
+from hf_captionrl.experiments.comparison import Comparison, alone_in, defer_push, finish, measured, resumes
 from hf_captionrl.experiments.data import load_data
 from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
 from hf_captionrl.experiments.parsing import parse_arguments
@@ -63,10 +63,6 @@ class ClipCapArguments(ModelArguments):
     )
     language_model: str = field(
         default="openai-community/gpt2", metadata={"help": "Causal language model, with its tokenizer."}
-    )
-    fresh_language_model: bool = field(
-        default=False,
-        metadata={"help": "Use only configuration and tokenizer of the language model, with random weights."},
     )
     prefix_length: int = field(default=10, metadata={"help": "Number of prefix vectors before a caption."})
     mapping_type: str = field(default="mlp", metadata={"help": "'mlp' or 'transformer'."})
@@ -162,7 +158,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
     evaluator = Evaluator.from_arguments(
-        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir
+        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits
     )
     config.output_dir = str(output_dir / "model")
     set_seed(config.seed)  # initialises the mapper
@@ -188,7 +184,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     if not trainer.is_world_process_zero():
         return output_dir / "results.json"
     result = Comparison(
-        rows=[evaluator.row(ROW, captions), evaluator.reference_row()[0]],
+        rows=[measured(ROW, captions, evaluator, trainer), evaluator.reference_row()[0]],
         captions={ROW: captions},
         histories={ROW: history},
         selected={} if trainer.selection is None else {ROW: trainer.selection},

@@ -192,7 +192,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         splits = keep_long_references(splits, sle_args.min_reference_words)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = Evaluator.from_arguments(
-        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir
+        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits
     )
     trains = config.num_train_epochs > 0 or config.max_steps > 0
     configs = runs_of(config, sle_args) if trains else [copy.deepcopy(config)]

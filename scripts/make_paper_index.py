@@ -9,6 +9,7 @@ Numbers on the page are read from the committed results.
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import functools
 import json
 from collections import Counter
@@ -16,13 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.experiments.rows import read_yaml
+from hf_captionrl.experiments.rows import load_row, read_yaml, row_names
 from hf_captionrl.io import atomic_write_text
+from scripts.reproduction.findings import verdicts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = ROOT / "docs" / "paper_index.yaml"
 PAGE = ROOT / "docs" / "paper_index.md"
 RESULTS = ROOT / "docs" / "results"
+CONFIGS = ROOT / "recipes" / "configs"
 
 PAPERS = {
     "smile": 'SMILE: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation"',
@@ -31,10 +34,10 @@ PAPERS = {
     "ndlb": 'NDLB: "No Detail Left Behind: Revisiting Self-Retrieval for Fine-Grained Image Captioning"',
 }
 STATUSES = {
-    "reproduced": "run on the embedded world; the numbers are committed, whether or not they show the paper's effect",
+    "measured in small": "run on the embedded world; the numbers are committed, and the verdict says whether they show the paper's effect",
     "runs": "one command produces it on the embedded world; no number is claimed",
     "tested": "a formula, an algorithm or settings; the listed tests compare it with something independent",
-    "not run": "code, settings and tests exist; the note names what was missing to run it",
+    "not run": "code, settings and tests exist; the note says what is missing to run it",
     "not applicable": "there is nothing to run; the note says why",
 }
 _HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
@@ -86,11 +89,41 @@ def _said(row: dict[str, Any]) -> str:
         if "run" in entry
     ]
     parts = ["; ".join(numbers), row.get("note", "")]
-    return f"**{row['status']}**" + "".join(f"<br>{part}" for part in parts if part)
+    status = f"**{row['status']}**"
+    if row["status"] == "measured in small":
+        known = {file.stem: _results(file.stem) for file in RESULTS.glob("*.json")}
+        verdicts = Counter(verdicts_of(row["paper"], row["kind"], row["number"], known))
+        status += ": " + (", ".join(f"{verdict} {n}" for verdict, n in sorted(verdicts.items())) or "open")
+    return status + "".join(f"<br>{part}" for part in parts if part)
+
+
+@functools.cache
+def _settings(name: str) -> tuple[str, str]:
+    """Start and data of a preset."""
+    file = CONFIGS / f"{name}.yaml"
+    settings = read_yaml(file) if file.is_file() else load_row(CONFIGS, name).settings
+    start = settings.get("model_name_or_path") or " and ".join(
+        settings[key] for key in ("vision_model", "language_model") if key in settings
+    )
+    more = [settings[key] for key in ("train_captions", "pool", "bags") if settings.get(key)]
+    return str(start), " with ".join([str(settings.get("dataset_name", "scenes")), *more])
+
+
+def _presets(row: dict[str, Any]) -> str:
+    """Starts and data of a row's presets for the paper's data."""
+    patterns = [p.removeprefix("recipes/configs/").removesuffix(".yaml") for p in row.get("recipes", ())]
+    bases = [f"{file.parent.name}/{file.stem}" for file in CONFIGS.glob("*/*.yaml") if file.parent.name != "rows"]
+    names = [n for n in (*row_names(CONFIGS), *bases) if any(fnmatch.fnmatch(n, p) for p in patterns)]
+    found = [_settings(n) for n in names if "scenes" not in n and not n.endswith("/tiny")]
+    if not found:
+        return ""
+    starts, data = (", ".join(f"`{value}`" for value in dict.fromkeys(values)) for values in zip(*found, strict=True))
+    return f"start: {starts}; data: {data}"
 
 
 def _where(row: dict[str, Any]) -> str:
     parts = [", ".join(f"`{entry}`" for entry in row.get(key, ())) for key in ("code", "recipes")]
+    parts.append(_presets(row))
     parts.append(f"`{row['command']}`" if "command" in row else "")
     parts.append(", ".join(f"`{entry}`" for entry in row.get("tests", ())))
     links = [f"[{Path(row['page']).stem}]({row['page']})"]
@@ -107,7 +140,8 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
         "",
         "This page lists every table, figure, numbered equation and algorithm of the four papers, with the code, recipe, command, tests and page",
         "for it. No number of a paper was reproduced on the paper's own data, because neither the images nor the papers' captioners were",
-        "available. All experiments were run on the embedded world.",
+        "available. All experiments were run on the embedded world. Verdicts count the findings of a row in [the findings](findings_smile.md) of its",
+        "paper: holds, does not hold, open, no difference seen.",
         "",
         "| status | rows | meaning |",
         "|:--|--:|:--|",

@@ -12,6 +12,7 @@ import pytest
 from hf_captionrl.experiments.rows import row_names
 from scripts import make_paper_index
 from scripts.make_paper_index import PAPERS, STATUSES, find_number, load_rows, to_markdown
+from scripts.reproduction.findings import verdicts_of
 from scripts.reproduction.runs import CONFIGS
 from tests.test_docs import parse
 
@@ -91,7 +92,7 @@ def faults(row):
                 found.append(f"{entry['what']}: {error}")
     status = row["status"]
     needed = {
-        "reproduced": {"code", "command", "tests", "results", "numbers"},
+        "measured in small": {"code", "command", "tests", "results", "numbers"},
         "runs": {"code", "command", "tests"},
         "tested": {"code", "tests"},
         "not run": {"code", "tests", "note"},
@@ -137,7 +138,9 @@ def test_a_row_that_names_nothing_is_seen():
     for key, value in bad.items():
         assert len(faults({**good, key: value})) == 1, key
     assert faults({**good, "note": "", "status": "not run"}) == ["not run without note"]
-    assert "reproduced without results" in faults({key: value for key, value in good.items() if key != "results"})
+    assert "measured in small without results" in faults(
+        {key: value for key, value in good.items() if key != "results"}
+    )
 
 
 def test_the_page_is_made_of_the_rows(monkeypatch, tmp_path, capsys):
@@ -152,3 +155,30 @@ def test_the_page_is_made_of_the_rows(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(make_paper_index, "PAGE", stale)
     assert make_paper_index.main(["--check"]) == 1
     assert "out of date" in capsys.readouterr().out
+
+
+def test_a_row_measured_in_small_has_the_verdicts_of_its_findings(monkeypatch):
+    findings = {
+        "smile": {
+            "findings": [
+                {"paper": "R@1 (Tables 1 and 3, row 2)", "compare": []},
+                {
+                    "paper": "a random subset (Figure 4a)",
+                    "compare": [{"run": "r", "first": "a", "second": "b", "expect": ">"}],
+                },
+            ]
+        }
+    }
+    monkeypatch.setattr("scripts.reproduction.findings.load_findings", lambda: findings)
+    for number, expected in {"1": ["not tested"], "2": [], "3": ["not tested"], "4": []}.items():
+        assert verdicts_of("smile", "table", number, {}) == expected
+    assert verdicts_of("smile", "figure", "4", {}) == ["not tested"]
+
+
+def test_the_page_names_start_and_data_of_the_papers_presets():
+    line = next(line for line in to_markdown(ROWS).splitlines() if 'id="smile-table-3"' in line)
+    assert (
+        "start: `outputs/smile/mle/from-scratch/model`, `outputs/blip-pretrained`, `outputs/blip-coco-finetuned`"
+        in line
+    )
+    assert "data: `dataset_coco.json with capenrich_hard_pool.json`" in line

@@ -7,10 +7,16 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
+
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig
 
 __all__ = ["Adapting"]
+
+_STANDARD_NORMAL = "captionrl_standard_normal"
+"""Attribute of a `LoraConfig`: PEFT has no N(0, 1), its "gaussian" has standard deviation 1/r. It is not a field, so that PEFT
+can read the saved configuration."""
 
 
 class Adapting:
@@ -27,8 +33,9 @@ class Adapting:
     def lora_targets(self, tune: Literal["language", "vision", "both"] = "language") -> str:
         """Names of the modules that get LoRA.
 
-        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV: attention and the output of the MLP in the language
-        model, attention inputs and both layers of the MLP in the vision tower.
+        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV. For ClipCap these are the modules of the authors' code:
+        `attn.c_attn` and `attn.c_proj` of GPT-2, and attention inputs and both layers of the MLP in CLIP. Other families have
+        attention and the output of the MLP in the language model.
 
         Args:
             tune: The part to adapt.
@@ -58,6 +65,7 @@ class Adapting:
         alpha: float = 16,
         dropout: float = 0.0,
         *,
+        init: Literal["peft", "paper"] = "peft",
         target_modules: str | list[str] | None = None,
         modules_to_save: list[str] | None = None,
     ) -> LoraConfig:
@@ -70,6 +78,10 @@ class Adapting:
             r (`int`): Rank.
             alpha (`float`): Scaling is `alpha / r`.
             dropout (`float`): Dropout on the adapters' input, in [0, 1).
+            init: Initial factors of the update. `"peft"`: A is uniform with standard deviation `1 / sqrt(3 * width)`, B is 0.
+                `"paper"`: one factor is N(0, 1) and the other 0, as in the authors' code, so that the first updates are
+                `sqrt(3 * width)` times larger (48 times for GPT-2). It takes effect in `add_adapter` and in the
+                trainers, not in `peft.get_peft_model`.
             target_modules (`str` or `list[str]`, *optional*): Modules to adapt instead of `lora_targets(tune)`.
             modules_to_save (`list[str]`, *optional*): Modules that are trained in full; by default those between the
                 vision tower and the language model, if there are any.
@@ -78,14 +90,16 @@ class Adapting:
             `peft.LoraConfig`: For `peft_config` of a trainer, or for `peft.get_peft_model`.
 
         Raises:
-            ValueError: If `tune` is unknown, or no module matches.
+            ValueError: If `tune` or `init` is unknown, or no module matches.
         """
         from peft import LoraConfig
 
+        if init not in ("peft", "paper"):
+            raise ValueError(f"init is {init!r}. Use 'peft' or 'paper'.")
         if modules_to_save is None:
             present = {name for name, _ in self.base_model.named_modules()}
             modules_to_save = [name for name in self.connector_paths if name in present]
-        return LoraConfig(
+        config = LoraConfig(
             r=r,
             lora_alpha=alpha,
             lora_dropout=dropout,
@@ -93,6 +107,8 @@ class Adapting:
             modules_to_save=modules_to_save or None,
             task_type=None,  # PEFT's wrappers of task types expect text-only inputs
         )
+        setattr(config, _STANDARD_NORMAL, init == "paper")
+        return config
 
     def add_lora(self, tune: Literal["language", "vision", "both"] = "language", **settings: Any) -> None:
         """Wrap the model with LoRA, so that only the adapter and `modules_to_save` are trained.
@@ -135,9 +151,27 @@ class Adapting:
             # PEFT detects per layer that GPT-2 stores its weights transposed.
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             self.model = get_peft_model(self.model, config)
+        if getattr(config, _STANDARD_NORMAL, False):
+            _draw_standard_normal(self.model)
 
     def _peft_knows_targets(self, config: PeftConfig) -> bool:
         from peft.utils import constants
 
         known = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
         return self.base_model.config.model_type in known or config.peft_type != "LORA"
+
+
+def _draw_standard_normal(model: torch.nn.Module) -> None:
+    """One factor of every adapter from N(0, 1), the other 0: `W + (B A) * alpha / rank` of the authors with B = 0."""
+    from peft.tuners.lora.layer import LoraLayer
+    from transformers.pytorch_utils import Conv1D
+
+    for layer in model.modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        # The authors multiply B and A in the order of the stored weight, and Conv1D stores (in, out) instead of (out, in).
+        swapped = isinstance(layer.get_base_layer(), Conv1D)
+        for first, second in zip(layer.lora_A.values(), layer.lora_B.values(), strict=True):
+            random, zero = (second, first) if swapped else (first, second)
+            torch.nn.init.normal_(random.weight)
+            torch.nn.init.zeros_(zero.weight)

@@ -70,7 +70,7 @@ class ChatCaptioner(VideoInputs, Captioner):
         "gemma3",
     )
     side_inputs = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", *PER_IMAGE)
-    language_lora = r"model\.(language_model|text_model)\..*\.([qkvo]_proj|down_proj)"
+    language_lora = r"model\.(language_model|text_model)\..*\.([qkvo]_proj|gate_proj|up_proj|down_proj)"
     vision_lora = r"model\.(vision_tower|vision_model|visual)\..*\.([qkv]_proj|qkv|fc1|fc2|linear_fc1|linear_fc2|gate_proj|down_proj)"
     default_prompt = "Briefly describe the content of the image."
     processor_class: ClassVar[str | None] = None

@@ -28,8 +28,11 @@ class ClipCapCaptioner(Captioner):
     model_types = ("clipcap",)
     vision_path = "vision_tower"
     connector_paths = ("mapper",)
-    # SR-L and SR-V of No Detail Left Behind, for any language model.
-    language_lora = r"language_model\..*\.(c_attn|c_proj|[qkvo]_proj|out_proj|down_proj|fc2)"
+    # SR-L and SR-V of No Detail Left Behind. The authors adapt attention of GPT-2, not `mlp.c_proj`, and every linear layer of
+    # LLaMA-like models; OPT is ours.
+    language_lora = (
+        r"language_model\..*\.(attn\.c_attn|attn\.c_proj|[qkvo]_proj|gate_proj|up_proj|down_proj|out_proj|fc2)"
+    )
     vision_lora = r"vision_tower\..*\.([qkv]_proj|fc1|fc2)"
 
     @property

@@ -31,7 +31,7 @@ class EncoderDecoderCaptioner(Captioner):
     token_argument = "decoder_input_ids"
     vision_path = "encoder"
     connector_paths = ("enc_to_dec_proj",)
-    language_lora = r"decoder\..*\.(c_attn|q_attn|c_proj|query|key|value|output\.dense|[qkv]_proj|out_proj)"
+    language_lora = r"decoder\..*\.(c_attn|q_attn|(?:cross)?att(?:n|ention)\.c_proj|query|key|value|output\.dense|[qkv]_proj|out_proj)"
     vision_lora = r"encoder\..*\.(query|key|value|qkv|[qkv]_proj|fc1|fc2|intermediate\.dense|\d+\.output\.dense)"
 
     @classmethod

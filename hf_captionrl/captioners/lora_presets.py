@@ -57,7 +57,7 @@ def _preset(
 def language_lora(
     model: Captioner | PreTrainedModel | str, *, revision: str | None = None, **settings: Any
 ) -> LoraConfig:
-    """LoRA on attention and the MLP's output of the language model; the connector is trained in full.
+    """LoRA on the language model: attention of GPT-2, every linear layer of LLaMA-like models; the connector is trained in full.
 
     Reference: "No Detail Left Behind", SR-L.
 
@@ -65,7 +65,7 @@ def language_lora(
         model ([`Captioner`], `PreTrainedModel` or `str`): The model to adapt, or its name; for a name, only the
             configuration is read.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
-        settings (`Any`): `r` (32), `alpha` (16), `dropout` (0), `target_modules`, `modules_to_save`, as for
+        settings (`Any`): `r` (32), `alpha` (16), `dropout` (0), `init` ("peft"; "paper" for the authors'), `target_modules`, `modules_to_save`, as for
             `Captioner.lora_config`.
 
     Returns:

@@ -25,6 +25,12 @@ COMMANDS: tuple[Command, ...] = (
         function="evaluate_captions",
     ),
     Command(
+        "benchmark",
+        "evaluate a scorer on Winoground or MMVP-VLM, captions on ImageCoDe",
+        options="evaluation.benchmarks:BenchmarkOptions",
+        function="benchmark",
+    ),
+    Command(
         "explain",
         "show a caption token by token, under MLE, SMILE and self-retrieval",
         options="explain.write_explanation:ExplainOptions",

@@ -8,17 +8,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hf_captionrl.conversion.sizes import head_count, layer_count, side
 
-__all__ = ["blip_config", "blip_names", "is_blip"]
+__all__ = ["blip_config", "blip_names", "is_blip", "resize_image_positions"]
 
+_POSITIONS = "vision_model.embeddings.position_embedding"
+_PATCHES = "vision_model.embeddings.patch_embedding.weight"
 _LAYER = re.compile(r"visual_encoder\.blocks\.(\d+)\.(.+)")
 _OUTSIDE = {
     "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
-    "visual_encoder.pos_embed": "vision_model.embeddings.position_embedding",
-    "visual_encoder.patch_embed.proj.weight": "vision_model.embeddings.patch_embedding.weight",
+    "visual_encoder.pos_embed": _POSITIONS,
+    "visual_encoder.patch_embed.proj.weight": _PATCHES,
     "visual_encoder.patch_embed.proj.bias": "vision_model.embeddings.patch_embedding.bias",
     "visual_encoder.norm.weight": "vision_model.post_layernorm.weight",
     "visual_encoder.norm.bias": "vision_model.post_layernorm.bias",
@@ -80,15 +83,29 @@ def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     return found, sorted(dropped)
 
 
+def resize_image_positions(state: dict[str, Tensor], image_size: int) -> None:
+    """Interpolate the image positions for images of another size, as `interpolate_pos_embed` of BLIP's code does."""
+    positions, patch_size = state[_POSITIONS], state[_PATCHES].shape[-1]  # (1, 1 + M, D)
+    if image_size % patch_size:
+        raise ValueError(f"image_size is {image_size}, but the patches are {patch_size} wide. Use a multiple of it.")
+    old, new = side(positions.shape[1] - 1, "BLIP's image positions"), image_size // patch_size
+    if old == new:
+        return
+    grid = positions[:, 1:].float().unflatten(1, (old, old)).permute(0, 3, 1, 2)  # (1, D, old, old)
+    grid = torch.nn.functional.interpolate(grid, size=(new, new), mode="bicubic", align_corners=False)
+    patches = grid.flatten(2).transpose(1, 2).to(positions.dtype)
+    state[_POSITIONS] = torch.cat([positions[:, :1], patches], dim=1)
+
+
 def blip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
     """The configuration with the sizes of the tensors."""
     from transformers import BlipConfig
 
-    patch = state["vision_model.embeddings.patch_embedding.weight"]  # (D, 3, P, P)
+    patch = state[_PATCHES]  # (D, 3, P, P)
     words = state["text_decoder.bert.embeddings.word_embeddings.weight"]  # (V, D)
     layer = "text_decoder.bert.encoder.layer."
     width, patch_size = patch.shape[0], patch.shape[-1]
-    grid = side(state["vision_model.embeddings.position_embedding"].shape[1] - 1, "BLIP's image positions")
+    grid = side(state[_POSITIONS].shape[1] - 1, "BLIP's image positions")
     config = BlipConfig() if given is None else given
     config.vision_config.update(
         {

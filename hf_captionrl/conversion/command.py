@@ -27,6 +27,8 @@ class ConvertOptions(CommandOptions):
           captionrl convert Salesforce/blip-image-captioning-base blip-base
           captionrl convert outputs/old_adapter outputs/adapter
           captionrl convert model_large_caption.pth blip-large --config Salesforce/blip-image-captioning-large
+          captionrl convert model_base_capfilt_large.pth blip-pretrained --image_size 384 \\
+              --config Salesforce/blip-image-captioning-base
           captionrl convert clip.pth clip --config openai/clip-vit-base-patch32
           captionrl convert coco_weights.pt clipcap-coco
           captionrl convert transformer_weights.pt clipcap-transformer --normalize_image_embeds
@@ -46,6 +48,13 @@ class ConvertOptions(CommandOptions):
         metavar="MODEL",
         help="for a file of BLIP or CLIP: folder or name with the configuration (attention heads, activation), tokenizer "
         "and processor of the same model; without it sizes come from the shapes, and heads are 64 wide",
+    )
+    image_size: int | None = option(
+        None,
+        parse=positive,
+        metavar="PIXELS",
+        help="for a file of BLIP: interpolate the image positions for this size, as BLIP's code does; its pretrained "
+        "checkpoints have 224, its captioners 384 (default: the checkpoint's)",
     )
     vision_model: str | None = option(
         None, group="ClipCap", metavar="MODEL", help="vision tower (default: openai/clip-vit-base-patch32)"
@@ -74,6 +83,7 @@ def convert_checkpoint(options: ConvertOptions) -> None:
         options.output,
         revision=options.revision,
         config=options.config,
+        image_size=options.image_size,
         with_code=options.with_code,
         normalize_image_embeds=options.normalize_image_embeds,
         stop_at_period=options.stop_at_period,

@@ -36,6 +36,7 @@ def convert(
     *,
     revision: str | None = None,
     config: str | None = None,
+    image_size: int | None = None,
     with_code: bool = False,
     **clipcap: Any,
 ) -> Report:
@@ -56,7 +57,7 @@ def convert(
         if place.is_dir():
             _write_folder(place, folder, report, with_code)
         else:
-            _write_checkpoint(place, folder, report, config, clipcap)
+            _write_checkpoint(place, folder, report, config, image_size, clipcap)
         if with_code:
             from hf_captionrl.conversion.clipcap_code import export_code
 
@@ -205,7 +206,9 @@ def _copy(place: Path, folder: Path) -> list[str]:
     return copied
 
 
-def _write_checkpoint(place: Path, folder: Path, report: Report, config: str | None, clipcap: dict[str, Any]) -> None:
+def _write_checkpoint(
+    place: Path, folder: Path, report: Report, config: str | None, image_size: int | None, clipcap: dict[str, Any]
+) -> None:
     """A file of published code: tensors renamed, with a configuration."""
     from safetensors.torch import load_file
 
@@ -215,7 +218,7 @@ def _write_checkpoint(place: Path, folder: Path, report: Report, config: str | N
         like = None
         if config is not None:
             like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
-        write_published(load_file(safe), folder, report, like=like, clipcap=clipcap)
+        write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
         if like is not None and report.kind != "ClipCap captioner":
             report.copied = _copy(like, folder)
         if not (folder / "tokenizer_config.json").is_file():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.checkpoints.loading import read_config
-from hf_captionrl.conversion.blip import blip_config, blip_names, is_blip
+from hf_captionrl.conversion.blip import blip_config, blip_names, is_blip, resize_image_positions
 from hf_captionrl.conversion.clip import clip_config, clip_names, is_clip
 from hf_captionrl.conversion.clipcap import assemble_clipcap, is_clipcap
 from hf_captionrl.conversion.report import Report
@@ -22,14 +22,24 @@ VISION_MODEL, LANGUAGE_MODEL = "openai/clip-vit-base-patch32", "openai-community
 
 
 def write_published(
-    state: dict[str, Tensor], folder: Path, report: Report, *, like: Path | None, clipcap: dict[str, Any]
+    state: dict[str, Tensor],
+    folder: Path,
+    report: Report,
+    *,
+    like: Path | None,
+    image_size: int | None,
+    clipcap: dict[str, Any],
 ) -> None:
     """Write model, configuration and image processor of a published checkpoint."""
     names = set(state)
+    if image_size is not None and not is_blip(names):
+        raise ValueError(
+            f"image_size is {image_size}, but {report.source!r} is not a captioner of BLIP. Leave it out."
+        )
     if is_clipcap(names):
         _write_clipcap(state, folder, report, clipcap)
     elif is_blip(names):
-        _write_blip(state, folder, report, like)
+        _write_blip(state, folder, report, like, image_size)
     elif is_clip(names):
         _write_clip(state, folder, report, like)
     else:
@@ -51,13 +61,17 @@ def _write_clipcap(state: dict[str, Tensor], folder: Path, report: Report, setti
     processor.save_pretrained(folder)
 
 
-def _write_blip(state: dict[str, Tensor], folder: Path, report: Report, like: Path | None) -> None:
+def _write_blip(
+    state: dict[str, Tensor], folder: Path, report: Report, like: Path | None, image_size: int | None
+) -> None:
     from transformers import BlipForConditionalGeneration, BlipImageProcessor
 
     report.kind = "BLIP captioner"
     found, dropped = blip_names(state)
     if dropped:
         report.notes.append(f"Omitted {', '.join(dropped)}, which captioning does not use.")
+    if image_size is not None:
+        resize_image_positions(found, image_size)
     config = blip_config(found, _config_of(like, "blip"))
     _save(found, config, BlipForConditionalGeneration, folder)
     if like is None:

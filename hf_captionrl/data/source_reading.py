@@ -17,6 +17,7 @@ from hf_captionrl.data.image_folders import (
     metadata_rows,
     report_unnamed,
 )
+from hf_captionrl.data.published_sources import PUBLISHED, read_published
 from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source, SourceArguments, by_split_column, source_of_rows
 from hf_captionrl.data.row_files import Row, is_json_lines, parse_json, read_json_lines, read_rows, read_text
 from hf_captionrl.data.tgif_msrvtt import find_video_source, read_video_source
@@ -42,6 +43,8 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
         if data_dir is None:
             raise ValueError("dataset_name 'imagefolder' needs a folder. Set data_dir to a folder of images.")
         return _read_image_folder(Path(data_dir).expanduser(), root, require_captions)
+    if dataset_name in PUBLISHED:
+        return read_published(dataset_name, arguments)
     if video_source := find_video_source(dataset_name, path, data_dir):
         return read_video_source(video_source, root)
     if path.is_file() and path.suffix.lower() in _ROW_FILES:

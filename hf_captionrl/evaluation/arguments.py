@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.scenes.models import model_path
 
-__all__ = ["EMBEDDED", "EvaluationArguments", "optional_scorer"]
+__all__ = ["EMBEDDED", "PAPERS", "EvaluationArguments", "optional_scorer"]
 
 logger = logging.getLogger(__name__)
 
 EMBEDDED = ("scenes", "moving_scenes")
 """Data sets of the embedded world."""
+
+PAPERS = ("discritune", "ndlb", "sle")
+"""Papers whose tables have columns of their own."""
 
 _CLIP = "openai/clip-vit-base-patch32"  # evaluates in the papers
 _GPT2 = "openai-community/gpt2"  # and their language model
@@ -40,11 +43,49 @@ class EvaluationArguments:
             "hallucination and length. They select nothing."
         },
     )
+    clip_prefix: str | None = field(
+        default=None,
+        metadata={
+            "help": "Text before each caption for CLIPScore. None: 'A photo depicts ' as in the papers, and none for scorers of "
+            "the embedded world, which were trained without it."
+        },
+    )
+    pool: str | None = field(
+        default=None,
+        metadata={
+            "help": "File with COCO names of the images that captions are ranked among (.json, .txt, .npy), such as CapEnrich's "
+            "hard pool of SMILE. None: the test images."
+        },
+    )
+    bags: str | None = field(
+        default=None,
+        metadata={
+            "help": "Bags of look-alikes for R@1: a file of `captionrl bags`, JSON of ids by size, or the folder of TrueMatch's "
+            "release, whose images of the validation split are captioned too. None: the column bag_id."
+        },
+    )
+    hard_distractors: list[int] = field(
+        default_factory=list,
+        metadata={"help": "For each k, R@1 among the k nearest images and 99 - k random ones (DiscriTune, Table 12)."},
+    )
+    paper: str | None = field(
+        default=None,
+        metadata={
+            "help": "Add the columns of a paper's tables: 'discritune' (P@1 in blocks of 100, BLEU-4, METEOR, SPICE), 'ndlb' "
+            "(BLEU-4, ClipSc, vocabulary), 'sle' (METEOR, SPICE)."
+        },
+    )
     gallery_size: int = field(default=48, metadata={"help": "Images shown in gallery.html."})
     push_gallery: bool = field(
         default=False,
         metadata={"help": "With push_to_hub, also upload gallery.html where it shows images of this machine."},
     )
+
+    def __post_init__(self) -> None:
+        if self.paper not in (None, *PAPERS):
+            raise ValueError(f"paper is {self.paper!r}. Use one of {list(PAPERS)}, or leave it out.")
+        if any(not 1 <= k <= 99 for k in self.hard_distractors):
+            raise ValueError(f"hard_distractors is {self.hard_distractors}. Use numbers from 1 to 99.")
 
     def resolve(self, dataset_name: str, *, trains: bool = True) -> None:
         """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere.

@@ -46,8 +46,8 @@ class DatasetOptions(CommandOptions):
     dataset: str = option(
         "scenes",
         metavar="NAME",
-        help="'scenes' (the embedded world), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, a "
-        "folder, a .jsonl/.csv/.parquet file, or any data set on the Hub",
+        help="'scenes' (the embedded world), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
+        "'nocaps', 'concadia' or 'imagecode' with --data_dir, a folder, a .jsonl/.csv/.parquet file, or any data set on the Hub",
     )
     split: str | None = option(
         None,

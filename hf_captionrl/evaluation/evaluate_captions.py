@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -81,50 +81,22 @@ class EvaluateOptions(HeldOutScorerOptions, DatasetOptions):
         help="causal language model for perplexity, or 'none' (default: scenes:gpt2-perplexity on the embedded world, else "
         "openai-community/gpt2)",
     )
+    pool: Path | None = option(
+        None,
+        group="evaluation",
+        metavar="FILE",
+        help="COCO names of the images that captions are ranked among (.json, .txt, .npy), such as CapEnrich's hard pool of "
+        "SMILE; their images are taken from all splits (default: the images of the split)",
+    )
     bags: Path | None = option(
         None,
         group="evaluation",
         metavar="FILE",
-        help="bags of similar images: a file of `captionrl bags`, or JSON, "
+        help="bags of similar images: a file of `captionrl bags`, the folder of TrueMatch's release, or JSON, "
         '{"3": [["id", "id", "id"], ...], "5": ...} (default: the data set\'s column bag_id)',
     )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")
     seed: int = option(0, group="evaluation", metavar="N", help="of bootstrap, tests and the human captions")
-
-
-def _read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
-    """Bags as rows, from a file of `captionrl bags` or from plain JSON."""
-    from hf_captionrl.retrieval.bag_files import load_bags
-
-    if path.suffix == ".parquet":
-        return load_bags(path, image_ids=ids).rows(ids)
-    shape = f'{path} must hold bags of `captionrl bags`, or {{"3": [["id", "id", "id"], ...]}}, lists by their size'
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{shape}; it is not JSON ({error}).") from None
-    if isinstance(value, dict) and "bags" in value:
-        return load_bags(path, image_ids=ids).rows(ids)
-    if not isinstance(value, dict) or not all(
-        size.isdigit() and isinstance(bags, list) and all(isinstance(bag, list) for bag in bags)
-        for size, bags in value.items()
-    ):
-        raise ValueError(f"{shape}.")
-    row = {image_id: number for number, image_id in enumerate(ids)}
-    found: dict[int, list[list[int]]] = {}
-    for size, bags in value.items():
-        for number, bag in enumerate(bags):
-            unknown = [i for i in bag if str(i) not in row]
-            if unknown:
-                raise ValueError(
-                    f"{path}: bag {number} of size {size} holds image {unknown[0]!r}, which is not used here."
-                )
-            if not len(bag) == len(set(map(str, bag))) == int(size):
-                raise ValueError(
-                    f"{path}: bag {number} of size {size} holds {len(bag)} images, {len(set(map(str, bag)))} different."
-                )
-            found.setdefault(int(size), []).append([row[str(i)] for i in bag])
-    return found
 
 
 def _words(scored: Sequence[ScoredCaptions], references: list[list[str]]) -> dict[str, Any]:
@@ -207,10 +179,12 @@ def _sections(
 def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
     files = read_files(arguments.captions, arguments.names)  # before anything slow
-    if arguments.bags is not None and not arguments.bags.is_file():
-        raise FileNotFoundError(f"There is no file {str(arguments.bags)!r} for --bags.")
+    for name, path in (("bags", arguments.bags), ("pool", arguments.pool)):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"There is no file {str(path)!r} for --{name}. Use an existing one.")
 
     from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.evaluation.image_pools import pool_images, read_bags
     from hf_captionrl.evaluation.paper_tables import TABLES
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.reports.comparison import print_comparison
@@ -223,10 +197,15 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     )
     ids = [str(i) for i in split.dataset["image_id"][:]]
     aligned = [file.aligned(ids, split.all_ids) for file in files]
-    given_bags = None if arguments.bags is None else _read_bags(arguments.bags, ids)
+    given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
     scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     # The evaluator's own perplexity is a bare number; here every number has an interval.
     evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    if arguments.pool is not None and scorer is not None:
+        every = load_split(
+            replace(arguments, split="all", max_images=None), quarantine_path=None, require_captions=False
+        )
+        evaluator.pool_features = evaluator.features_of(pool_images(arguments.pool, split.dataset, every.dataset))
     evaluator.bags = evaluator.bags if given_bags is None else given_bags
     scored = [
         score_captions(evaluator, file.name, captions, evaluator.references)

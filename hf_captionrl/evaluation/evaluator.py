@@ -5,15 +5,27 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
 
 from hf_captionrl.evaluate_modules.inputs import load_language_model
 from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
+from hf_captionrl.evaluation.image_pools import bags_and_images, joined_images, pool_images
+from hf_captionrl.evaluation.paper_columns import (
+    MORE_REFERENCES,
+    hard_numbers,
+    more_columns,
+    paper_numbers,
+    references_numbers,
+)
+from hf_captionrl.evaluation.scored_captions import clip_prefix
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.metrics.suites.suite_row import spoken
+from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check
 from hf_captionrl.text.degenerate_captions import degenerate
@@ -64,9 +76,14 @@ class Evaluator:
             model, tokenizer = language_model
             self.perplexity = lambda captions: caption_perplexity(list(captions), model, tokenizer)
         self.reward_scorer = reward_scorer
-        self.image_features = (
-            None if held_out_scorer is None else scorer_features(held_out_scorer, dataset, cache_dir=cache_dir)
-        )
+        self._cache_dir = cache_dir
+        self.image_features = None if held_out_scorer is None else self.features_of(dataset)
+        self.pool_features: Any = None
+        """Features of a pool that begins with the test images; None: the pool is the test images."""
+        self.bag_images: datasets.Dataset | None = None
+        """Images of bags that are not in the test split, whose captions follow those of the test split."""
+        self.arguments = EvaluationArguments(clip_prefix="")
+        self.more_references = list(dataset[MORE_REFERENCES]) if MORE_REFERENCES in columns else None
         self.reward_image_features = (
             None if reward_scorer is None else scorer_features(reward_scorer, dataset, cache_dir=cache_dir)
         )
@@ -80,6 +97,7 @@ class Evaluator:
         seed: int,
         cache_dir: str | None = None,
         reward_scorer: Scorer | None = None,
+        splits: Mapping[str, datasets.Dataset] | None = None,
     ) -> Evaluator:
         """Load the models that evaluate, and compute the features of the test images.
 
@@ -89,6 +107,7 @@ class Evaluator:
             seed: Of bootstrap and random choice.
             cache_dir: Folder of the feature cache; None for the default one.
             reward_scorer: Scorer of the reward, whose retrieval is shown beside the held-out scorer's; None for none.
+            splits: All splits, in which the images of `arguments.pool` and `arguments.bags` are found.
 
         Returns:
             [`Evaluator`]: Ready to evaluate captions.
@@ -97,7 +116,7 @@ class Evaluator:
         name = arguments.perplexity_name_or_path
         if name and name != "none":
             language_model = load_language_model(name)
-        return cls(
+        evaluator = cls(
             dataset,
             optional_scorer(arguments.held_out_scorer_name_or_path),
             language_model,
@@ -106,39 +125,111 @@ class Evaluator:
             reward_scorer=reward_scorer,
             learning_curves=arguments.learning_curves,
         )
+        evaluator.arguments = arguments
+        evaluator._add_images(splits or {})
+        return evaluator
 
-    def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
+    def _add_images(self, splits: Mapping[str, datasets.Dataset]) -> None:
+        """Find the images of `pool` and `bags` in the other splits."""
+        others = [rows for name, rows in splits.items() if name != "test"]
+        if self.arguments.pool is not None and self.held_out_scorer is not None:
+            rest = joined_images(others) if others else self.dataset.select([])
+            self.pool_features = self.features_of(pool_images(Path(self.arguments.pool), self.dataset, rest))
+        if self.arguments.bags is not None:
+            path, validation = Path(self.arguments.bags), splits.get("validation")
+            self.bags, self.bag_images = bags_and_images(path, self.dataset, validation)
+
+    def features_of(self, dataset: datasets.Dataset) -> Any:
+        """Features `(M, D)` of images by the held-out scorer."""
+        assert self.held_out_scorer is not None  # nosec B101
+        return scorer_features(self.held_out_scorer, dataset, cache_dir=self._cache_dir)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Columns in addition to those of every table."""
+        arguments = self.arguments
+        return more_columns(arguments.paper, arguments.hard_distractors, self.more_references is not None)
+
+    def row(
+        self,
+        name: str,
+        captions: Sequence[str],
+        references: list[list[str]] | None = None,
+        *,
+        more_captions: Sequence[str] = (),
+    ) -> dict[str, Any]:
         """One row of the table.
 
         Args:
             name: Name of the row.
             captions: One caption per test image.
             references: Used instead of all references of the test split.
+            more_captions: One caption per image of `bag_images`.
 
         Returns:
             `dict`: Name and numbers, see `smile_suite`.
         """
-        # Without the papers' prefix "A photo depicts": scorers of the embedded world were trained without it.
-        text = None
+        text = clip_text = None
+        prefix = self._clip_prefix()
         if self.held_out_scorer is not None:
             text = self.held_out_scorer.text_features(spoken(captions))
+            if prefix:
+                clip_text = self.held_out_scorer.text_features([prefix + caption for caption in spoken(captions)])
         numbers = smile_suite(
             captions,
             references=references or self.references,
             text_features=text,
             image_features=self.image_features,
+            pool_features=self.pool_features,
+            clip_features=clip_text,
+            clip_prefix=prefix,
             perplexity=self.perplexity,
             facts=self.facts,
             check=check if self.facts is not None else None,
-            bags=self.bags,
+            bags=self.bags if self.bag_images is None else {},
             seed=self.seed,
         )
         if "ranks" in numbers:
             self.ranks[name] = numbers.pop("ranks")
         numbers["degenerate"] = sum(degenerate(captions)) / max(len(captions), 1)
-        return {"name": name, **numbers, **self._by_the_reward(captions)}
+        if self.arguments.bags is not None:
+            numbers |= self._in_bags(self.held_out_scorer, text, self.image_features, more_captions, "")
+            sizes = {
+                key: None for key in (f"bag_{size}_truth_recall_at_1" for size in BAG_SIZES) if key not in numbers
+            }
+            numbers |= sizes | {f"{key}_reason": "no facts to check captions with" for key in sizes}
+        features = {"references": references or self.references, "text_features": text}
+        numbers |= paper_numbers(
+            self.arguments.paper, captions, {**features, "image_features": self.image_features}, self.seed
+        )
+        numbers |= hard_numbers(self.arguments.hard_distractors, text, self.image_features, self.seed)
+        numbers |= references_numbers(captions, self.more_references, self.seed)
+        return {"name": name, **numbers, **self._by_the_reward(captions, more_captions)}
 
-    def _by_the_reward(self, captions: Sequence[str]) -> dict[str, Any]:
+    def _clip_prefix(self) -> str:
+        """Text before each caption for CLIPScore."""
+        return clip_prefix(self.arguments.clip_prefix, "", self.arguments.held_out_scorer_name_or_path)
+
+    def _in_bags(
+        self, scorer: Scorer | None, text: Any, images: Any, more_captions: Sequence[str], prefix: str
+    ) -> dict[str, Any]:
+        """`<prefix>bag_<size>_recall_at_1` of the bags of a file, whose images may be of another split."""
+        keys = {size: f"{prefix}bag_{size}_recall_at_1" for size in sorted({*BAG_SIZES, *self.bags})}
+        if scorer is None:
+            return dict.fromkeys(keys.values()) | {f"{key}_reason": "no scorer" for key in keys.values()}
+        if self.bag_images is not None:
+            text = torch.cat([text, scorer.text_features(spoken(more_captions))])
+            images = torch.cat([images, scorer_features(scorer, self.bag_images, cache_dir=self._cache_dir)])
+        numbers: dict[str, Any] = {}
+        for size, key in keys.items():
+            if not self.bags.get(size):
+                numbers |= {key: None, f"{key}_reason": f"no bags of {size} in {self.arguments.bags}"}
+                continue
+            found = self_retrieval(text, images, bags=self.bags[size], ks=(1,), seed=self.seed)
+            numbers |= {key: float(found["recall_at_1"]), f"{key}_ci": [float(b) for b in found["recall_at_1_ci"]]}
+        return numbers
+
+    def _by_the_reward(self, captions: Sequence[str], more_captions: Sequence[str]) -> dict[str, Any]:
         """Retrieval by the reward scorer."""
         if self.reward_scorer is None:
             return {}
@@ -149,6 +240,8 @@ class Evaluator:
             numbers["reward_rd100_recall_at_1"] = float(found["recall_at_1"])
         else:
             numbers |= {"reward_rd100_recall_at_1": None, "reward_rd100_recall_at_1_reason": "fewer than 100 images"}
+        if self.arguments.bags is not None:
+            return numbers | self._in_bags(self.reward_scorer, text, images, more_captions, "reward_")
         for size, members in self.bags.items():
             found = self_retrieval(text, images, bags=members, ks=(1,))
             numbers[f"reward_bag_{size}_recall_at_1"] = float(found["recall_at_1"])
@@ -163,9 +256,12 @@ class Evaluator:
             `tuple[dict, list[str]]`: The row, and the chosen references.
         """
         captions, others = draw_references(self.references, self.seed)
+        more: list[str] = []
+        if self.bag_images is not None:
+            more, _ = draw_references(list(self.bag_images["captions"]), self.seed)
         if all(others):
-            return self.row("references", captions, others), captions
-        row = self.row("references", captions)
+            return self.row("references", captions, others, more_captions=more), captions
+        row = self.row("references", captions, more_captions=more)
         for key in ("cider_d", "emscore_references"):
             if row.get(key) is not None:
                 row |= {key: None, f"{key}_reason": "an image has only one reference"}

@@ -92,6 +92,7 @@ def _shared(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
 def _smile(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     return smile_suite(
         scored.first,
+        pool_features=evaluator.pool_features,
         clip_features=scored.clip_text,
         clip_prefix=scored.clip_prefix,
         perplexity=scored.perplexity,

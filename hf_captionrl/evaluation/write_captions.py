@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hf_captionrl.data import ImageReader
     from hf_captionrl.evaluation.caption_files import CaptionWriter
     from hf_captionrl.pipelines import CaptionPipeline
+    from hf_captionrl.retrieval import Scorer
 
 __all__ = ["CaptionOptions", "write_captions"]
 
@@ -54,6 +55,13 @@ class CaptionOptions(CaptionerOptions, DatasetOptions):
     )
     max_new_tokens: int = option(40, parse=positive, metavar="N", group="decoding", help="longest caption in tokens")
     num_return_sequences: int = option(1, parse=positive, metavar="N", group="decoding", help="captions per image")
+    rerank: str | None = option(
+        None,
+        metavar="SCORER",
+        group="decoding",
+        help="of the captions of an image, write only the one most similar to it: a folder, a name on the Hub, scenes:clip-reward; "
+        "needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
+    )
     length_penalty: float = option(1.0, metavar="X", group="decoding", help="of beams")
     repetition_penalty: float = option(1.0, metavar="X", group="decoding", help="above 1: fewer repeated tokens")
     do_sample: bool = option(False, group="decoding", help="sample captions from the whole distribution")
@@ -71,6 +79,10 @@ def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
         raise ValueError(
             f"--num_return_sequences {number} needs at least as many beams, but --num_beams is {beams}. Use --num_beams {number}, or "
             "--do_sample for random samples."
+        )
+    if arguments.rerank is not None and number < 2:
+        raise ValueError(
+            f"--rerank chooses among captions, but --num_return_sequences is {number}. Use --num_return_sequences 5, for example."
         )
     if arguments.temperature <= 0:
         raise ValueError(
@@ -146,6 +158,18 @@ def _write(
     return [texts[start : start + number] for start in range(0, len(texts), number)]
 
 
+def _reranked(scorer: Scorer, images: Sequence[Any], texts: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The caption of each image that is most similar to it; the first of equal ones."""
+    from hf_captionrl.metrics.suites.suite_row import spoken
+
+    features = scorer.image_features(list(images))
+    best = []
+    for image, group in zip(features, texts, strict=True):
+        similarity = scorer.text_features(spoken(group)) @ image
+        best.append([group[int(similarity.argmax())]])
+    return best
+
+
 def _settings(arguments: CaptionOptions, caption: CaptionPipeline, decoding: dict[str, Any]) -> dict[str, Any]:
     """Settings of the captions; a file is resumed only with equal settings."""
     from hf_captionrl.retrieval import model_fingerprint
@@ -163,6 +187,8 @@ def _settings(arguments: CaptionOptions, caption: CaptionPipeline, decoding: dic
         "split": arguments.split,
         **decoding,
     }
+    if arguments.rerank is not None:
+        settings["rerank"] = arguments.rerank
     if arguments.do_sample:
         settings |= {"seed": arguments.seed, "batch_size": arguments.batch_size}
     return settings
@@ -175,6 +201,7 @@ def _caption_all(
     dataset: datasets.Dataset,
     writer: CaptionWriter,
     decoding: dict[str, Any],
+    scorer: Scorer | None,
 ) -> None:
     """Write the missing captions batch by batch. Only one batch of images is in memory, and each image is opened once."""
     import torch
@@ -193,7 +220,11 @@ def _caption_all(
                 if arguments.do_sample:
                     torch.manual_seed(seed)
                 # No variable holds the list, so the images are freed before the next batch is opened.
-                texts = _write(caption, [images.pop(row) for row in rows], dataset, rows, decoding)
+                if scorer is None:
+                    texts = _write(caption, [images.pop(row) for row in rows], dataset, rows, decoding)
+                else:
+                    texts = _write(caption, [images[row] for row in rows], dataset, rows, decoding)
+                    texts = _reranked(scorer, [images.pop(row) for row in rows], texts)
                 found = dict(zip(rows, texts, strict=True))
                 writer.append([ids[row] for row in good], [found[row] for row in good])
             progress.update(len(wanted))
@@ -247,7 +278,8 @@ def write_captions(arguments: CaptionOptions) -> None:
 
     import torch
 
-    from hf_captionrl.data import ImageReader
+    from hf_captionrl.data import ImageReader, frames_of
+    from hf_captionrl.evaluation.arguments import optional_scorer
     from hf_captionrl.evaluation.caption_files import CaptionWriter
     from hf_captionrl.io import write_json
     from hf_captionrl.pipelines import pipeline
@@ -256,6 +288,11 @@ def write_captions(arguments: CaptionOptions) -> None:
     with CaptionWriter(output, overwrite=arguments.overwrite) as writer:
         # The data need no captions, and images are checked when they are opened.
         split = load_split(arguments, quarantine_path=None, require_captions=False)
+        scorer = None
+        if arguments.rerank is not None:
+            if frames_of(split.dataset):
+                raise ValueError("--rerank is for images, but the data are videos. Leave it out.")
+            scorer = optional_scorer(arguments.rerank)
         caption = pipeline(
             arguments.model,
             revision=arguments.revision,
@@ -283,6 +320,6 @@ def write_captions(arguments: CaptionOptions) -> None:
         writer.start()
         if not writer.done:
             write_json(output.with_suffix(".run.json"), {"settings": settings, "versions": installed_versions()})
-        _caption_all(arguments, caption, reader, split.dataset, writer, decoding)
+        _caption_all(arguments, caption, reader, split.dataset, writer, decoding, scorer)
     summary = _summary(arguments, split, reader, writer.done)
     print(json.dumps(summary) if arguments.json else _sentence(summary, arguments))

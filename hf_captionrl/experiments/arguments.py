@@ -49,11 +49,22 @@ class ModelArguments:
     )
     # Copied from the trainer's configuration, because the recipe loads the model; not an argument.
     model_init_kwargs: dict[str, Any] = field(default_factory=dict, init=False)
+    fresh_language_model: bool = field(
+        default=False,
+        metadata={"help": "Start with random weights in all parts but the vision tower."},
+    )
     tune: str | None = field(
         default=None, metadata={"help": "Train a LoRA on 'language', 'vision' or 'both'. None: train all weights."}
     )
     lora_r: int = field(default=32, metadata={"help": "Rank of the LoRA."})
     lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
+    lora_init: str = field(
+        default="peft",
+        metadata={
+            "help": "Initial values of the LoRA: 'peft', PEFT's default, or 'paper', N(0, 1) and 0 as in the code of No Detail Left "
+            "Behind."
+        },
+    )
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
     model_license: str | None = field(
         default=None,
@@ -75,10 +86,15 @@ class ModelArguments:
         if self.attn_implementation is not None:
             settings["attn_implementation"] = self.attn_implementation
         settings |= self.model_init_kwargs
-        return load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
+        captioner = load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
+        if self.fresh_language_model:
+            _randomise_language_model(captioner)
+        return captioner
 
     def __post_init__(self) -> None:
         check_model_init_kwargs({"dtype": self.dtype})
+        if self.lora_init not in ("peft", "paper"):
+            raise ValueError(f"lora_init is {self.lora_init!r}. Use 'peft' or 'paper'.")
 
     @property
     def public_name(self) -> str:
@@ -99,7 +115,24 @@ class ModelArguments:
         """Arguments of `Captioner.add_lora`, or None if all weights are trained."""
         if self.tune is None:
             return None
-        return {"tune": self.tune, "r": self.lora_r, "alpha": self.lora_alpha, "dropout": self.lora_dropout}
+        return {
+            "tune": self.tune,
+            "r": self.lora_r,
+            "alpha": self.lora_alpha,
+            "dropout": self.lora_dropout,
+            "init": self.lora_init,
+        }
+
+
+def _randomise_language_model(captioner: Captioner) -> None:
+    """Replace all weights outside of the vision tower by those of a new model."""
+    model = captioner.base_model
+    kept = {id(p) for p in captioner.find_vision_tower(model).parameters()}
+    fresh = dict(type(model)(model.config).named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in kept:
+                parameter.copy_(fresh[name])
 
 
 @dataclass
@@ -110,7 +143,7 @@ class DataArguments:
         default="scenes",
         metadata={
             "help": "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
-            "'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
+            "'nocaps', 'concadia' or 'imagecode' with --data_dir, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
         },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
@@ -149,6 +182,13 @@ class DataArguments:
         default="captions",
         metadata={"help": "Caption column of that file, a string or a list of strings, e.g. 'blend_caption'."},
     )
+    test_references: str | None = field(
+        default=None,
+        metadata={
+            "help": "File like train_captions for the test split; the table then has CIDEr-D against these references as well."
+        },
+    )
+    test_references_column: str = field(default="captions", metadata={"help": "Caption column of that file."})
     simplify: str | None = field(
         default=None,
         metadata={

@@ -23,7 +23,7 @@ from hf_captionrl.experiments.delivery import (
     print_deliveries,
     withhold,
 )
-from hf_captionrl.experiments.learning_curves import LearningCurve, curve_points
+from hf_captionrl.experiments.learning_curves import LearningCurve, curve_points, measured
 from hf_captionrl.experiments.log_lines import print_heading, silence_libraries, use_log_lines
 from hf_captionrl.experiments.publication import check_hub_strategy, defer_push, push_model, write_publication
 from hf_captionrl.experiments.report import write_report
@@ -39,6 +39,7 @@ __all__ = [
     "alone_in",
     "defer_push",
     "finish",
+    "measured",
     "plan_runs",
     "resumes",
     "settings_of",
@@ -216,7 +217,7 @@ def train_runs(
                 begin_run(output_dir / each.folder)
         if not result.captions:
             result.captions[START] = trainer.generate_captions(test)
-            result.rows.append(evaluator.row(START, result.captions[START]))
+            result.rows.append(measured(START, result.captions[START], evaluator, trainer))
         if run.trains:
             if run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
@@ -232,7 +233,7 @@ def train_runs(
                 for e in ([{**before[run.starts_from], "epoch": 0.0}, *history])
             ]
             result.captions[run.name] = trainer.generate_captions(test)
-            result.rows.append(evaluator.row(run.name, result.captions[run.name]))
+            result.rows.append(measured(run.name, result.captions[run.name], evaluator, trainer))
             _note_delivery(result, run.name, trainer)
         is_withheld = run.folder == "model" and run.name in result.collapsed
         if not is_withheld:
@@ -305,7 +306,7 @@ def finish(
         seed=config.seed,
         config=describe(arguments) | ({"runs": result.settings} if result.settings else {}),
         gallery_size=eval_args.gallery_size,
-        columns=columns,
+        columns=(*columns, *evaluator.columns),
         selected=result.selected,
         learning_curves=result.curves,
         note=" ".join(delivery),

@@ -13,6 +13,7 @@ import datasets
 from hf_captionrl.data import SPLITS, check_captions, exchange_captions, load_caption_splits
 from hf_captionrl.data.caption_simplifying import scene_simplifier, simplify_captions, spacy_simplifier
 from hf_captionrl.evaluation.arguments import EMBEDDED
+from hf_captionrl.evaluation.paper_columns import MORE_REFERENCES
 from hf_captionrl.experiments.arguments import DataArguments
 
 __all__ = ["describe_data", "load_data"]
@@ -80,14 +81,31 @@ def load_data(
         if limit is not None and name in splits:
             splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
     if arguments.dataset_name in EMBEDDED:
-        return _simplified(splits, arguments)  # made a moment ago, checked by the tests
+        return _with_test_references(
+            _simplified(splits, arguments), arguments
+        )  # made a moment ago, checked by the tests
     checked, report = check_captions(
         splits,
         quarantine_path=Path(output_dir) / "quarantine.jsonl",
         max_bad_fraction=arguments.max_bad_fraction,
     )
     logger.info("%s", report)
-    return _simplified(checked, arguments)
+    return _with_test_references(_simplified(checked, arguments), arguments)
+
+
+def _with_test_references(splits: datasets.DatasetDict, arguments: DataArguments) -> datasets.DatasetDict:
+    """The splits; the test split has the references of `arguments.test_references` in the column `more_references`."""
+    if arguments.test_references is None:
+        return splits
+    test = splits["test"]
+    found = exchange_captions(test, arguments.test_references, column=arguments.test_references_column)
+    if len(found) < len(test):
+        raise ValueError(
+            f"test_references has {len(found)} of the {len(test)} test images. Use a file of the whole test split, or "
+            "max_test_images."
+        )
+    splits["test"] = test.add_column(MORE_REFERENCES, list(found["captions"]))
+    return splits
 
 
 def _simplified(splits: datasets.DatasetDict, arguments: DataArguments) -> datasets.DatasetDict:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.reports.curves import CURVES
+from hf_captionrl.trainers import CaptionTrainer
 
-__all__ = ["LearningCurve", "curve_point", "curve_points"]
+__all__ = ["LearningCurve", "curve_point", "curve_points", "measured"]
 
 _PREFIX = "test_"
+
+
+def measured(name: str, captions: list[str], evaluator: Evaluator, trainer: CaptionTrainer) -> dict[str, Any]:
+    """The row of a captioner, which also captions the images of bags that are not in the test split."""
+    more = [] if evaluator.bag_images is None else trainer.generate_captions(evaluator.bag_images)
+    return evaluator.row(name, captions, more_captions=more)
 
 
 class LearningCurve(TrainerCallback):
@@ -25,7 +34,7 @@ class LearningCurve(TrainerCallback):
         test (`datasets.Dataset`): The test split.
     """
 
-    def __init__(self, trainer: Any, evaluator: Any, test: Any) -> None:
+    def __init__(self, trainer: CaptionTrainer, evaluator: Evaluator, test: datasets.Dataset) -> None:
         self.trainer = trainer
         self.evaluator = evaluator
         self.test = test
@@ -33,7 +42,8 @@ class LearningCurve(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        row = self.evaluator.row("learning curve", self.trainer.generate_captions(self.test))
+        captions = self.trainer.generate_captions(self.test)
+        row = measured("learning curve", captions, self.evaluator, self.trainer)
         point = {f"{_PREFIX}{key}": value for key, value in curve_point(row).items()}
         state.log_history.append({**point, "step": state.global_step, "epoch": state.epoch})
 

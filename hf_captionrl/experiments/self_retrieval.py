@@ -179,7 +179,12 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
         splits = load_data(data_args, output_dir=output_dir)
     scorers = [optional_scorer(name) for name in (eval_args.scorer_name_or_path, *bag_args.more_scorers)]
     evaluator = Evaluator.from_arguments(
-        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, reward_scorer=scorers[0]
+        splits["test"],
+        eval_args,
+        seed=config.seed,
+        cache_dir=config.feature_cache_dir,
+        reward_scorer=scorers[0],
+        splits=splits,
     )
     wants_bags = trains and any(
         c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values()

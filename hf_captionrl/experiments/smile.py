@@ -143,7 +143,9 @@ def _compare(
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
-    evaluator = make_evaluator(splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir)
+    evaluator = make_evaluator(
+        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits
+    )
     first_folder = output_dir / "model-mle"
 
     def load(run: SmileRecipeConfig) -> Captioner:

@@ -8,23 +8,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hf_captionrl.data import cached_features, frames_of
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import emscore
 from hf_captionrl.metrics.suites.suite_row import spoken
+from hf_captionrl.metrics.video_matching import emscore_matrix
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import FeatureCache
+from hf_captionrl.retrieval.ranking import ranks_from_scores
 from hf_captionrl.retrieval.scorer_base import TokenScorer
 
 __all__ = ["VIDEO_COLUMNS", "VideoEvaluator"]
 
 VIDEO_COLUMNS: tuple[Column, ...] = (
-    Column("emscore", "EMScore", "higher", digits=3),
+    Column("emscore_precision", "EMScore\nP", "higher", digits=3),
+    Column("emscore_recall", "EMScore\nR", "higher", digits=3),
+    Column("emscore", "EMScore\nF", "higher", digits=3),
+    Column("emscore_recall_at_1", "R@1 by\nEMScore", "higher", is_fraction=True),
+    Column("emscore_recall_at_5", "R@5 by\nEMScore", "higher", is_fraction=True),
     Column("emscore_references", "EMScore,\nreferences", "higher", digits=3),
 )
-"""Columns for videos: EMScore without and with references, by the held-out scorer, in [-1, 1]."""
+"""Columns for videos, by the held-out scorer: EMScore's precision, recall and F in [-1, 1], self-retrieval among the test videos
+by F (SMILE, Table 6), and F with references."""
 
 
 class VideoEvaluator(Evaluator):
@@ -43,25 +51,35 @@ class VideoEvaluator(Evaluator):
             raise ValueError("The data are images. Set num_frames to the number of frames per video, for example 8.")
         self.frame_features: list[Tensor] | None = None
         self._reference_features: list[Tensor] = []
-        if isinstance(self.held_out_scorer, TokenScorer):
-            cache = FeatureCache.for_scorer(self.held_out_scorer, cache_dir, what=f"image_{number}_frames")
-            found = cached_features(
-                cache, self.dataset, self.held_out_scorer.image_features, unit_length=True, pooling="concat"
-            )
+        if _has_token_features(self.held_out_scorer):
+            scorer: Any = self.held_out_scorer
+            cache = FeatureCache.for_scorer(scorer, cache_dir, what=f"image_{number}_frames")
+            found = cached_features(cache, self.dataset, scorer.image_features, unit_length=True, pooling="concat")
             self.frame_features = list(found.tensor().float())  # N times (F, D)
             flat = spoken([text for texts in self.references for text in texts])
-            self._reference_features = [row.cpu() for row in self.held_out_scorer.token_features(flat)]
+            self._reference_features = [row.cpu() for row in scorer.token_features(flat)]
 
-    def row(self, name: str, captions: Sequence[str], references: list[list[str]] | None = None) -> dict[str, Any]:
+    def row(
+        self,
+        name: str,
+        captions: Sequence[str],
+        references: list[list[str]] | None = None,
+        *,
+        more_captions: Sequence[str] = (),
+    ) -> dict[str, Any]:
         """One row of the table."""
-        row = super().row(name, captions, references)
-        if self.frame_features is None or not isinstance(self.held_out_scorer, TokenScorer):
+        row = super().row(name, captions, references, more_captions=more_captions)
+        if self.frame_features is None:
             reason = "the held-out scorer has no token features; use a CLIP of transformers or open_clip"
             return row | {c.key: None for c in VIDEO_COLUMNS} | {f"{c.key}_reason": reason for c in VIDEO_COLUMNS}
-        tokens = [r.cpu() for r in self.held_out_scorer.token_features(spoken(captions))]
+        scorer: Any = self.held_out_scorer
+        tokens = [r.cpu() for r in scorer.token_features(spoken(captions))]
         texts = self._texts(references)
         found = emscore(tokens, self.frame_features, reference_features=texts)
-        return row | {"emscore": found["f"], "emscore_references": found["reference_f"]}
+        ranks = ranks_from_scores(emscore_matrix(tokens, self.frame_features), torch.arange(len(tokens)))
+        recalls = {f"emscore_recall_at_{k}": float((ranks <= k).double().mean()) for k in (1, 5)}
+        values = {"emscore": found["f"], "emscore_references": found["reference_f"]}
+        return row | values | recalls | {f"emscore_{name}": found[name] for name in ("precision", "recall")}
 
     def _texts(self, references: list[list[str]] | None) -> list[list[Tensor]]:
         """Token features of the references."""
@@ -73,3 +91,14 @@ class VideoEvaluator(Evaluator):
             dict(zip(texts, features, strict=True)) for texts, features in zip(self.references, every, strict=True)
         ]
         return [[found[text] for text in texts] for found, texts in zip(by_text, references, strict=True)]
+
+
+def _has_token_features(scorer: Any) -> bool:
+    """Whether a scorer has features of tokens; SigLIP and other fixed-length text towers have none."""
+    if not isinstance(scorer, TokenScorer):
+        return False
+    try:
+        scorer.token_features(["a"])
+    except ValueError:
+        return False
+    return True

@@ -79,7 +79,7 @@ def policy_gradient_loss(
 ) -> dict[str, Tensor]:
     r"""Surrogate loss whose gradient is the policy gradient.
 
-    Reference: Williams 1992 (REINFORCE); Dessi et al. 2023, Eq. 3; Schulman et al. 2017, Eq. 7, for the clipped ratio.
+    Reference: Williams 1992 (REINFORCE); Dessi et al. 2023, Eq. 1; Schulman et al. 2017, Eq. 7, for the clipped ratio.
     With `w` the weight of a token (see `LogProbReduction`), `A` the advantage of its caption and `Z` the normaliser:
     `loss = -1/Z sum_nt w_nt [A_n log p_nt - beta k_nt + entropy_weight H_nt]`. With `old_log_probs`,
     `A log p` becomes `min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)`, where `r = p / p_old`. `k = exp(d) - d - 1` with

@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.retrieval.feature_checks import check_features, unit_length
 
-__all__ = ["emscore"]
+__all__ = ["emscore", "emscore_matrix"]
 
 _NAMES = ("precision", "recall", "f", "fine_precision", "fine_recall", "fine_f", "coarse")
 
@@ -89,6 +89,41 @@ def emscore(
             result["per_sample"][prefix + name] = values.numpy()
     result["signature"] = signature(metric="emscore", scorer=scorer, idf=idf is not None)
     return result
+
+
+def emscore_matrix(token_features: Sequence[Any], frame_features: Sequence[Any]) -> Tensor:
+    r"""EMScore's full F of every caption with every video, for retrieval among videos.
+
+    Source: Yue et al. 2023, section 3.4 and Table 6, rank the test videos by it; definitions as for [`emscore`], with equal weights.
+
+    Args:
+        token_features: N arrays of shape `(T, D)`, projected features of the tokens of each caption, EOS last.
+        frame_features: M arrays of shape `(F, D)`, features of the frames of each video.
+
+    Returns:
+        `torch.Tensor` of shape `(N, M)`: fp64 scores in [-1, 1].
+
+    Raises:
+        ValueError: If sizes differ or a row is NaN or zero (the index is named).
+    """
+    first = _unit(token_features[0], "token_features[0]")
+    videos = [_unit(rows, f"frame_features[{i}]", first) for i, rows in enumerate(frame_features)]
+    frames = torch.nn.utils.rnn.pad_sequence(videos, batch_first=True)  # (M, F, D)
+    numbers = torch.tensor([len(rows) for rows in videos], device=frames.device)
+    is_padding = torch.arange(frames.shape[1], device=frames.device) >= numbers[:, None]  # (M, F)
+    middle = torch.nn.functional.normalize(torch.stack([rows.mean(0) for rows in videos]), dim=1)  # (M, D)
+    rows = []
+    for i, features in enumerate(token_features):
+        tokens = _unit(features, f"token_features[{i}]", first)
+        similarity = torch.einsum("td,mfd->mtf", tokens, frames).masked_fill(is_padding[:, None], -torch.inf)
+        precision = similarity.amax(2).mean(1)  # (M,)
+        recall = similarity.amax(1).masked_fill(is_padding, 0).sum(1) / numbers
+        total = precision + recall
+        fine = torch.where(total != 0, 2 * precision * recall / total, 0)
+        coarse = middle @ tokens[-1]
+        # The full F is the mean of fine and coarse F, as in `_full`.
+        rows.append((fine + coarse) / 2)
+    return torch.stack(rows)
 
 
 def _unit(features: Any, name: str, tokens: Tensor | None = None) -> Tensor:

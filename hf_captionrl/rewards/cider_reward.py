@@ -41,8 +41,19 @@ class CiderReward(Reward):
         default=True,
         metadata={"help": "CIDEr-D scores the end token too; without it captions learn to end anywhere."},
     )
+    cider_frequencies: str = field(
+        default="train",
+        metadata={
+            "help": "Document frequencies of CIDEr-D: of the references of all 'train' images, or of the 'batch', as in the code of "
+            "No Detail Left Behind, which is another metric."
+        },
+    )
     variant: Literal["cider_d", "cider"] = "cider_d"
     baseline: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.cider_frequencies not in ("train", "batch"):
+            raise ValueError(f"cider_frequencies is {self.cider_frequencies!r}. Use 'train' or 'batch'.")
 
     def prepare(self, data: RewardData) -> None:
         """Encode and count the references of all training images."""
@@ -87,5 +98,12 @@ class CiderReward(Reward):
         tokens = self._tokens[start + torch.arange(len(start), device=device)]
         batch = TokenBatch(torch.cat([candidates.tokens, tokens]), torch.cat([candidates.lengths, lengths]))
         of = torch.arange(len(rows), device=device).repeat_interleave(context.group_size)
-        scores = self._scorer.score_tokens(batch, of, images)
+        scorer = self._scorer if self.cider_frequencies == "train" else self._of_batch(tokens, lengths, images)
+        scores = scorer.score_tokens(batch, of, images)
         return scores.masked_fill(self._wordless[rows][of], torch.nan)
+
+    def _of_batch(self, tokens: Tensor, lengths: Tensor, images: Tensor) -> CiderScorer:
+        """A scorer with the document frequencies of the references of one batch."""
+        references = TokenBatch(tokens, lengths)
+        frequencies = DocumentFrequencies.from_token_batch(references, images, eos=self.cider_eos)
+        return CiderScorer(frequencies.to(tokens.device), variant=self.variant)

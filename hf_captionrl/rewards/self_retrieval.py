@@ -28,7 +28,7 @@ def retrieval_rewards(
 ) -> Tensor:
     r"""Reward of each caption from its similarities with its target and with the distractors.
 
-    Reference: Dessi et al. 2023, Eq. 2 and Table 9. `log_prob`: `log softmax_k(scale * s_nk)` at the target;
+    Reference: Dessi et al. 2023, section 3 and Table 9. `log_prob`: `log softmax_k(scale * s_nk)` at the target;
     `cosine`: `s` of the target; `accuracy`: 1 if the target ranks first, 0 otherwise (also on a tie).
 
     Args:

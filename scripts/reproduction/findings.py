@@ -98,6 +98,23 @@ def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str,
     return _of_all(verdicts), [*head, *lines, ""] if lines else []
 
 
+_NAMED = re.compile(r"(Table|Figure)s? ((?:\d+\w?(?:, | and | to )?)+)")
+
+
+def verdicts_of(paper: str, kind: str, number: str, results: Mapping[str, Any]) -> list[str]:
+    """Verdicts of the findings that name a table or figure of a paper."""
+    found = []
+    for finding in load_findings()[paper]["findings"]:
+        named = {
+            (what.lower(), item)
+            for what, items in _NAMED.findall(finding.get("paper", ""))
+            for item in re.findall(r"\d+", items)
+        }
+        if (kind, number) in named:
+            found.append(_lines(finding, results)[0])
+    return found
+
+
 def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None) -> dict[str, str]:
     """One page per paper.
 

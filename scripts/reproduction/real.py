@@ -2,10 +2,12 @@
 
 The folder (`--data_root`) is laid out as the presets name things:
 
-    dataset_coco.json, dataset_flickr30k.json, dataset_holisticcap.json ...   Karpathy splits
+    dataset_coco.json, dataset_flickr30k.json                                 Karpathy splits
+    boosted/train/captions.parquet, boosted/test/captions.parquet             what `captionrl boost` writes
+    capenrich_hard_pool.json, truematch/                                      names of the hard pool, TrueMatch's release
     images/                                                                   what their image paths are relative to
     conceptual_captions/, msr-vtt/, tgif/                                     data sets that are folders
-    models/Salesforce/blip-image-captioning-base, models/clipcap-coco ...     captioners and scorers
+    models/blip-coco-finetuned, models/clipcap-coco ...                       captioners and scorers
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from scripts.run_seeds import aggregate
 
 _MODELS = ("model_name_or_path", "held_out_scorer_name_or_path", "scorer_name_or_path")
 _FOLDERS = ("msr-vtt", "tgif")
+_FILES = ("train_captions", "test_references", "pool", "bags")
 
 
 @functools.cache
@@ -42,6 +45,8 @@ def _places(preset: str, data_root: Path) -> dict[str, Path]:
         for option in _MODELS
         if option in settings
     }
+    # Files that other commands write into outputs/ stand directly in the folder.
+    places |= {o: data_root / settings[o].removeprefix("outputs/") for o in _FILES if settings.get(o)}
     name = settings["dataset_name"]
     if "data_dir" in settings:
         places["data_dir"] = data_root / settings["data_dir"]

@@ -7,8 +7,13 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.cli import main
+from hf_captionrl.data import open_image
 from hf_captionrl.evaluation.caption_files import read_caption_file
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
 from tests.cli.killed_writer import write_and_be_killed
+from tests.closeness import close
 from tests.processes import Forked
 
 SAMPLES = ["--do_sample", "--num_return_sequences", "5", "--batch_size", "4", "--max_new_tokens", "12"]
@@ -37,6 +42,23 @@ def test_one_line_per_image_in_order(whole):
     assert made["settings"]["top_k"] == 0
     assert made["settings"]["seed"] == 0
     assert "torch" in made["versions"]
+
+
+def test_rerank_writes_the_caption_most_similar_to_its_image(whole, tmp_path):
+    path = tmp_path / "best.jsonl"
+    assert caption(path, *SAMPLES, "--rerank", "scenes:clip-reward") == 0
+    scorer = load_scorer(model_path("scenes:clip-reward"))
+    images = [open_image(row["image"]) for row in load_scenes(num_train=0, num_validation=0)["test"].select(range(10))]
+    best, groups = read_caption_file(path).captions, read_caption_file(whole).captions
+    assert list(best) == list(groups)
+    for image, written, group in zip(images, best.values(), groups.values(), strict=True):
+        similarity = [float(scorer.text_features([text])[0] @ scorer.image_features([image])[0]) for text in group]
+        assert len(written) == 1
+        assert written[0] in group
+        assert similarity[group.index(written[0])] == close(max(similarity), dtype="float32", magnitude=1)
+    assert (
+        caption(path, *SAMPLES, "--rerank", "scenes:siglip-held-out") == 1
+    )  # a file of another scorer is not resumed
 
 
 def test_resume_after_sigkill_gives_the_same_file(whole, tmp_path, capsys):
@@ -122,6 +144,7 @@ def test_unreadable_image_of_a_folder_is_quarantined(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
+        (["--rerank", "scenes:clip-reward"], "--rerank chooses among captions, but --num_return_sequences is 1"),
         (["--num_return_sequences", "5"], "needs at least as many beams, but --num_beams is 3"),
         (["--temperature", "0"], "must be above 0"),
         (["--top_p", "1.5"], "must lie in (0, 1]"),

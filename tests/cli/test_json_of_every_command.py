@@ -32,6 +32,7 @@ RUNS = {
     "caption": ["scenes:blip-mle", "--max_images", "3", "--max_new_tokens", "6", "--num_beams", "1"],
     "explain": ["scenes:blip-mle", "scenes:test-00012", "--caption", "two pigs"],
     "evaluate": [*FILES, "--suite", "smile", "--language_model", "none", "--cache_dir", "cache"],
+    "benchmark": ["winoground", "--data_dir", "winoground", "--scorer", "scenes:clip-reward"],
     "gallery": [*FILES, "--cache_dir", "cache"],
     "bags": [*FEW, "--bag_sizes", "3"],
     "truematch build": ["--output", "truematch", *FEW, "--bag_sizes", "3"],
@@ -114,6 +115,13 @@ def world(tmp_path_factory):
         lines = [json.dumps({"image_id": i, "caption": c}) + "\n" for i, c in pairs]
         (folder / f"{name}.jsonl").write_text("".join(lines))
     open_image(scenes[0]["image"]).save(folder / "photo.png")
+    (folder / "winoground" / "images").mkdir(parents=True)
+    for i in (0, 1):
+        open_image(scenes[i]["image"]).save(folder / "winoground" / "images" / f"ex_0_img_{i}.png")
+    example = {
+        f"{key}_{i}": value for i in (0, 1) for key, value in (("image", f"ex_0_img_{i}"), ("caption", "a pig"))
+    }
+    (folder / "winoground" / "examples.jsonl").write_text(json.dumps(example))
     torch.save({"weight": torch.ones(2)}, folder / "old.bin")
     (folder / "recipes").mkdir()
     (folder / "recipes" / "smile_blip.py").write_text(RECIPE)

@@ -8,6 +8,7 @@ from transformers import CLIPConfig, CLIPModel
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.conversion.convert import convert
 from hf_captionrl.retrieval import load_scorer
+from tests.closeness import assert_close
 from tests.retrieval.tiny_scorers import make_clip
 from tests.tiny import tiny_blip, tiny_images
 
@@ -107,6 +108,49 @@ def test_blip_pretraining_checkpoint_keeps_the_captioner(tmp_path):
         == "Omitted itm_head, text_encoder, vision_proj, visual_encoder_m, which captioning does not use."
     )
     assert "no tokenizer" in report.notes[1]
+
+
+def test_a_training_checkpoint_of_blips_code(tmp_path):
+    """What SMILE's training writes: weights, optimizer, configuration and epoch in one file."""
+    model, processor = tiny_blip(seed=4)
+    model.config.save_pretrained(tmp_path / "like")
+    processor.save_pretrained(tmp_path / "like")
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], lr=1e-5)
+    weight.sum().backward()
+    optimizer.step()
+    config = {"vit": "base", "image_size": 384, "init_lr": 1e-5, "prompt": "a picture of "}
+    saved = {"model": original_blip(model), "optimizer": optimizer.state_dict(), "config": config, "epoch": 3}
+    torch.save(saved, tmp_path / "blip_smile_base.pth")
+    report = convert(tmp_path / "blip_smile_base.pth", tmp_path / "new", config=str(tmp_path / "like"))
+    assert report.notes == ["blip_smile_base.pth: omitted optimizer, config, epoch, which are not weights."]
+    assert_same_tensors(tmp_path / "new", model)
+
+
+def test_image_positions_are_interpolated_as_transformers_does(tmp_path):
+    model, processor = tiny_blip(seed=5)
+    size = 2 * model.config.vision_config.image_size
+    processor.image_processor.size = {"height": size, "width": size}
+    model.config.save_pretrained(tmp_path / "like")
+    processor.save_pretrained(tmp_path / "like")
+    torch.save({"model": original_blip(model)}, tmp_path / "w.pth")
+    like = str(tmp_path / "like")
+    convert(tmp_path / "w.pth", tmp_path / "new", config=like, image_size=size)
+    larger = load_captioner(tmp_path / "new").base_model
+    assert larger.config.vision_config.image_size == size
+    pixels = torch.randn(2, 3, size, size)
+    expected = model.vision_model(pixels, interpolate_pos_encoding=True).last_hidden_state
+    assert_close(larger.vision_model(pixels).last_hidden_state, expected)
+    convert(tmp_path / "w.pth", tmp_path / "same", config=like, image_size=size // 2)
+    assert_same_tensors(tmp_path / "same", model)
+    with pytest.raises(ValueError, match=r"image_size is 33, but the patches are \d+ wide"):
+        convert(tmp_path / "w.pth", tmp_path / "odd", config=like, image_size=33)
+
+
+def test_image_size_of_another_model_is_refused(tmp_path):
+    torch.save(original_clip(make_clip()[0]), tmp_path / "clip.pth")
+    with pytest.raises(ValueError, match=r"is not a captioner of BLIP\. Leave it out"):
+        convert(tmp_path / "clip.pth", tmp_path / "new", image_size=384)
 
 
 @pytest.mark.parametrize("part", ["retrieval", "question answering"])

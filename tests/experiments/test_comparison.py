@@ -58,8 +58,13 @@ class Counting:
 
 def fake_evaluator(**attributes):
     return SimpleNamespace(
-        row=lambda name, captions: {"name": name, "length": len(captions[0].split()), "cider_d": None},
+        row=lambda name, captions, more_captions=None: {
+            "name": name,
+            "length": len(captions[0].split()),
+            "cider_d": None,
+        },
         reference_row=lambda: ({"name": "r"}, []),
+        bag_images=None,
         **{"learning_curves": False, **attributes},
     )
 

@@ -29,3 +29,13 @@ def test_model_init_kwargs_of_the_command_line_and_of_yaml(tmp_path):
     (tmp_path / "run.yaml").write_text("use_cpu: true\nmodel_init_kwargs:\n  attn_implementation: eager\n")
     model_args, *_ = smile_blip.parse_args(["--config", str(tmp_path / "run.yaml")])
     assert model_args.model_init_kwargs == {"attn_implementation": "eager"}
+
+
+def test_a_fresh_language_model_keeps_only_the_vision_tower():
+    shipped, fresh = (ModelArguments(fresh_language_model=f).load().base_model.state_dict() for f in (False, True))
+    tower = {name for name in shipped if name.startswith("vision_model.")}
+    assert tower
+    assert all(torch.equal(shipped[name], fresh[name]) for name in tower)
+    matrices = [n for n, weight in shipped.items() if n not in tower and weight.dim() == 2]
+    assert matrices
+    assert not any(torch.equal(shipped[name], fresh[name]) for name in matrices)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from hf_captionrl.metrics import emscore
+from hf_captionrl.metrics.video_matching import emscore_matrix
 from tests.closeness import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "retrieval.json").read_text())["emscore"]
@@ -44,6 +45,18 @@ def test_tokens_have_equal_weights_without_idf():
         emscore(tokens, frames, idf=[np.full(len(t), 3.0) for t in tokens])["per_sample"]["fine_precision"],
     )
     assert alike["fine_precision"] != emscore(tokens, frames, idf=idf)["fine_precision"]
+
+
+def test_the_matrix_is_the_f_of_every_caption_with_every_video():
+    generator = np.random.default_rng(4)
+    tokens = [generator.normal(size=(n, 6)) for n in (3, 5, 1)]
+    frames = [generator.normal(size=(n, 6)) for n in (2, 4, 3)]
+    found = emscore_matrix(tokens, frames)
+    for i, caption in enumerate(tokens):
+        for j, video in enumerate(frames):
+            assert found[i, j].item() == close(emscore([caption], [video])["f"], ulps=64, magnitude=1)
+    with pytest.raises(ValueError, match=r"frame_features\[1\]\[0\] is zero"):
+        emscore_matrix(tokens, [frames[0], frames[1] * 0])
 
 
 def test_bad_input_names_the_index():

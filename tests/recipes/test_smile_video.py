@@ -78,14 +78,20 @@ def test_emscore_of_a_row_is_that_of_frames_and_tokens(small_world, tmp_path):
             ],
         )
         row = evaluator.row("x", captions, chosen)
+        assert row["emscore_precision"] == close(expected["precision"], dtype="float32", magnitude=1)
+        assert 0 <= row["emscore_recall_at_1"] <= row["emscore_recall_at_5"] == 1  # of 4 videos
+        assert row["emscore_recall"] == close(expected["recall"], dtype="float32", magnitude=1)
         found = [row["emscore"], row["emscore_references"]]
         assert found == close([expected["f"], expected["reference_f"]], dtype="float32", magnitude=1)
     without = VideoEvaluator(rows, None, None, seed=0).row("x", captions)
     assert without["emscore"] is None
+    siglip = load_scorer(model_path("scenes:siglip-held-out"))
+    assert VideoEvaluator(rows, siglip, None, seed=0, cache_dir=str(tmp_path)).row("x", captions)["emscore"] is None
     assert "token features" in without["emscore_reason"]
     with pytest.raises(ValueError, match="The data are images"):
         VideoEvaluator(small_world["test"], None, None, seed=0)
-    assert [c.key for c in VIDEO_COLUMNS] == ["emscore", "emscore_references"]
+    keys = ["precision", "recall", "", "recall_at_1", "recall_at_5", "references"]
+    assert [c.key for c in VIDEO_COLUMNS] == [f"emscore_{key}".removesuffix("_") for key in keys]
 
 
 def test_msr_vtt_and_tgif_run_in_their_own_layouts(tmp_path):

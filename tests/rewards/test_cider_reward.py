@@ -91,6 +91,20 @@ def test_end_token_is_rewarded(rollouts):
         assert float(reward(rollouts.context([text], [3]))) > 0
 
 
+def test_frequencies_of_the_batch_are_those_of_the_code_of_no_detail_left_behind(rollouts):
+    """Eight images of a larger training set score as if they were the whole corpus."""
+    more = [[f"image {n} shows a kitchen", "a man"] for n in range(6)]
+    batch = ready(rollouts, [*more, *REFERENCES], cider_eos=False, cider_frequencies="batch")
+    train = ready(rollouts, [*more, *REFERENCES], cider_eos=False)
+    context = rollouts.context(CANDIDATES, list(range(6, 14)))
+    expected = VECTORS["expected"]["ciderD_corpus_df_of_these_8"]["per_image"]
+    assert batch(context).tolist() == close(expected, ulps=32)
+    assert not torch.allclose(batch(context), train(context), rtol=0.01)
+    assert batch(rollouts.context(CANDIDATES[:1], [6])).tolist() == [0.0]  # of one image alone
+    with pytest.raises(ValueError, match=r"cider_frequencies is 'step'. Use 'train' or 'batch'"):
+        CiderReward(cider_frequencies="step")
+
+
 def test_frequencies_are_of_the_training_set(rollouts):
     """Not of the batch, in which a single image would score 0 and two images another value."""
     reward = ready(rollouts, cider_eos=False)

@@ -20,6 +20,7 @@ def smile_suite(
     references: Sequence[Sequence[str]] | None = None,
     text_features: Any | None = None,
     image_features: Any | None = None,
+    pool_features: Any | None = None,
     clip_features: Any | None = None,
     clip_prefix: str = "",
     perplexity: Callable[[Sequence[str]], float | Mapping[str, Any]] | None = None,
@@ -39,6 +40,8 @@ def smile_suite(
         references: References of each image, for CIDEr-D (with document frequencies of these references).
         text_features: `(N, D)` features of the captions by the scorer that evaluates.
         image_features: `(N, D)` features of the images by the same scorer.
+        pool_features: `(M, D)` features of the pool of `pool_recall_at_<k>`, whose first N are `image_features`; None: these
+            alone. The paper's pool is CapEnrich's, of 30,000 images.
         clip_features: `(N, D)` features for CLIPScore, of the captions with `clip_prefix`; None: `text_features`.
         clip_prefix: Prefix of the captions there, for the signature; the paper's is "A photo depicts ".
         perplexity: Maps captions to the result of [`caption_perplexity`] under a language model, or to the number alone,
@@ -73,7 +76,9 @@ def smile_suite(
         row.missing("no scorer", *keys)
     else:
         text, images = torch.as_tensor(text_features), torch.as_tensor(image_features)
-        row.numbers["ranks"] = np.asarray(row.recalls("pool", (1, 5), text, images)["ranks"])
+        pool = images if pool_features is None else torch.as_tensor(pool_features)
+        found = row.recalls("pool", (1, 5), text, pool, targets=torch.arange(len(text)))
+        row.numbers["ranks"] = np.asarray(found["ranks"])
         row.random_distractors((1, 5), text, images)
         prefixed = text if clip_features is None else torch.as_tensor(clip_features)
         row.clip_score(prefixed, images, "hessel", clip_prefix)

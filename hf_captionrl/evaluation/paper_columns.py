@@ -1,0 +1,86 @@
+"""Numbers that the tables of single papers have, in addition to those of every results table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hf_captionrl.metrics.hard_distractors import hard_distractor_recall
+from hf_captionrl.metrics.meteor_spice import meteor, spice
+from hf_captionrl.metrics.suites import discritune_suite, ndlb_suite
+from hf_captionrl.metrics.suites.suite_row import SuiteRow
+from hf_captionrl.reports.table import Column
+
+__all__ = ["MORE_REFERENCES", "hard_numbers", "more_columns", "paper_numbers", "references_numbers"]
+
+MORE_REFERENCES = "more_references"
+"""Column of the test split with a second set of references, such as HolisticCaps."""
+
+_METEOR = Column("meteor", "METEOR", "higher", is_fraction=True)
+_SPICE = Column("spice", "SPICE", "higher", is_fraction=True)
+_BLEU = Column("bleu_4", "BLEU-4", "higher", is_fraction=True)
+_COLUMNS: dict[str, tuple[Column, ...]] = {
+    "discritune": (
+        Column("blocks_recall_at_1", "P@1\nblocks", "higher", is_fraction=True),
+        *(_BLEU, _METEOR, _SPICE),
+    ),
+    "ndlb": (
+        _BLEU,
+        Column("ndlb_clip_score", "ClipSc\n(100 cos)", "higher", digits=2),
+        Column("vocabulary_size", "Words seen\n5 times", "higher", digits=0),
+    ),
+    "sle": (_METEOR, _SPICE),
+}
+
+
+def more_columns(paper: str | None, hard: Sequence[int], has_more_references: bool) -> tuple[Column, ...]:
+    """Columns of a paper, of hard distractors and of a second set of references."""
+    found = _COLUMNS[paper] if paper else ()
+    found += tuple(Column(f"hard_{k}_recall_at_1", f"P@1\n{k} hard", "higher", is_fraction=True) for k in hard)
+    return found + (Column("more_cider_d", "CIDEr-D\n2nd ref.", "higher"),) * has_more_references
+
+
+def paper_numbers(paper: str | None, captions: Sequence[str], features: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Numbers of `_COLUMNS`, with intervals and reasons.
+
+    Args:
+        paper: One of its keys, or None.
+        captions: One caption per image.
+        features: `references`, `text_features` and `image_features` of the suites; the captions without prefix.
+        seed: Seed of the bootstrap.
+    """
+    if paper is None:
+        return {}
+    if paper == "ndlb":
+        found = ndlb_suite(captions, **features, seed=seed)
+        found |= {key.replace("clip_score", "ndlb_clip_score"): value for key, value in found.items() if "clip" in key}
+    else:
+        found = discritune_suite(captions, **features, meteor=meteor, spice=spice, seed=seed)
+    wanted = [column.key for column in _COLUMNS[paper]]
+    return {key: value for key, value in found.items() if key.removesuffix("_ci").removesuffix("_reason") in wanted}
+
+
+def hard_numbers(hard: Sequence[int], text: Any, images: Any, seed: int) -> dict[str, Any]:
+    """`hard_<k>_recall_at_1`: recall at 1 among the k nearest images and 99 - k random ones."""
+    numbers: dict[str, Any] = {}
+    for k in hard:
+        key = f"hard_{k}_recall_at_1"
+        if text is None or len(text) < 100:
+            numbers |= {key: None, f"{key}_reason": "no scorer" if text is None else "fewer than 100 images"}
+            continue
+        found = hard_distractor_recall(text, images, num_nearest=k, seed=seed)
+        numbers |= {key: found["recall_at_1"], f"{key}_ci": [float(b) for b in np.asarray(found["recall_at_1_ci"])]}
+    return numbers
+
+
+def references_numbers(
+    captions: Sequence[str], references: Sequence[Sequence[str]] | None, seed: int
+) -> dict[str, Any]:
+    """`more_cider_d`: CIDEr-D against the second set of references."""
+    if references is None:
+        return {}
+    row = SuiteRow(captions, seed)
+    row.cider_d(references)
+    return {f"more_{key}": value for key, value in row.numbers.items() if key.startswith("cider_d")}

@@ -1,0 +1,110 @@
+"""Similarity to the references by trained models: BLEURT and entailment (NLI).
+
+Legend: N captions, R pairs of a caption and a reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_captionrl.metrics.caption_checks import check_captions, check_groups
+from hf_captionrl.metrics.signature import signature
+
+__all__ = ["bleurt", "entailment"]
+
+BLEURT, NLI = "Elron/bleurt-large-512", "FacebookAI/roberta-large-mnli"
+"""Models of the code of No Detail Left Behind. They must be in the Hub's cache, or be folders."""
+
+
+def _load(name: str) -> tuple[Any, Any]:
+    """Model and tokenizer, or an error that says what is missing."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForSequenceClassification.from_pretrained(name, use_safetensors=True, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise RuntimeError(
+            f"not run: the weights of {name!r} cannot be loaded ({said}). Use a folder with the model, or download it first."
+        ) from error
+    return model.eval(), tokenizer
+
+
+def _scored(pairs: Sequence[tuple[str, str]], model: Any, tokenizer: Any, score: Callable[[Tensor], Tensor]) -> Tensor:
+    """Score of each pair, `(R,)`; 16 pairs at once."""
+    found = []
+    with torch.no_grad():
+        for start in range(0, len(pairs), 16):
+            first, second = map(list, zip(*pairs[start : start + 16], strict=True))
+            batch = tokenizer(first, second, padding=True, truncation=True, return_tensors="pt")
+            found.append(score(model(**batch.to(model.device)).logits).double().cpu())
+    return torch.cat(found)
+
+
+def _best(candidates: Any, references: Any, name: str, key: str, score_of: Any, swap: bool) -> dict[str, Any]:
+    """The best score over the references of each caption, and its mean."""
+    texts, groups = check_captions(candidates, "candidates"), check_groups(references, "references", 1)
+    if len(texts) != len(groups):
+        raise ValueError(
+            f"There are {len(texts)} captions and {len(groups)} groups of references. Pass one per caption."
+        )
+    model, tokenizer = _load(name)
+    pairs = [(text, other) for text, group in zip(texts, groups, strict=True) for other in group]
+    scores = _scored([(b, a) for a, b in pairs] if swap else pairs, model, tokenizer, score_of(model)).split(
+        [len(group) for group in groups]
+    )
+    values = np.array([float(group.max()) for group in scores])
+    return {key: float(values.mean()), "per_sample": values, "signature": signature(metric=key, model=name)}
+
+
+def bleurt(candidates: Any, references: Any, *, model: str = BLEURT) -> dict[str, Any]:
+    """BLEURT (Sellam et al. 2020) of each caption with its best reference.
+
+    Args:
+        candidates: N captions.
+        references: Their references.
+        model: A BLEURT model for sequence classification: a folder or a name on the Hub.
+
+    Returns:
+        `dict`: `bleurt`, the mean; `per_sample` `(N,)`; `signature`.
+
+    Raises:
+        RuntimeError: If the weights are missing.
+        ValueError: If the numbers of captions and references differ.
+    """
+    return _best(candidates, references, model, "bleurt", lambda _: lambda logits: logits[:, 0], False)
+
+
+def entailment(candidates: Any, references: Any, *, model: str = NLI, reverse: bool = False) -> dict[str, Any]:
+    """Probability that a reference follows from the caption, for the best reference.
+
+    The code of No Detail Left Behind reads column 1 of the probabilities, which is "neutral" in `roberta-large-mnli`; here the
+    column is the label that is called entailment.
+
+    Args:
+        candidates: N captions.
+        references: Their references.
+        model: A model for natural language inference: a folder or a name on the Hub.
+        reverse: Whether the caption follows from the reference instead.
+
+    Returns:
+        `dict`: `entailment`, the mean, in [0, 1]; `per_sample` `(N,)`; `signature`.
+
+    Raises:
+        RuntimeError: If the weights are missing.
+        ValueError: If the model has no label of that name, or the numbers of captions and references differ.
+    """
+
+    def column(loaded: Any) -> Callable[[Tensor], Tensor]:
+        labels = {str(label).lower(): int(i) for i, label in loaded.config.id2label.items()}
+        if "entailment" not in labels:
+            raise ValueError(f"{model!r} has the labels {sorted(labels)}. Use a model with the label entailment.")
+        return lambda logits: logits.softmax(1)[:, labels["entailment"]]
+
+    return _best(candidates, references, model, "entailment", column, reverse)

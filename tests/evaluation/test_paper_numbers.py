@@ -1,0 +1,173 @@
+"""Pools, bags, prefixes and second references of the papers, in the tables of recipes."""
+
+import hashlib
+import json
+
+import datasets
+import pytest
+import torch
+from PIL import Image
+
+from hf_captionrl.evaluation.arguments import EvaluationArguments
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.evaluation.image_pools import pool_images
+from hf_captionrl.experiments.arguments import DataArguments
+from hf_captionrl.experiments.data import load_data
+from hf_captionrl.metrics import cider_d
+from tests.closeness import close
+
+
+class Scorer:
+    """Features from a hash of the text, and from the colour of the image."""
+
+    logit_scale, max_text_tokens, signature = 100.0, 77, "hash|1"
+
+    def text_features(self, captions):
+        rows = [list(hashlib.sha256(c.encode()).digest()[:8]) for c in captions]
+        return torch.nn.functional.normalize(torch.tensor(rows, dtype=torch.float32) - 128, dim=1)
+
+    def image_features(self, images):
+        return self.text_features([str(image.getpixel((0, 0))) for image in images])
+
+
+def split(numbers):
+    return datasets.Dataset.from_dict(
+        {
+            "image": [Image.new("RGB", (4, 4), (n, 2 * n, 255 - n)) for n in numbers],
+            "image_id": [f"COCO_val2014_{n:012d}" for n in numbers],
+            "captions": [[f"a cat {n}", f"a dog {n} runs"] for n in numbers],
+        },
+        features=datasets.Features(
+            {"image": datasets.Image(), "image_id": datasets.Value("string"), "captions": [datasets.Value("string")]}
+        ),
+    )
+
+
+@pytest.fixture
+def evaluated(tmp_path, monkeypatch):
+    """Function from arguments to (evaluator, row)."""
+    monkeypatch.setattr("hf_captionrl.evaluation.evaluator.optional_scorer", lambda name: Scorer())
+    splits = {"train": split(range(50, 60)), "validation": split(range(20, 26)), "test": split(range(8))}
+
+    def make(captions=None, more=None, **settings):
+        arguments = EvaluationArguments(
+            held_out_scorer_name_or_path="openai/clip-vit-base-patch32", perplexity_name_or_path="none", **settings
+        )
+        evaluator = Evaluator.from_arguments(
+            splits["test"], arguments, seed=0, cache_dir=str(tmp_path / "cache"), splits=splits
+        )
+        captions = captions or [f"caption {n}" for n in range(8)]
+        more = more or [f"more {n}" for n in range(0 if evaluator.bag_images is None else len(evaluator.bag_images))]
+        return evaluator, evaluator.row("x", captions, more_captions=more), captions, more
+
+    make.splits = splits
+    return make
+
+
+def colours(numbers):
+    return Scorer().text_features([str((n, 2 * n, 255 - n)) for n in numbers])
+
+
+def test_captions_are_ranked_in_the_pool(evaluated, tmp_path):
+    names = [f"COCO_val2014_{n:012d}" for n in (*range(8), 21, 22, 55)]
+    (tmp_path / "pool.json").write_text(json.dumps(names))
+    evaluator, row, captions, _ = evaluated(pool=str(tmp_path / "pool.json"))
+    text, images = Scorer().text_features(captions), colours([*range(8), 55, 21, 22])
+    assert evaluator.pool_features.shape == (11, 8)
+    found = [all(text[i] @ images[i] > text[i] @ images[j] for j in range(11) if j != i) for i in range(8)]
+    assert row["pool_recall_at_1"] == close(sum(found) / 8)
+    without = evaluated()[1]
+    assert without["pool_recall_at_1"] >= row["pool_recall_at_1"]
+
+
+def test_a_pool_that_the_data_lack_is_refused(evaluated, tmp_path):
+    (tmp_path / "pool.txt").write_text("COCO_val2014_000000000099")
+    with pytest.raises(ValueError, match=r"1 of the 1 images of .* such as COCO image 99"):
+        pool_images(tmp_path / "pool.txt", evaluated.splits["test"], evaluated.splits["validation"])
+
+
+def test_bags_may_hold_images_of_the_validation_split(evaluated, tmp_path):
+    name = "COCO_val2014_{:012d}".format
+    bags = {"3": [[name(0), name(21), name(5)], [name(25), name(1), name(2)]]}
+    (tmp_path / "bags.json").write_text(json.dumps(bags))
+    evaluator, row, captions, more = evaluated(bags=str(tmp_path / "bags.json"))
+    assert evaluator.bag_images["image_id"] == [name(21), name(25)]
+    text = dict(zip([0, 1, 2, 3, 4, 5, 6, 7, 21, 25], Scorer().text_features([*captions, *more]), strict=True))
+    images = dict(zip(range(30), colours(range(30)), strict=True))
+    found = [
+        all(text[i] @ images[i] > text[i] @ images[j] for j in bag if j != i)
+        for bag in ([0, 21, 5], [25, 1, 2])
+        for i in bag
+    ]
+    assert row["bag_3_recall_at_1"] == close(sum(found) / 6)
+    assert row["bag_7_recall_at_1"] is None
+    assert "no bags of 7" in row["bag_7_recall_at_1_reason"]
+    assert evaluator.reference_row()[0]["bag_3_recall_at_1"] is not None
+
+
+def test_clip_score_has_the_papers_prefix_outside_of_the_embedded_world(evaluated):
+    _, row, captions, _ = evaluated()
+    text, images = Scorer().text_features([f"A photo depicts {c}" for c in captions]), colours(range(8))
+    expected = sum(max(float(text[i] @ images[i]), 0.0) for i in range(8)) / 8 * 2.5
+    assert row["clip_score"] == close(expected, dtype="float32", magnitude=1)
+    plain = evaluated(clip_prefix="")[1]["clip_score"]
+    text = Scorer().text_features(captions)
+    expected = sum(max(float(text[i] @ images[i]), 0.0) for i in range(8)) / 8 * 2.5
+    assert plain == close(expected, dtype="float32", magnitude=1)
+    assert plain != row["clip_score"]
+    assert Evaluator(evaluated.splits["test"], None, None, seed=0)._clip_prefix() == ""
+
+
+def test_columns_of_the_papers(evaluated):
+    evaluator, row, *_ = evaluated(paper="ndlb", captions=["a cat runs on a red mat"] * 8)
+    assert [c.key for c in evaluator.columns] == ["bleu_4", "ndlb_clip_score", "vocabulary_size"]
+    # 5 of the words occur at least five times; "a" does so twice per caption.
+    assert row["vocabulary_size"] == 6
+    text, images = Scorer().text_features(["a cat runs on a red mat"] * 8), colours(range(8))
+    expected = 100 * sum(float(text[i] @ images[i]) for i in range(8)) / 8
+    assert row["ndlb_clip_score"] == close(expected, dtype="float32", magnitude=100)
+    evaluator, row, *_ = evaluated(paper="discritune", hard_distractors=[5])
+    keys = [c.key for c in evaluator.columns]
+    assert keys == ["blocks_recall_at_1", "bleu_4", "meteor", "spice", "hard_5_recall_at_1"]
+    assert row["hard_5_recall_at_1_reason"] == "fewer than 100 images"
+    assert all(key in row and (row[key] is not None or row[f"{key}_reason"]) for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"paper": "gan"}, r"paper is 'gan'. Use one of \['discritune', 'ndlb', 'sle'\]"),
+        ({"hard_distractors": [100]}, r"hard_distractors is \[100\]. Use numbers from 1 to 99"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EvaluationArguments(**settings)
+
+
+def test_second_references_have_their_own_cider_d(tmp_path):
+    rows = [{"image_id": f"i{n}", "captions": [f"a red cat {n}", "a mat"]} for n in range(12)]
+    for row in rows:
+        Image.new("RGB", (4, 4), (int(row["image_id"][1:]) * 9, 0, 0)).save(tmp_path / f"{row['image_id']}.png")
+    meta = [{"file_name": f"{r['image_id']}.png", "image_id": r["image_id"], "captions": r["captions"]} for r in rows]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(m) + "\n" for m in meta))
+    boosted = [{"image_id": r["image_id"], "captions": [f"a large red cat {r['image_id']} sits"]} for r in rows]
+    (tmp_path / "boosted.jsonl").write_text("".join(json.dumps(b) + "\n" for b in boosted))
+    arguments = DataArguments(
+        dataset_name="imagefolder",
+        data_dir=str(tmp_path),
+        validation_share=0.3,
+        test_share=0.3,
+        test_references=str(tmp_path / "boosted.jsonl"),
+    )
+    test = load_data(arguments, output_dir=tmp_path / "out")["test"]
+    evaluator = Evaluator(test, None, None, seed=0)
+    captions = [f"a large red cat {i}" for i in test["image_id"]]
+    row = evaluator.row("x", captions)
+    assert [c.key for c in evaluator.columns] == ["more_cider_d"]
+    more = [[f"a large red cat {i} sits"] for i in test["image_id"]]
+    assert row["more_cider_d"] == close(cider_d(captions, more)["cider_d"])
+    assert row["cider_d"] == close(cider_d(captions, [list(t) for t in test["captions"]])["cider_d"])
+    (tmp_path / "boosted.jsonl").write_text(json.dumps({"image_id": test["image_id"][0], "captions": ["a"]}) + "\n")
+    with pytest.raises(ValueError, match="test_references has 1 of the"):
+        load_data(arguments, output_dir=tmp_path / "out")

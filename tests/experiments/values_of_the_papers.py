@@ -1,0 +1,343 @@
+"""The papers' values of every preset, written by hand from the papers and the authors' configurations.
+
+Nothing here is read from recipes/configs. "code" marks a value of the authors' code where the paper states none, "ours" one that
+neither states.
+"""
+
+FINETUNED, PRETRAINED = "outputs/blip-coco-finetuned", "outputs/blip-pretrained"
+COCO, FLICKR = "dataset_coco.json", "dataset_flickr30k.json"
+BOOSTED = "outputs/boosted/train/captions.parquet"
+TEST_REFERENCES = "outputs/boosted/test/captions.parquet"
+
+# SMILE, section 3.1; code: BLIP/configs/caption_coco.yaml. 32 captions on each of four GPUs.
+SMILE = {
+    "recipe": "smile_blip",
+    "start": FINETUNED,
+    "data": COCO,
+    "prompt": "a picture of ",
+    "mle_weight": 0.0,
+    "rate": 1e-5,
+    "schedule": "cosine",
+    "decay": 0.05,
+    "batch": 32,
+    "epochs": 5,
+    "frozen_tower": False,
+    "beams": 3,
+    "longest": 75,
+    "longest_reference": 40,
+    "subset": "caption",
+    "smoothing": 0.0,
+    "pool": "capenrich_hard_pool.json",
+    "prefix": None,
+    "judge": None,
+}
+# BLIP's own finetuning with maximum likelihood smooths labels with 0.1 (code).
+MLE = SMILE | {"start": PRETRAINED, "mle_weight": 1.0, "smoothing": 0.1}
+VIDEO = {
+    "recipe": "smile_video",
+    "start": FINETUNED,
+    "data": "msr-vtt",
+    "frames": 8,
+    "mle_epochs": 2,
+    "mle_weight": 0.0,
+    "rate": 1e-5,
+    "schedule": "cosine",
+    "decay": 0.05,
+    "batch": 32,
+    "epochs": 5,
+    "beams": 3,
+    "frozen_tower": True,
+}
+LLAMA = {"recipe": "smile_llama_lora", "start": "huggyllama/llama-13b", "data": "tatsu-lab/alpaca", "batch": 8}
+LLAMA_1B = LLAMA | {"start": "meta-llama/Llama-3.2-1B", "epochs": 5}
+
+# DiscriTune, section 4.1: Adam, 1e-7, constant, 100 images, greedy captions of 40 positions, 5 beams; code: no weight decay.
+DISCRITUNE = {
+    "recipe": "self_retrieval_clipcap",
+    "start": "outputs/clipcap-coco",
+    "data": COCO,
+    "tune": None,
+    "rate": 1e-7,
+    "schedule": "constant",
+    "decay": 0.0,
+    "batch": 100,
+    "epochs": 20,
+    "frozen_tower": True,
+    "do_sample": False,
+    "baseline": "running_mean",
+    "reward": "log_prob",
+    "bags": None,
+    "longest": 30,
+    "beams": 5,
+    "train_longest": 30,
+    "cider": 0.0,
+    "scope": "batch",
+    "scale": "model",
+    "paper": "discritune",
+    "judge": "openai/clip-vit-large-patch14",
+    "hard": [],
+}
+ABLATION = DISCRITUNE | {"data": FLICKR, "epochs": 10}  # 10 epochs of Flickr30K
+EVALUATION = {
+    "recipe": "self_retrieval_clipcap",
+    "start": "outputs/clipcap-coco",
+    "data": COCO,
+    "epochs": 0,
+    "beams": 5,
+    "longest": 30,
+    "paper": "discritune",
+    "judge": "openai/clip-vit-large-patch14",
+    "hard": [5, 10],
+}
+
+# No Detail Left Behind, Table 12 and Appendix C.3; code: finetuning/lora.py, configs/sr_final.yml (temperature, lengths).
+NDLB = {
+    "recipe": "self_retrieval_clipcap",
+    "start": "outputs/ndlb/table11/coco/model",
+    "data": COCO,
+    "rate": 9e-8,
+    "schedule": "constant",
+    "decay": 0.01,
+    "batch": 100,
+    "steps": 23000,
+    "tune": "language",
+    "rank": 32,
+    "lora_alpha": 16,
+    "lora_init": "paper",
+    "frozen_tower": True,
+    "do_sample": True,
+    "temperature": 0.3,
+    "baseline": "running_mean",
+    "bags": None,
+    "retrieval": 1.0,
+    "cider": 0.0,
+    "train_longest": 40,
+    "longest": 40,
+    "beams": 5,
+    "scope": "batch",
+    "reward": "log_prob",
+    "paper": "ndlb",
+    "judge": "openai/clip-vit-large-patch14",
+    "truematch": "truematch",
+    "train_captions": None,
+    "test_references": None,
+}
+NDLB_MLE = {
+    "recipe": "self_retrieval_clipcap",
+    "start": "outputs/ndlb/table11/coco/model",
+    "data": COCO,
+    "epochs": 0,
+    "longest": 40,
+    "beams": 5,
+    "paper": "ndlb",
+    "truematch": "truematch",
+    "test_references": None,
+}
+BLEND = {
+    "start": "outputs/ndlb/table11/blendcap/model",
+    "train_captions": BOOSTED,
+    "train_column": "blend_caption",
+    "test_references": TEST_REFERENCES,
+    "test_column": "blend_caption",
+}
+HOLISTIC = {
+    "start": "outputs/ndlb/table11/holisticcap/model",
+    "train_captions": BOOSTED,
+    "train_column": "captions",
+    "test_references": TEST_REFERENCES,
+    "test_column": "captions",
+}
+V = {"tune": "vision", "frozen_tower": False}
+LV = {"tune": "both", "frozen_tower": False}
+CURRICULUM = {"bags": "paper"}
+CIDER = {"cider": 1.0, "retrieval": 0.0, "baseline": "greedy"}
+BOTH = {"cider": 0.5, "baseline": "greedy", "rate": 1e-7}
+# Table 11; the vision tower is frozen.
+CLIPCAP = {
+    "recipe": "mle_clipcap",
+    "start": "",
+    "vision": "openai/clip-vit-base-patch32",
+    "gpt": "openai-community/gpt2",
+    "data": COCO,
+    "batch": 40,
+    "rate": 2e-5,
+    "schedule": "linear",
+    "steps": 30000,
+    "warmup": 1000,
+    "prefix_length": 10,
+    "frozen_tower": True,
+    "mle_weight": 1.0,
+    "beams": 5,
+}
+
+# SLE, section 5.1: 5 samples, alpha 0.75; the paper names no rate, batch or epochs, so these are ours, for BLIP.
+SLE = {
+    "recipe": "sle_blip",
+    "start": PRETRAINED,
+    "data": COCO,
+    "alpha": 0.75,
+    "samples": 5,
+    "entropy": 0.0,
+    "diversity": "pairwise",
+    "distance": "bleu34",
+    "baseline": "greedy",
+    "reduction": "token_mean",
+    "eos": True,
+    "xe_epochs": 5,
+    "epochs": 15,
+    "batch": 20,
+    "rate": 1e-6,
+    "xe_rate": 1e-5,
+    "beams": 5,
+    "paper": "sle",
+}
+TGIF = SLE | {"data": "tgif", "frames": 8, "frozen_tower": True, "prompt": "a video of "}
+
+PAPERS = {
+    "smile_blip/coco": SMILE,
+    "smile/mle/coco": MLE,
+    "smile/mle/flickr30k": MLE | {"data": FLICKR, "pool": None},
+    "smile/mle/from-scratch": MLE | {"fresh": True},
+    "smile/mle/simpler-coco": MLE | {"start": FINETUNED, "simplify": "simpler"},
+    "smile/mle/simplest-coco": MLE | {"start": FINETUNED, "simplify": "simplest"},
+    "smile/table1/flickr30k": SMILE | {"start": "outputs/smile/mle/flickr30k/model", "data": FLICKR, "pool": None},
+    "smile/table3/row1": SMILE | {"start": "outputs/smile/mle/from-scratch/model", "epochs": 0},
+    "smile/table3/row2": SMILE | {"start": "outputs/smile/mle/from-scratch/model"},
+    "smile/table3/row3": SMILE | {"start": PRETRAINED, "epochs": 0},
+    "smile/table3/row4": SMILE | {"start": PRETRAINED},
+    "smile/table3/row5": SMILE | {"epochs": 0},
+    "smile/table3/row6": SMILE | {"mle_weight": 1.0},
+    "smile/table3/row7": SMILE,
+    "smile/table4/default": SMILE | {"first_token": "mle"},
+    "smile/table4/none": SMILE | {"first_token": "smile"},
+    "smile/table4/shifting": SMILE | {"first_token": "shift"},
+    "smile/table5/lambda-1": SMILE | {"epochs": 0},
+    "smile/table5/lambda-0.5": SMILE | {"mle_weight": 0.5},
+    "smile/table5/lambda-0.1": SMILE | {"mle_weight": 0.1},
+    "smile/table5/lambda-0.05": SMILE | {"mle_weight": 0.05},
+    "smile/table5/lambda-0.01": SMILE | {"mle_weight": 0.01},
+    "smile/table5/lambda-0": SMILE,
+    "smile/figure4a/smile": SMILE,
+    "smile/figure4a/random": SMILE | {"subset": "random", "first_token": "smile", "num_random": 10},
+    "smile/figure4a/reverse": SMILE | {"subset": "reverse"},
+    "smile/figure4b/simpler-mle": SMILE
+    | {"start": "outputs/smile/mle/simpler-coco/model", "simplify": "simpler", "mle_weight": 1.0},
+    "smile/figure4b/simpler-smile": SMILE | {"start": "outputs/smile/mle/simpler-coco/model", "simplify": "simpler"},
+    "smile/figure4b/simplest-mle": SMILE
+    | {"start": "outputs/smile/mle/simplest-coco/model", "simplify": "simplest", "mle_weight": 1.0},
+    "smile/figure4b/simplest-smile": SMILE
+    | {"start": "outputs/smile/mle/simplest-coco/model", "simplify": "simplest"},
+    "smile_video/msrvtt": VIDEO,
+    "smile/table6/tgif": VIDEO | {"data": "tgif", "frames": 4},
+    "smile_llama_lora/alpaca": LLAMA | {"epochs": 5},
+    "smile/table7/5-epochs": LLAMA | {"epochs": 5},
+    "smile/table7/10-epochs": LLAMA | {"epochs": 10},
+    "smile/table7/20-epochs": LLAMA | {"epochs": 20},
+    "smile/llama-1b/document": LLAMA_1B,
+    "smile/llama-1b/sentence": LLAMA_1B | {"subset_scope": "sentence"},
+    "smile/llama-1b/window": LLAMA_1B | {"subset_scope": "window"},
+    "self_retrieval_clipcap/discritune": DISCRITUNE,
+    "self_retrieval_clipcap/evaluation": EVALUATION | {"hard": []},
+    "discritune/coco": DISCRITUNE,
+    "discritune/conceptual": DISCRITUNE
+    | {"start": "outputs/clipcap-conceptual", "data": "imagefolder", "folder": "conceptual_captions", "epochs": 2},
+    "discritune/mle-conceptual": CLIPCAP | {"data": "imagefolder", "folder": "conceptual_captions"},
+    "discritune/table8/none": ABLATION | {"baseline": "none"},
+    "discritune/table8/greedy": ABLATION | {"baseline": "greedy", "train_beams": 5},
+    "discritune/table8/running-mean": ABLATION,
+    "discritune/table9/cosine": ABLATION | {"reward": "cosine"},
+    "discritune/table9/accuracy": ABLATION | {"reward": "accuracy"},
+    "discritune/table9/log-prob": ABLATION,
+    "discritune/table12/coco-clipcap": EVALUATION,
+    "discritune/table12/coco-discritune": DISCRITUNE | {"hard": [5, 10]},
+    "discritune/table12/coco-5-hard": DISCRITUNE | {"hard": [5, 10], "bags": 6},
+    "discritune/table12/coco-10-hard": DISCRITUNE | {"hard": [5, 10], "bags": 11},
+    **{
+        f"discritune/table12/{data}-{row}": EVALUATION | settings | ({} if start is None else {"start": start})
+        for data, settings in (
+            ("conceptual", {"data": "imagefolder", "folder": "conceptual_captions"}),
+            ("flickr", {"data": FLICKR}),
+        )
+        for row, start in (
+            ("clipcap", None),
+            ("discritune", "outputs/discritune/table12/coco-discritune/model"),
+            ("5-hard", "outputs/discritune/table12/coco-5-hard/model"),
+            ("10-hard", "outputs/discritune/table12/coco-10-hard/model"),
+        )
+    },
+    # BLIP: one epoch, text decoder alone; 40 positions, of which the prompt takes 4.
+    **dict.fromkeys(
+        ("self_retrieval_blip/coco", "discritune/blip"),
+        {key: value for key, value in DISCRITUNE.items() if key != "hard"}
+        | {"recipe": "self_retrieval_blip", "start": FINETUNED, "epochs": 1, "longest": 36, "train_longest": 36}
+        | {"prompt": "a picture of "},
+    ),
+    "self_retrieval_clipcap/ndlb": NDLB,
+    "ndlb/table3/row1": NDLB_MLE,
+    "ndlb/table3/row2": NDLB_MLE | {k: BLEND[k] for k in ("start", "test_references", "test_column")},
+    "ndlb/table3/row3": NDLB_MLE | {k: HOLISTIC[k] for k in ("start", "test_references", "test_column")},
+    "ndlb/table3/row4": NDLB,
+    "ndlb/table3/row5": NDLB | BLEND,
+    "ndlb/table3/row6": NDLB | HOLISTIC,
+    "ndlb/table4/row1": NDLB,
+    "ndlb/table4/row2": NDLB | V,
+    "ndlb/table4/row3": NDLB | LV,
+    "ndlb/table4/row4": NDLB | BLEND,
+    "ndlb/table4/row5": NDLB | BLEND | V,
+    "ndlb/table4/row6": NDLB | BLEND | LV,
+    "ndlb/table4/row7": NDLB | HOLISTIC,
+    "ndlb/table4/row8": NDLB | HOLISTIC | V,
+    "ndlb/table4/row9": NDLB | HOLISTIC | LV,
+    "ndlb/table5/row1": NDLB,
+    "ndlb/table5/row2": NDLB | CURRICULUM,
+    "ndlb/table5/row3": NDLB | V | CURRICULUM,
+    "ndlb/table5/row4": NDLB | LV | CURRICULUM,
+    "ndlb/table5/row5": NDLB | HOLISTIC,
+    "ndlb/table5/row6": NDLB | HOLISTIC | CURRICULUM,
+    "ndlb/table5/row7": NDLB | HOLISTIC | V | CURRICULUM,
+    "ndlb/table5/row8": NDLB | HOLISTIC | LV | CURRICULUM,
+    "ndlb/table7/row1": NDLB_MLE,
+    "ndlb/table7/row2": NDLB,
+    "ndlb/table7/row3": NDLB | CIDER | {"rate": 1e-6, "frequencies": "train"},
+    "ndlb/table7/row4": NDLB | LV | CURRICULUM,
+    "ndlb/table7/row5": NDLB | LV | CURRICULUM | BOTH,
+    "ndlb/table7/row6": NDLB_MLE | {k: HOLISTIC[k] for k in ("start", "test_references", "test_column")},
+    "ndlb/table7/row7": NDLB | HOLISTIC,
+    "ndlb/table7/row8": NDLB | HOLISTIC | CIDER | {"rate": 1e-7},
+    "ndlb/table7/row9": NDLB | HOLISTIC | LV | CURRICULUM,
+    "ndlb/table7/row10": NDLB | HOLISTIC | LV | CURRICULUM | BOTH,
+    # code: finetuning/losses.py, CiderReward.
+    "ndlb/code/cider": NDLB | CIDER | {"rate": 1e-6, "frequencies": "batch"},
+    "ndlb/code/cider-sr": NDLB | LV | CURRICULUM | BOTH | {"frequencies": "batch"},
+    "ndlb/table10/row1": NDLB | HOLISTIC | LV,
+    **{
+        f"ndlb/table10/row{row}": NDLB | HOLISTIC | LV | {"bags": size}
+        for row, size in ((2, 2), (3, 3), (4, 5), (5, 7), (6, 10), (7, 15), (8, 20), (9, "paper"))
+    },
+    "ndlb/table13/row1": NDLB | HOLISTIC | LV | CURRICULUM,
+    **{
+        f"ndlb/table13/row{row}": NDLB | HOLISTIC | LV | CURRICULUM | BOTH | {"cider": weight}
+        for row, weight in ((2, 0.1), (3, 0.3), (4, 0.5), (5, 0.7), (6, 1.0))
+    },
+    "mle_clipcap/coco": CLIPCAP,
+    "ndlb/table11/coco": CLIPCAP | {"paper": "ndlb", "truematch": "truematch"},
+    "ndlb/table11/blendcap": CLIPCAP
+    | {"train_captions": BOOSTED, "train_column": "blend_caption", "test_references": TEST_REFERENCES},
+    "ndlb/table11/holisticcap": CLIPCAP
+    | {"train_captions": BOOSTED, "train_column": "captions", "test_references": TEST_REFERENCES},
+    "sle_blip/coco": SLE,
+    "sle/table1/xe": SLE | {"epochs": 5},
+    "sle/table1/sll": SLE | {"alpha": 1.0},
+    "sle/table2/sll-me-0.1": SLE | {"alpha": 1.0, "entropy": 0.1},
+    "sle/table2/sll-me-0.01": SLE | {"alpha": 1.0, "entropy": 0.01},
+    "sle/table2/sll-me-0.001": SLE | {"alpha": 1.0, "entropy": 0.001},
+    "sle/table2/sle-0.25": SLE | {"alpha": 0.25},
+    "sle/table2/sle-0.5": SLE | {"alpha": 0.5},
+    "sle/table2/sle-0.75": SLE,
+    "sle/table3/sll": TGIF | {"alpha": 1.0},
+    "sle/table3/sll-me": TGIF | {"alpha": 1.0, "entropy": 0.01},
+    "sle/table3/sle": TGIF,
+    # code: gen_model/vevd.py (1e-4, batch 32), gen_model/diversity.py (1e-5), expr/prepare_gen_cfg.py (32, 30 steps, 0.25).
+    "sle/code-2018": SLE
+    | {"diversity": "multi_reference", "batch": 32, "rate": 1e-5, "xe_rate": 1e-4, "train_longest": 30},
+}
