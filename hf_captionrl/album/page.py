@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from hf_captionrl.album.captions import caption_album, compare_captioners
+from hf_captionrl.album.album import describe_album
+from hf_captionrl.album.captions import compare_captioners
 from hf_captionrl.album.html import album_style, album_thumbnail, render_album, render_comparison
 from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import ImageError, open_image
@@ -99,7 +100,7 @@ class AlbumDemo:
             raise ValueError(f"There is no captioner {name!r}. Use one of {list(self.captioners)}.")
         small = self._thumbnails(images)
         settings = {"num_samples": self.num_samples, "max_new_tokens": self.max_new_tokens}
-        return render_album(small, caption_album(self.captioners[name], self.scorer, images, **settings))
+        return render_album(small, describe_album(images, self.captioners[name], self.scorer, **settings))
 
     def _check_number(self, images: Sequence[Any]) -> None:
         if not 1 <= len(images) <= self.max_images:

@@ -10,7 +10,7 @@ from PIL import Image
 from hf_captionrl import load_captioner, load_scorer, pipeline
 from hf_captionrl.album import demo as command
 from hf_captionrl.album import page as demo_page
-from hf_captionrl.album.captions import caption_album
+from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.page import AlbumDemo, serve
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
@@ -87,7 +87,7 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
         page.evaluate("document.querySelector('#captioner label:last-of-type input').click()")
         page.click("#album-button")
         page.wait("document.querySelectorAll('#album li').length === 3", 120)
-        chosen = caption_album(load_captioner(model_path("scenes:blip-sr"), device="cpu"), scorer, images)
+        chosen = describe_album(images, load_captioner(model_path("scenes:blip-sr"), device="cpu"), scorer)
         assert page.evaluate(CARDS) == [[c.caption, c.rank, f"margin {c.margin:+.3f}"] for c in chosen.captions]
         assert len({c.caption for c in chosen.captions}) == 3
         assert f"{chosen.num_distinct} of 3 images have" in page.evaluate("document.querySelector('#album').innerText")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.album.distinct_captions import AlbumCaption, AlbumCaptions, Finding
+from hf_captionrl.album.album_result import Album, AlbumImage
+from hf_captionrl.album.distinct_captions import Finding
 from hf_captionrl.album.html import album_style, render_album, render_comparison
 from hf_captionrl.explain.page import CaptionReward, write_explanation
 from hf_captionrl.explain.token_view import explain_caption
@@ -117,7 +118,11 @@ def study_results(folder):
 # These become part of a page of somebody else's, which allows more.
 def album(folder):
     images = [PICTURE] * len(TEXTS)
-    captions = AlbumCaptions([AlbumCaption(text, 0, 1, 0.5, True, ()) for text in TEXTS])
+    captions = Album(
+        [AlbumImage(str(n), text, rank=1, margin=0.5, is_distinct=True) for n, text in enumerate(TEXTS)],
+        len(TEXTS),
+        1.0,
+    )
     findings = {text: [Finding(text, 1, 0)] * len(TEXTS) for text in TEXTS[:12]}
     parts = f"<style>{album_style()}</style>{render_album(images, captions)}{render_comparison(images, findings)}"
     (folder / "page.html").write_text(f"<!doctype html><meta charset=utf-8>{parts}", "utf-8", "replace")
