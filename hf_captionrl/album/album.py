@@ -35,7 +35,7 @@ from hf_captionrl.pipelines import ChosenImages
 from hf_captionrl.retrieval import FeatureCache, Scorer, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
 
-__all__ = ["AlbumSettings", "describe_album"]
+__all__ = ["AlbumEngine", "AlbumSettings", "describe_album", "finish_album"]
 
 _SMALL_ALBUM = 2000
 _NEIGHBOURS = 64
@@ -131,11 +131,11 @@ def describe_album(
     if judges and not any(existing):
         raise ValueError("There are no captions to judge. Pass captions, or a captioner that writes them.")
     check_candidate_options(settings, captioner)
-    engine = _Engine(images, ids, existing, captioner, scorer, settings, journal, progress)
+    engine = AlbumEngine(images, ids, existing, captioner, scorer, settings, journal, progress)
     engine.read(cache, skip_unreadable)
     album = engine.judge() if judges else engine.choose()
     names = [""] * len(images) if groups is None else list(groups)
-    _finish(album, names, settings, changes_texts=not judges)
+    finish_album(album, names, settings, changes_texts=not judges)
     diagnose(album, scorer)
     return album
 
@@ -152,7 +152,7 @@ def _existing(images: Sequence[Any], captions: Sequence[Sequence[str] | str] | N
     return [[mine] if isinstance(mine, str) else list(mine) for mine in captions]
 
 
-class _Engine:
+class AlbumEngine:
     """The steps of [`describe_album`]."""
 
     def __init__(
@@ -180,7 +180,7 @@ class _Engine:
         return None if progress is None else lambda number: progress(stage, number)
 
     def read(self, cache: FeatureCache | None, skip_unreadable: bool) -> None:
-        """Read the images, find copies and neighbours. Sets `leaders`, `leader_of`, `features` (L, D), `neighbours`."""
+        """Read the images, and find copies and neighbours."""
         size = self.settings.batch_size
         facts = read_images(
             self.images,
@@ -194,6 +194,10 @@ class _Engine:
         if threshold is None:
             opened = (image for _, chunk in opened_chunks(self.images, facts.rows[:64], size) for image in chunk)
             threshold = calibrate_threshold(self.scorer, opened)
+        self.prepare(facts, threshold)
+
+    def prepare(self, facts: ImageFacts, threshold: float) -> None:
+        """Find copies and neighbours among images that have been read."""
         number = len(facts.rows)
         k = self.settings.neighbours
         k = (None if number <= _SMALL_ALBUM else _NEIGHBOURS) if k is None else (k if k < number - 1 else None)
@@ -346,7 +350,7 @@ def _among_leaders(neighbours: Tensor, first: np.ndarray, features: Tensor, k: i
     return found
 
 
-def _finish(album: Album, groups: list[str], settings: AlbumSettings, *, changes_texts: bool) -> None:
+def finish_album(album: Album, groups: list[str], settings: AlbumSettings, *, changes_texts: bool) -> None:
     """Find what is shared, and remove it if that is wanted."""
     rows = [row for row, image in enumerate(album.images) if image.caption.strip() and image.copy_of is None]
     facts = group_facts(

@@ -10,6 +10,7 @@ from typing import Any
 
 from hf_captionrl.data.image_paths import refuse_outside
 from hf_captionrl.evaluation.caption_files import read_caption_file
+from hf_captionrl.pipelines import ChosenImages
 
 __all__ = ["AlbumSource", "load_album_source", "read_captions_for", "sidecar_of"]
 
@@ -35,7 +36,8 @@ class AlbumSource:
     def __post_init__(self) -> None:
         number = len(self.images)
         self.captions = self.captions or [[] for _ in range(number)]
-        self.paths = self.paths or [os.fspath(i) if isinstance(i, str | os.PathLike) else None for i in self.images]
+        if not self.paths:
+            self.paths = [os.fspath(i) if isinstance(i, str | os.PathLike) else None for i in self.images]
         sizes = {"image_ids": len(self.image_ids), "captions": len(self.captions), "paths": len(self.paths)}
         for name, size in sizes.items():
             if size != number:
@@ -45,6 +47,13 @@ class AlbumSource:
         if len(set(self.image_ids)) < number:
             twice = next(i for n, i in enumerate(self.image_ids) if i in self.image_ids[:n])
             raise ValueError(f"Two images are called {twice!r}. Use different image ids.")
+
+
+    def first(self, number: int) -> AlbumSource:
+        """The first images."""
+        rows = range(min(number, len(self.images)))
+        kept = (self.image_ids[:number], self.captions[:number], self.paths[:number])
+        return AlbumSource(ChosenImages(self.images, rows), *kept, self.root)
 
 
 class _Column(Sequence[Any]):
@@ -178,5 +187,10 @@ def _table(path: Path) -> dict[str, list[str]]:
     for row in rows:
         value = row[text]
         texts = [value] if isinstance(value, str) else list(value or [])
-        found.setdefault(str(row[key]), []).extend(t for t in texts if isinstance(t, str) and t.strip())
+        found.setdefault(_unquoted(str(row[key])), []).extend(_unquoted(t) for t in texts if isinstance(t, str) and t.strip())
     return found
+
+
+def _unquoted(text: str) -> str:
+    """A cell without the apostrophe that [`safe_cell`] puts before formulas."""
+    return text[1:] if text[:1] == "'" and text[1:2] in ("=", "+", "-", "@") and text[1:2] else text

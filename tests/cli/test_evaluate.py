@@ -79,9 +79,7 @@ def test_comparison_has_every_table_and_column(everything):
             for column in table.columns:
                 assert row[column.key] is not None or row[f"{column.key}_reason"], (name, column.key)
             assert not {"per_sample", "groups", "ranks"} & set(row)
-    assert result["signatures"]["smile"]["pool_recall_at_1"].startswith(
-        "metric:self_retrieval|scorer:siglip-held-out@"
-    )
+    assert result["signatures"]["smile"]["pool_recall_at_1"].startswith("metric:self_retrieval|scorer:siglip-held-out@")
     assert result["num_duplicate_images"] == 0
     assert result["signatures"]["smile"]["perplexity"].startswith("metric:caption_perplexity")
     assert "siglip-held-out@" in result["scorer"]

@@ -124,14 +124,7 @@ def evaluation(nursery, folder, rng, kills):
         assert made.code == 0, made.output
 
     def arguments(run):
-        evaluators = [
-            "--scorer",
-            "scenes:siglip-held-out",
-            "--language_model",
-            "none",
-            "--cache_dir",
-            str(run / "cache"),
-        ]
+        evaluators = ["--scorer", "scenes:siglip-held-out", "--language_model", "none", "--cache_dir", str(run / "cache")]
         return ["evaluate", "--captions", *map(str, files), *data, "--output_dir", str(run), *evaluators]
 
     def read(run):

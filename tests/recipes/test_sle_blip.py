@@ -143,12 +143,7 @@ def test_each_row_of_the_papers_tables_trains_what_it_names():
 VIDEO = ["--row", "sle/table3/sle", "--use_cpu"]
 SHIPPED = [
     *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "scenes:clip-reward", "--prompt", ""),
-    *(
-        "--held_out_scorer_name_or_path",
-        "scenes:siglip-held-out",
-        "--perplexity_name_or_path",
-        "scenes:gpt2-perplexity",
-    ),
+    *("--held_out_scorer_name_or_path", "scenes:siglip-held-out", "--perplexity_name_or_path", "scenes:gpt2-perplexity"),
 ]
 
 

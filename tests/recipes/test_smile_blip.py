@@ -116,12 +116,7 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
         [
             *("--dataset_name", "imagefolder", "--data_dir", str(photos), "--max_bad_fraction", "0.5"),
             *("--model_name_or_path", str(tmp_path / "small-blip"), "--prompt", "a picture of "),
-            *(
-                "--scorer_name_or_path",
-                "scenes:clip-reward",
-                "--held_out_scorer_name_or_path",
-                "scenes:siglip-held-out",
-            ),
+            *("--scorer_name_or_path", "scenes:clip-reward", "--held_out_scorer_name_or_path", "scenes:siglip-held-out"),
             *("--perplexity_name_or_path", "none", "--compare_mle_weights", "1.0"),
             *("--output_dir", str(tmp_path / "out"), "--learning_rate", "1e-3"),
             *SHORT,
