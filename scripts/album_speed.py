@@ -130,8 +130,12 @@ def table(results: dict[str, Any]) -> str:
     for row in results["rows"]:
         times = " | ".join(f"{row[name]:.1f}" for name in ("neighbours_s", "choice_s", "report_s", "total_s"))
         lines.append(f"| {row['images']:,} | {row['candidates']:,} | {times} | {row['peak_mib']:,} |")
-    versions = ", ".join(f"{name} {results['versions'][name]}" for name in ("python", "torch", "numpy") if name in results["versions"])
-    return "\n".join([*lines, "", f"CPU seconds of one thread; the largest resident set of the whole process. {versions}."])
+    versions = ", ".join(
+        f"{name} {results['versions'][name]}" for name in ("python", "torch", "numpy") if name in results["versions"]
+    )
+    return "\n".join(
+        [*lines, "", f"CPU seconds of one thread; the largest resident set of the whole process. {versions}."]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

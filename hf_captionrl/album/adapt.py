@@ -5,7 +5,9 @@ Legend: M images, D features.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -109,12 +111,19 @@ def adapt_to_album(
     features = facts.features[torch.tensor(first)]
     judged = read_images(chosen, held_out, cache=caches[1]).features
     captioner = load()
-    before = _judge(captioner, chosen, {"scorer": (scorer, features), "held_out": (held_out, judged)})
-    trainer, bags = _trainer(captioner, scorer, held_out, chosen, features, Path(folder), learning_rate, batch_size)
+    judges = {"scorer": (scorer, features), "held_out": (held_out, judged)}
+    said = _captions(captioner, chosen)
+    before = _judge(said, judges)
+    trainer, bags = _trainer(
+        captioner, scorer, held_out, chosen, list(said.values()), features, Path(folder), learning_rate, batch_size
+    )
     trainer.args.seed, trainer.args.max_steps = seed, max_steps
     trainer.add_callback(_StopAfter(seconds))
-    trainer.train()
-    after = _judge(captioner, chosen, {"scorer": (scorer, features), "held_out": (held_out, judged)})
+    with contextlib.redirect_stdout(
+        sys.stderr
+    ):  # the numbers that the Trainer prints are not the result of the command
+        trainer.train()
+    after = _judge(_captions(captioner, chosen), judges)
     captioner.save_pretrained(Path(folder))
     reason = _reason_against(trainer, before, after)
     found = {
@@ -140,6 +149,7 @@ def _trainer(
     scorer: Scorer,
     held_out: Scorer,
     images: Sequence[Any],
+    said: Sequence[str],
     features: Tensor,
     folder: Path,
     learning_rate: float,
@@ -161,11 +171,14 @@ def _trainer(
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
         freeze_vision_tower=True,
     )
     column = datasets.Image(decode=False)
     encoded = [image if isinstance(image, dict) else column.encode_example(image) for image in _plain(images)]
-    table = {"image": encoded, "image_id": [str(row) for row in range(number)], "captions": [[] for _ in range(number)]}
+    # Captions that the captioner writes now: no reward reads them, but the guard compares lengths with them.
+    captions = [[said[row % len(said)] or "-"] for row in range(number)]
+    table = {"image": encoded, "image_id": [str(row) for row in range(number)], "captions": captions}
     types = {
         "image": datasets.Image(),
         "image_id": datasets.Value("string"),
@@ -188,15 +201,21 @@ def _plain(images: Sequence[Any]) -> list[Any]:
     return [os.fspath(image) if isinstance(image, os.PathLike) else image for image in images]
 
 
-def _judge(captioner: Captioner, images: Sequence[Any], scorers: dict[str, tuple[Scorer, Tensor]]) -> dict[str, float]:
-    """R@1 among the album of one caption per image, by each scorer, and the share of degenerate captions."""
+def _captions(captioner: Captioner, images: Sequence[Any]) -> dict[int, str]:
+    """One caption by beam search of some images, by their rows."""
     step = max(1, len(images) // _JUDGED)
     rows = list(range(0, len(images), step))[:_JUDGED]
     captions = generate_captions(captioner, ChosenImages(images, rows), do_sample=False, num_beams=3)
-    found = {"degenerate": sum(degenerate(captions)) / len(captions)}
+    return dict(zip(rows, captions, strict=True))
+
+
+def _judge(captions: dict[int, str], scorers: dict[str, tuple[Scorer, Tensor]]) -> dict[str, float]:
+    """R@1 of captions among the album by each scorer, and the share of degenerate captions."""
+    texts = list(captions.values())
+    found = {"degenerate": sum(degenerate(texts)) / len(texts)}
     for name, (scorer, features) in scorers.items():
-        text = scorer.text_features(spoken(captions)).float().cpu()
-        found[name] = float((ranks(text, features, rows) == 1).double().mean())
+        text = scorer.text_features(spoken(texts)).float().cpu()
+        found[name] = float((ranks(text, features, list(captions)) == 1).double().mean())
     return found
 
 

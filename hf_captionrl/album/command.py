@@ -68,7 +68,9 @@ class AlbumOptions(AlbumSettings, CaptionerOptions):
     )
     sidecar_captions: bool = option(True, help="read the .txt file beside an image as a caption that exists")
     output: list[Path] = option(
-        [Path("album.jsonl")], metavar="FILE", help=".jsonl, .csv, .html, or metadata.jsonl of an image folder; several allowed"
+        [Path("album.jsonl")],
+        metavar="FILE",
+        help=".jsonl, .csv, .html, or metadata.jsonl of an image folder; several allowed",
     )
     sidecars: bool = option(False, help="also write each caption into a .txt file beside its image")
     overwrite: bool = option(False, help="start again, and replace outputs and text files beside images")
@@ -80,16 +82,16 @@ class AlbumOptions(AlbumSettings, CaptionerOptions):
         "decides whether the result is used",
     )
     held_out_scorer: str | None = option(
-        
         None,
         metavar="NAME",
         help="dual encoder that decides about --adapt (default: scenes:siglip-held-out for embedded captioners, else "
         "google/siglip-base-patch16-224)",
-    
     )
     group_by: Literal["folder", "album"] = option("folder", help="inside which images shared phrases are searched")
     split: str | None = option(None, metavar="SPLIT", help="of a data set (default: all)")
-    image_root: str | None = option(None, metavar="DIR", help="folder that image paths of a list or table are relative to")
+    image_root: str | None = option(
+        None, metavar="DIR", help="folder that image paths of a list or table are relative to"
+    )
     max_images: int | None = option(None, parse=positive, metavar="N", help="use only the first N images")
     page_images: int = option(2000, parse=positive, metavar="N", help="most images of the HTML page")
     cache_dir: str | None = cache_dir_option()
@@ -137,11 +139,15 @@ def _check(options: AlbumOptions) -> None:
         if path.is_dir():
             raise ValueError(f"--output {str(path)!r} is a folder. Use a file, such as album.csv.")
     if len(set(options.output)) < len(options.output):
-        raise ValueError(f"--output names a file twice: {[str(path) for path in options.output]}. Use different files.")
+        raise ValueError(
+            f"--output names a file twice: {[str(path) for path in options.output]}. Use different files."
+        )
     if options.model is None:
         needs = [name for name in ("adapt", "sidecars", "drop_shared", "trigger") if getattr(options, name)]
         if needs:
-            raise ValueError(f"--{needs[0]} changes captions, but without --model they are only diagnosed. Use --model.")
+            raise ValueError(
+                f"--{needs[0]} changes captions, but without --model they are only diagnosed. Use --model."
+            )
 
 
 class _Files:
@@ -180,7 +186,9 @@ class _Files:
         if not self.continues:
             for path in [] if options.overwrite else options.output:
                 if path.exists():
-                    raise ValueError(f"{path} exists, and was not written by this command. Use --overwrite to replace it.")
+                    raise ValueError(
+                        f"{path} exists, and was not written by this command. Use --overwrite to replace it."
+                    )
             if options.sidecars:
                 check_sidecars(self.source.image_ids, self.source.paths, overwrite=options.overwrite)
         elif options.sidecars and self.old_file.is_file():
@@ -358,9 +366,13 @@ def _text(summary: dict[str, Any], album: Album) -> str:
         f"rank their image first among {album.num_compared:,}.",
     ]
     if summary["copies"]:
-        lines.append(f"{summary['copies']:,} images are copies (cosine from {album.copy_threshold:.3f}) and share captions.")
+        lines.append(
+            f"{summary['copies']:,} images are copies (cosine from {album.copy_threshold:.3f}) and share captions."
+        )
     if summary["problems"]:
-        lines.append("Problems: " + ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items()) + ".")
+        lines.append(
+            "Problems: " + ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items()) + "."
+        )
     for fact in album.shared:
         if fact.shared:
             name = f" in {fact.group!r}" if fact.group else ""

@@ -49,7 +49,9 @@ def write_metadata(album: Album, paths: Sequence[str | None], path: str | os.Pat
     rows = []
     for image, file in zip(album.images, paths, strict=True):
         if file is None:
-            raise ValueError(f"Image {image.image_id!r} is not a file, and metadata name files. Write a .jsonl or .csv file.")
+            raise ValueError(
+                f"Image {image.image_id!r} is not a file, and metadata name files. Write a .jsonl or .csv file."
+            )
         if image.caption:
             name = os.path.relpath(os.path.abspath(file), os.path.abspath(path.parent))
             rows.append({"file_name": Path(name).as_posix(), "text": image.caption})

@@ -48,7 +48,6 @@ class AlbumSource:
             twice = next(i for n, i in enumerate(self.image_ids) if i in self.image_ids[:n])
             raise ValueError(f"Two images are called {twice!r}. Use different image ids.")
 
-
     def first(self, number: int) -> AlbumSource:
         """The first images."""
         rows = range(min(number, len(self.images)))
@@ -187,7 +186,9 @@ def _table(path: Path) -> dict[str, list[str]]:
     for row in rows:
         value = row[text]
         texts = [value] if isinstance(value, str) else list(value or [])
-        found.setdefault(_unquoted(str(row[key])), []).extend(_unquoted(t) for t in texts if isinstance(t, str) and t.strip())
+        found.setdefault(_unquoted(str(row[key])), []).extend(
+            _unquoted(t) for t in texts if isinstance(t, str) and t.strip()
+        )
     return found
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -14,7 +15,20 @@ from hf_captionrl.cli import main
 from hf_captionrl.evaluation.caption_files import CaptionWriter
 from hf_captionrl.scenes import load_scenes
 
-QUICK = ["--scorer", "scenes:siglip-held-out", "--num_beams", "2", "--num_samples", "2", "--max_new_tokens", "10", "--batch_size", "3", "--cache_dir", "cache"]
+QUICK = [
+    "--scorer",
+    "scenes:siglip-held-out",
+    "--num_beams",
+    "2",
+    "--num_samples",
+    "2",
+    "--max_new_tokens",
+    "10",
+    "--batch_size",
+    "3",
+    "--cache_dir",
+    "cache",
+]
 MODEL = ["--model", "scenes:blip-mle"]
 HOSTILE = '=1+"x"\n<script>alert(1)</script>.png'
 
@@ -38,6 +52,10 @@ def photos(tmp_path, monkeypatch, scenes):
     return folder
 
 
+def lines_of(path):
+    return Path(path).read_text(encoding="utf-8").split("\n")[:-1]
+
+
 def album(*arguments):
     return main(["album", "photos", *arguments, *QUICK])
 
@@ -47,7 +65,7 @@ def test_all_outputs(photos, capsys):
     summary = json.loads(capsys.readouterr().out)
     assert (summary["images"], summary["captions"], summary["copies"], summary["unreadable"]) == (6, 5, 1, 1)
     assert summary["unreadable_images"] == ["broken.png"]
-    rows = {row["image_id"]: row for row in map(json.loads, open("o.jsonl", encoding="utf-8"))}
+    rows = {row["image_id"]: row for row in map(json.loads, lines_of("o.jsonl"))}
     assert rows["sub/copy.png"]["caption"] == rows["a.png"]["caption"] != ""
     assert rows["sub/copy.png"]["copy_of"] == "a.png"
     assert rows["b.png"]["old_caption"] == "two pigs"
@@ -56,9 +74,9 @@ def test_all_outputs(photos, capsys):
     name = HOSTILE.replace("/", "")
     assert [row["image_id"].removeprefix("'") for row in table] == list(rows)
     assert table[[*rows].index(name)]["image_id"] == "'" + name, "no formula"
-    lines = [json.loads(line) for line in open("metadata.jsonl", encoding="utf-8")]
+    lines = [json.loads(line) for line in lines_of("metadata.jsonl")]
     assert {line["file_name"] for line in lines} == {f"photos/{i}" for i, row in rows.items() if row["caption"]}
-    page = open("o.html", encoding="utf-8").read()
+    page = Path("o.html").read_text(encoding="utf-8")
     assert "<script>alert" not in page
     assert page.count("data:image/png;base64") >= 5
     assert sorted(p.name for p in photos.iterdir() if p.suffix == ".txt") == ["b.txt"]
@@ -70,17 +88,17 @@ def test_all_outputs(photos, capsys):
 
 def test_killed_run_continues_and_other_settings_are_refused(photos, capsys):
     assert album(*MODEL, "--output", "o.jsonl") == 0
-    whole, kept = open("o.jsonl").read(), open("o.candidates.jsonl").read()
+    whole, kept = Path("o.jsonl").read_text(encoding="utf-8"), Path("o.candidates.jsonl").read_text(encoding="utf-8")
     lines = kept.splitlines(keepends=True)
     with open("o.candidates.jsonl", "w") as file:
         file.write("".join(lines[:-1]) + lines[-1][:7])
     os.unlink("o.jsonl")
     assert album(*MODEL, "--output", "o.jsonl") == 0
-    assert open("o.jsonl").read() == whole
-    assert open("o.candidates.jsonl").read() == kept
+    assert Path("o.jsonl").read_text(encoding="utf-8") == whole
+    assert Path("o.candidates.jsonl").read_text(encoding="utf-8") == kept
     # Constraints change the choice, not the candidates.
     assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "12") == 0
-    assert all(len(json.loads(line)["caption"]) <= 12 for line in open("o.jsonl"))
+    assert all(len(json.loads(line)["caption"]) <= 12 for line in lines_of("o.jsonl"))
     capsys.readouterr()
     assert album(*MODEL, "--output", "o.jsonl", "--seed", "4") == 2
     assert "seed" in capsys.readouterr().err
@@ -101,18 +119,21 @@ def test_sidecars_are_not_overwritten(photos, capsys):
     files = {p.name: p.read_text() for p in photos.glob("**/*.txt")}
     assert set(files) == {"a.txt", "b.txt", "c.txt", "copy.txt", HOSTILE.replace("/", "").replace(".png", ".txt")}
     assert all(text.startswith("ohwx thing") for text in files.values())
-    assert json.loads(open("album.old.jsonl").read()) == {"image_id": "b.png", "caption": "two pigs"}
+    assert json.loads(Path("album.old.jsonl").read_text(encoding="utf-8")) == {
+        "image_id": "b.png",
+        "caption": "two pigs",
+    }
     # The same command, without --overwrite, continues; its own text files are no captions that existed.
-    before = open("album.jsonl").read()
+    before = Path("album.jsonl").read_text(encoding="utf-8")
     (photos / "a.txt").unlink()
     assert album(*arguments) == 0
-    assert open("album.jsonl").read() == before
+    assert Path("album.jsonl").read_text(encoding="utf-8") == before
     assert {p.name: p.read_text() for p in photos.glob("**/*.txt")} == files
 
 
 def test_diagnosis_needs_no_captioner(photos, capsys):
     assert album() == 0
-    rows = {row["image_id"]: row for row in map(json.loads, open("album.jsonl"))}
+    rows = {row["image_id"]: row for row in map(json.loads, lines_of("album.jsonl"))}
     assert rows["b.png"]["caption"] == "two pigs"
     assert rows["a.png"]["problems"] == ["missing"]
     assert not os.path.exists("album.candidates.jsonl")
@@ -161,7 +182,7 @@ def test_bad_folders(tmp_path, monkeypatch, capsys):
 
 def test_full_disk_loses_nothing(photos, monkeypatch, capsys):
     assert album(*MODEL, "--output", "o.jsonl") == 0
-    before, kept = open("o.jsonl").read(), open("o.candidates.jsonl").read()
+    before, kept = Path("o.jsonl").read_text(encoding="utf-8"), Path("o.candidates.jsonl").read_text(encoding="utf-8")
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -169,7 +190,10 @@ def test_full_disk_loses_nothing(photos, monkeypatch, capsys):
     monkeypatch.setattr(outputs, "write_jsonl", full)
     assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "9") == 1
     assert "No space left" in capsys.readouterr().err
-    assert (open("o.jsonl").read(), open("o.candidates.jsonl").read()) == (before, kept)
+    assert (Path("o.jsonl").read_text(encoding="utf-8"), Path("o.candidates.jsonl").read_text(encoding="utf-8")) == (
+        before,
+        kept,
+    )
 
 
 def test_sources(tmp_path, scenes):
@@ -198,8 +222,8 @@ def test_sources(tmp_path, scenes):
     with pytest.raises(ValueError, match="Two images are called 'a'"):
         AlbumSource([scenes[0]] * 2, ["a", "a"])
     (tmp_path / "a.jpg").write_bytes(b"")
+    paths = [str(tmp_path / "a.png"), str(tmp_path / "a.jpg")]
     with pytest.raises(ValueError, match="same text file"):
-        paths = [str(tmp_path / "a.png"), str(tmp_path / "a.jpg")]
         outputs.check_sidecars(["a.png", "a.jpg"], paths, overwrite=False)
 
 

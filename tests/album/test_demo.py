@@ -1,5 +1,6 @@
 """`captionrl demo`: clicks in headless Chromium, compared with plain loops; and the functions behind the page."""
 
+import csv
 import os
 import weakref
 from pathlib import Path
@@ -132,6 +133,25 @@ def test_uploaded_files(small, rows, tmp_path):
     assert small.distinct(paths, "MLE") == small.distinct(small.album("bag"), "MLE")
     Image.new("CMYK", (40, 30), (10, 20, 30, 40)).save(tmp_path / "print.jpg")
     assert small.compare([str(tmp_path / "print.jpg")]).count("<td") == 1
+
+
+def test_chosen_captions_are_exported(small, rows, tmp_path):
+    paths = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        paths.append(str(tmp_path / str(number) / "same.png"))
+        rows[number]["image"].save(paths[-1])
+    page, table = small.distinct_table(paths, "MLE")
+    with open(table, encoding="utf-8-sig", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["image_id"] for row in found] == ["1: same.png", "2: same.png"]
+    assert all(row["caption"] and row["caption"] in page for row in found)
+    assert str(tmp_path) not in Path(table).read_text(encoding="utf-8"), "no local path"
+
+
+def test_albums_have_no_limit_by_default(small):
+    demo = AlbumDemo(small.captioners, small.scorer, {"many": small.albums["bag"] * 20})
+    assert len(demo.album("many")) == 40
 
 
 def test_unusable_uploads_are_refused(small, tmp_path):

@@ -11,6 +11,8 @@ from PIL import Image
 from hf_captionrl.album.album_result import Album, AlbumImage
 from hf_captionrl.album.distinct_captions import Finding
 from hf_captionrl.album.html import album_style, render_album, render_comparison
+from hf_captionrl.album.report_page import write_report
+from hf_captionrl.album.shared_phrases import GroupFacts
 from hf_captionrl.explain.page import CaptionReward, write_explanation
 from hf_captionrl.explain.token_view import explain_caption
 from hf_captionrl.hub.model_card import render_model_card
@@ -129,6 +131,15 @@ def album(folder):
     return folder / "page.html"
 
 
+def album_report(folder):
+    images = [
+        AlbumImage(text, text, old=text[::-1], rank=2, confused_with=(0,), problems=("ambiguous",)) for text in TEXTS
+    ]
+    facts = [GroupFacts(text, 3, (text,), ((text, 1),)) for text in TEXTS]
+    found = Album(images, len(TEXTS), 1.0, shared=facts)
+    return write_report(folder / "page.html", found, [PICTURE] * len(TEXTS), title=TEXTS[0])
+
+
 def publishable(text):
     """Facts of a card that look like an unfinished template are refused before anything is written."""
     try:
@@ -173,7 +184,7 @@ def outcome(browser, page):
     return state, requested(browser), browser.problems()
 
 
-PAGES = [gallery, explanation, panel, leaderboard, review, rating, study_results, album, model_card]
+PAGES = [gallery, explanation, panel, leaderboard, review, rating, study_results, album, album_report, model_card]
 
 
 @pytest.mark.parametrize("write", PAGES, ids=[page.__name__ for page in PAGES])
