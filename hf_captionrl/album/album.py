@@ -5,6 +5,7 @@ Legend: M images, L leaders (images that are not copies of an earlier one), S ca
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -32,13 +33,14 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.options import option, positive
 from hf_captionrl.pipelines import ChosenImages
-from hf_captionrl.retrieval import FeatureCache, Scorer, nearest_neighbours
+from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
 
 __all__ = ["AlbumEngine", "AlbumSettings", "describe_album", "finish_album"]
 
 _SMALL_ALBUM = 2000
 _NEIGHBOURS = 64
+_MOST_EXACT = 200_000
 
 
 @dataclass
@@ -201,7 +203,7 @@ class AlbumEngine:
         number = len(facts.rows)
         k = self.settings.neighbours
         k = (None if number <= _SMALL_ALBUM else _NEIGHBOURS) if k is None else (k if k < number - 1 else None)
-        near = None if k is None else nearest_neighbours(facts.features, k)
+        near = None if k is None else _nearest(facts.features, k)
         lead = copy_leaders(facts.keys, facts.pictures, facts.features, near, threshold)
         first = np.unique(lead)  # positions of the leaders among the readable images
         self.facts: ImageFacts = facts
@@ -335,6 +337,13 @@ class AlbumEngine:
         own = None if leader is None or self.rows[leader] == row else self.rows[leader]
         old = next(iter(self.existing[row]), None)
         return AlbumImage(image_id=self.ids[row], caption="", old=old, unreadable=reason, copy_of=own)
+
+
+def _nearest(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Neighbours and their cosines: exact, but in albums for which that takes hours, approximate if faiss is installed."""
+    if len(features) > _MOST_EXACT and importlib.util.find_spec("faiss") is not None:
+        return approximate_neighbours(features, k)[:2]
+    return nearest_neighbours(features, k)
 
 
 def _among_leaders(neighbours: Tensor, first: np.ndarray, features: Tensor, k: int | None) -> Tensor:

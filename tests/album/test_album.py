@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl import load_captioner, load_scorer
-from hf_captionrl.album import image_facts
+from hf_captionrl.album import album, image_facts
 from hf_captionrl.album.album import AlbumSettings, describe_album
 from hf_captionrl.album.candidates import generate_candidates
 from hf_captionrl.album.captions import compare_captioners
@@ -92,6 +92,16 @@ def test_pixel_copies_are_found_in_large_albums_too(scorer, images):
     # Neighbours of each image are the most similar ones, and no copies.
     for one, all_of_them in zip(near.images, dense.images, strict=True):
         assert set(one.confused_with) <= set(all_of_them.confused_with)
+
+
+def test_very_large_albums_use_approximate_neighbours(scorer, images, monkeypatch):
+    scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]["image"]
+    texts = [[f"a pig number {number}"] for number in range(len(scenes))]
+    settings = {"captions": texts, "judge_only": False, "copy_threshold": 2, "neighbours": 5}
+    exact = describe_album(scenes, None, scorer, **settings)
+    monkeypatch.setattr(album, "_MOST_EXACT", 10)
+    # So few images are one or two lists of faiss, which are all searched.
+    assert describe_album(scenes, None, scorer, **settings).rows() == exact.rows()
 
 
 def test_existing_captions_are_candidates(captioner, scorer, images):
