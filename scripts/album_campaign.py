@@ -6,7 +6,7 @@
 
 An album is a part of the embedded world's test split: bags of 7 look-alikes whose facts are known, so that facts which all images
 of a bag share and facts that vary are known, too. The reward scorer chooses captions and rewards finetuning; the held-out scorer and
-the exact checker judge. Every finished setting and seed is a row of `rows.jsonl`. Compute is the CPU time of the process for
+the exact checker evaluate. Every finished setting and seed is a row of `rows.jsonl`. Compute is the CPU time of the process for
 captioning, choosing and finetuning, without loading models.
 """
 
@@ -105,7 +105,7 @@ class AlbumOfSeed:
 
 def beam(album: AlbumOfSeed, captioner: Any) -> list[str]:
     """One caption per image by beam search."""
-    settings = {"do_sample": False, "num_beams": 3, "max_new_tokens": _TOKENS}
+    settings: dict[str, Any] = {"do_sample": False, "num_beams": 3, "max_new_tokens": _TOKENS}
     return generate_captions(captioner, album.images, batch_size=_BATCH, **settings)
 
 
@@ -124,7 +124,7 @@ def pragmatic(album: AlbumOfSeed, name: str, rationality: float) -> list[str]:
     found = []
     for row, others in enumerate(near):
         group = [album.images[i] for i in (row, *others)]
-        settings = {"rationality": rationality, "num_beams": 3, "max_new_tokens": _TOKENS}
+        settings: dict[str, Any] = {"rationality": rationality, "num_beams": 3, "max_new_tokens": _TOKENS}
         found += pragmatic_captions(album.model(name), group, [list(range(len(group)))], **settings)
     return [mine[0] for mine in found]
 
@@ -159,7 +159,7 @@ def settings_of(names: Sequence[str], samples: Sequence[int], adapt: Sequence[fl
         yield f"MLE, adapted {seconds:g} s", lambda album, s=seconds: adapted(album, "MLE", s)  # type: ignore[misc]
 
 
-def judge(album: AlbumOfSeed, captions: Sequence[str]) -> dict[str, float]:
+def evaluate(album: AlbumOfSeed, captions: Sequence[str]) -> dict[str, float]:
     """The numbers of the page, without the time."""
     found: dict[str, float] = {}
     texts = [same_text(caption) for caption in captions]
@@ -228,7 +228,7 @@ def measure(arguments: argparse.Namespace) -> None:
                 # The pool was drawn now for all settings that use it; only the part of this setting counts.
                 drawn = sum(seconds for _, seconds in album._pools.values()) - pools
                 seconds = time.process_time() - before - drawn + album.cpu_s
-                row = {"setting": name, "seed": seed, "images": arguments.images, **judge(album, captions)}
+                row = {"setting": name, "seed": seed, "images": arguments.images, **evaluate(album, captions)}
                 row["cpu_s"] = seconds / len(album.images)
                 file.append_bytes((json.dumps(row) + "\n").encode())
                 print(json.dumps(row), flush=True)

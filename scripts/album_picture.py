@@ -36,7 +36,7 @@ def draw(path: Path, images: Sequence[Any], captions: dict[str, Sequence[tuple[s
         captions: For each name, such as `before`, a caption per image and whether it is good.
     """
     figure, axes = new_figure(2.1 * len(images), 4.6, columns=len(images))
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)
     figure.subplots_adjust(bottom=0.55, top=0.99, left=0.01, right=0.99, wspace=0.06)
     for number, (axis, image) in enumerate(zip(np.atleast_1d(axes), images, strict=True)):
         axis.imshow(image)
@@ -55,7 +55,7 @@ def draw(path: Path, images: Sequence[Any], captions: dict[str, Sequence[tuple[s
     return save_figure(path, figure)
 
 
-def judged(album: Any, facts: Sequence[Any]) -> list[tuple[str, bool]]:
+def marked(album: Any, facts: Sequence[Any]) -> list[tuple[str, bool]]:
     """Captions, and whether each is unique, ranks its image first and claims nothing that is wrong."""
     return [
         (image.caption, image.is_distinct and image.rank == 1 and not check(image.caption, true).wrong)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     scorer = load_scorer(model_path(arguments.scorer), device="cpu")
     before = describe_album(images, captioner, scorer, num_beams=3, num_samples=0, choice="first")
     after = describe_album(images, captioner, scorer)
-    draw(arguments.output, images, {"before": judged(before, facts), "after": judged(after, facts)})
+    draw(arguments.output, images, {"before": marked(before, facts), "after": marked(after, facts)})
 
 
 if __name__ == "__main__":

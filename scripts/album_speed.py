@@ -11,6 +11,7 @@ captioner do. One thread. Memory is the largest resident set of the process.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import sys
@@ -99,7 +100,7 @@ def measure(count: int) -> dict[str, Any]:
     finish_album(album, [""] * count, settings, changes_texts=True)
     diagnose(album, scorer)  # type: ignore[arg-type]
     times.append(time.process_time())
-    neighbours, choice, report = np.diff(times).tolist()
+    neighbours, choice, report = (later - earlier for earlier, later in itertools.pairwise(times))
     summary = album.summary()
     return {
         "images": count,

@@ -31,7 +31,7 @@ from hf_captionrl.trainers.caption_generation import generate_captions
 
 __all__ = ["Adapted", "adapt_to_album"]
 
-_JUDGED = 500
+_MOST_MEASURED = 500
 """Most images whose captions decide."""
 _BAG = 5
 _MAX_DEGENERATE = 0.1
@@ -109,11 +109,11 @@ def adapt_to_album(
         )
     chosen = ChosenImages(images, rows)
     features = facts.features[torch.tensor(first)]
-    judged = read_images(chosen, held_out, cache=caches[1]).features
+    held_out_features = read_images(chosen, held_out, cache=caches[1]).features
     captioner = load()
-    judges = {"scorer": (scorer, features), "held_out": (held_out, judged)}
+    scorers = {"scorer": (scorer, features), "held_out": (held_out, held_out_features)}
     said = _captions(captioner, chosen)
-    before = _judge(said, judges)
+    before = _measure(said, scorers)
     trainer, bags = _trainer(
         captioner, scorer, held_out, chosen, list(said.values()), features, Path(folder), learning_rate, batch_size
     )
@@ -123,7 +123,7 @@ def adapt_to_album(
         sys.stderr
     ):  # the numbers that the Trainer prints are not the result of the command
         trainer.train()
-    after = _judge(_captions(captioner, chosen), judges)
+    after = _measure(_captions(captioner, chosen), scorers)
     captioner.save_pretrained(Path(folder))
     reason = _reason_against(trainer, before, after)
     found = {
@@ -203,13 +203,13 @@ def _plain(images: Sequence[Any]) -> list[Any]:
 
 def _captions(captioner: Captioner, images: Sequence[Any]) -> dict[int, str]:
     """One caption by beam search of some images, by their rows."""
-    step = max(1, len(images) // _JUDGED)
-    rows = list(range(0, len(images), step))[:_JUDGED]
+    step = max(1, len(images) // _MOST_MEASURED)
+    rows = list(range(0, len(images), step))[:_MOST_MEASURED]
     captions = generate_captions(captioner, ChosenImages(images, rows), do_sample=False, num_beams=3)
     return dict(zip(rows, captions, strict=True))
 
 
-def _judge(captions: dict[int, str], scorers: dict[str, tuple[Scorer, Tensor]]) -> dict[str, float]:
+def _measure(captions: dict[int, str], scorers: dict[str, tuple[Scorer, Tensor]]) -> dict[str, float]:
     """R@1 of captions among the album by each scorer, and the share of degenerate captions."""
     texts = list(captions.values())
     found = {"degenerate": sum(degenerate(texts)) / len(texts)}

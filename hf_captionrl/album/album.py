@@ -81,7 +81,7 @@ def describe_album(
     captions: Sequence[Sequence[str] | str] | None = None,
     image_ids: Sequence[str] | None = None,
     groups: Sequence[str] | None = None,
-    judge_only: bool | None = None,
+    diagnose_only: bool | None = None,
     settings: AlbumSettings | None = None,
     cache: FeatureCache | None = None,
     journal: Journal | None = None,
@@ -101,7 +101,7 @@ def describe_album(
         captions: Captions that exist, of each image one, several or none.
         image_ids: Names of the images; by default their numbers.
         groups: Name of each image's group, inside which shared phrases are searched; by default the album is one group.
-        judge_only: Diagnose the first existing caption of each image instead of choosing one. None: if there is no captioner.
+        diagnose_only: Diagnose the first existing caption of each image instead of choosing one. None: if there is no captioner.
         settings ([`AlbumSettings`], *optional*): Or its fields as keyword arguments.
         cache ([`FeatureCache`], *optional*): Image features of an earlier run.
         journal: Keeps candidates, so that an interrupted run can continue; see `evaluation.caption_files.CaptionWriter`.
@@ -113,7 +113,7 @@ def describe_album(
 
     Raises:
         ImageError: If an image cannot be read, unless `skip_unreadable`.
-        ValueError: If there are no images, no captions to judge, or settings contradict each other.
+        ValueError: If there are no images, no captions to diagnose, or settings contradict each other.
 
     Example:
         >>> from hf_captionrl import load_captioner, load_scorer
@@ -129,15 +129,15 @@ def describe_album(
     settings = AlbumSettings(**changes) if settings is None else settings
     existing = _existing(images, captions)
     ids = [str(i) for i in range(len(images))] if image_ids is None else [str(i) for i in image_ids]
-    judges = captioner is None if judge_only is None else judge_only
-    if judges and not any(existing):
-        raise ValueError("There are no captions to judge. Pass captions, or a captioner that writes them.")
+    diagnoses = captioner is None if diagnose_only is None else diagnose_only
+    if diagnoses and not any(existing):
+        raise ValueError("There are no captions to diagnose. Pass captions, or a captioner that writes them.")
     check_candidate_options(settings, captioner)
     engine = AlbumEngine(images, ids, existing, captioner, scorer, settings, journal, progress)
     engine.read(cache, skip_unreadable)
-    album = engine.judge() if judges else engine.choose()
+    album = engine.existing_captions() if diagnoses else engine.choose()
     names = [""] * len(images) if groups is None else list(groups)
-    finish_album(album, names, settings, changes_texts=not judges)
+    finish_album(album, names, settings, changes_texts=not diagnoses)
     diagnose(album, scorer)
     return album
 
@@ -209,7 +209,9 @@ class AlbumEngine:
         self.facts: ImageFacts = facts
         self.threshold = threshold
         self.rows = [facts.rows[at] for at in first.tolist()]  # album rows of the leaders
-        place = np.searchsorted(first, lead)  # leader of each readable image, as a number below L
+        place: np.ndarray = np.asarray(
+            np.searchsorted(first, lead)
+        )  # leader of each readable image, as a number below L
         self.leader_of = dict(zip(facts.rows, place.tolist(), strict=True))
         self.features = facts.features[torch.from_numpy(first)]
         self.neighbours = None if near is None else _among_leaders(near[0], first, self.features, k)
@@ -300,21 +302,23 @@ class AlbumEngine:
             progress=self._report("comparing"),
         )
 
-    def judge(self) -> Album:
-        """Diagnose the first existing caption of each image, copies included."""
+    def existing_captions(self) -> Album:
+        """Compare the first existing caption of each image, copies included."""
         rows = [row for row in self.leader_of if any(text.strip() for text in self.existing[row][:1])]
         rows.sort(key=lambda row: self.leader_of[row])
         texts = [self.existing[row][0] for row in rows]
-        starts = np.searchsorted([self.leader_of[row] for row in rows], np.arange(len(self.rows) + 1))
+        starts: np.ndarray = np.asarray(
+            np.searchsorted([self.leader_of[row] for row in rows], np.arange(len(self.rows) + 1))
+        )
         features = EncodedTexts(self.scorer, spoken(texts))
         found = confusions_of(features, range(len(rows)), self.features, self.neighbours, starts=starts)
         holders: dict[str, set[int]] = {}
         for row, text in zip(rows, texts, strict=True):
             holders.setdefault(same_text(text), set()).add(self.leader_of[row])
-        judged = {}
+        described = {}
         for row, text, (confused, margin) in zip(rows, texts, found, strict=True):
             own = self.rows[self.leader_of[row]]
-            judged[row] = AlbumImage(
+            described[row] = AlbumImage(
                 image_id=self.ids[row],
                 caption=text,
                 old=text,
@@ -324,14 +328,14 @@ class AlbumEngine:
                 confused_with=tuple(self.rows[other] for other in confused),
                 copy_of=None if row == own else own,
             )
-        made = [judged.get(row) or self._unread(row) for row in range(len(self.images))]
+        made = [described.get(row) or self._unread(row) for row in range(len(self.images))]
         return Album(made, num_compared=self._num_compared(), copy_threshold=self.threshold, choice=None)
 
     def _num_compared(self) -> int:
         return len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
 
     def _unread(self, row: int) -> AlbumImage:
-        """An image that cannot be read or, if captions are judged, has none."""
+        """An image that cannot be read or, if captions are described, has none."""
         reason = self.facts.unreadable.get(row)
         leader = self.leader_of.get(row)
         own = None if leader is None or self.rows[leader] == row else self.rows[leader]

@@ -54,7 +54,7 @@ class Album:
         images: In the order of the album.
         num_compared: Number of images that each caption was ranked among, its own included.
         copy_threshold: Cosine from which two images were compared as possible copies.
-        choice: How the captions were chosen; None if existing captions were judged.
+        choice: How the captions were chosen; None if existing captions were diagnosed.
         shared: What the captions of each group share, and what varies.
         groups: Name of each image's group.
     """

@@ -61,8 +61,9 @@ def score_candidates(
         progress: Called with the number of images finished.
     """
     total = int(starts[-1])
-    own, margin = np.empty(total, np.float32), np.empty(total, np.float32)
-    rank = np.empty(total, np.int32)
+    own: np.ndarray = np.empty(total, np.float32)
+    margin: np.ndarray = np.empty(total, np.float32)
+    rank: np.ndarray = np.empty(total, np.int32)
     for rows, scores in _blocks(text_features, starts, images, neighbours, progress):
         mine = scores[:, 0]
         rank[rows] = ranks_from_scores(scores, torch.zeros(len(scores), dtype=torch.long)).numpy()
@@ -114,7 +115,7 @@ def confusions_of(
 def _blocks(
     text_features: Any, starts: np.ndarray, images: Tensor, neighbours: Tensor | None, progress: Any
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Rows of candidates and their scores `(rows, 1 + others)`: the own image first, equal images tied."""
+    """Rows of candidates and their scores `(rows, 1 + others)`: the target first, equal images tied."""
     number = len(images)
     same = duplicate_images(images)
     others = number - 1 if neighbours is None else neighbours.shape[1]
@@ -136,7 +137,7 @@ def _blocks(
 
 def _against_all(text: Tensor, owners: Tensor, images: Tensor, same: Tensor) -> Tensor:
     scores = tie_copies(text @ images.T, same)  # (rows, M)
-    # Move the own image to the front; the others keep their order.
+    # Move the target to the front; the others keep their order.
     own = scores.gather(1, owners[:, None])
     kept = torch.ones_like(scores, dtype=torch.bool).scatter_(1, owners[:, None], False)
     return torch.cat([own, scores[kept].view(len(scores), -1)], 1).cpu()

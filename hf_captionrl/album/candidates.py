@@ -50,7 +50,10 @@ class CandidateOptions:
 class Journal(Protocol):
     """Where candidates are kept as soon as they are generated, such as `CaptionWriter`."""
 
-    done: Mapping[str, list[str]]
+    @property
+    def done(self) -> Mapping[str, list[str]]:
+        """Captions of the images that were finished before, by their ids."""
+        ...
 
     def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
         """Keep the captions of some images."""
@@ -173,7 +176,7 @@ def _of_batch(
     similar: Sequence[Sequence[int]] | None,
 ) -> list[list[str]]:
     found: list[list[str]] = []
-    sampling = {
+    sampling: dict[str, Any] = {
         "do_sample": True,
         "num_beams": 1,
         "temperature": options.temperature,

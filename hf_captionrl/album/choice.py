@@ -157,15 +157,15 @@ def _components(pairs: _Pairs, images: np.ndarray) -> list[np.ndarray]:
     """Images that share texts directly or through others; neighbours in a component are close in its order."""
     if not len(images):
         return []
-    place = np.searchsorted(images, pairs.image)
+    place: np.ndarray = np.asarray(np.searchsorted(images, pairs.image))
     _, text = np.unique(pairs.text, return_inverse=True)
     size = len(images) + int(text.max()) + 1
     graph = coo_array((np.ones(len(place), np.int8), (place, len(images) + text)), shape=(size, size)).tocsr()
     _, label = connected_components(graph, directed=False)
-    order = np.asarray(reverse_cuthill_mckee((graph + graph.T).tocsr(), symmetric_mode=True))
+    order: np.ndarray = np.asarray(reverse_cuthill_mckee((graph + graph.T).tocsr(), symmetric_mode=True))
     order = order[order < len(images)]
     order = order[np.argsort(label[order], kind="stable")]
-    bounds = np.flatnonzero(np.diff(label[order])) + 1
+    bounds: np.ndarray = np.flatnonzero(np.diff(label[order])) + 1
     return [images[part] for part in np.split(order, bounds)]
 
 
@@ -209,8 +209,8 @@ def _most(pairs: _Pairs) -> int:
 def _edges(pairs: _Pairs, component: np.ndarray) -> list[dict[int, tuple[int, bool, float]]]:
     """For each image of a component, its texts: row of the candidate, whether its rank is 1, margin."""
     found: Sequence[dict[int, tuple[int, bool, float]]] = [{} for _ in component]
-    first = np.searchsorted(pairs.image, component)
-    last = np.searchsorted(pairs.image, component, side="right")
+    first: np.ndarray = np.asarray(np.searchsorted(pairs.image, component))
+    last: np.ndarray = np.asarray(np.searchsorted(pairs.image, component, side="right"))
     for mine, low, high in zip(found, first.tolist(), last.tolist(), strict=True):
         for at in range(low, high):
             mine[int(pairs.text[at])] = (int(pairs.row[at]), bool(pairs.first[at]), float(pairs.margin[at]))

@@ -37,7 +37,7 @@ class ConstraintOptions:
 
 
 def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str]:
-    """Candidates with those that are too long cut after a word; without repetitions."""
+    """Candidates, the longest truncated after a word; without repetitions."""
     if options.max_characters is None:
         return list(candidates)
     found = []

@@ -7,11 +7,13 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.album.album_result import Album
 from hf_captionrl.album.sources import sidecar_of
 from hf_captionrl.io import atomic_write_text, write_jsonl
+
+if TYPE_CHECKING:
+    from hf_captionrl.album.album_result import Album
 
 __all__ = ["check_sidecars", "safe_cell", "write_csv", "write_metadata", "write_rows", "write_sidecars"]
 

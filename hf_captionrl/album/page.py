@@ -105,7 +105,7 @@ class AlbumDemo:
         if name not in self.captioners:
             raise ValueError(f"There is no captioner {name!r}. Use one of {list(self.captioners)}.")
         small = self._thumbnails(images)
-        settings = {"num_samples": self.num_samples, "max_new_tokens": self.max_new_tokens}
+        settings: dict[str, Any] = {"num_samples": self.num_samples, "max_new_tokens": self.max_new_tokens}
         names = [
             Path(image).name if isinstance(image, str | os.PathLike) else str(n) for n, image in enumerate(images, 1)
         ]

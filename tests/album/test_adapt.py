@@ -28,13 +28,13 @@ def load():
 
 @pytest.mark.parametrize("better", [True, False])
 def test_held_out_scorer_decides(scorers, images, tmp_path, monkeypatch, better):
-    judged = iter([0.25, 0.5 if better else 0.25])
-    real = adapt._judge
+    measured = iter([0.25, 0.5 if better else 0.25])
+    real = adapt._measure
 
     def decided(*arguments):
-        return {**real(*arguments), "held_out": next(judged)}
+        return {**real(*arguments), "held_out": next(measured)}
 
-    monkeypatch.setattr(adapt, "_judge", decided)
+    monkeypatch.setattr(adapt, "_measure", decided)
     # One image twice: it must not be its own distractor.
     album = [*images, images[0]]
     found = adapt_to_album(load, *scorers, album, tmp_path / "adapter", seconds=3600, max_steps=2, batch_size=4)

@@ -83,8 +83,8 @@ def test_pixel_copies_are_found_in_large_albums_too(scorer, images):
     scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]["image"]
     album = [*scenes, scenes[4], scenes[9], scenes[4]]
     texts = [[f"a pig number {number}"] for number in range(len(album))]
-    dense = describe_album(album, None, scorer, captions=texts, judge_only=False, copy_threshold=2)
-    near = describe_album(album, None, scorer, captions=texts, judge_only=False, copy_threshold=2, neighbours=5)
+    dense = describe_album(album, None, scorer, captions=texts, diagnose_only=False, copy_threshold=2)
+    near = describe_album(album, None, scorer, captions=texts, diagnose_only=False, copy_threshold=2, neighbours=5)
     assert dense.copies == near.copies == [(4, 30, 32), (9, 31)]
     assert (dense.num_compared, near.num_compared) == (30, 6)
     for image in near.images:
@@ -97,7 +97,7 @@ def test_pixel_copies_are_found_in_large_albums_too(scorer, images):
 def test_very_large_albums_use_approximate_neighbours(scorer, images, monkeypatch):
     scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]["image"]
     texts = [[f"a pig number {number}"] for number in range(len(scenes))]
-    settings = {"captions": texts, "judge_only": False, "copy_threshold": 2, "neighbours": 5}
+    settings = {"captions": texts, "diagnose_only": False, "copy_threshold": 2, "neighbours": 5}
     exact = describe_album(scenes, None, scorer, **settings)
     monkeypatch.setattr(album, "_MOST_EXACT", 10)
     # So few images are one or two lists of faiss, which are all searched.
@@ -111,7 +111,7 @@ def test_existing_captions_are_candidates(captioner, scorer, images):
     )
     assert own not in found.captions, "generated candidates come first"
     assert [image.old for image in found.images] == [own, None, own]
-    alone = describe_album(images, None, scorer, captions=[["a", "b"], ["b"], ["c d", "e"]], judge_only=False)
+    alone = describe_album(images, None, scorer, captions=[["a", "b"], ["b"], ["c d", "e"]], diagnose_only=False)
     assert len(set(alone.captions)) == 3
     assert alone.captions[:2] == ["a", "b"]
 
@@ -129,7 +129,7 @@ def test_diagnosis_of_existing_captions(scorer, images):
     # Two copies with the same text are no duplicates of each other.
     alone = describe_album([images[0], images[1], images[0]], None, scorer, captions=["a pig", "a cow", "a pig"])
     assert all("duplicate" not in image.problems for image in alone.images)
-    with pytest.raises(ValueError, match="no captions to judge"):
+    with pytest.raises(ValueError, match="no captions to diagnose"):
         describe_album(images, None, scorer)
 
 
@@ -162,7 +162,7 @@ def test_generic_captions_fit_half_of_the_images():
 
 def test_constraints(captioner, scorer, images):
     texts = [["a red pig", "a very small pig in the corner"], ["a red cow", "a cow"], ["a dog, sitting on a red sofa"]]
-    settings = {"captions": texts, "judge_only": False}
+    settings = {"captions": texts, "diagnose_only": False}
     found = describe_album(images, None, scorer, **settings, require=["red"])
     assert found.captions == ["a red pig", "a red cow", "a dog, sitting on a red sofa"]
     found = describe_album(images, None, scorer, **settings, forbid=["Red"])
@@ -222,7 +222,7 @@ def test_album_of_one_image_and_of_copies_only(captioner, scorer, images):
 
 def test_choices_differ(captioner, scorer, images):
     texts = [["a pig", "a small pig"], ["a pig"], ["a pig", "a cow"]]
-    settings = {"captions": texts, "judge_only": False}
+    settings = {"captions": texts, "diagnose_only": False}
     first = describe_album(images, None, scorer, choice="first", **settings)
     assert first.captions == ["a pig"] * 3
     margin = describe_album(images, None, scorer, choice="margin", **settings)
@@ -234,7 +234,9 @@ def test_choices_differ(captioner, scorer, images):
 
 def test_degenerate_candidates_are_used_only_without_others(scorer, images):
     loop = "a pig on a blue background on a blue background"
-    found = describe_album(images, None, scorer, captions=[[loop, "a pig"], [loop], ["", "a tree"]], judge_only=False)
+    found = describe_album(
+        images, None, scorer, captions=[[loop, "a pig"], [loop], ["", "a tree"]], diagnose_only=False
+    )
     assert found.captions == ["a pig", loop, "a tree"]
 
 

@@ -47,7 +47,7 @@ def test_finished_rows_are_not_measured_again(tiny, monkeypatch):
     before = (folder / "rows.jsonl").read_text()
     with open(folder / "rows.jsonl", "a") as file:
         file.write('{"setting": "MLE, o')  # a killed run
-    monkeypatch.setattr(campaign, "judge", None)
+    monkeypatch.setattr(campaign, "evaluate", None)
     campaign.main([*samples, "--output", str(folder)])
     assert (folder / "rows.jsonl").read_text() == before
 
@@ -86,6 +86,6 @@ def test_numbers_of_hand_made_captions():
     # The kind is shared by the three captions of bag x and is dropped there; the colours stay.
     left = campaign.leakage(album, captions, results, shared)
     assert 0 < left < 1
-    found = campaign.judge(album, captions)
+    found = campaign.evaluate(album, captions)
     assert found["distinct"] == 1
     assert found["words"] == 3

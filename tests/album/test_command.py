@@ -81,7 +81,7 @@ def test_all_outputs(photos, capsys):
     assert page.count("data:image/png;base64") >= 5
     assert sorted(p.name for p in photos.iterdir() if p.suffix == ".txt") == ["b.txt"]
     # The table is read back, and none of its captions is a duplicate.
-    assert album("--captions", "o.csv", "--output", "judged.jsonl", "--json") == 0
+    assert album("--captions", "o.csv", "--output", "diagnosed.jsonl", "--json") == 0
     again = json.loads(capsys.readouterr().out)
     assert again["distinct"] == summary["distinct"] == 1
 

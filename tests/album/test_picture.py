@@ -6,7 +6,7 @@ from PIL import Image
 
 from hf_captionrl.album.album_result import AlbumImage
 from hf_captionrl.scenes import load_scenes
-from scripts.album_picture import draw, judged
+from scripts.album_picture import draw, marked
 
 
 def test_good_captions_are_unique_found_and_true():
@@ -19,7 +19,7 @@ def test_good_captions_are_unique_found_and_true():
         AlbumImage("2", true, rank=1, is_distinct=False),
         AlbumImage("3", wrong, rank=1, is_distinct=True),
     ]
-    assert [good for _, good in judged(SimpleNamespace(images=found), [facts] * 4)] == [True, False, False, False]
+    assert [good for _, good in marked(SimpleNamespace(images=found), [facts] * 4)] == [True, False, False, False]
 
 
 def test_picture(tmp_path):
