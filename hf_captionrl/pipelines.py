@@ -18,7 +18,7 @@ from hf_captionrl.data import frames_of, is_video
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers.caption_generation import LazyImages, VideoFeatures, generate_captions
 
-__all__ = ["CaptionPipeline", "pipeline"]
+__all__ = ["CaptionPipeline", "ChosenImages", "pipeline"]
 
 MAX_DOWNLOAD_BYTES = 256 * 2**20
 """Maximum size in bytes of an image or video that is fetched from a URL."""
@@ -156,7 +156,7 @@ class CaptionPipeline:
             for rows, kind in ((stills, None), (videos, frames or self.num_frames)):
                 if not rows:
                     continue
-                chosen = _Chosen(images, rows)
+                chosen = ChosenImages(images, rows)
                 captions = generate_captions(
                     self.captioner,
                     chosen if kind is None else None,
@@ -220,8 +220,13 @@ def fetch(address: str) -> bytes:
     return data
 
 
-class _Chosen(Sequence[Any]):
-    """A part of the inputs, each read when it is accessed."""
+class ChosenImages(Sequence[Any]):
+    """A part of the images of a sequence, each read when it is accessed.
+
+    Args:
+        images: The sequence.
+        rows: Rows of the part.
+    """
 
     def __init__(self, images: Sequence[Any], rows: Sequence[int]) -> None:
         self.images, self.rows = images, rows

@@ -58,7 +58,7 @@ class DemoOptions(CommandOptions):
         metavar="DIR",
         help="albums: a folder of images, or of folders of images (default: the embedded world's look-alikes)",
     )
-    max_images: int = option(24, parse=positive, metavar="N", help="largest album")
+    max_images: int | None = option(None, parse=positive, metavar="N", help="largest album (default: no limit)")
     num_beams: int = option(3, parse=positive, metavar="N", help="of captions side by side")
     num_samples: int = option(12, parse=positive, metavar="N", help="candidates per image")
     max_new_tokens: int = option(40, parse=positive, metavar="N", help="longest caption in tokens")

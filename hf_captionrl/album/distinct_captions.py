@@ -1,22 +1,26 @@
-"""Captions of an album: the image that each caption finds, and the choice of one distinct caption per image.
+"""One distinct caption per image, and the image that each caption finds.
 
-Legend: M images of the album, N captions, D features.
+Legend: M images, N captions, S candidates of all images, k neighbours, D features.
 """
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_captionrl.album.assignment import best_assignment
+from hf_captionrl.album.candidate_scores import CandidateScores, confusions_of, score_candidates
+from hf_captionrl.album.choice import Choice, choose_candidates
 from hf_captionrl.retrieval.feature_checks import check_features, check_targets
+from hf_captionrl.retrieval.neighbours import normalised
 from hf_captionrl.retrieval.ranking import duplicate_images, ranks_from_scores, tie_copies
 
-__all__ = ["AlbumCaption", "AlbumCaptions", "Finding", "distinct_captions", "found_images", "same_text"]
+__all__ = ["AlbumCaption", "ChosenCaptions", "Finding", "distinct_captions", "found_images", "same_text"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,10 @@ class AlbumCaption:
     Args:
         caption: The text.
         candidate: Its index among the image's candidates.
-        rank: Rank of the image when the caption searches the album, 1 = best; ties count against it.
+        rank: Rank of the image when the caption searches the images compared, 1 = best; ties count against it.
         margin: Similarity to its image minus that to the most similar other image; None in an album of one image.
         is_distinct: Whether it is not blank and no other image of the album has the same text.
-        confused_with: Rows of the other images that the caption fits at least as well.
+        confused_with: Rows of the other images that the caption fits at least as well, best first.
     """
 
     caption: str
@@ -56,38 +60,12 @@ class AlbumCaption:
 
 
 @dataclass(frozen=True)
-class AlbumCaptions:
-    """One caption for each image of an album.
+class ChosenCaptions:
+    """One caption for each image, with the choice and the scores of all candidates."""
 
-    Args:
-        captions: In the order of the images.
-    """
-
-    captions: Sequence[AlbumCaption]
-
-    @property
-    def num_distinct(self) -> int:
-        """Number of images whose text no other image has."""
-        return sum(caption.is_distinct for caption in self.captions)
-
-    @property
-    def num_found(self) -> int:
-        """Number of images with a distinct text that ranks them first."""
-        return sum(caption.is_distinct and caption.rank == 1 for caption in self.captions)
-
-    @property
-    def not_distinguished(self) -> list[tuple[int, ...]]:
-        """Groups of images that their captions do not distinguish: a caption fits another image as well, or is shared."""
-        group = list(range(len(self.captions)))
-        for row, caption in enumerate(self.captions):
-            shared = [
-                i for i, other in enumerate(self.captions) if same_text(other.caption) == same_text(caption.caption)
-            ]
-            for other in (*caption.confused_with, *shared):
-                old, new = group[other], group[row]
-                group = [new if name == old else name for name in group]
-        groups = [tuple(i for i, name in enumerate(group) if name == which) for which in dict.fromkeys(group)]
-        return [rows for rows in groups if len(rows) > 1]
+    captions: list[AlbumCaption]
+    choice: Choice = field(repr=False)
+    scores: CandidateScores = field(repr=False)
 
 
 def same_text(caption: str) -> str:
@@ -111,7 +89,17 @@ def found_images(text_features: Any, image_features: Any, targets: Any = None) -
     return rank.cpu(), torch.where(rank == 1, columns, best_other).cpu()
 
 
-def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, image_features: Any) -> AlbumCaptions:
+def distinct_captions(
+    candidates: Sequence[Sequence[str]],
+    text_features: Any,
+    image_features: Any,
+    *,
+    neighbours: Tensor | None = None,
+    allowed: np.ndarray | None = None,
+    max_component: int = 2000,
+    assigns: bool = True,
+    progress: Any = None,
+) -> ChosenCaptions:
     r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
 
     The margin of a caption t of image i is `m_i(t) = s(t, i) - max_{j != i} s(t, j)`; it is positive exactly if the rank
@@ -121,68 +109,60 @@ def distinct_captions(candidates: Sequence[Sequence[str]], text_features: Any, i
     2. the number of these texts with rank 1,
     3. the sum of their margins.
 
-    It is an assignment of texts to images, solved by [`best_assignment`]. An image for which no text is left gets its
-    candidate with the largest margin, which another image has too or which is blank; `is_distinct` is then False for both.
-    In an album of one image the similarity replaces the margin.
+    See [`choose_candidates`]. An image for which no text is left gets its candidate with the largest margin, which another
+    image has too or which is blank; `is_distinct` is then False for both. In an album of one image the similarity replaces
+    the margin.
 
     Args:
-        text_features (array or tensor of shape `(N, D)`): Of all candidates, those of the first image first.
+        text_features (array or tensor of shape `(S, D)`): Of all candidates, those of the first image first; or an object
+            that gives the rows of an array of numbers, such as `EncodedTexts`.
         image_features (array or tensor of shape `(M, D)`): Of the images.
+        neighbours (`torch.Tensor` of shape `(M, k)`, *optional*): Images that an image is compared with; None for all.
+        allowed (`numpy.ndarray` of shape `(S,)`, *optional*): Candidates that meet the constraints.
+        max_component: Most images that compete for texts and are solved at once.
+        assigns: Whether images compete for texts; False gives each its candidate with the largest margin.
+        progress: Called with the number of images whose candidates are compared.
     """
     for row, texts in enumerate(candidates):
         if isinstance(texts, str) or not texts:
             raise ValueError(f"candidates[{row}] is {texts!r}. Use a list of at least one caption per image.")
-    owners = [row for row, texts in enumerate(candidates) for _ in texts]
-    images = check_features(image_features, "image_features")
-    if len(candidates) != len(images):
-        raise ValueError(
-            f"There are candidates for {len(candidates)} images, but features of {len(images)}. Use the same images for both."
-        )
-    scores, columns = _scores(text_features, images, owners)
+    images = normalised(image_features, "image_features")
     number = len(candidates)
-    own = scores.gather(1, columns[:, None])[:, 0]
-    rank = ranks_from_scores(scores, columns).tolist()
-    margin = (own - scores.scatter(1, columns[:, None], -torch.inf).amax(1) if number > 1 else own).double().tolist()
-
-    flat = [text for texts in candidates for text in texts]
-    keys = list(dict.fromkeys(key for key in map(same_text, flat) if key))
-    place = {key: column for column, key in enumerate(keys)}
-    # One more text outweighs all ranks, and one more rank outweighs all margins. The last columns, one per image, stand for
-    # no text.
-    largest = max(map(abs, margin))
-    per_rank = 1 + 2 * number * largest
-    per_text = 1 + 2 * number * (per_rank + largest)
-    gains = np.full((number, len(keys) + number), -np.inf)
-    best: dict[tuple[int, int], int] = {}
-    for i, (row, text) in enumerate(zip(owners, flat, strict=True)):
-        column = place.get(same_text(text))
-        gain = margin[i] + per_rank * (rank[i] == 1)
-        if column is not None and gain > gains[row, column]:
-            gains[row, column] = gain
-            best[row, column] = i
-    gains[np.arange(number), len(keys) + np.arange(number)] = -per_text
-    chosen = best_assignment(gains).tolist()
-
-    first = [owners.index(row) for row in range(number)]
-    taken = []
-    for row, column in enumerate(chosen):
-        mine = range(first[row], first[row] + len(candidates[row]))
-        taken.append(best.get((row, column), max(mine, key=lambda i: (bool(same_text(flat[i])), margin[i]))))
-    holders = Counter(same_text(flat[i]) for i in taken)
-    found = []
-    for row, i in enumerate(taken):
-        others = torch.nonzero(scores[i] >= scores[i, row]).flatten().tolist()
-        found.append(
-            AlbumCaption(
-                caption=flat[i],
-                candidate=i - first[row],
-                rank=rank[i],
-                margin=margin[i] if number > 1 else None,
-                is_distinct=holders[same_text(flat[i])] == 1 and bool(same_text(flat[i])),
-                confused_with=tuple(other for other in others if other != row),
-            )
+    if number != len(images):
+        raise ValueError(
+            f"There are candidates for {number} images, but features of {len(images)}. Use the same images for both."
         )
-    return AlbumCaptions(found)
+    if isinstance(text_features, Tensor | np.ndarray | list):
+        text_features = normalised(text_features, "text_features")
+    starts = np.cumsum([0, *map(len, candidates)])
+    flat = [text for texts in candidates for text in texts]
+    keys, numbers = _number_texts(flat)
+    scores = score_candidates(text_features, starts, images, neighbours, progress)
+    choice = choose_candidates(starts, numbers, scores, allowed=allowed, max_component=max_component, assigns=assigns)
+    taken = choice.chosen.tolist()
+    confusions = confusions_of(text_features, taken, images, neighbours)
+    holders = Counter(keys[i] for i in taken)
+    found = [
+        AlbumCaption(
+            caption=flat[i],
+            candidate=i - int(starts[row]),
+            rank=int(scores.rank[i]),
+            margin=float(scores.margin[i]) if number > 1 else None,
+            is_distinct=holders[keys[i]] == 1 and bool(keys[i]),
+            confused_with=confusions[row][0],
+        )
+        for row, i in enumerate(taken)
+    ]
+    return ChosenCaptions(found, choice, scores)
+
+
+def _number_texts(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """Texts as they are compared, and their numbers: equal for equal texts, -1 for blank ones."""
+    keys = [same_text(text) for text in texts]
+    number_of = {"": -1}
+    for key in keys:
+        number_of.setdefault(key, len(number_of) - 1)
+    return keys, np.fromiter((number_of[key] for key in keys), np.int64, len(keys))
 
 
 def _scores(text_features: Any, image_features: Any, targets: Any) -> tuple[Tensor, Tensor]:

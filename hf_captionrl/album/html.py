@@ -8,7 +8,8 @@ from typing import Any
 
 from PIL import Image
 
-from hf_captionrl.album.distinct_captions import AlbumCaptions, Finding
+from hf_captionrl.album.album_result import Album
+from hf_captionrl.album.distinct_captions import Finding
 from hf_captionrl.reports.gallery import embedded_image
 from hf_captionrl.reports.templating import TEMPLATES, html_templates
 
@@ -44,12 +45,16 @@ def render_comparison(images: Sequence[Image.Image], findings: Mapping[str, Sequ
     return _render("comparison", images, columns=columns, small=small)
 
 
-def render_album(images: Sequence[Image.Image], captions: AlbumCaptions) -> str:
-    """One caption per image, and the images that their captions do not distinguish."""
-    if len(captions.captions) != len(images):
-        raise ValueError(f"There are {len(captions.captions)} captions for {len(images)} images. Use one per image.")
-    groups = [spoken_list([row + 1 for row in rows]) for rows in captions.not_distinguished]
-    return _render("album", images, album=captions, groups=groups)
+def render_album(images: Sequence[Image.Image], album: Album) -> str:
+    """One caption per image, its copies, and the images that it also fits."""
+    if len(album.images) != len(images):
+        raise ValueError(f"There are {len(album.images)} captions for {len(images)} images. Use one per image.")
+    copies = [spoken_list([row + 1 for row in rows]) for rows in album.copies]
+    fits = [
+        spoken_list([other + 1 for other in image.confused_with]) if image.confused_with else ""
+        for image in album.images
+    ]
+    return _render("album", images, album=album, summary=album.summary(), copies=copies, fits=fits)
 
 
 def spoken_list(items: Sequence[object]) -> str:

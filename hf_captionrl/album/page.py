@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from PIL import Image
 
-from hf_captionrl.album.captions import caption_album, compare_captioners
+from hf_captionrl.album.album import describe_album
+from hf_captionrl.album.captions import compare_captioners
 from hf_captionrl.album.html import album_style, album_thumbnail, render_album, render_comparison
 from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import ImageError, open_image
@@ -41,7 +44,7 @@ class AlbumDemo:
         captioners: Captioners by the name that the page shows.
         scorer ([`Scorer`]): Finds images by captions.
         albums: Images of each album, anything that `open_image` opens.
-        max_images: Largest album.
+        max_images: Largest album; None for no limit.
         num_beams: Beams of the captions side by side.
         num_samples: Sampled candidates per image in album mode, in addition to the beams.
         max_new_tokens: Longest caption in tokens.
@@ -53,7 +56,7 @@ class AlbumDemo:
         scorer: Scorer,
         albums: Mapping[str, Sequence[Any]],
         *,
-        max_images: int = 24,
+        max_images: int | None = None,
         num_beams: int = 3,
         num_samples: int = 12,
         max_new_tokens: int = 40,
@@ -61,10 +64,10 @@ class AlbumDemo:
         if not captioners:
             raise ValueError("There is no captioner to show. Use at least one.")
         for name, images in albums.items():
-            if not 1 <= len(images) <= max_images:
+            if not images or (max_images is not None and len(images) > max_images):
                 raise ValueError(
-                    f"The album {name!r} has {len(images)} images; the page takes 1 to {max_images}. Remove some, or raise "
-                    "--max_images."
+                    f"The album {name!r} has {len(images)} images; the page takes 1 to {max_images or 'any number'}. Remove "
+                    "some, or raise --max_images."
                 )
         self.captioners = dict(captioners)
         self.scorer = scorer
@@ -95,15 +98,34 @@ class AlbumDemo:
 
     def distinct(self, images: Sequence[Any], name: str) -> str:
         """One caption for each image, all different."""
+        return self.distinct_table(images, name)[0]
+
+    def distinct_table(self, images: Sequence[Any], name: str) -> tuple[str, str]:
+        """One caption for each image, all different: the page, and the path of a table."""
         if name not in self.captioners:
             raise ValueError(f"There is no captioner {name!r}. Use one of {list(self.captioners)}.")
         small = self._thumbnails(images)
-        settings = {"num_samples": self.num_samples, "max_new_tokens": self.max_new_tokens}
-        return render_album(small, caption_album(self.captioners[name], self.scorer, images, **settings))
+        settings: dict[str, Any] = {"num_samples": self.num_samples, "max_new_tokens": self.max_new_tokens}
+        names = [
+            Path(image).name if isinstance(image, str | os.PathLike) else str(n) for n, image in enumerate(images, 1)
+        ]
+        ids = [name if names.count(name) == 1 else f"{n}: {name}" for n, name in enumerate(names, 1)]
+        album = describe_album(images, self.captioners[name], self.scorer, image_ids=ids, **settings)
+        # A new name, because another request may still be reading the last table.
+        table = album.to_csv(Path(self._own_folder()) / f"captions-{secrets.token_hex(4)}.csv")
+        return render_album(small, album), str(table)
+
+    def _own_folder(self) -> str:
+        """Folder of the files that the page shows and offers; deleted with the page."""
+        if self._folder is None:
+            folder = os.environ.get("GRADIO_TEMP_DIR") or None  # gradio's folder
+            self._folder = tempfile.TemporaryDirectory(prefix="captionrl-album-", dir=folder)
+        return self._folder.name
 
     def _check_number(self, images: Sequence[Any]) -> None:
-        if not 1 <= len(images) <= self.max_images:
-            raise ValueError(f"There are {len(images)} images in the frame; the page takes 1 to {self.max_images}.")
+        if not images or (self.max_images is not None and len(images) > self.max_images):
+            most = self.max_images or "any number"
+            raise ValueError(f"There are {len(images)} images in the frame; the page takes 1 to {most}.")
 
     def _thumbnails(self, images: Sequence[Any]) -> list[Image.Image]:
         """Opens one image at a time, to keep memory low."""
@@ -114,11 +136,7 @@ class AlbumDemo:
         """An image as a lossless file that browsers show; the captioners read its pixels."""
         path = self._shown.get(str(image))
         if path is None or not os.path.isfile(path):
-            if self._folder is None:
-                # gradio's folder, which is deleted with the page.
-                folder = os.environ.get("GRADIO_TEMP_DIR") or None
-                self._folder = tempfile.TemporaryDirectory(prefix="captionrl-album-", dir=folder)
-            path = os.path.join(self._folder.name, f"{len(self._shown)}.png")
+            path = os.path.join(self._own_folder(), f"{len(self._shown)}.png")
             _open(image, number).save(path, compress_level=1)
             self._shown[str(image)] = path
         return path
@@ -146,13 +164,14 @@ def build_page(demo: AlbumDemo) -> Any:
 
     def pick(name: str) -> Any:
         # Empty the results of the previous album.
-        return shown(demo.album, name), "", ""
+        return shown(demo.album, name), "", "", gradio.update(visible=False)
 
     def compare(frame: Any) -> Any:
         return shown(demo.compare, files(frame))
 
     def distinct(frame: Any, name: str) -> Any:
-        return shown(demo.distinct, files(frame), name)
+        page, table = shown(demo.distinct_table, files(frame), name)
+        return page, gradio.update(value=table, visible=True)
 
     names, captioners = list(demo.albums), list(demo.captioners)
     first = demo.album(names[0]) if names else None
@@ -185,10 +204,11 @@ def build_page(demo: AlbumDemo) -> Any:
         with gradio.Tab("One caption per image", id="album"):
             who = gradio.Radio(captioners, value=captioners[-1], label="Captioner", elem_id="captioner")
             album_button = gradio.Button("Choose different captions", variant="primary", elem_id="album-button")
+            table = gradio.DownloadButton("Export as CSV", visible=False, elem_id="export-button")
             album = gradio.HTML(apply_default_css=False, elem_id="album")
-        picker.input(pick, picker, [frame, compared, album], api_name="pick", **turn)
+        picker.input(pick, picker, [frame, compared, album, table], api_name="pick", **turn)
         button.click(compare, frame, compared, api_name="compare", **turn)
-        album_button.click(distinct, [frame, who], album, api_name="distinct", **turn)
+        album_button.click(distinct, [frame, who], [album, table], api_name="distinct", **turn)
     return page
 
 

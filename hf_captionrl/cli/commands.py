@@ -19,6 +19,13 @@ COMMANDS: tuple[Command, ...] = (
         resumes=True,
     ),
     Command(
+        "album",
+        "caption a set of images so that no two captions are the same, or diagnose its captions",
+        options="album.command:AlbumOptions",
+        function="describe",
+        resumes=True,
+    ),
+    Command(
         "evaluate",
         "compare files of captions, side by side",
         options="evaluation.evaluate_captions:EvaluateOptions",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hf_captionrl.pipelines import CaptionPipeline
     from hf_captionrl.retrieval import Scorer
 
-__all__ = ["CaptionOptions", "write_captions"]
+__all__ = ["CaptionOptions", "check_settings", "write_captions"]
 
 
 @dataclass
@@ -106,7 +106,7 @@ def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
     return settings
 
 
-def _check_settings(path: Path, settings: dict[str, Any]) -> None:
+def check_settings(path: Path, settings: dict[str, Any]) -> None:
     """Refuse to resume a file whose captions were made with other settings."""
     remedy = "Use --overwrite to start again, or another --output."
     if not path.is_file():
@@ -308,7 +308,7 @@ def write_captions(arguments: CaptionOptions) -> None:
                 "the data set that it was written for."
             )
         if writer.done:
-            _check_settings(output.with_suffix(".run.json"), settings)
+            check_settings(output.with_suffix(".run.json"), settings)
         if writer.torn:
             print(f"{output}: truncated {writer.torn} bytes of an incomplete last line.", file=sys.stderr)
         reader = ImageReader(

@@ -26,6 +26,13 @@ class SelfRetrievalGRPOConfig(ReliableArguments, SelfRetrievalArguments, GRPOCon
         default="Briefly describe the content of the image.",
         metadata={"help": "Text of the user's message beside the image."},
     )
+    contrastive_distractors: int = field(
+        default=0,
+        metadata={
+            "help": "Add the first captions of this many neighbours to the prompt and ask what is different, as `captionrl album "
+            "--contrastive` does. 0: none."
+        },
+    )
     bag_schedule: Any = field(
         default=None,
         metadata={
@@ -41,6 +48,8 @@ class SelfRetrievalGRPOConfig(ReliableArguments, SelfRetrievalArguments, GRPOCon
     def __post_init__(self) -> None:
         self.check_rewards()
         self.bag_schedule = parse_bag_schedule(self.bag_schedule)
+        if self.contrastive_distractors < 0:
+            raise ValueError(f"contrastive_distractors is {self.contrastive_distractors}. Use 0 (none) or more.")
         if self.remove_unused_columns:
             raise ValueError("remove_unused_columns is True, but rewards need the columns of the data. Use False.")
         super().__post_init__()

@@ -17,6 +17,7 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
 from hf_captionrl.captioners.caption_tokens import completion_mask
+from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt
 from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.data.caption_columns import caption_lists
 from hf_captionrl.retrieval import Scorer
@@ -155,7 +156,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             model,
             reward_funcs=[_named(reward.name) for reward in self.rewards.rewards],
             args=args,
-            train_dataset=self._with_prompts(train_dataset, args.prompt),
+            train_dataset=self._with_prompts(train_dataset, _prompts(train_dataset, args, neighbours)),
             **kwargs,
         )
         require_fp32(self.model, args)
@@ -177,12 +178,11 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         return bags
 
     @staticmethod
-    def _with_prompts(dataset: datasets.Dataset, prompt: str) -> datasets.Dataset:
+    def _with_prompts(dataset: datasets.Dataset, prompts: Sequence[str]) -> datasets.Dataset:
         """TRL's columns beside ours; images stay as they are stored."""
-        number = len(dataset)
         dataset = dataset.remove_columns([c for c in ("prompt", _ROW) if c in dataset.column_names])
-        dataset = dataset.add_column("prompt", [[{"role": "user", "content": prompt}]] * number)
-        return dataset.add_column(_ROW, list(range(number)))
+        dataset = dataset.add_column("prompt", [[{"role": "user", "content": prompt}] for prompt in prompts])
+        return dataset.add_column(_ROW, list(range(len(dataset))))
 
     def _reward_data(self) -> RewardData:
         data, args = self.caption_data, self.args
@@ -316,3 +316,17 @@ def _named(name: str) -> Any:
 
     reward.__name__ = name
     return reward
+
+
+def _prompts(dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None) -> list[str]:
+    """The user's message of each row: the prompt, with `contrastive_distractors` captions of the row's neighbours."""
+    if not args.contrastive_distractors:
+        return [args.prompt] * len(dataset)
+    if neighbours is None:
+        raise ValueError(
+            f"contrastive_distractors is {args.contrastive_distractors}, but there are no neighbours. Pass neighbours of "
+            "`captionrl bags` to the trainer."
+        )
+    captions = [next(iter(texts), "") for texts in caption_lists(dataset)]
+    nearest = np.asarray(neighbours)[:, : args.contrastive_distractors].tolist()
+    return [contrastive_prompt(args.prompt, [captions[other] for other in others]) for others in nearest]

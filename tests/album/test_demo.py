@@ -1,5 +1,6 @@
 """`captionrl demo`: clicks in headless Chromium, compared with plain loops; and the functions behind the page."""
 
+import csv
 import os
 import weakref
 from pathlib import Path
@@ -10,7 +11,7 @@ from PIL import Image
 from hf_captionrl import load_captioner, load_scorer, pipeline
 from hf_captionrl.album import demo as command
 from hf_captionrl.album import page as demo_page
-from hf_captionrl.album.captions import caption_album
+from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.page import AlbumDemo, serve
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
@@ -87,7 +88,7 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
         page.evaluate("document.querySelector('#captioner label:last-of-type input').click()")
         page.click("#album-button")
         page.wait("document.querySelectorAll('#album li').length === 3", 120)
-        chosen = caption_album(load_captioner(model_path("scenes:blip-sr"), device="cpu"), scorer, images)
+        chosen = describe_album(images, load_captioner(model_path("scenes:blip-sr"), device="cpu"), scorer)
         assert page.evaluate(CARDS) == [[c.caption, c.rank, f"margin {c.margin:+.3f}"] for c in chosen.captions]
         assert len({c.caption for c in chosen.captions}) == 3
         assert f"{chosen.num_distinct} of 3 images have" in page.evaluate("document.querySelector('#album').innerText")
@@ -132,6 +133,25 @@ def test_uploaded_files(small, rows, tmp_path):
     assert small.distinct(paths, "MLE") == small.distinct(small.album("bag"), "MLE")
     Image.new("CMYK", (40, 30), (10, 20, 30, 40)).save(tmp_path / "print.jpg")
     assert small.compare([str(tmp_path / "print.jpg")]).count("<td") == 1
+
+
+def test_chosen_captions_are_exported(small, rows, tmp_path):
+    paths = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        paths.append(str(tmp_path / str(number) / "same.png"))
+        rows[number]["image"].save(paths[-1])
+    page, table = small.distinct_table(paths, "MLE")
+    with open(table, encoding="utf-8-sig", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["image_id"] for row in found] == ["1: same.png", "2: same.png"]
+    assert all(row["caption"] and row["caption"] in page for row in found)
+    assert str(tmp_path) not in Path(table).read_text(encoding="utf-8"), "no local path"
+
+
+def test_albums_have_no_limit_by_default(small):
+    demo = AlbumDemo(small.captioners, small.scorer, {"many": small.albums["bag"] * 20})
+    assert len(demo.album("many")) == 40
 
 
 def test_unusable_uploads_are_refused(small, tmp_path):

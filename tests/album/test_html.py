@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from hf_captionrl.album.distinct_captions import AlbumCaption, AlbumCaptions, Finding
+from hf_captionrl.album.album_result import Album, AlbumImage
+from hf_captionrl.album.distinct_captions import Finding
 from hf_captionrl.album.html import album_style, render_album, render_comparison, spoken_list
 from tests.reports.test_gallery import HOSTILE
 
@@ -59,33 +60,35 @@ def test_comparison_shows_ranks_and_found_images():
         render_comparison(images(3), findings)
 
 
-def test_album_names_images_that_are_not_distinguished():
-    captions = AlbumCaptions(
+def test_album_names_copies_and_confusions():
+    album = Album(
         [
-            AlbumCaption("a pig", 0, 2, -0.25, True, (1,)),
-            AlbumCaption("two pigs", 1, 1, 0.125, True, ()),
-            AlbumCaption("Two pigs.", 0, 1, 0.5, False, ()),
-        ]
+            AlbumImage("a", "a pig", rank=2, margin=-0.25, is_distinct=True, confused_with=(1,)),
+            AlbumImage("b", "two pigs", rank=1, margin=0.125),
+            AlbumImage("c", "Two pigs.", rank=1, margin=0.5),
+            AlbumImage("d", "a pig", rank=2, margin=-0.25, is_distinct=True, copy_of=0),
+        ],
+        num_compared=3,
+        copy_threshold=0.97,
     )
-    text = " ".join(Parts(render_album(images(3), captions)).text.split())
-    assert (
-        "2 of 3 images have a caption that no other image has, and 1 of these captions ranks the image first" in text
-    )
-    assert "Images 1, 2 and 3 could not be distinguished." in text
-    assert "margin -0.250" in text
+    text = " ".join(Parts(render_album(images(4), album)).text.split())
+    assert "1 of 3 images have a caption that no other image has, and 0 of these captions rank the image first" in text
+    assert "Images 1 and 4 are copies and share a caption." in text
+    assert "rank 2 of 3 margin -0.250 also fits image 2" in text
     assert "rank 1 of 3 margin +0.500 same caption as another image" in text
-    alone = render_album(images(1), AlbumCaptions([AlbumCaption("a pig", 0, 1, None, True, ())]))
+    assert text.endswith("copy of image 1")
+    alone = render_album(images(1), Album([AlbumImage("a", "a pig", rank=1, is_distinct=True)], 1, 1.0))
     assert "margin" not in alone
-    assert "distinguished" not in alone
-    with pytest.raises(ValueError, match="3 captions for 2 images"):
-        render_album(images(2), captions)
+    assert "copies" not in alone
+    with pytest.raises(ValueError, match="4 captions for 2 images"):
+        render_album(images(2), album)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_captions_and_names_are_escaped(text):
     pictures = images(2)
     compared = render_comparison(pictures, {text: [Finding(text, 2, 1)] * 2})
-    chosen = render_album(pictures, AlbumCaptions([AlbumCaption(text, 0, 1, 0.1, True, ())] * 2))
+    chosen = render_album(pictures, Album([AlbumImage(text, text, rank=1, margin=0.1, is_distinct=True)] * 2, 2, 1.0))
     for html in (compared, chosen):
         parts = Parts(html)
         assert parts.tags <= ALLOWED

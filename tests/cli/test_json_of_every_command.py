@@ -30,6 +30,7 @@ RUNS = {
     "completion": ["fish"],
     "doctor": [],
     "caption": ["scenes:blip-mle", "--max_images", "3", "--max_new_tokens", "6", "--num_beams", "1"],
+    "album": ["scenes", "--model", "scenes:blip-mle", "--max_images", "3", "--max_new_tokens", "6", "--cache_dir", "cache"],
     "explain": ["scenes:blip-mle", "scenes:test-00012", "--caption", "two pigs"],
     "evaluate": [*FILES, "--suite", "smile", "--language_model", "none", "--cache_dir", "cache"],
     "benchmark": ["winoground", "--data_dir", "winoground", "--scorer", "scenes:clip-reward"],

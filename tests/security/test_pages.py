@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.album.distinct_captions import AlbumCaption, AlbumCaptions, Finding
+from hf_captionrl.album.album_result import Album, AlbumImage
+from hf_captionrl.album.distinct_captions import Finding
 from hf_captionrl.album.html import album_style, render_album, render_comparison
+from hf_captionrl.album.report_page import write_report
+from hf_captionrl.album.shared_phrases import GroupFacts
 from hf_captionrl.explain.page import CaptionReward, write_explanation
 from hf_captionrl.explain.token_view import explain_caption
 from hf_captionrl.hub.model_card import render_model_card
@@ -117,11 +120,24 @@ def study_results(folder):
 # These become part of a page of somebody else's, which allows more.
 def album(folder):
     images = [PICTURE] * len(TEXTS)
-    captions = AlbumCaptions([AlbumCaption(text, 0, 1, 0.5, True, ()) for text in TEXTS])
+    captions = Album(
+        [AlbumImage(str(n), text, rank=1, margin=0.5, is_distinct=True) for n, text in enumerate(TEXTS)],
+        len(TEXTS),
+        1.0,
+    )
     findings = {text: [Finding(text, 1, 0)] * len(TEXTS) for text in TEXTS[:12]}
     parts = f"<style>{album_style()}</style>{render_album(images, captions)}{render_comparison(images, findings)}"
     (folder / "page.html").write_text(f"<!doctype html><meta charset=utf-8>{parts}", "utf-8", "replace")
     return folder / "page.html"
+
+
+def album_report(folder):
+    images = [
+        AlbumImage(text, text, old=text[::-1], rank=2, confused_with=(0,), problems=("ambiguous",)) for text in TEXTS
+    ]
+    facts = [GroupFacts(text, 3, (text,), ((text, 1),)) for text in TEXTS]
+    found = Album(images, len(TEXTS), 1.0, shared=facts)
+    return write_report(folder / "page.html", found, [PICTURE] * len(TEXTS), title=TEXTS[0])
 
 
 def publishable(text):
@@ -168,7 +184,7 @@ def outcome(browser, page):
     return state, requested(browser), browser.problems()
 
 
-PAGES = [gallery, explanation, panel, leaderboard, review, rating, study_results, album, model_card]
+PAGES = [gallery, explanation, panel, leaderboard, review, rating, study_results, album, album_report, model_card]
 
 
 @pytest.mark.parametrize("write", PAGES, ids=[page.__name__ for page in PAGES])

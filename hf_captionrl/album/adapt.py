@@ -1,0 +1,230 @@
+"""Finetunes a captioner on an album by self-retrieval, and keeps the result only if a held-out scorer prefers it.
+
+Legend: M images, D features.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from torch import Tensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_captionrl.album.image_facts import read_images
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.metrics.suites.suite_row import spoken
+from hf_captionrl.pipelines import ChosenImages
+from hf_captionrl.retrieval import FeatureCache, Scorer, nearest_neighbours
+from hf_captionrl.retrieval.ranking import ranks
+from hf_captionrl.text.degenerate_captions import degenerate
+from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.trainers.caption_generation import generate_captions
+
+__all__ = ["Adapted", "adapt_to_album"]
+
+_MOST_MEASURED = 500
+"""Most images whose captions decide."""
+_BAG = 5
+_MAX_DEGENERATE = 0.1
+_NEIGHBOURS = 20
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """The captioner to use.
+
+    Args:
+        captioner: With the adapter if it was kept, else as it was loaded.
+        facts: Whether it was kept and why, steps, R@1 before and after by both scorers, and a sentence.
+    """
+
+    captioner: Captioner
+    facts: dict[str, Any]
+
+
+class _StopAfter(TrainerCallback):
+    """Stops training when the time is over."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.start = 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.start = time.monotonic()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if time.monotonic() - self.start >= self.seconds:
+            control.should_training_stop = True
+
+
+def adapt_to_album(
+    load: Callable[[], Captioner],
+    scorer: Scorer,
+    held_out: Scorer,
+    images: Sequence[Any],
+    folder: str | os.PathLike[str],
+    *,
+    seconds: float,
+    cache_dir: str | None = None,
+    learning_rate: float = 1e-4,
+    batch_size: int = 20,
+    seed: int = 0,
+    max_steps: int = 1_000_000,
+) -> Adapted:
+    """Train a LoRA on the album's own images, which needs no captions, for a given time.
+
+    The reward is self-retrieval among look-alikes: bags of 5 by the reward scorer, random images in small albums. The guard
+    stops a training whose captions degenerate. The adapter is used if the held-out scorer ranks more images first by one
+    caption from beam search than before, and the guard has no objection. It is saved in either case.
+
+    Args:
+        load: Loads the captioner; called again if the adapter is not kept.
+        scorer: Rewards.
+        held_out: Decides; it should not be the scorer.
+        folder: Where the adapter is saved.
+        seconds: Time of the training.
+        max_steps: Most optimizer steps; the time usually ends earlier.
+    """
+    caches = [FeatureCache.for_scorer(one, cache_dir) for one in (scorer, held_out)]
+    facts = read_images(images, scorer, cache=caches[0], skip_unreadable=True)
+    first = list({key: at for at, key in reversed(list(enumerate(facts.keys)))}.values())
+    first.sort()  # an image must not be its own distractor
+    rows = [facts.rows[at] for at in first]
+    if len(rows) < 2:
+        raise ValueError(
+            f"The album has {len(rows)} different images, and self-retrieval needs at least 2. Leave --adapt out."
+        )
+    chosen = ChosenImages(images, rows)
+    features = facts.features[torch.tensor(first)]
+    held_out_features = read_images(chosen, held_out, cache=caches[1]).features
+    captioner = load()
+    scorers = {"scorer": (scorer, features), "held_out": (held_out, held_out_features)}
+    said = _captions(captioner, chosen)
+    before = _measure(said, scorers)
+    trainer, bags = _trainer(
+        captioner, scorer, held_out, chosen, list(said.values()), features, Path(folder), learning_rate, batch_size
+    )
+    trainer.args.seed, trainer.args.max_steps = seed, max_steps
+    trainer.add_callback(_StopAfter(seconds))
+    with contextlib.redirect_stdout(
+        sys.stderr
+    ):  # the numbers that the Trainer prints are not the result of the command
+        trainer.train()
+    after = _measure(_captions(captioner, chosen), scorers)
+    captioner.save_pretrained(Path(folder))
+    reason = _reason_against(trainer, before, after)
+    found = {
+        "kept": reason is None,
+        "reason": reason,
+        "steps": trainer.state.global_step,
+        "seconds": seconds,
+        "bags_of": bags,
+        "before": before,
+        "after": after,
+        "adapter": str(folder),
+    }
+    found["sentence"] = (
+        f"Adapted in {found['steps']} steps: R@1 of the held-out scorer {before['held_out']:.3f} before, {after['held_out']:.3f} "
+        f"after, of the reward scorer {before['scorer']:.3f} and {after['scorer']:.3f}. "
+        + ("The adapter is used." if reason is None else f"The adapter is not used: {reason}")
+    )
+    return Adapted(captioner if reason is None else load(), found)
+
+
+def _trainer(
+    captioner: Captioner,
+    scorer: Scorer,
+    held_out: Scorer,
+    images: Sequence[Any],
+    said: Sequence[str],
+    features: Tensor,
+    folder: Path,
+    learning_rate: float,
+    batch_size: int,
+) -> tuple[SelfRetrievalTrainer, int | None]:
+    number = len(images)
+    uses_bags = number >= 4 * batch_size and batch_size % _BAG == 0
+    args = SelfRetrievalConfig(
+        str(folder),
+        max_steps=1,
+        learning_rate=learning_rate,
+        per_device_train_batch_size=min(batch_size, number),
+        do_sample=True,
+        bag_schedule=str(_BAG) if uses_bags else None,
+        max_completion_length=min(40, *(one.max_text_tokens - 2 for one in (scorer, held_out))),
+        guard="stop",
+        save_strategy="no",
+        eval_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        freeze_vision_tower=True,
+    )
+    column = datasets.Image(decode=False)
+    encoded = [image if isinstance(image, dict) else column.encode_example(image) for image in _plain(images)]
+    # Captions that the captioner writes now: no reward reads them, but the guard compares lengths with them.
+    captions = [[said[row % len(said)] or "-"] for row in range(number)]
+    table = {"image": encoded, "image_id": [str(row) for row in range(number)], "captions": captions}
+    types = {
+        "image": datasets.Image(),
+        "image_id": datasets.Value("string"),
+        "captions": datasets.List(datasets.Value("string")),
+    }
+    neighbours = nearest_neighbours(features, min(_NEIGHBOURS, number - 1))[0] if uses_bags else None
+    trainer = SelfRetrievalTrainer(
+        captioner,
+        scorer,
+        args,
+        train_dataset=datasets.Dataset.from_dict(table, datasets.Features(types)),
+        held_out_scorer=held_out,
+        neighbours=neighbours,
+        peft_config=captioner.lora_config(),
+    )
+    return trainer, _BAG if uses_bags else None
+
+
+def _plain(images: Sequence[Any]) -> list[Any]:
+    return [os.fspath(image) if isinstance(image, os.PathLike) else image for image in images]
+
+
+def _captions(captioner: Captioner, images: Sequence[Any]) -> dict[int, str]:
+    """One caption by beam search of some images, by their rows."""
+    step = max(1, len(images) // _MOST_MEASURED)
+    rows = list(range(0, len(images), step))[:_MOST_MEASURED]
+    captions = generate_captions(captioner, ChosenImages(images, rows), do_sample=False, num_beams=3)
+    return dict(zip(rows, captions, strict=True))
+
+
+def _measure(captions: dict[int, str], scorers: dict[str, tuple[Scorer, Tensor]]) -> dict[str, float]:
+    """R@1 of captions among the album by each scorer, and the share of degenerate captions."""
+    texts = list(captions.values())
+    found = {"degenerate": sum(degenerate(texts)) / len(texts)}
+    for name, (scorer, features) in scorers.items():
+        text = scorer.text_features(spoken(texts)).float().cpu()
+        found[name] = float((ranks(text, features, list(captions)) == 1).double().mean())
+    return found
+
+
+def _reason_against(trainer: SelfRetrievalTrainer, before: dict[str, float], after: dict[str, float]) -> str | None:
+    """Why the adapter is not used; None if it is."""
+    if trainer.guard is not None and trainer.guard.trips:
+        return f"the guard stopped the training: {trainer.guard.trips[0]['reason']}"
+    if after["degenerate"] > max(_MAX_DEGENERATE, before["degenerate"]):
+        return f"{after['degenerate']:.0%} of its captions are degenerate."
+    if after["held_out"] <= before["held_out"]:
+        return "the held-out scorer does not rank more images first."
+    return None

@@ -1,0 +1,157 @@
+"""The result of [`describe_album`]: captions, copies, confusions, and the files that they are written to."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.album.choice import Choice
+from hf_captionrl.album.distinct_captions import same_text
+from hf_captionrl.album.shared_phrases import GroupFacts
+
+__all__ = ["Album", "AlbumImage"]
+
+
+@dataclass(frozen=True)
+class AlbumImage:
+    """An image of an album and its caption.
+
+    Args:
+        image_id: Name of the image.
+        caption: Its caption; empty if it has none.
+        old: The caption that it had before.
+        rank: Rank of the image when the caption searches the images compared, 1 = best; ties count against it. None without
+            a caption.
+        margin: Similarity to its image minus that to the most similar other image, in [-2, 2].
+        is_distinct: Whether no other image, except copies, has the same text.
+        confused_with: Rows of the other images that the caption fits at least as well, best first.
+        copy_of: Row of the first image that this one is a copy of.
+        unreadable: Why the image cannot be read; None if it can.
+        problems: What is wrong with the caption, see [`diagnose`].
+    """
+
+    image_id: str
+    caption: str
+    old: str | None = None
+    rank: int | None = None
+    margin: float | None = None
+    is_distinct: bool = False
+    confused_with: tuple[int, ...] = ()
+    copy_of: int | None = None
+    unreadable: str | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass
+class Album:
+    """Captions of an album.
+
+    Args:
+        images: In the order of the album.
+        num_compared: Number of images that each caption was ranked among, its own included.
+        copy_threshold: Cosine from which two images were compared as possible copies.
+        choice: How the captions were chosen; None if existing captions were diagnosed.
+        shared: What the captions of each group share, and what varies.
+        groups: Name of each image's group.
+    """
+
+    images: list[AlbumImage]
+    num_compared: int
+    copy_threshold: float
+    choice: Choice | None = field(default=None, repr=False)
+    shared: list[GroupFacts] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+
+    @property
+    def captions(self) -> list[str]:
+        """The caption of each image; empty where there is none."""
+        return [image.caption for image in self.images]
+
+    @property
+    def copies(self) -> list[tuple[int, ...]]:
+        """Groups of rows that show the same image, the first one first."""
+        groups: dict[int, list[int]] = {}
+        for row, image in enumerate(self.images):
+            if image.copy_of is not None:
+                groups.setdefault(image.copy_of, [image.copy_of]).append(row)
+        return [tuple(rows) for rows in groups.values()]
+
+    @property
+    def confusions(self) -> list[tuple[int, int]]:
+        """Pairs (row, other row): the caption of the first image fits the second one at least as well. Copies are left out."""
+        return [
+            (row, other)
+            for row, image in enumerate(self.images)
+            if image.copy_of is None
+            for other in image.confused_with
+        ]
+
+    def replace_captions(self, captions: Sequence[str]) -> None:
+        """Change the texts, for instance after editing; ranks remain those of the texts that were compared."""
+        holders: dict[str, set[int]] = {}
+        for row, (image, caption) in enumerate(zip(self.images, captions, strict=True)):
+            holders.setdefault(same_text(caption), set()).add(row if image.copy_of is None else image.copy_of)
+        self.images = [
+            replace(
+                image, caption=caption, is_distinct=bool(same_text(caption)) and len(holders[same_text(caption)]) == 1
+            )
+            for image, caption in zip(self.images, captions, strict=True)
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers of the album, as fractions of the different images that have a caption."""
+        described = [image for image in self.images if image.caption.strip() and image.copy_of is None]
+        count = max(len(described), 1)
+        problems = Counter(problem for image in self.images for problem in image.problems)
+        found: dict[str, Any] = {
+            "images": len(self.images),
+            "captions": sum(bool(image.caption.strip()) for image in self.images),
+            "copies": sum(image.copy_of is not None for image in self.images),
+            "unreadable": sum(image.unreadable is not None for image in self.images),
+            "compared_with": self.num_compared - 1,
+            "copy_threshold": round(self.copy_threshold, 4),
+            "distinct": sum(image.is_distinct for image in described) / count,
+            "rank_1": sum(image.rank == 1 for image in described) / count,
+            "rank_1_and_distinct": sum(image.is_distinct and image.rank == 1 for image in described) / count,
+            "words": sum(len(image.caption.split()) for image in described) / count,
+            "problems": dict(sorted(problems.items())),
+        }
+        if self.choice is not None:
+            found["texts_possible_more"] = self.choice.gap
+            found["rank_1_possible_more"] = self.choice.rank_gap
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per image, as the files contain them; other images by their ids."""
+        ids = [image.image_id for image in self.images]
+        return [
+            {
+                "image_id": image.image_id,
+                "caption": image.caption,
+                "old_caption": image.old,
+                "rank": image.rank,
+                "margin": None if image.margin is None else round(image.margin, 4),
+                "distinct": image.is_distinct,
+                "confused_with": [ids[other] for other in image.confused_with[:5]],
+                "copy_of": None if image.copy_of is None else ids[image.copy_of],
+                "problems": list(image.problems),
+                "unreadable": image.unreadable,
+            }
+            for image in self.images
+        ]
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write a table that Excel opens: UTF-8 with a mark, and no cell that it would compute."""
+        from hf_captionrl.album.outputs import write_csv
+
+        return write_csv(self, path)
+
+    def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
+        """Write one JSON object per image."""
+        from hf_captionrl.album.outputs import write_rows
+
+        return write_rows(self, path)

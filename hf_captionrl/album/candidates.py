@@ -1,0 +1,225 @@
+"""Candidate captions of each image: beams, samples, pragmatic beams, answers to a contrastive prompt.
+
+Legend: B images of a batch, G candidates per image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from PIL import Image
+
+from hf_captionrl.album.image_facts import opened_chunks
+from hf_captionrl.album.rsa import pragmatic_captions
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts
+from hf_captionrl.captioners.eval_mode import evaluating
+from hf_captionrl.options import not_negative, option, positive
+
+__all__ = ["CandidateOptions", "Journal", "check_candidate_options", "contrastive_candidates", "generate_candidates"]
+
+
+@dataclass
+class CandidateOptions:
+    """How candidate captions are generated."""
+
+    heading: ClassVar[str] = "candidates"
+
+    num_beams: int = option(4, parse=positive, metavar="N", help="candidates per image by beam search")
+    num_samples: int = option(12, parse=not_negative, metavar="N", help="candidates per image by sampling")
+    temperature: float = option(0.7, metavar="X", help="of the samples")
+    max_new_tokens: int = option(40, parse=positive, metavar="N", help="longest caption in tokens")
+    seed: int = option(0, metavar="N", help="of the samples")
+    batch_size: int = option(16, parse=positive, metavar="N", help="images captioned at once")
+    decoding: Literal["beam", "rsa"] = option(
+        "beam", help="how beams are searched: by the captioner alone, or with a listener that knows the similar images"
+    )
+    rationality: float = option(1.0, metavar="X", help="weight of the listener of --decoding rsa")
+    num_distractors: int = option(
+        3, parse=positive, metavar="N", help="similar images that the listener or the contrastive prompt knows"
+    )
+    contrastive: bool = option(
+        False, help="ask a chat model what is different from the captions of the similar images, and add its answers"
+    )
+
+
+class Journal(Protocol):
+    """Where candidates are kept as soon as they are generated, such as `CaptionWriter`."""
+
+    @property
+    def done(self) -> Mapping[str, list[str]]:
+        """Captions of the images that were finished before, by their ids."""
+        ...
+
+    def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
+        """Keep the captions of some images."""
+        ...
+
+
+def check_candidate_options(options: CandidateOptions, captioner: Any | None = None) -> None:
+    """Refuse options that no captioner, or not this one, can follow."""
+    if options.num_beams < 1 or options.num_samples < 0:
+        raise ValueError(
+            f"num_beams is {options.num_beams} and num_samples is {options.num_samples}. Use at least 1 and 0."
+        )
+    if options.temperature <= 0:
+        raise ValueError(f"temperature is {options.temperature}. Use a number above 0, or num_samples=0 for none.")
+    if options.rationality < 0:
+        raise ValueError(f"rationality is {options.rationality}. Use 0 (the captioner alone) or more.")
+    if options.contrastive and captioner is not None and captioner.family != "chat":
+        raise ValueError(
+            f"A contrastive prompt needs a chat model, but this captioner is of the family {captioner.family!r}. Use "
+            "decoding='rsa', which every family supports."
+        )
+
+
+def generate_candidates(
+    captioner: Captioner,
+    images: Sequence[Any],
+    image_ids: Sequence[str],
+    options: CandidateOptions,
+    *,
+    similar: Sequence[Sequence[int]] | None = None,
+    journal: Journal | None = None,
+    progress: Callable[[int], Any] | None = None,
+) -> list[list[str]]:
+    """Candidates of each image, without repeated texts. The caller's random state does not change.
+
+    Batches start at fixed rows and have seeds of their own, so that an interrupted run continues with the same samples.
+
+    Args:
+        similar: Rows of the images most similar to each image, for pragmatic decoding and contrastive prompts.
+        journal: Receives every batch; its images are not generated again.
+        progress: Called with the number of images finished.
+    """
+    check_candidate_options(options, captioner)
+    done = {} if journal is None else journal.done
+    found: list[list[str]] = [list(done.get(image_id, ())) for image_id in image_ids]
+    device = captioner.device
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        evaluating(captioner.model),
+    ):
+        for rows in _batches(len(images), options.batch_size):
+            if any(not found[row] for row in rows):
+                torch.manual_seed(_seed(options.seed, image_ids[rows[0]]))
+                for row, texts in zip(rows, _of_batch(captioner, images, rows, options, similar), strict=True):
+                    found[row] = list(dict.fromkeys(texts))
+                if journal is not None:
+                    new = [row for row in rows if image_ids[row] not in done]
+                    journal.append([image_ids[row] for row in new], [found[row] for row in new])
+            if progress is not None:
+                progress(len(rows))
+    return found
+
+
+def contrastive_candidates(
+    captioner: Captioner,
+    images: Sequence[Any],
+    image_ids: Sequence[str],
+    said: Sequence[str],
+    options: CandidateOptions,
+    similar: Sequence[Sequence[int]],
+    progress: Callable[[int], Any] | None = None,
+) -> list[list[str]]:
+    """Beams of a chat model that is told the captions of the similar images.
+
+    Args:
+        said: One caption per image, chosen among the first candidates.
+    """
+    found: list[list[str]] = []
+    with evaluating(captioner.model):
+        for rows in _batches(len(images), options.batch_size):
+            for chunk, opened in opened_chunks(images, rows, options.batch_size):
+                prompts = [
+                    contrastive_prompt(captioner.prompt, [said[i] for i in similar[row][: options.num_distractors]])
+                    for row in chunk
+                ]
+                inputs = encode_with_prompts(captioner, opened, prompts)
+                texts = captioner.generate(**inputs, **_beams(options)).captions
+                found += _grouped(texts, len(chunk))
+            if progress is not None:
+                progress(len(rows))
+    return found
+
+
+def _batches(number: int, size: int) -> Iterator[list[int]]:
+    for start in range(0, number, size):
+        yield list(range(start, min(start + size, number)))
+
+
+def _seed(seed: int, image_id: str) -> int:
+    digest = hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=7)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _grouped(texts: Sequence[str], number: int) -> list[list[str]]:
+    each = len(texts) // number
+    return [list(texts[start : start + each]) for start in range(0, len(texts), each)]
+
+
+def _beams(options: CandidateOptions) -> dict[str, Any]:
+    # All settings are explicit, so that the checkpoint's own defaults have no effect.
+    number = {"num_beams": options.num_beams, "num_return_sequences": options.num_beams}
+    return {"do_sample": False, "max_new_tokens": options.max_new_tokens, **number}
+
+
+def _of_batch(
+    captioner: Captioner,
+    images: Sequence[Any],
+    rows: Sequence[int],
+    options: CandidateOptions,
+    similar: Sequence[Sequence[int]] | None,
+) -> list[list[str]]:
+    found: list[list[str]] = []
+    sampling: dict[str, Any] = {
+        "do_sample": True,
+        "num_beams": 1,
+        "temperature": options.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "num_return_sequences": options.num_samples,
+        "max_new_tokens": options.max_new_tokens,
+    }
+    for chunk, opened in opened_chunks(images, rows, options.batch_size):
+        inputs = captioner.encode_images(opened)
+        if options.decoding == "rsa" and similar is not None:
+            mine = _pragmatic(captioner, images, chunk, opened, options, similar)
+        else:
+            mine = _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
+        if options.num_samples:
+            samples = _grouped(captioner.generate(**inputs, **sampling).captions, len(chunk))
+            mine = [beams + more for beams, more in zip(mine, samples, strict=True)]
+        found += mine
+    return found
+
+
+def _pragmatic(
+    captioner: Captioner,
+    images: Sequence[Any],
+    rows: Sequence[int],
+    opened: Sequence[Image.Image],
+    options: CandidateOptions,
+    similar: Sequence[Sequence[int]],
+) -> list[list[str]]:
+    """Pragmatic beams, image by image: each has distractors of its own."""
+    found = []
+    for row, image in zip(rows, opened, strict=True):
+        others = [i for i in similar[row] if i != row][: options.num_distractors]
+        group = [image]
+        for _, more in opened_chunks(images, others, len(others) or 1):
+            group += more
+        found += pragmatic_captions(
+            captioner,
+            group,
+            [list(range(len(group)))],
+            rationality=options.rationality,
+            num_beams=options.num_beams,
+            num_return_sequences=options.num_beams,
+            max_new_tokens=options.max_new_tokens,
+        )
+    return found

@@ -1,0 +1,88 @@
+"""Constraints on captions: length, words, repetitions, script.
+
+Legend: S candidates of all images.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from hf_captionrl.album.shared_phrases import repair
+from hf_captionrl.options import option, positive
+from hf_captionrl.text.degenerate_captions import degenerate
+
+__all__ = ["ConstraintOptions", "check_candidates", "script_of", "shortened"]
+
+_CHUNK = 20_000
+
+
+@dataclass
+class ConstraintOptions:
+    """What a caption must be. An image none of whose candidates meets the constraints gets its best one nevertheless."""
+
+    heading: ClassVar[str] = "constraints"
+
+    max_characters: int | None = option(
+        None, parse=positive, metavar="N", help="longest caption; 125 for alternative texts. Longer ones are shortened"
+    )
+    require: list[str] = option([], repeated=True, metavar="WORD", help="word that every caption must contain")
+    forbid: list[str] = option([], repeated=True, metavar="WORD", help="word that no caption may contain")
+
+
+def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str]:
+    """Candidates, the longest truncated after a word; without repetitions."""
+    if options.max_characters is None:
+        return list(candidates)
+    found = []
+    for text in candidates:
+        if len(text) > options.max_characters:
+            cut = text[: options.max_characters + 1]
+            # Prefer the end of a clause in the second half; else the last whole word.
+            clause = max(cut.rfind(mark) for mark in (", ", "; ", ". "))
+            cut = cut[:clause] if clause > options.max_characters // 2 else cut.rpartition(" ")[0]
+            text = repair(cut) or text[: options.max_characters]
+        found.append(text)
+    return list(dict.fromkeys(found))
+
+
+def script_of(text: str) -> str | None:
+    """Most frequent script of the letters of a text, such as `LATIN` or `CYRILLIC`; None without letters."""
+    names = (unicodedata.name(letter, "").partition(" ")[0] for letter in text if letter.isalpha())
+    counts = Counter(name for name in names if name)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def check_candidates(
+    candidates: Sequence[Sequence[str]], old: Sequence[Sequence[str]], options: ConstraintOptions
+) -> np.ndarray:
+    """Which candidates may be chosen, `(S,)`: neither blank nor degenerate, and as the options want them.
+
+    A candidate also needs the script of the captions that its image had, if there are any.
+    """
+    flat = [text for mine in candidates for text in mine]
+    good: np.ndarray = np.array([bool(text.strip()) for text in flat], dtype=bool)
+    for start in range(0, len(flat), _CHUNK):
+        good[start : start + _CHUNK] &= ~np.array(degenerate(flat[start : start + _CHUNK]), dtype=bool)
+    if options.max_characters is not None:
+        good &= np.array([len(text) <= options.max_characters for text in flat], dtype=bool)
+    for word in options.require:
+        good &= _with_word(flat, word)
+    for word in options.forbid:
+        good &= ~_with_word(flat, word)
+    wanted = [{script_of(text) for text in mine} - {None} for mine in old]
+    if any(wanted):
+        scripts = (wanted[row] for row, mine in enumerate(candidates) for _ in mine)
+        good &= np.array([not s or script_of(text) in s for text, s in zip(flat, scripts, strict=True)], dtype=bool)
+    return good
+
+
+def _with_word(texts: Sequence[str], word: str) -> np.ndarray:
+    pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
+    return np.array([pattern.search(text) is not None for text in texts], dtype=bool)

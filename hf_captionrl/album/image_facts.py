@@ -1,0 +1,121 @@
+"""Opens the images of an album once: hashes, small pictures and features.
+
+Legend: M images, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hf_captionrl.album.copies import small_picture
+from hf_captionrl.data import ImageError, open_image
+from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
+
+__all__ = ["ImageFacts", "opened_chunks", "read_images"]
+
+MAX_CHUNK_PIXELS = 2**25
+"""Pixels of decoded images that are held at once: 100 MB, one photograph of 24 megapixels or thousands of small ones."""
+
+
+@dataclass
+class ImageFacts:
+    """What the engine knows of the readable images of an album.
+
+    Args:
+        rows: Their rows in the album.
+        keys: Hashes of their pixels.
+        pictures (`numpy.ndarray` of shape `(M, 768)`): See [`small_picture`].
+        features (`torch.Tensor` of shape `(M, D)`): Unit length, on the CPU.
+        unreadable: Reason for each row that cannot be read.
+    """
+
+    rows: list[int]
+    keys: list[str]
+    pictures: np.ndarray
+    features: Tensor
+    unreadable: dict[int, str] = field(default_factory=dict)
+
+
+def opened_chunks(
+    images: Sequence[Any], rows: Sequence[int], batch_size: int, unreadable: dict[int, str] | None = None
+) -> Iterator[tuple[list[int], list[Image.Image]]]:
+    """Decoded images and their rows, at most `batch_size` and `MAX_CHUNK_PIXELS` at once.
+
+    Args:
+        unreadable: Filled with the rows that cannot be read; None raises an `ImageError` instead.
+    """
+    chunk: list[int] = []
+    opened: list[Image.Image] = []
+    pixels = 0
+    for row in rows:
+        try:
+            image = open_image(images[row])
+        except ImageError as error:
+            if unreadable is None:
+                raise
+            unreadable[row] = str(error)
+            continue
+        size = image.width * image.height
+        if chunk and (len(chunk) == batch_size or pixels + size > MAX_CHUNK_PIXELS):
+            yield chunk, opened
+            chunk, opened, pixels = [], [], 0
+        chunk.append(row)
+        opened.append(image)
+        pixels += size
+        del image
+    if chunk:
+        yield chunk, opened
+
+
+def read_images(
+    images: Sequence[Any],
+    scorer: Scorer,
+    *,
+    cache: FeatureCache | None = None,
+    batch_size: int = 16,
+    skip_unreadable: bool = False,
+    progress: Any = None,
+) -> ImageFacts:
+    """Hash every image, and encode every different image once; equal images have bit-equal features.
+
+    Args:
+        cache: Features of an earlier run; None keeps them in memory.
+        skip_unreadable: Whether to leave unreadable images out instead of raising an `ImageError`.
+        progress: Called with the number of images finished.
+    """
+    unreadable: dict[int, str] = {}
+    rows: list[int] = []
+    keys: list[str] = []
+    pictures: list[np.ndarray] = []
+    known: dict[str, Tensor] = {}
+    for chunk, opened in opened_chunks(
+        images, range(len(images)), batch_size, unreadable if skip_unreadable else None
+    ):
+        mine = [image_hash(image) for image in opened]
+        new = {key: image for key, image in zip(mine, opened, strict=True) if key not in known}
+        if cache is not None:
+            new = {key: image for key, image in new.items() if key not in cache}
+        if new:
+            found = scorer.image_features(list(new.values())).float().cpu()
+            if cache is None:
+                known |= dict(zip(new, found, strict=True))
+            else:
+                cache.put(list(new), found)
+        rows += chunk
+        keys += mine
+        pictures += [small_picture(image) for image in opened]
+        if progress is not None:
+            progress(len(chunk))
+        del opened, new
+    if not rows:
+        reason = next(iter(unreadable.values()), "there are none")
+        raise ValueError(f"No image of the album can be read: {reason}")
+    features = torch.stack([known[key] for key in keys]) if cache is None else cache.get(keys).tensor().float()
+    return ImageFacts(rows, keys, np.stack(pictures), features, unreadable)

@@ -1,0 +1,79 @@
+"""Finetuning on an album: time, decision, adapter. Results are not tested, since they depend on the models."""
+
+import json
+
+import pytest
+
+from hf_captionrl import load_captioner, load_scorer
+from hf_captionrl.album import adapt
+from hf_captionrl.album.adapt import adapt_to_album
+from hf_captionrl.cli import main
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+
+
+@pytest.fixture(scope="module")
+def scorers():
+    return [load_scorer(model_path(f"scenes:{name}"), device="cpu") for name in ("clip-reward", "siglip-held-out")]
+
+
+@pytest.fixture(scope="module")
+def images():
+    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:8]
+
+
+def load():
+    return load_captioner(model_path("scenes:blip-mle"), device="cpu")
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_held_out_scorer_decides(scorers, images, tmp_path, monkeypatch, better):
+    measured = iter([0.25, 0.5 if better else 0.25])
+    real = adapt._measure
+
+    def decided(*arguments):
+        return {**real(*arguments), "held_out": next(measured)}
+
+    monkeypatch.setattr(adapt, "_measure", decided)
+    # One image twice: it must not be its own distractor.
+    album = [*images, images[0]]
+    found = adapt_to_album(load, *scorers, album, tmp_path / "adapter", seconds=3600, max_steps=2, batch_size=4)
+    assert found.facts["kept"] is better
+    assert found.facts["steps"] == 2
+    assert hasattr(found.captioner.model, "peft_config") is better
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+    assert ("is used" if better else "is not used") in found.facts["sentence"]
+    assert found.captioner.generate(**found.captioner.encode_images(images[:1])).captions[0]
+
+
+def test_time_ends_the_training(scorers, images, tmp_path):
+    found = adapt_to_album(load, *scorers, images, tmp_path, seconds=0.01, batch_size=4)
+    assert found.facts["steps"] == 1
+
+
+def test_guard_and_degenerate_captions_are_reasons():
+    class Trainer:
+        guard = None
+
+    fine = {"degenerate": 0.0, "held_out": 0.5, "scorer": 0.5}
+    assert adapt._reason_against(Trainer, fine, {**fine, "held_out": 0.6}) is None
+    assert "does not rank more" in adapt._reason_against(Trainer, fine, {**fine, "scorer": 0.9})
+    assert "degenerate" in adapt._reason_against(Trainer, fine, {**fine, "held_out": 0.9, "degenerate": 0.2})
+    Trainer.guard = type("Guard", (), {"trips": [{"reason": "loops"}]})
+    assert "loops" in adapt._reason_against(Trainer, fine, {**fine, "held_out": 0.6})
+
+
+def test_command_adapts_once(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for number, image in enumerate(images[:4]):
+        image.save(tmp_path / "photos" / f"{number}.png")
+    quick = ["--num_beams", "1", "--num_samples", "0", "--max_new_tokens", "6", "--cache_dir", "cache", "--json"]
+    command = ["album", "photos", "--model", "scenes:blip-mle", "--adapt", "1s", *quick]
+    assert main([*command, "--held_out_scorer", "x", "--scorer", "x"]) == 2
+    assert main(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["adapt"]["steps"] >= 1
+    monkeypatch.setattr(adapt, "adapt_to_album", None)
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["adapt"] == first["adapt"]

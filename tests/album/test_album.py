@@ -1,0 +1,313 @@
+"""Candidates, copies, constraints and diagnosis of an album, with the embedded captioners."""
+
+import weakref
+
+import pytest
+import torch
+from PIL import Image
+
+from hf_captionrl import load_captioner, load_scorer
+from hf_captionrl.album import album, image_facts
+from hf_captionrl.album.album import AlbumSettings, describe_album
+from hf_captionrl.album.candidates import generate_candidates
+from hf_captionrl.album.captions import compare_captioners
+from hf_captionrl.album.constraints import check_candidates, script_of
+from hf_captionrl.album.copies import saved_again
+from hf_captionrl.album.distinct_captions import same_text
+from hf_captionrl.data import ImageError
+from hf_captionrl.evaluation.caption_files import CaptionWriter
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import caption_generation
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    return load_captioner(model_path("scenes:blip-mle"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return load_scorer(model_path("scenes:siglip-held-out"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def images():
+    """The first bag of look-alikes."""
+    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:3]
+
+
+def test_candidates_are_beams_and_samples(captioner, images):
+    ids = ["a", "b", "c"]
+
+    def candidates(**changes):
+        return generate_candidates(
+            captioner, images, ids, AlbumSettings(num_beams=2, num_samples=3, batch_size=2, **changes)
+        )
+
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first = candidates(seed=1)
+    assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers"
+    assert all(2 <= len(mine) <= 5 and len(set(mine)) == len(mine) for mine in first)
+    assert first == candidates(seed=1)
+    assert first != candidates(seed=2)
+    beams = captioner.generate(**captioner.encode_images(images), do_sample=False, num_beams=2, num_return_sequences=2)
+    assert [mine[:2] for mine in first] == [beams.captions[2 * i : 2 * i + 2] for i in range(3)]
+
+
+def test_album_of_look_alikes_gets_distinct_captions(captioner, scorer, images):
+    found = describe_album(images, captioner, scorer)
+    assert len(set(map(same_text, found.captions))) == 3
+    greedy = compare_captioners({"MLE": captioner}, scorer, images)["MLE"]
+    assert sum(image.rank == 1 for image in found.images) >= sum(finding.rank == 1 for finding in greedy)
+    assert found.copies == []
+    assert found.summary()["distinct"] == 1
+
+
+def test_copies_share_a_caption_and_are_no_confusions(captioner, scorer, images, tmp_path):
+    images[1].save(tmp_path / "file.png")
+    saved = saved_again(images[0]).resize(images[0].size)
+    found = describe_album([*images, tmp_path / "file.png", saved], captioner, scorer, num_samples=6)
+    assert sorted(found.copies) == [(0, 4), (1, 3)]
+    assert found.captions[3] == found.captions[1]
+    assert found.images[3].copy_of == 1
+    assert all({a, b} not in ({1, 3}, {0, 4}) for a, b in found.confusions)
+    assert found.images[1].is_distinct
+    assert found.images[3].is_distinct
+    alone = describe_album(images, captioner, scorer, num_samples=6)
+    assert found.captions[:3] == alone.captions, "copies do not change the choice"
+
+
+def test_pixel_copies_are_found_in_large_albums_too(scorer, images):
+    scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]["image"]
+    album = [*scenes, scenes[4], scenes[9], scenes[4]]
+    texts = [[f"a pig number {number}"] for number in range(len(album))]
+    dense = describe_album(album, None, scorer, captions=texts, diagnose_only=False, copy_threshold=2)
+    near = describe_album(album, None, scorer, captions=texts, diagnose_only=False, copy_threshold=2, neighbours=5)
+    assert dense.copies == near.copies == [(4, 30, 32), (9, 31)]
+    assert (dense.num_compared, near.num_compared) == (30, 6)
+    for image in near.images:
+        assert image.rank <= 6
+    # Neighbours of each image are the most similar ones, and no copies.
+    for one, all_of_them in zip(near.images, dense.images, strict=True):
+        assert set(one.confused_with) <= set(all_of_them.confused_with)
+
+
+def test_very_large_albums_use_approximate_neighbours(scorer, images, monkeypatch):
+    scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]["image"]
+    texts = [[f"a pig number {number}"] for number in range(len(scenes))]
+    settings = {"captions": texts, "diagnose_only": False, "copy_threshold": 2, "neighbours": 5}
+    exact = describe_album(scenes, None, scorer, **settings)
+    monkeypatch.setattr(album, "_MOST_EXACT", 10)
+    # So few images are one or two lists of faiss, which are all searched.
+    assert describe_album(scenes, None, scorer, **settings).rows() == exact.rows()
+
+
+def test_existing_captions_are_candidates(captioner, scorer, images):
+    own = "two pigs that no model would mention"
+    found = describe_album(
+        images, captioner, scorer, captions=[own, [], own], num_beams=1, num_samples=0, choice="first"
+    )
+    assert own not in found.captions, "generated candidates come first"
+    assert [image.old for image in found.images] == [own, None, own]
+    alone = describe_album(images, None, scorer, captions=[["a", "b"], ["b"], ["c d", "e"]], diagnose_only=False)
+    assert len(set(alone.captions)) == 3
+    assert alone.captions[:2] == ["a", "b"]
+
+
+def test_diagnosis_of_existing_captions(scorer, images):
+    texts = ["two pigs", "two pigs", "", "a cow " * 60, "two pigs"]
+    found = describe_album([*images, images[0].transpose(0), images[0]], None, scorer, captions=texts)
+    problems = [set(image.problems) for image in found.images]
+    assert problems[2] == {"missing"}
+    assert problems[3] >= {"unread", "repetitive"}
+    assert "duplicate" in problems[0]
+    assert "duplicate" in problems[1]
+    assert found.images[4].copy_of == 0
+    assert found.captions == texts
+    # Two copies with the same text are no duplicates of each other.
+    alone = describe_album([images[0], images[1], images[0]], None, scorer, captions=["a pig", "a cow", "a pig"])
+    assert all("duplicate" not in image.problems for image in alone.images)
+    with pytest.raises(ValueError, match="no captions to diagnose"):
+        describe_album(images, None, scorer)
+
+
+def test_generic_captions_fit_half_of_the_images():
+    class Axes:
+        """Features by name; `all` fits every image equally."""
+
+        logit_scale, max_text_tokens, signature = 1.0, 77, "axes@1"
+
+        def image_features(self, opened):
+            return torch.stack([torch.eye(6)[image.getpixel((0, 0))[0] // 40] for image in opened])
+
+        def text_features(self, captions):
+            rows = [torch.eye(6)[int(c[-1])] if c[-1].isdigit() else torch.ones(6) / 6**0.5 for c in captions]
+            return torch.stack(rows)
+
+        def count_truncated(self, captions):
+            return 0
+
+    pictures = [Image.new("RGB", (8, 8), (40 * n, 0, 0)) for n in range(6)]
+    texts = ["image 0", "image 2", "all", "image 3", "image 4", "image 5"]
+    found = describe_album(pictures, None, Axes(), captions=texts, copy_threshold=2)
+    assert [image.problems for image in found.images] == [(), ("generic",), ("generic",), (), (), ()]
+    assert found.images[1].rank == 6, "it fits image 2 better, and ties with the others"
+    assert found.confusions[0] == (1, 2)
+    mixed = ["image 0", "image 1", "image 2", "image 3", "image 5", "image 5"]
+    few = describe_album(pictures[:5], None, Axes(), captions=mixed[:5], copy_threshold=2)
+    assert few.images[4].problems == ("generic",), "it ties with all images"
+
+
+def test_constraints(captioner, scorer, images):
+    texts = [["a red pig", "a very small pig in the corner"], ["a red cow", "a cow"], ["a dog, sitting on a red sofa"]]
+    settings = {"captions": texts, "diagnose_only": False}
+    found = describe_album(images, None, scorer, **settings, require=["red"])
+    assert found.captions == ["a red pig", "a red cow", "a dog, sitting on a red sofa"]
+    found = describe_album(images, None, scorer, **settings, forbid=["Red"])
+    assert found.captions[:2] == ["a very small pig in the corner", "a cow"]
+    found = describe_album(images, None, scorer, **settings, max_characters=17)
+    assert all(0 < len(caption) <= 17 for caption in found.captions)
+    assert found.captions[2] == "a dog, sitting"
+
+
+def test_script_of_existing_captions_is_kept(scorer, images):
+    texts = [["два кота", "two cats"], ["three cats"], ["four cats"]]
+    candidates = [["two cats", "один кот"], *texts[1:]]
+    allowed = check_candidates(candidates, [["кот"], [], []], AlbumSettings())
+    assert allowed.tolist() == [False, True, True, True]
+    assert script_of("два кота, 2") == "CYRILLIC"
+    assert script_of("2 + 2") is None
+
+
+def test_journal_continues_with_the_same_samples(captioner, scorer, images, tmp_path):
+    settings = {"num_beams": 1, "num_samples": 3, "batch_size": 1, "max_new_tokens": 8}
+    path = tmp_path / "candidates.jsonl"
+    with CaptionWriter(path) as journal:
+        journal.start()
+        whole = describe_album(images, captioner, scorer, journal=journal, **settings)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[2][:9])
+    with CaptionWriter(path) as journal:
+        journal.start()
+        again = describe_album(images, captioner, scorer, journal=journal, **settings)
+    assert path.read_text().splitlines(keepends=True) == lines
+    assert again.rows() == whole.rows()
+
+
+def test_unreadable_images_are_listed(captioner, scorer, images, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    album = [images[0], tmp_path / "bad.png", images[1]]
+    settings = {"num_beams": 1, "num_samples": 1, "max_new_tokens": 5}
+    found = describe_album(album, captioner, scorer, skip_unreadable=True, **settings)
+    assert "bad.png" in found.images[1].unreadable
+    assert found.captions[1] == ""
+    assert found.images[1].problems == ()
+    assert found.summary()["unreadable"] == 1
+    with pytest.raises(ImageError, match="bad"):
+        describe_album(album, captioner, scorer, **settings)
+    with pytest.raises(ValueError, match="No image of the album can be read"):
+        describe_album([tmp_path / "bad.png"], captioner, scorer, skip_unreadable=True)
+
+
+def test_album_of_one_image_and_of_copies_only(captioner, scorer, images):
+    one = describe_album(images[:1], captioner, scorer, num_beams=2, num_samples=0)
+    assert (one.images[0].rank, one.images[0].margin, one.images[0].problems) == (1, None, ())
+    same = describe_album(images[:1] * 3, captioner, scorer, num_beams=2, num_samples=0)
+    assert same.copies == [(0, 1, 2)]
+    assert len(set(same.captions)) == 1
+    assert same.summary()["distinct"] == 1
+
+
+def test_choices_differ(captioner, scorer, images):
+    texts = [["a pig", "a small pig"], ["a pig"], ["a pig", "a cow"]]
+    settings = {"captions": texts, "diagnose_only": False}
+    first = describe_album(images, None, scorer, choice="first", **settings)
+    assert first.captions == ["a pig"] * 3
+    margin = describe_album(images, None, scorer, choice="margin", **settings)
+    margins = {text: describe_album(images, None, scorer, captions=[text] * 3).images[0].margin for text in texts[0]}
+    assert margin.captions[0] == max(texts[0], key=margins.__getitem__)
+    assigned = describe_album(images, None, scorer, **settings)
+    assert sorted(assigned.captions) == ["a cow", "a pig", "a small pig"]
+
+
+def test_degenerate_candidates_are_used_only_without_others(scorer, images):
+    loop = "a pig on a blue background on a blue background"
+    found = describe_album(
+        images, None, scorer, captions=[[loop, "a pig"], [loop], ["", "a tree"]], diagnose_only=False
+    )
+    assert found.captions == ["a pig", loop, "a tree"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 0}, "num_beams is 0"),
+        ({"num_samples": -1}, "num_samples is -1"),
+        ({"temperature": 0}, "temperature is 0"),
+        ({"contrastive": True}, "needs a chat model"),
+        ({"shared_share": 0}, "min_share is 0"),
+    ],
+)
+def test_bad_settings(captioner, scorer, images, settings, message):
+    with pytest.raises(ValueError, match=message):
+        describe_album(images, captioner, scorer, **({"num_beams": 1, "num_samples": 0} | settings))
+    with pytest.raises(ValueError, match="no images"):
+        describe_album([], captioner, scorer)
+    with pytest.raises(ValueError, match="no images"):
+        compare_captioners({"MLE": captioner}, None, [])
+
+
+class Counted:
+    """Counts decoded images that are held at one time."""
+
+    def __init__(self, monkeypatch):
+        self.most, self._held = 0, []
+        for module in (image_facts, caption_generation):
+            monkeypatch.setattr(module, "open_image", self._wrap(module.open_image))
+
+    def _wrap(self, open_image):
+        def opened(value, **settings):
+            image = open_image(value, **settings)
+            self._held = [reference for reference in self._held if reference() is not None]
+            self._held.append(weakref.ref(image))
+            self.most = max(self.most, len(self._held))
+            return image
+
+        return opened
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Photographs of 2 megapixels, as files."""
+    paths = []
+    for number in range(9):
+        paths.append(tmp_path / f"{number}.jpg")
+        Image.new("RGB", (1600, 1200), (number * 25, 90, 40)).save(paths[-1])
+    return paths
+
+
+def test_album_of_files_is_decoded_in_batches(captioner, scorer, files, monkeypatch):
+    counted = Counted(monkeypatch)
+    found = describe_album(files, captioner, scorer, batch_size=2, num_beams=1, num_samples=1, max_new_tokens=3)
+    assert len(found.captions) == 9
+    # A batch, its copies that are being encoded, and the one before until it is let go: never the album.
+    assert 2 <= counted.most <= 6
+    counted = Counted(monkeypatch)
+    compare_captioners(
+        {"MLE": captioner, "again": captioner}, scorer, files, batch_size=2, num_beams=1, max_new_tokens=3
+    )
+    assert 2 <= counted.most <= 4
+
+
+def test_batch_size_does_not_change_the_beams(captioner, scorer, images):
+    settings = {"num_beams": 2, "num_samples": 0, "max_new_tokens": 8}
+    one = describe_album(images, captioner, scorer, batch_size=1, **settings)
+    assert one.captions == describe_album(images, captioner, scorer, batch_size=3, **settings).captions
+
+
+def test_unreadable_image_of_an_album_is_named(captioner, scorer, files):
+    files[4].write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"4\.jpg"):
+        compare_captioners({"MLE": captioner}, scorer, files, batch_size=2)

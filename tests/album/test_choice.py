@@ -1,0 +1,151 @@
+"""Assignment and choice against all possible choices; components, their cut and its bound; blocks against plain loops."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from hf_captionrl.album import candidate_scores
+from hf_captionrl.album.assignment import best_assignment
+from hf_captionrl.album.candidate_scores import CandidateScores, confusions_of, score_candidates
+from hf_captionrl.album.choice import choose_candidates
+from tests.closeness import assert_close
+
+
+def enumerate_assignments(gains, without):
+    """The largest sum of gains over every assignment; each row may stay without a column."""
+    best = None
+    for choice in itertools.product(*([None, *mine] for mine in gains)):
+        taken = [column for column in choice if column is not None]
+        if len(set(taken)) == len(taken):
+            total = sum(without if c is None else mine[c] for c, mine in zip(choice, gains, strict=True))
+            best = total if best is None else max(best, total)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_assignment_is_optimal(seed):
+    rng = np.random.default_rng(seed)
+    rows, columns = int(rng.integers(1, 6)), int(rng.integers(1, 6))
+    gains = [
+        {c: int(rng.integers(-3, 6)) for c in range(columns) if rng.random() < 0.6} for _ in range(rows)
+    ]  # small integers, so that there are ties
+    without = int(rng.integers(-4, 3))
+    found = best_assignment(gains, without)
+    taken = [column for column in found if column is not None]
+    assert len(set(taken)) == len(taken)
+    total = sum(without if c is None else mine[c] for c, mine in zip(found, gains, strict=True))
+    assert total == enumerate_assignments(gains, without)
+
+
+def test_assignment_adds_very_different_magnitudes_exactly():
+    gains = [{0: 10**30 + 1, 1: 10**30}, {0: 10**30, 1: 2}]
+    assert best_assignment(gains, 0) == [1, 0]
+    assert best_assignment([{0: 10**30 + 3, 1: 10**30}, {0: 10**30 + 1, 1: 10**30}], 0) == [0, 1]
+
+
+def random_choice(rng, number, texts, most):
+    counts = rng.integers(1, most + 1, number)
+    starts = np.cumsum([0, *counts])
+    names = rng.integers(-1, texts, starts[-1])
+    margin = rng.normal(size=starts[-1]).astype(np.float32).clip(-2, 2)
+    return starts, names, CandidateScores(margin, margin, np.where(margin > 0, 1, 2))
+
+
+def value_of(starts, names, scores, chosen):
+    """(texts of one's own, rank 1 among them, sum of their margins); a text that is used twice counts once, with its best."""
+    best = {}
+    for i in chosen:
+        if names[i] >= 0:
+            value = (scores.rank[i] == 1, float(scores.margin[i]))
+            best[names[i]] = max(best.get(names[i], value), value)
+    return (len(best), sum(first for first, _ in best.values()), sum(margin for _, margin in best.values()))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_choice_over_components_is_optimal(seed):
+    rng = np.random.default_rng(seed)
+    starts, names, scores = random_choice(rng, int(rng.integers(1, 7)), int(rng.integers(1, 9)), 4)
+    found = choose_candidates(starts, names, scores)
+    assert all(low <= i < high for i, low, high in zip(found.chosen, starts, starts[1:], strict=False))
+    best = (-1, 0, 0.0)
+    options = [[None, *range(a, b)] for a, b in itertools.pairwise(starts)]
+    for choice in itertools.product(*options):
+        used = [names[i] for i in choice if i is not None]
+        if -1 not in used and len(set(used)) == len(used):
+            best = max(best, value_of(starts, names, scores, [i for i in choice if i is not None]))
+    own = found.chosen[found.has_own]
+    assert value_of(starts, names, scores, own)[:2] == best[:2]
+    assert_close(value_of(starts, names, scores, own)[2], best[2], dtype=torch.float32, magnitude=4)
+    assert (found.gap, found.rank_gap) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_cut_components_report_a_bound_that_holds(seed):
+    rng = np.random.default_rng(seed)
+    starts, names, scores = random_choice(rng, 60, 45, 5)
+    best = choose_candidates(starts, names, scores)
+    cut = choose_candidates(starts, names, scores, max_component=7)
+    assert best.largest_component > 7, "the test needs a component that is cut"
+    assert cut.gap >= best.has_own.sum() - cut.has_own.sum()
+    own = names[cut.chosen[cut.has_own]]
+    assert len(set(own.tolist())) == len(own)
+    best_value, cut_value = (value_of(starts, names, scores, c.chosen[c.has_own]) for c in (best, cut))
+    assert best_value >= cut_value
+    assert cut.rank_gap >= best_value[1] - cut_value[1]
+    assert cut.gap == best_value[0] - cut_value[0], "the bound on texts is exact"
+
+
+def test_constraints_come_before_texts():
+    margin = np.array([0.9, 0.1, 0.8, 0.2], np.float32)
+    scores = CandidateScores(margin, margin, np.ones(4, int))
+    starts, names = np.array([0, 2, 4]), np.array([0, 1, 0, 0])
+    assert choose_candidates(starts, names, scores).chosen.tolist() == [1, 2]
+    # The first image may only have text 0, too, and has the larger margin.
+    found = choose_candidates(starts, names, scores, allowed=np.array([True, False, True, True]))
+    assert found.chosen.tolist() == [0, 2]
+    assert found.has_own.tolist() == [True, False]
+    # Without any allowed candidate, all are.
+    found = choose_candidates(starts, names, scores, allowed=np.array([False, False, True, True]))
+    assert found.chosen.tolist() == [1, 2]
+
+
+@pytest.fixture
+def album():
+    """Seven images, one of them twice, with 1 to 4 candidates each, and three neighbours of each."""
+    rng = np.random.default_rng(1)
+    images = rng.normal(size=(7, 5)).astype(np.float32)
+    images[4] = images[1]
+    images /= np.linalg.norm(images, axis=1, keepdims=True)
+    starts = np.cumsum([0, 2, 1, 4, 3, 1, 2, 4])
+    text = rng.normal(size=(starts[-1], 5)).astype(np.float32)
+    text /= np.linalg.norm(text, axis=1, keepdims=True)
+    neighbours = np.array([[j for j in range(7) if j != i][: 3 if i != 1 else 6][-3:] for i in range(7)])
+    return torch.from_numpy(text), starts, torch.from_numpy(images), torch.from_numpy(neighbours)
+
+
+@pytest.mark.parametrize("floats", [1, 60, 10**6])
+@pytest.mark.parametrize("among", ["all", "neighbours"])
+def test_scores_in_blocks_against_a_loop(album, floats, among, monkeypatch):
+    monkeypatch.setattr(candidate_scores, "_BLOCK_FLOATS", floats)
+    text, starts, images, neighbours = album
+    given = None if among == "all" else neighbours
+    found = score_candidates(text, starts, images, given)
+    confused = confusions_of(text, starts[:-1].tolist(), images, given)
+    for image in range(7):
+        others = [j for j in range(7) if j != image] if given is None else neighbours[image].tolist()
+        for row in range(starts[image], starts[image + 1]):
+            own = float(text[row] @ images[image])
+            against = {
+                j: own if torch.equal(images[j], images[image]) else float(text[row] @ images[j]) for j in others
+            }
+            assert_close(float(found.own[row]), own, dtype=torch.float32, magnitude=1)
+            assert_close(float(found.margin[row]), own - max(against.values()), dtype=torch.float32, magnitude=1)
+            assert found.rank[row] == 1 + sum(score >= own for score in against.values())
+            if row == starts[image]:
+                worse = sorted((j for j, s in against.items() if s >= own), key=lambda j: -against[j])
+                assert list(confused[image][0]) == worse
+                assert_close(confused[image][1], own - max(against.values()), dtype=torch.float32, magnitude=1)
+    if among == "all":
+        assert found.rank[starts[1]] > 1, "a caption of image 1 also fits its copy, image 4"

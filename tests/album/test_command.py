@@ -1,0 +1,243 @@
+"""`captionrl album` on files: outputs, resuming, copies, hostile names, bad input."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hf_captionrl.album import outputs
+from hf_captionrl.album.durations import duration
+from hf_captionrl.album.sources import AlbumSource, load_album_source, read_captions_for
+from hf_captionrl.cli import main
+from hf_captionrl.evaluation.caption_files import CaptionWriter
+from hf_captionrl.scenes import load_scenes
+
+QUICK = [
+    "--scorer",
+    "scenes:siglip-held-out",
+    "--num_beams",
+    "2",
+    "--num_samples",
+    "2",
+    "--max_new_tokens",
+    "10",
+    "--batch_size",
+    "3",
+    "--cache_dir",
+    "cache",
+]
+MODEL = ["--model", "scenes:blip-mle"]
+HOSTILE = '=1+"x"\n<script>alert(1)</script>.png'
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:4]
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch, scenes):
+    """Four scenes in two folders, one of them twice, one with a caption, an unreadable file and a hostile name."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "photos"
+    (folder / "sub").mkdir(parents=True)
+    for name, image in zip(["a.png", "b.png", "sub/c.png", HOSTILE.replace("/", "")], scenes, strict=True):
+        image.save(folder / name)
+    scenes[0].save(folder / "sub" / "copy.png")
+    (folder / "b.txt").write_text("two pigs\n", encoding="utf-8")
+    (folder / "broken.png").write_bytes(b"no image")
+    return folder
+
+
+def lines_of(path):
+    return Path(path).read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def album(*arguments):
+    return main(["album", "photos", *arguments, *QUICK])
+
+
+def test_all_outputs(photos, capsys):
+    assert album(*MODEL, "--output", "o.csv", "o.jsonl", "o.html", "metadata.jsonl", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["images"], summary["captions"], summary["copies"], summary["unreadable"]) == (6, 5, 1, 1)
+    assert summary["unreadable_images"] == ["broken.png"]
+    rows = {row["image_id"]: row for row in map(json.loads, lines_of("o.jsonl"))}
+    assert rows["sub/copy.png"]["caption"] == rows["a.png"]["caption"] != ""
+    assert rows["sub/copy.png"]["copy_of"] == "a.png"
+    assert rows["b.png"]["old_caption"] == "two pigs"
+    with open("o.csv", encoding="utf-8-sig", newline="") as file:
+        table = list(csv.DictReader(file))
+    name = HOSTILE.replace("/", "")
+    assert [row["image_id"].removeprefix("'") for row in table] == list(rows)
+    assert table[[*rows].index(name)]["image_id"] == "'" + name, "no formula"
+    lines = [json.loads(line) for line in lines_of("metadata.jsonl")]
+    assert {line["file_name"] for line in lines} == {f"photos/{i}" for i, row in rows.items() if row["caption"]}
+    page = Path("o.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in page
+    assert page.count("data:image/png;base64") >= 5
+    assert sorted(p.name for p in photos.iterdir() if p.suffix == ".txt") == ["b.txt"]
+    # The table is read back, and none of its captions is a duplicate.
+    assert album("--captions", "o.csv", "--output", "diagnosed.jsonl", "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["distinct"] == summary["distinct"] == 1
+
+
+def test_killed_run_continues_and_other_settings_are_refused(photos, capsys):
+    assert album(*MODEL, "--output", "o.jsonl") == 0
+    whole, kept = Path("o.jsonl").read_text(encoding="utf-8"), Path("o.candidates.jsonl").read_text(encoding="utf-8")
+    lines = kept.splitlines(keepends=True)
+    with open("o.candidates.jsonl", "w") as file:
+        file.write("".join(lines[:-1]) + lines[-1][:7])
+    os.unlink("o.jsonl")
+    assert album(*MODEL, "--output", "o.jsonl") == 0
+    assert Path("o.jsonl").read_text(encoding="utf-8") == whole
+    assert Path("o.candidates.jsonl").read_text(encoding="utf-8") == kept
+    # Constraints change the choice, not the candidates.
+    assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "12") == 0
+    assert all(len(json.loads(line)["caption"]) <= 12 for line in lines_of("o.jsonl"))
+    capsys.readouterr()
+    assert album(*MODEL, "--output", "o.jsonl", "--seed", "4") == 2
+    assert "seed" in capsys.readouterr().err
+    with CaptionWriter("o.candidates.jsonl"):
+        assert album(*MODEL, "--output", "o.jsonl") == 2
+    assert "Another process" in capsys.readouterr().err
+
+
+def test_sidecars_are_not_overwritten(photos, capsys):
+    arguments = [*MODEL, "--sidecars", "--drop_shared", "--trigger", "ohwx thing"]
+    assert album(*arguments) == 2
+    error = capsys.readouterr().err
+    assert "b.txt" in error
+    assert "--overwrite" in error
+    assert (photos / "b.txt").read_text() == "two pigs\n"
+    assert sorted(p.name for p in photos.glob("**/*.txt")) == ["b.txt"]
+    assert album(*arguments, "--overwrite") == 0
+    files = {p.name: p.read_text() for p in photos.glob("**/*.txt")}
+    assert set(files) == {"a.txt", "b.txt", "c.txt", "copy.txt", HOSTILE.replace("/", "").replace(".png", ".txt")}
+    assert all(text.startswith("ohwx thing") for text in files.values())
+    assert json.loads(Path("album.old.jsonl").read_text(encoding="utf-8")) == {
+        "image_id": "b.png",
+        "caption": "two pigs",
+    }
+    # The same command, without --overwrite, continues; its own text files are no captions that existed.
+    before = Path("album.jsonl").read_text(encoding="utf-8")
+    (photos / "a.txt").unlink()
+    assert album(*arguments) == 0
+    assert Path("album.jsonl").read_text(encoding="utf-8") == before
+    assert {p.name: p.read_text() for p in photos.glob("**/*.txt")} == files
+
+
+def test_diagnosis_needs_no_captioner(photos, capsys):
+    assert album() == 0
+    rows = {row["image_id"]: row for row in map(json.loads, lines_of("album.jsonl"))}
+    assert rows["b.png"]["caption"] == "two pigs"
+    assert rows["a.png"]["problems"] == ["missing"]
+    assert not os.path.exists("album.candidates.jsonl")
+    assert "missing" in capsys.readouterr().out
+
+
+def test_dry_run_writes_nothing(photos, capsys):
+    before = sorted(map(str, photos.parent.glob("**/*")))
+    assert album(*MODEL, "--output", "o.csv", "--dry_run", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["images"] == 6
+    assert facts["seconds"] > 0
+    assert sorted(map(str, photos.parent.glob("**/*"))) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output", "o.txt"], "must end in"),
+        (["--output", "o.csv", "o.csv"], "names a file twice"),
+        (["--output", "photos/dir.csv"], "is a folder"),
+        (["--sidecars"], "Use --model"),
+        (["--adapt", "soon"], "not a duration"),
+        (["--captions", "nothing.jsonl"], "no file"),
+        (["--temperature", "0"], "temperature is 0"),
+    ],
+)
+def test_bad_options(photos, capsys, arguments, message):
+    (photos / "dir.csv").mkdir()
+    assert album(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_bad_folders(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert album(*MODEL) == 2
+    assert "is empty" in capsys.readouterr().err
+    (tmp_path / "photos" / "a.png").write_bytes(b"")
+    assert album(*MODEL) == 2
+    assert "can be read" in capsys.readouterr().err
+    (tmp_path / "o.csv").write_text("mine")
+    assert album(*MODEL, "--output", "o.csv") == 2
+    assert (tmp_path / "o.csv").read_text() == "mine"
+
+
+def test_full_disk_loses_nothing(photos, monkeypatch, capsys):
+    assert album(*MODEL, "--output", "o.jsonl") == 0
+    before, kept = Path("o.jsonl").read_text(encoding="utf-8"), Path("o.candidates.jsonl").read_text(encoding="utf-8")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(outputs, "write_jsonl", full)
+    assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "9") == 1
+    assert "No space left" in capsys.readouterr().err
+    assert (Path("o.jsonl").read_text(encoding="utf-8"), Path("o.candidates.jsonl").read_text(encoding="utf-8")) == (
+        before,
+        kept,
+    )
+
+
+def test_sources(tmp_path, scenes):
+    names = ["a.png", "b.png"]
+    for name in names:
+        scenes[0].save(tmp_path / name)
+    (tmp_path / "list.txt").write_text("a.png\n\nb.png\n", encoding="utf-8")
+    assert load_album_source(tmp_path / "list.txt").image_ids == names
+    (tmp_path / "null.txt").write_bytes(b"a.png\0b.png\0")
+    assert load_album_source(tmp_path / "null.txt").image_ids == names
+    (tmp_path / "bad.txt").write_text("../x.png\n")
+    with pytest.raises(ValueError, match="not below"):
+        load_album_source(tmp_path / "bad.txt")
+    (tmp_path / "metadata.jsonl").write_text(json.dumps({"file_name": "a.png", "text": "a pig"}) + "\n")
+    found = load_album_source(tmp_path)
+    assert (found.image_ids, found.captions) == (["a.png"], [["a pig"]])
+    assert found.paths == [str(tmp_path / "a.png")]
+    (tmp_path / "c.csv").write_text("file_name,caption\na.png,'=sum\n")
+    assert read_captions_for(found, tmp_path / "c.csv") == [["=sum"]]
+    (tmp_path / "c.csv").write_text("x,caption\n1,2\n")
+    with pytest.raises(ValueError, match="has the columns"):
+        read_captions_for(found, tmp_path / "c.csv")
+    (tmp_path / "other.jsonl").write_text(json.dumps({"image_id": "z", "caption": "a"}) + "\n")
+    with pytest.raises(ValueError, match="None of the 1 captions"):
+        read_captions_for(found, tmp_path / "other.jsonl")
+    with pytest.raises(ValueError, match="Two images are called 'a'"):
+        AlbumSource([scenes[0]] * 2, ["a", "a"])
+    (tmp_path / "a.jpg").write_bytes(b"")
+    paths = [str(tmp_path / "a.png"), str(tmp_path / "a.jpg")]
+    with pytest.raises(ValueError, match="same text file"):
+        outputs.check_sidecars(["a.png", "a.jpg"], paths, overwrite=False)
+
+
+def test_durations():
+    assert [duration(text) for text in ("90s", "10m", "1.5h")] == [90, 600, 5400]
+    for text in ("10", "m", "0s", "-1m"):
+        with pytest.raises(ValueError, match="not a duration"):
+            duration(text)
+
+
+def test_photographs_of_24_megapixels_are_opened_one_by_one(tmp_path):
+    from hf_captionrl.album.image_facts import opened_chunks
+
+    for number in range(3):
+        Image.new("L", (6000, 4000), number).save(tmp_path / f"{number}.jpg")
+    chunks = [rows for rows, _ in opened_chunks([tmp_path / f"{n}.jpg" for n in range(3)], range(3), 16)]
+    assert chunks == [[0], [1], [2]]

@@ -1,0 +1,33 @@
+"""The picture of an album before and after: what counts as good, and that it is drawn."""
+
+from types import SimpleNamespace
+
+from PIL import Image
+
+from hf_captionrl.album.album_result import AlbumImage
+from hf_captionrl.scenes import load_scenes
+from scripts.album_picture import draw, marked
+
+
+def test_good_captions_are_unique_found_and_true():
+    facts = load_scenes(num_train=0, num_validation=0, num_test=8)["test"][0]["facts"]
+    true, wrong = f"some {facts['kind']}s", "three thousand red whales"
+    assert facts["kind"] != "whale"
+    found = [
+        AlbumImage("0", true, rank=1, is_distinct=True),
+        AlbumImage("1", true, rank=2, is_distinct=True),
+        AlbumImage("2", true, rank=1, is_distinct=False),
+        AlbumImage("3", wrong, rank=1, is_distinct=True),
+    ]
+    assert [good for _, good in marked(SimpleNamespace(images=found), [facts] * 4)] == [True, False, False, False]
+
+
+def test_picture(tmp_path):
+    pictures = [Image.new("RGB", (40, 40), (n * 90, 20, 20)) for n in range(3)]
+    captions = {"before": [("a pig " * 9, False)] * 3, "after": [("a $pig", True), ("_b", True), ("", False)]}
+    path = draw(tmp_path / "album.png", pictures, captions)
+    with Image.open(path) as image:
+        assert image.size == (round(2.1 * 3 * 150), round(4.6 * 150))
+        colours = image.convert("RGB").getcolors(2**20)
+    found = {colour for _, colour in colours}
+    assert {(0x11, 0x63, 0x29), (0xB3, 0x26, 0x1E)} <= found

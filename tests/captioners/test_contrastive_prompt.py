@@ -1,0 +1,72 @@
+"""Prompts per image of chat models, and the same prompt in the GRPO trainer."""
+
+import datasets
+import numpy as np
+import pytest
+
+from hf_captionrl.album.album import AlbumSettings
+from hf_captionrl.album.candidates import contrastive_candidates
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts
+from hf_captionrl.trainers.self_retrieval_grpo_trainer import _prompts
+from tests.closeness import assert_close
+from tests.tiny import tiny_captioner, tiny_images
+from tests.tiny_chat import tiny_chat
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    model, processor = tiny_chat("llava")
+    return load_captioner(model, processor=processor)
+
+
+def test_prompt_names_the_captions_of_similar_images():
+    found = contrastive_prompt("Describe it.", ["a red dog", "a red dog", "two\ncats", " "])
+    assert found == (
+        "Describe it.\nSimilar images are described like this:\n- a red dog\n- two cats\n"
+        "Say what is different here, in one sentence."
+    )
+    assert contrastive_prompt("Describe it.", [""]) == "Describe it."
+
+
+def test_prompts_per_image_equal_one_captioner_per_prompt(captioner):
+    images, prompts, own = tiny_images(2), ["the cat", "a dog and a red car on the left"], captioner.prompt
+    both = captioner.generate(**encode_with_prompts(captioner, images, prompts), do_sample=False, max_new_tokens=5)
+    assert captioner.prompt == own
+    for row, prompt in enumerate(prompts):
+        alone = encode_with_prompts(captioner, images[row : row + 1], [prompt])
+        captioner.prompt = prompt
+        expected = captioner.encode_images(images[row : row + 1])
+        captioner.prompt = own
+        assert alone["prefix_ids"].tolist() == expected["prefix_ids"].tolist()
+        assert_close(alone["pixel_values"], expected["pixel_values"])
+        single = captioner.generate(**expected, do_sample=False, max_new_tokens=5)
+        assert both.captions[row] == single.captions[0]
+    with pytest.raises(ValueError, match="chat model"):
+        encode_with_prompts(tiny_captioner("blip"), images, prompts)
+
+
+def test_candidates_of_the_contrastive_prompt(captioner):
+    images, said = tiny_images(3), ["a red dog", "a cat", "a house"]
+    options = AlbumSettings(num_beams=2, max_new_tokens=4, contrastive=True, num_distractors=1, batch_size=2)
+    found = contrastive_candidates(captioner, images, list("abc"), said, options, [[1, 2], [2, 0], [0, 1]])
+    assert [len(mine) for mine in found] == [2, 2, 2]
+    prompt = contrastive_prompt(captioner.prompt, ["a cat"])
+    inputs = encode_with_prompts(captioner, images[:1], [prompt])
+    alone = captioner.generate(**inputs, do_sample=False, num_beams=2, num_return_sequences=2, max_new_tokens=4)
+    assert found[0] == alone.captions
+
+
+def test_grpo_has_the_same_prompt():
+    class Arguments:
+        prompt, contrastive_distractors = "Describe it.", 2
+
+    rows = datasets.Dataset.from_dict({"captions": [["a dog", "x"], ["a cat"], [], ["a car"]]})
+    neighbours = np.array([[1, 3, 2], [0, 2, 3], [3, 1, 0], [2, 0, 1]])
+    found = _prompts(rows, Arguments, neighbours)
+    assert found[0] == contrastive_prompt("Describe it.", ["a cat", "a car"])
+    assert found[3] == contrastive_prompt("Describe it.", ["a dog"])
+    with pytest.raises(ValueError, match="no neighbours"):
+        _prompts(rows, Arguments, None)
+    Arguments.contrastive_distractors = 0
+    assert _prompts(rows, Arguments, None) == ["Describe it."] * 4
