@@ -137,7 +137,7 @@ def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
-    """Train a SigLIP on details: all facts first, then the sigmoid loss with similar pictures, last mostly swapped objects.
+    """Train a SigLIP on details: all facts first, then the sigmoid loss with similar pictures and swapped objects.
 
     Args:
         name (`str`): Folder under `CHECKPOINTS`.
@@ -186,7 +186,7 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
     pool = ScenePool(100 + seed, NUM_GROUPS, NUM_GROUPS // 2)
     rng = np.random.default_rng((seed, 1))
 
-    def loss_of(every: int = 2, weight: float = 1.0) -> Tensor:
+    def loss_of() -> Tensor:
         scenes, pixels = pool.draw_groups(rng, 24)
         facts = [scene.facts for scene in scenes]
         is_full = rng.random(len(facts)) < 0.5
@@ -195,8 +195,7 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
             for f, full in zip(facts, is_full, strict=True)
         ]
         # Of pictures with two objects also the captions with swapped objects, which fit none of them.
-        bound = [at for at in range(0, len(facts), every) if facts[at].second]
-        wrong = [full_caption(swapped(facts[at])) for at in bound]
+        wrong = [full_caption(swapped(f)) for f in facts[::2] if f.second]
         text = tokenizer([*captions, *wrong], padding="max_length", max_length=_TEXT_LENGTH, return_tensors="pt")
         logits = model(pixel_values=pixels, input_ids=text["input_ids"]).logits_per_text.T  # images, captions
         fits = torch.eye(len(facts), logits.shape[1])
@@ -205,7 +204,6 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
         # is not there.
         kinds = np.array([f.kind for f in facts])
         counts = torch.ones_like(fits)
-        counts[bound, torch.arange(len(facts), counts.shape[1])] = weight
         counts[:, : len(facts)] = torch.from_numpy((kinds[:, None] != kinds[None, :]) | is_full[None, :])
         for at, mine in enumerate(facts):
             start = at - at % 4
@@ -218,12 +216,6 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
         return -(F.logsigmoid(signs * logits) * counts).sum() / len(facts)
 
     _, log["contrastive_cpu_s"] = fit("siglip", steps, loss_of, optimizers, clipped=model.parameters())
-    # Who is where: more swapped captions, each of which counts more against its own picture. From weights of half precision, in
-    # which the stage before was kept.
-    model.half().float()
-    optimizers = make_optimizers(model, 3e-4, 0.01, slow=model.vision_model)
-    rng = np.random.default_rng((seed, 4))
-    _, log["swaps_cpu_s"] = fit("swaps", steps // 5, lambda: loss_of(1, 8.0), optimizers, clipped=model.parameters())
     image_processor = SiglipImageProcessor(size=_SIZE, image_mean=MEAN, image_std=STD)
     folder = CHECKPOINTS / name
     model.half().save_pretrained(folder)
