@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.scenes.models import model_path
 
-__all__ = ["EMBEDDED", "PAPERS", "EvaluationArguments", "optional_scorer"]
+__all__ = ["EMBEDDED", "PAPERS", "EvaluationArguments", "clip_prefix", "optional_scorer"]
 
 logger = logging.getLogger(__name__)
 
@@ -121,3 +122,20 @@ def optional_scorer(name: str | None) -> Scorer | None:
         [`Scorer`] or None: None for `"none"`.
     """
     return None if name in (None, "none") else load_scorer(model_path(str(name)))
+
+
+def clip_prefix(given: str | None, dataset: str, scorer_name: str | None) -> str:
+    """Text before each caption for CLIPScore; scorers of the embedded world were trained without one.
+
+    Args:
+        given: The text, or None for the default.
+        dataset: Data set, which decides if no scorer is named.
+        scorer_name: Name of the scorer, or None.
+
+    Returns:
+        `str`: The text, perhaps empty.
+    """
+    if given is not None:
+        return score_prefix("hessel", given)
+    embedded = dataset == "scenes" if scorer_name is None else scorer_name.startswith("scenes:")
+    return "" if embedded else score_prefix("hessel")

@@ -14,7 +14,6 @@ from hf_captionrl.evaluation.dataset_options import DatasetOptions, HeldOutScore
 from hf_captionrl.evaluation.scored_captions import (
     REFERENCES,
     add_clip_features,
-    clip_prefix,
     count_copies,
     human_captions,
     load_evaluators,
@@ -183,6 +182,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
         if path is not None and not path.exists():
             raise FileNotFoundError(f"There is no file {str(path)!r} for --{name}. Use an existing one.")
 
+    from hf_captionrl.evaluation.arguments import clip_prefix
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.image_pools import pool_images, read_bags
     from hf_captionrl.evaluation.paper_tables import TABLES

@@ -12,7 +12,7 @@ import datasets
 import torch
 
 from hf_captionrl.evaluate_modules.inputs import load_language_model
-from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
+from hf_captionrl.evaluation.arguments import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.evaluation.image_pools import bags_and_images, joined_images, pool_images
 from hf_captionrl.evaluation.paper_columns import (
     MORE_REFERENCES,
@@ -21,7 +21,6 @@ from hf_captionrl.evaluation.paper_columns import (
     paper_numbers,
     references_numbers,
 )
-from hf_captionrl.evaluation.scored_captions import clip_prefix
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.metrics.suites.suite_row import spoken
@@ -140,7 +139,14 @@ class Evaluator:
             self.bags, self.bag_images = bags_and_images(path, self.dataset, validation)
 
     def features_of(self, dataset: datasets.Dataset) -> Any:
-        """Features `(M, D)` of images by the held-out scorer."""
+        """Features of images by the held-out scorer.
+
+        Args:
+            dataset (`datasets.Dataset`): M images.
+
+        Returns:
+            `torch.Tensor` of shape `(M, D)`: Unit length.
+        """
         assert self.held_out_scorer is not None  # nosec B101
         return scorer_features(self.held_out_scorer, dataset, cache_dir=self._cache_dir)
 

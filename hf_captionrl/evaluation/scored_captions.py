@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 __all__ = [
     "REFERENCES",
     "add_clip_features",
-    "clip_prefix",
     "count_copies",
     "human_captions",
     "load_evaluators",
@@ -84,16 +83,6 @@ def score_captions(
         # Other implementations of a scorer need not count tokens.
         scored.tokens = scorer.count_tokens(texts) if isinstance(scorer, TokenScorer) else None
     return scored
-
-
-def clip_prefix(given: str | None, dataset: str, scorer_name: str | None) -> str:
-    """Text before each caption for CLIPScore; scorers of the embedded world were trained without one."""
-    from hf_captionrl.metrics.clip_scores import score_prefix
-
-    if given is not None:
-        return score_prefix("hessel", given)
-    embedded = dataset == "scenes" if scorer_name is None else scorer_name.startswith("scenes:")
-    return "" if embedded else score_prefix("hessel")
 
 
 def add_clip_features(scored: Sequence[ScoredCaptions], scorer: Any, prefix: str) -> None:

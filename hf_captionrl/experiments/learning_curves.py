@@ -18,7 +18,17 @@ _PREFIX = "test_"
 
 
 def measured(name: str, captions: list[str], evaluator: Evaluator, trainer: CaptionTrainer) -> dict[str, Any]:
-    """The row of a captioner, which also captions the images of bags that are not in the test split."""
+    """The row of a captioner, which also captions the images of bags that are not in the test split.
+
+    Args:
+        name (`str`): Its row.
+        captions (`list[str]`): Of the test split.
+        evaluator ([`Evaluator`]): Computes the row.
+        trainer ([`CaptionTrainer`]): Has the captioner.
+
+    Returns:
+        `dict`: The row.
+    """
     more = [] if evaluator.bag_images is None else trainer.generate_captions(evaluator.bag_images)
     return evaluator.row(name, captions, more_captions=more)
 
