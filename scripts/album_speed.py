@@ -26,9 +26,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.album.album import AlbumEngine, AlbumSettings, finish_album  # noqa: E402
+from hf_captionrl.album.album import AlbumEngine, finish_album  # noqa: E402
 from hf_captionrl.album.diagnosis import diagnose  # noqa: E402
 from hf_captionrl.album.image_facts import ImageFacts  # noqa: E402
+from hf_captionrl.album.settings import AlbumSettings  # noqa: E402
 from hf_captionrl.io import write_json  # noqa: E402
 from hf_captionrl.reports.versions import installed_versions  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,61 +15,23 @@ from torch import Tensor
 
 from hf_captionrl.album.album_result import Album, AlbumImage
 from hf_captionrl.album.candidate_scores import EncodedTexts, confusions_of
-from hf_captionrl.album.candidates import (
-    CandidateOptions,
-    Journal,
-    check_candidate_options,
-    contrastive_candidates,
-    generate_candidates,
-)
-from hf_captionrl.album.constraints import ConstraintOptions, check_candidates, shortened
+from hf_captionrl.album.candidates import Journal, contrastive_candidates, generate_candidates
+from hf_captionrl.album.constraints import check_candidates, shortened
 from hf_captionrl.album.copies import calibrate_threshold, copy_leaders
 from hf_captionrl.album.diagnosis import diagnose
 from hf_captionrl.album.distinct_captions import distinct_captions, same_text
 from hf_captionrl.album.image_facts import ImageFacts, opened_chunks, read_images
+from hf_captionrl.album.settings import NEIGHBOURS, SMALL_ALBUM, AlbumSettings, check_candidate_options
 from hf_captionrl.album.shared_phrases import drop_shared, group_facts
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.metrics.suites.suite_row import spoken
-from hf_captionrl.options import option, positive
 from hf_captionrl.pipelines import ChosenImages
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
 
 __all__ = ["AlbumEngine", "AlbumSettings", "describe_album", "finish_album"]
 
-_SMALL_ALBUM = 2000
-_NEIGHBOURS = 64
 _MOST_EXACT = 200_000
-
-
-@dataclass
-class AlbumSettings(ConstraintOptions, CandidateOptions):
-    """How the captions of an album are chosen."""
-
-    heading: ClassVar[str] = "choice"
-
-    choice: Literal["assignment", "margin", "first"] = option(
-        "assignment",
-        help="how a candidate is chosen: all images together, the largest margin of each image, or the first candidate",
-    )
-    neighbours: int | None = option(
-        None,
-        parse=positive,
-        metavar="N",
-        help=f"similar images that a caption is compared with (default: all in albums of up to {_SMALL_ALBUM:,}, else "
-        f"{_NEIGHBOURS})",
-    )
-    max_component: int = option(2000, parse=positive, metavar="N", help="most images that are assigned texts at once")
-    copy_threshold: float | None = option(
-        None,
-        metavar="X",
-        help="cosine from which two images may be copies (default: calibrated on the album; above 1: only equal pixels)",
-    )
-    drop_shared: bool = option(False, help="remove phrases that all captions of a group share")
-    trigger: str | None = option(
-        None, metavar="TEXT", help="put this in the place of what is shared, or before the caption"
-    )
-    shared_share: float = option(0.9, metavar="X", help="share of a group's captions that contain a shared phrase")
 
 
 def describe_album(
@@ -202,7 +163,7 @@ class AlbumEngine:
         """Find copies and neighbours among images that have been read."""
         number = len(facts.rows)
         k = self.settings.neighbours
-        k = (None if number <= _SMALL_ALBUM else _NEIGHBOURS) if k is None else (k if k < number - 1 else None)
+        k = (None if number <= SMALL_ALBUM else NEIGHBOURS) if k is None else (k if k < number - 1 else None)
         near = None if k is None else _nearest(facts.features, k)
         lead = copy_leaders(facts.keys, facts.pictures, facts.features, near, threshold)
         first = np.unique(lead)  # positions of the leaders among the readable images

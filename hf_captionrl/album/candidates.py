@@ -7,44 +7,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
 
 from hf_captionrl.album.image_facts import opened_chunks
 from hf_captionrl.album.rsa import pragmatic_captions
+from hf_captionrl.album.settings import CandidateOptions, check_candidate_options
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts
 from hf_captionrl.captioners.eval_mode import evaluating
-from hf_captionrl.options import not_negative, option, positive
 
-__all__ = ["CandidateOptions", "Journal", "check_candidate_options", "contrastive_candidates", "generate_candidates"]
-
-
-@dataclass
-class CandidateOptions:
-    """How candidate captions are generated."""
-
-    heading: ClassVar[str] = "candidates"
-
-    num_beams: int = option(4, parse=positive, metavar="N", help="candidates per image by beam search")
-    num_samples: int = option(12, parse=not_negative, metavar="N", help="candidates per image by sampling")
-    temperature: float = option(0.7, metavar="X", help="of the samples")
-    max_new_tokens: int = option(40, parse=positive, metavar="N", help="longest caption in tokens")
-    seed: int = option(0, metavar="N", help="of the samples")
-    batch_size: int = option(16, parse=positive, metavar="N", help="images captioned at once")
-    decoding: Literal["beam", "rsa"] = option(
-        "beam", help="how beams are searched: by the captioner alone, or with a listener that knows the similar images"
-    )
-    rationality: float = option(1.0, metavar="X", help="weight of the listener of --decoding rsa")
-    num_distractors: int = option(
-        3, parse=positive, metavar="N", help="similar images that the listener or the contrastive prompt knows"
-    )
-    contrastive: bool = option(
-        False, help="ask a chat model what is different from the captions of the similar images, and add its answers"
-    )
+__all__ = ["Journal", "contrastive_candidates", "generate_candidates"]
 
 
 class Journal(Protocol):
@@ -58,23 +33,6 @@ class Journal(Protocol):
     def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
         """Keep the captions of some images."""
         ...
-
-
-def check_candidate_options(options: CandidateOptions, captioner: Any | None = None) -> None:
-    """Refuse options that no captioner, or not this one, can follow."""
-    if options.num_beams < 1 or options.num_samples < 0:
-        raise ValueError(
-            f"num_beams is {options.num_beams} and num_samples is {options.num_samples}. Use at least 1 and 0."
-        )
-    if options.temperature <= 0:
-        raise ValueError(f"temperature is {options.temperature}. Use a number above 0, or num_samples=0 for none.")
-    if options.rationality < 0:
-        raise ValueError(f"rationality is {options.rationality}. Use 0 (the captioner alone) or more.")
-    if options.contrastive and captioner is not None and captioner.family != "chat":
-        raise ValueError(
-            f"A contrastive prompt needs a chat model, but this captioner is of the family {captioner.family!r}. Use "
-            "decoding='rsa', which every family supports."
-        )
 
 
 def generate_candidates(

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_captionrl.album.album import AlbumSettings
-from hf_captionrl.album.candidates import CandidateOptions
 from hf_captionrl.album.durations import duration
+from hf_captionrl.album.settings import AlbumSettings, CandidateOptions, check_candidate_options
 from hf_captionrl.evaluation.dataset_options import CaptionerOptions, cache_dir_option
 from hf_captionrl.options import option, positive
 
@@ -130,8 +129,6 @@ def describe(options: AlbumOptions) -> None:
 
 def _check(options: AlbumOptions) -> None:
     """Refuse outputs and settings that cannot work, before anything slow."""
-    from hf_captionrl.album.candidates import check_candidate_options
-
     check_candidate_options(options)
     for path in options.output:
         if path.suffix.lower() not in _SUFFIXES:

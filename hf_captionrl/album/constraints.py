@@ -9,31 +9,16 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from hf_captionrl.album.settings import ConstraintOptions
 from hf_captionrl.album.shared_phrases import repair
-from hf_captionrl.options import option, positive
 from hf_captionrl.text.degenerate_captions import degenerate
 
-__all__ = ["ConstraintOptions", "check_candidates", "script_of", "shortened"]
+__all__ = ["check_candidates", "script_of", "shortened"]
 
 _CHUNK = 20_000
-
-
-@dataclass
-class ConstraintOptions:
-    """What a caption must be. An image none of whose candidates meets the constraints gets its best one nevertheless."""
-
-    heading: ClassVar[str] = "constraints"
-
-    max_characters: int | None = option(
-        None, parse=positive, metavar="N", help="longest caption; 125 for alternative texts. Longer ones are shortened"
-    )
-    require: list[str] = option([], repeated=True, metavar="WORD", help="word that every caption must contain")
-    forbid: list[str] = option([], repeated=True, metavar="WORD", help="word that no caption may contain")
 
 
 def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str]:

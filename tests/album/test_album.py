@@ -8,12 +8,13 @@ from PIL import Image
 
 from hf_captionrl import load_captioner, load_scorer
 from hf_captionrl.album import album, image_facts
-from hf_captionrl.album.album import AlbumSettings, describe_album
+from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.candidates import generate_candidates
 from hf_captionrl.album.captions import compare_captioners
 from hf_captionrl.album.constraints import check_candidates, script_of
 from hf_captionrl.album.copies import saved_again
 from hf_captionrl.album.distinct_captions import same_text
+from hf_captionrl.album.settings import AlbumSettings
 from hf_captionrl.data import ImageError
 from hf_captionrl.evaluation.caption_files import CaptionWriter
 from hf_captionrl.scenes import load_scenes

@@ -4,8 +4,8 @@ import datasets
 import numpy as np
 import pytest
 
-from hf_captionrl.album.album import AlbumSettings
 from hf_captionrl.album.candidates import contrastive_candidates
+from hf_captionrl.album.settings import AlbumSettings
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts
 from hf_captionrl.trainers.self_retrieval_grpo_trainer import _prompts
