@@ -26,8 +26,10 @@ def _load(name: str) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForSequenceClassification.from_pretrained(name, use_safetensors=True, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            name, use_safetensors=True, dtype=torch.float32, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
         raise RuntimeError(
