@@ -1,7 +1,7 @@
 """Compares ways to caption an album of look-alikes at equal compute: one caption, best of N, assignment, RSA, finetuning on it.
 
     python scripts/album_campaign.py                     # three seeds, every setting; continues an interrupted run
-    python scripts/album_campaign.py --images 56 --seeds 0 --samples 1 4 --adapt 20 --only MLE --output /tmp/try
+    python scripts/album_campaign.py --images 56 --seeds 0 --samples 1 4 --adapt 20 --only MLE --output outputs/try
     python scripts/album_campaign.py --render            # page and plot from existing numbers
 
 An album is a part of the embedded world's test split: bags of 7 look-alikes whose facts are known, so that facts which all images
