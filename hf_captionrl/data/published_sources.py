@@ -29,10 +29,10 @@ def read_published(name: str, arguments: SourceArguments) -> Source:
     root = Path(arguments.image_root or folder / ("image-sets" if name == "imagecode" else "images"))
     splits: dict[str, Any] = {}
     if name == "nocaps":
+        domain: Any
         for domain in NOCAPS_DOMAINS:
-            splits[domain.replace("-", "_")] = load_nocaps(
-                folder / "nocaps_val_4500_captions.json", root, domain=domain
-            )  # type: ignore[arg-type]
+            rows = load_nocaps(folder / "nocaps_val_4500_captions.json", root, domain=domain)
+            splits[domain.replace("-", "_")] = rows
     elif name == "concadia":
         text: Any = "caption" if arguments.caption_column == "captions" else arguments.caption_column
         for split in ("train", "validation", "test"):
