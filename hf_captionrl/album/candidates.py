@@ -64,7 +64,7 @@ def generate_candidates(
     ):
         for rows in _batches(len(images), options.batch_size):
             if any(not found[row] for row in rows):
-                torch.manual_seed(_seed(options.seed, image_ids[rows[0]]))
+                torch.manual_seed(_seed(options.seed, rows[0]))
                 for row, texts in zip(rows, _of_batch(captioner, images, rows, options, similar), strict=True):
                     found[row] = list(dict.fromkeys(texts))
                 if journal is not None:
@@ -110,8 +110,8 @@ def _batches(number: int, size: int) -> Iterator[list[int]]:
         yield list(range(start, min(start + size, number)))
 
 
-def _seed(seed: int, image_id: str) -> int:
-    digest = hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=7)
+def _seed(seed: int, row: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{row}".encode(), digest_size=7)
     return int.from_bytes(digest.digest(), "big")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import datasets
 import pyarrow as pa
 from datasets.fingerprint import Hasher
-from datasets.table import InMemoryTable, concat_tables
+from datasets.table import ConcatenationTable, InMemoryTable, concat_tables
 
 from hf_captionrl.data.caption_cleaning import to_caption_list
 from hf_captionrl.data.image_paths import is_address, paths_without_bytes, refuse_outside
@@ -81,7 +81,11 @@ def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], featu
         table = table.drop([name])
     schema = datasets.Features({name: feature}).arrow_schema
     column = InMemoryTable.from_pydict({name: list(values)}, schema=schema)
-    table = concat_tables([table, column], axis=1)
+    if isinstance(table, ConcatenationTable):
+        # Of a block whose columns are all removed, `datasets` keeps a table without columns and rows.
+        blocks = [[block for block in row if block.num_columns] for row in table.blocks]
+        table = ConcatenationTable.from_blocks([row for row in blocks if row]) if any(blocks) else None
+    table = column if table is None or not table.num_columns else concat_tables([table, column], axis=1)
     info = ds.info.copy()
     kept = {column: kind for column, kind in ds.features.items() if column != name}
     info.features = datasets.Features({**kept, name: feature})

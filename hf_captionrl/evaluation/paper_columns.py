@@ -18,7 +18,8 @@ __all__ = ["MORE_REFERENCES", "hard_numbers", "more_columns", "paper_numbers", "
 MORE_REFERENCES = "more_references"
 """Column of the test split with a second set of references, such as HolisticCaps."""
 
-_METEOR = Column("meteor", "METEOR", "higher", is_fraction=True)
+# Not a fraction: the score of very few short captions can be below 0.
+_METEOR = Column("meteor", "METEOR", "higher")
 _SPICE = Column("spice", "SPICE", "higher", is_fraction=True)
 _BLEU = Column("bleu_4", "BLEU-4", "higher", is_fraction=True)
 _COLUMNS: dict[str, tuple[Column, ...]] = {

@@ -147,6 +147,15 @@ def test_one_split_name_that_is_not_known_is_refused(tmp_path, odd):
 # --- columns ---
 
 
+@pytest.mark.parametrize("name", ["image_id", "number"])
+def test_replace_column_of_data_on_disk_that_lost_another_column(name, tmp_path):
+    datasets.Dataset.from_dict({"number": [1, 2, 3]}).save_to_disk(tmp_path / "d")
+    rows = datasets.load_from_disk(tmp_path / "d").add_column("text", ["a", "b", "c"]).remove_columns("text")
+    out = replace_column(rows, name, [7, 8, 9], datasets.Value("int64"))
+    assert out[name][:] == [7, 8, 9]
+    assert out["number"][:] == ([7, 8, 9] if name == "number" else [1, 2, 3])
+
+
 def test_replace_column_of_a_selection():
     ds = embedded(10).select([7, 2, 2, 5])
     out = replace_column(ds, "captions", [["a"], ["b"], ["d"], ["c"]], datasets.List(datasets.Value("string")))

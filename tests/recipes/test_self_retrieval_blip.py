@@ -91,6 +91,7 @@ def test_cider_alone(tmp_path):
         [
             *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
             *("--retrieval_weight", "0", "--cider_weight", "1", "--variants", "{}", "--max_steps", "1"),
+            *("--repetition_weight", "0", "--truncation_weight", "0"),
             *("--perplexity_name_or_path", "none"),
         ]
     )
@@ -101,7 +102,7 @@ def test_cider_alone(tmp_path):
     assert {name for name in logged if name.startswith("rewards/") and name.endswith("/mean")} == {
         "rewards/cider/mean"
     }
-    assert "Reward: 1 times CIDEr-D; batches" in (path.parent / "model" / "README.md").read_text()
+    assert "Reward: CIDEr-D; batches" in (path.parent / "model" / "README.md").read_text()
 
 
 def test_an_evaluation_trains_nothing(tmp_path):
@@ -159,22 +160,23 @@ def test_the_card_says_what_was_rewarded():
     def said(**changes):
         return describe_reward(changed(config, changes), [NamedScorer()])
 
+    penalties = "plus the penalty on repetition, plus the penalty on truncated captions"
     plain = said(bag_schedule=None)
     assert plain.startswith(
-        "The log-probability that the scorer gives the image after reading the caption; scorer tiny"
+        f"The log-probability that the scorer gives the image after reading the caption, {penalties}; scorer tiny"
     )
     assert plain.endswith("batches of 100 images per process, from random images.")
     assert said(cider_weight=0.5, reward_kind="cosine") == (
-        "The cosine between caption and image under the scorer, plus 0.5 times CIDEr-D; scorer tiny-clip@main; "
+        f"The cosine between caption and image under the scorer, plus 0.5 times CIDEr-D, {penalties}; scorer tiny-clip@main; "
         "batches of 100 images per process, from bags of look-alikes."
     )
     assert said(cider_weight=1.0, retrieval_weight=0, bag_schedule=None) == (
-        "CIDEr-D; batches of 100 images per process, from random images."
+        f"CIDEr-D, {penalties}; batches of 100 images per process, from random images."
     )
     assert said(bag_distractors="random").endswith("from random images.")
     assert (
         ", plus 0.25 times the penalty on repetition, plus 0.5 times the penalty on tokens beyond the 20th;"
-        in said(length_weight=0.5, max_tokens=20, repetition_weight=0.25)
+        in said(length_weight=0.5, max_tokens=20, repetition_weight=0.25, truncation_weight=0.0)
     )
     assert said(retrieval_weight=2.0, reward_kind="accuracy").startswith("2 times 1 where the scorer finds")
 
