@@ -56,7 +56,9 @@ def test_rerank_writes_the_caption_most_similar_to_its_image(whole, tmp_path):
         assert len(written) == 1
         assert written[0] in group
         assert similarity[group.index(written[0])] == close(max(similarity), dtype="float32", magnitude=1)
-    assert caption(path, *SAMPLES, "--rerank", "scenes:siglip-held-out") == 2  # a file of another scorer is not resumed
+    assert (
+        caption(path, *SAMPLES, "--rerank", "scenes:siglip-held-out") == 2
+    )  # a file of another scorer is not resumed
 
 
 def test_resume_after_sigkill_gives_the_same_file(whole, tmp_path, capsys):
