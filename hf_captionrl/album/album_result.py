@@ -13,7 +13,7 @@ from hf_captionrl.album.choice import Choice
 from hf_captionrl.album.distinct_captions import same_text
 from hf_captionrl.album.shared_phrases import GroupFacts
 
-__all__ = ["Album", "AlbumImage"]
+__all__ = ["Album", "AlbumImage", "summary_text"]
 
 
 @dataclass(frozen=True)
@@ -155,3 +155,37 @@ class Album:
         from hf_captionrl.album.outputs import write_rows
 
         return write_rows(self, path)
+
+
+def summary_text(summary: dict[str, Any], album: Album) -> str:
+    """The summary as sentences."""
+    lines = [
+        f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {summary['images']:,} images in "
+        f"{summary['seconds']:,.0f} s.",
+        f"{summary['distinct']:.1%} of the different images have a text that no other has; {summary['rank_1']:.1%} of the captions "
+        f"rank their image first among {album.num_compared:,}.",
+    ]
+    if summary["copies"]:
+        lines.append(
+            f"{summary['copies']:,} images are copies (cosine from {album.copy_threshold:.3f}) and share captions."
+        )
+    if summary["problems"]:
+        lines.append(
+            "Problems: " + ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items()) + "."
+        )
+    for fact in album.shared:
+        if fact.shared:
+            name = f" in {fact.group!r}" if fact.group else ""
+            varying = ", ".join(word for word, _ in fact.varying[:8])
+            lines.append(f"Shared{name}: {', '.join(fact.shared)}. Varying: {varying}.")
+    if summary.get("texts_possible_more") or summary.get("rank_1_possible_more"):
+        lines.append(
+            f"A better choice could give at most {summary['texts_possible_more']:,} more images a text of their own and "
+            f"{summary['rank_1_possible_more']:,} more rank 1. Use a larger --max_component to search longer."
+        )
+    bad: Sequence[str] = summary["unreadable_images"]
+    if bad:
+        lines.append(f"{summary['unreadable']:,} images cannot be read, such as {bad[0]!r}.")
+    if adapted := summary.get("adapt"):
+        lines.append(adapted["sentence"])
+    return "\n".join(lines)

@@ -140,7 +140,7 @@ def _against_all(text: Tensor, owners: Tensor, images: Tensor, same: Tensor) -> 
     # Move the target to the front; the others keep their order.
     own = scores.gather(1, owners[:, None])
     kept = torch.ones_like(scores, dtype=torch.bool).scatter_(1, owners[:, None], False)
-    return torch.cat([own, scores[kept].view(len(scores), -1)], 1).cpu()
+    return torch.cat([own, scores[kept].view(len(scores), scores.shape[1] - 1)], 1).cpu()
 
 
 def _against_neighbours(

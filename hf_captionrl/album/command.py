@@ -7,12 +7,13 @@ import json
 import os
 import posixpath
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hf_captionrl.album.durations import duration
+from hf_captionrl.album.kept_files import KeptFiles, file_stamps, refuse_changed
+from hf_captionrl.album.outputs import check_sidecars
 from hf_captionrl.album.settings import AlbumSettings, CandidateOptions, check_candidate_options
 from hf_captionrl.evaluation.dataset_options import CaptionerOptions, cache_dir_option
 from hf_captionrl.options import option, positive
@@ -101,6 +102,7 @@ def describe(options: AlbumOptions) -> None:
     seconds = None if options.adapt is None else duration(options.adapt)
     _check(options)
 
+    from hf_captionrl.album.album_result import summary_text
     from hf_captionrl.album.sources import load_album_source, read_captions_for
 
     settings = {"split": options.split} if options.split else {}
@@ -124,7 +126,7 @@ def describe(options: AlbumOptions) -> None:
         summary = {**album.summary(), "outputs": files.write(album), "seconds": round(time.monotonic() - start, 1)}
         summary |= files.facts
     summary["unreadable_images"] = [i.image_id for i in album.images if i.unreadable is not None][:20]
-    print(json.dumps(summary) if options.json else _text(summary, album))
+    print(json.dumps(summary) if options.json else summary_text(summary, album))
 
 
 def _check(options: AlbumOptions) -> None:
@@ -154,7 +156,10 @@ class _Files:
         self.options, self.source = options, source
         self.first = options.output[0]
         self.run_file = self.first.with_suffix(".run.json")
-        self.old_file = self.first.with_suffix(".old.jsonl")
+        self.kept = KeptFiles(self.first)
+        self.targets = list(options.output)
+        if options.sidecars:
+            self.targets += check_sidecars(source.image_ids, source.paths)
         self.facts: dict[str, Any] = {}
 
     def __enter__(self) -> _Files:
@@ -175,26 +180,37 @@ class _Files:
         self.writer.close()
 
     def _begin(self) -> None:
-        """Compare with an earlier run; take over its candidates."""
-        from hf_captionrl.album.outputs import check_sidecars
+        """Refuse to replace files of others; forget captions that an earlier run wrote."""
+        self.continues = self.run_file.is_file() and not self.options.overwrite
+        self.check_targets()
+        if self.options.captions is None:
+            self._restore_captions()
 
-        options = self.options
-        self.continues = self.run_file.is_file() and not options.overwrite
-        if not self.continues:
-            for path in [] if options.overwrite else options.output:
-                if path.exists():
-                    raise ValueError(
-                        f"{path} exists, and was not written by this command. Use --overwrite to replace it."
-                    )
-            if options.sidecars:
-                check_sidecars(self.source.image_ids, self.source.paths, overwrite=options.overwrite)
-        elif options.sidecars and self.old_file.is_file():
-            from hf_captionrl.album.sources import read_captions_for
+    def check_targets(self) -> None:
+        """Refuse to replace files of others."""
+        foreign = [] if self.options.overwrite else self.kept.foreign(self.targets)
+        if foreign:
+            raise ValueError(
+                f"{len(foreign)} files exist that this command did not write, such as {str(foreign[0])!r}. Use --overwrite to "
+                f"replace them (their contents are kept in {self.kept.old.name}), or --output for a file of its own."
+            )
 
-            # The text files beside the images may be those of the earlier run.
-            self.source.captions = read_captions_for(self.source, self.old_file)
-        elif options.sidecars:
-            self.source.captions = [[] for _ in self.source.captions]
+    def _restore_captions(self) -> None:
+        """Captions of files that this command wrote are not captions that existed before."""
+        from hf_captionrl.album.sources import sidecar_of
+
+        captions, old = self.source.captions, self.kept.old_texts()
+        metadata = Path(self.options.images) / "metadata.jsonl"
+        if metadata.is_file() and self.kept.is_ours(metadata):
+            captions = [[] for _ in captions]
+        for row, image in enumerate(self.source.paths):
+            sidecar = None if image is None else sidecar_of(image)
+            if sidecar is None or not sidecar.is_file() or not self.kept.is_ours(sidecar):
+                continue
+            if captions[row] == [sidecar.read_text(encoding="utf-8").strip()]:
+                before = old.get(self.kept.name_of(sidecar), "").strip()
+                captions[row] = [before] if before else []
+        self.source.captions = captions
 
     def _settings(self, captioner: Captioner | None) -> dict[str, Any]:
         """Settings of the candidates; others may change without generating them again."""
@@ -216,7 +232,6 @@ class _Files:
         """Load the models, and describe the album."""
         from hf_captionrl.album.album import describe_album
         from hf_captionrl.album.loading import load_models
-        from hf_captionrl.evaluation.caption_files import CaptionWriter
         from hf_captionrl.evaluation.write_captions import check_settings
         from hf_captionrl.io import write_json
         from hf_captionrl.reports.versions import installed_versions
@@ -227,15 +242,12 @@ class _Files:
         if seconds is not None:
             captioner, self.facts["adapt"] = self._adapt(scorer, seconds)
         settings = self._settings(captioner)
+        images = file_stamps(source.image_ids, source.paths)
         if self.continues:
             check_settings(self.run_file, settings)
+            refuse_changed(json.loads(self.run_file.read_text(encoding="utf-8")).get("images", {}), images)
         self.writer.start()
-        write_json(self.run_file, {"settings": settings, "versions": installed_versions()})
-        if options.sidecars and not self.continues:
-            with CaptionWriter(self.old_file, overwrite=True) as old:
-                old.start()
-                pairs = [(i, c) for i, c in zip(source.image_ids, source.captions, strict=True) if c]
-                old.append([i for i, _ in pairs], [c for _, c in pairs])
+        write_json(self.run_file, {"settings": settings, "versions": installed_versions(), "images": images})
         with Progress(len(source.images)) as progress:
             album = describe_album(
                 source.images,
@@ -260,8 +272,15 @@ class _Files:
 
         options, folder = self.options, self.first.with_suffix(".adapter")
         decision = folder / "decision.json"
+        names = ("images", "model", "revision", "dtype", "scorer", "held_out_scorer", "seed")
+        asked = {"seconds": seconds, **{name: getattr(options, name) for name in names}}
         if decision.is_file() and not options.overwrite:
             facts = json.loads(decision.read_text(encoding="utf-8"))
+            if facts.get("asked") != asked:
+                raise ValueError(
+                    f"{folder} has an adapter of another command ({facts.get('asked')}). Use --overwrite to train again, or "
+                    "another --output."
+                )
             return load_adapted(options, folder if facts["kept"] else None), facts
         found = adapt_to_album(
             lambda: load_model(options),
@@ -273,8 +292,9 @@ class _Files:
             cache_dir=options.cache_dir,
             seed=options.seed,
         )
-        write_json(decision, found.facts)
-        return found.captioner, found.facts
+        facts = {**found.facts, "asked": asked}
+        write_json(decision, facts)
+        return found.captioner, facts
 
     def write(self, album: Album) -> list[str]:
         """Write the outputs, each whole or not at all."""
@@ -282,6 +302,7 @@ class _Files:
         from hf_captionrl.album.report_page import write_report
 
         written = []
+        self.kept.before_writing(self.targets)
         for path in self.options.output:
             kind = path.suffix.lower()
             if path.name == "metadata.jsonl":
@@ -297,6 +318,7 @@ class _Files:
         if self.options.sidecars:
             number = write_sidecars(album, self.source.paths)
             written.append(f"{number} text files")
+        self.kept.after_writing(self.targets)
         return written
 
 
@@ -336,10 +358,8 @@ def _dry_run(options: AlbumOptions, source: AlbumSource) -> None:
     """Caption the first batch, and say what the whole album would take."""
     from hf_captionrl.album.album import describe_album
     from hf_captionrl.album.loading import load_models
-    from hf_captionrl.album.outputs import check_sidecars
 
-    if options.sidecars:
-        check_sidecars(source.image_ids, source.paths, overwrite=options.overwrite)
+    _Files(options, source).check_targets()
     captioner, scorer = load_models(options)
     number = min(options.batch_size, len(source.images))
     part = source.first(number)
@@ -352,37 +372,3 @@ def _dry_run(options: AlbumOptions, source: AlbumSource) -> None:
     facts = {"images": len(source.images), "outputs": outputs, "seconds": round(seconds, 1), "dry_run": True}
     text = f"Would write {', '.join(outputs)} for {len(source.images):,} images in about {seconds:,.0f} s. Nothing was written."
     print(json.dumps(facts) if options.json else text)
-
-
-def _text(summary: dict[str, Any], album: Album) -> str:
-    """The summary as sentences."""
-    lines = [
-        f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {summary['images']:,} images in "
-        f"{summary['seconds']:,.0f} s.",
-        f"{summary['distinct']:.1%} of the different images have a text that no other has; {summary['rank_1']:.1%} of the captions "
-        f"rank their image first among {album.num_compared:,}.",
-    ]
-    if summary["copies"]:
-        lines.append(
-            f"{summary['copies']:,} images are copies (cosine from {album.copy_threshold:.3f}) and share captions."
-        )
-    if summary["problems"]:
-        lines.append(
-            "Problems: " + ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items()) + "."
-        )
-    for fact in album.shared:
-        if fact.shared:
-            name = f" in {fact.group!r}" if fact.group else ""
-            varying = ", ".join(word for word, _ in fact.varying[:8])
-            lines.append(f"Shared{name}: {', '.join(fact.shared)}. Varying: {varying}.")
-    if summary.get("texts_possible_more") or summary.get("rank_1_possible_more"):
-        lines.append(
-            f"A better choice could give at most {summary['texts_possible_more']:,} more images a text of their own and "
-            f"{summary['rank_1_possible_more']:,} more rank 1. Use a larger --max_component to search longer."
-        )
-    bad: Sequence[str] = summary["unreadable_images"]
-    if bad:
-        lines.append(f"{summary['unreadable']:,} images cannot be read, such as {bad[0]!r}.")
-    if adapted := summary.get("adapt"):
-        lines.append(adapted["sentence"])
-    return "\n".join(lines)

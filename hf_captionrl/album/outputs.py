@@ -60,11 +60,8 @@ def write_metadata(album: Album, paths: Sequence[str | None], path: str | os.Pat
     return write_jsonl(path, rows)
 
 
-def check_sidecars(image_ids: Sequence[str], paths: Sequence[str | None], *, overwrite: bool) -> None:
-    """Refuse text files that would replace others, before anything slow.
-
-    Text files that this command has written before with the same content do not count; see [`write_sidecars`].
-    """
+def check_sidecars(image_ids: Sequence[str], paths: Sequence[str | None]) -> list[Path]:
+    """The text file beside each image; refuses images without one of their own."""
     owner: dict[Path, str] = {}
     for image_id, file in zip(image_ids, paths, strict=True):
         if file is None:
@@ -75,12 +72,7 @@ def check_sidecars(image_ids: Sequence[str], paths: Sequence[str | None], *, ove
                 f"{owner[target]!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one of them."
             )
         owner[target] = image_id
-    existing = [] if overwrite else [target for target in owner if target.exists()]
-    if existing:
-        raise ValueError(
-            f"{len(existing)} text files exist, such as {str(existing[0])!r}. Use --overwrite to replace them, or --output for "
-            "a file of its own."
-        )
+    return list(owner)
 
 
 def write_sidecars(album: Album, paths: Sequence[str | None]) -> int:

@@ -162,7 +162,8 @@ def read_captions_for(source: AlbumSource, path: str | os.PathLike[str]) -> list
         captions = _table(path)
     else:
         captions = dict(read_caption_file(path).captions)
-    unknown = [name for name in captions if name not in set(source.image_ids)]
+    known = set(source.image_ids)
+    unknown = [name for name in captions if name not in known]
     if len(unknown) == len(captions):
         raise ValueError(
             f"None of the {len(captions)} captions of {path} belongs to an image of the album: it has ids such as "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import set_seed
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_captionrl.captioners import Captioner, load_captioner
@@ -151,6 +152,8 @@ def _compare(
     def load(run: SmileRecipeConfig) -> Captioner:
         if begins and run.output_dir != str(first_folder):
             return load_captioner(str(first_folder), prompt=run.prompt, dtype=torch.float32)
+        if model_args.fresh_language_model:
+            set_seed(config.seed)
         return model_args.load(run.prompt)
 
     def made(name: str, run: SmileRecipeConfig, settings: dict[str, Any]) -> Run:

@@ -119,16 +119,51 @@ def test_sidecars_are_not_overwritten(photos, capsys):
     files = {p.name: p.read_text() for p in photos.glob("**/*.txt")}
     assert set(files) == {"a.txt", "b.txt", "c.txt", "copy.txt", HOSTILE.replace("/", "").replace(".png", ".txt")}
     assert all(text.startswith("ohwx thing") for text in files.values())
-    assert json.loads(Path("album.old.jsonl").read_text(encoding="utf-8")) == {
-        "image_id": "b.png",
-        "caption": "two pigs",
-    }
+    kept = {"file": "photos/b.txt", "text": "two pigs\n"}
+    assert json.loads(Path("album.old.jsonl").read_text(encoding="utf-8")) == kept
     # The same command, without --overwrite, continues; its own text files are no captions that existed.
     before = Path("album.jsonl").read_text(encoding="utf-8")
     (photos / "a.txt").unlink()
     assert album(*arguments) == 0
     assert Path("album.jsonl").read_text(encoding="utf-8") == before
     assert {p.name: p.read_text() for p in photos.glob("**/*.txt")} == files
+
+
+def test_files_of_others_are_never_replaced_unasked_and_never_lost(photos, capsys):
+    assert album(*MODEL, "--output", "o.jsonl") == 0
+    # Text files and outputs that a later command adds are checked, too.
+    (photos / "a.txt").write_text("by hand\n")
+    Path("mine.csv").write_text("my table\n")
+    for more in (["--sidecars"], []):
+        assert album(*MODEL, "--output", "o.jsonl", *([] if more else ["mine.csv"]), *more) == 2
+        assert "files exist that this command did not write" in capsys.readouterr().err
+    assert ((photos / "a.txt").read_text(), Path("mine.csv").read_text()) == ("by hand\n", "my table\n")
+    # Captions of a file do not hide what stands in the text files.
+    Path("given.jsonl").write_text(json.dumps({"image_id": "a.png", "caption": "given"}) + "\n")
+    arguments = [*MODEL, "--output", "o.jsonl", "mine.csv", "--sidecars", "--captions", "given.jsonl", "--overwrite"]
+    expected = {"photos/a.txt": "by hand\n", "photos/b.txt": "two pigs\n", "mine.csv": "my table\n"}
+    for _ in range(2):  # a second time only files of this command are replaced
+        assert album(*arguments) == 0
+        lines = [json.loads(line) for line in lines_of("o.old.jsonl")]
+        assert {line["file"]: line["text"] for line in lines} == expected
+        assert len(lines) == 3
+    # A text file that was edited since is someone's again.
+    (photos / "a.txt").write_text("edited\n")
+    assert album(*MODEL, "--output", "o.jsonl", "mine.csv", "--sidecars", "--captions", "given.jsonl") == 2
+    assert "'photos/a.txt'" in capsys.readouterr().err
+
+
+def test_candidates_of_a_replaced_image_are_not_used(photos, capsys):
+    assert album(*MODEL, "--output", "o.jsonl") == 0
+    content = (photos / "a.png").read_bytes()
+    (photos / "a.png").write_bytes((photos / "b.png").read_bytes())
+    capsys.readouterr()
+    assert album(*MODEL, "--output", "o.jsonl") == 2
+    assert "1 images changed since the earlier run, such as 'a.png'" in capsys.readouterr().err
+    assert album(*MODEL, "--output", "o.jsonl", "--overwrite") == 0
+    (photos / "new.png").write_bytes(content)
+    assert album(*MODEL, "--output", "o.jsonl") == 0
+    assert "new.png" in {json.loads(line)["image_id"] for line in lines_of("o.jsonl")}
 
 
 def test_diagnosis_needs_no_captioner(photos, capsys):
@@ -224,7 +259,7 @@ def test_sources(tmp_path, scenes):
     (tmp_path / "a.jpg").write_bytes(b"")
     paths = [str(tmp_path / "a.png"), str(tmp_path / "a.jpg")]
     with pytest.raises(ValueError, match="same text file"):
-        outputs.check_sidecars(["a.png", "a.jpg"], paths, overwrite=False)
+        outputs.check_sidecars(["a.png", "a.jpg"], paths)
 
 
 def test_durations():

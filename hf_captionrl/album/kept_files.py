@@ -1,0 +1,106 @@
+"""Which files this command has written, and what stood there before: files of others are never lost."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from hf_captionrl.io import write_json
+
+__all__ = ["KeptFiles", "file_stamps", "refuse_changed"]
+
+
+class KeptFiles:
+    """A record beside the first output.
+
+    `NAME.files.json` has the digest of each file that was written, None while it is being written. A file with another content is
+    someone else's: it is replaced only after its content has been appended to `NAME.old.jsonl`.
+
+    Args:
+        first: The first output.
+    """
+
+    def __init__(self, first: Path) -> None:
+        self.folder = first.parent
+        self.record = first.with_suffix(".files.json")
+        self.old = first.with_suffix(".old.jsonl")
+        self._digests: dict[str, str | None] = {}
+        if self.record.is_file():
+            self._digests = json.loads(self.record.read_text(encoding="utf-8"))
+
+    def is_ours(self, path: Path) -> bool:
+        """Whether this command wrote the file as it is."""
+        name = self.name_of(path)
+        return name in self._digests and self._digests[name] in (None, _digest(path))
+
+    def foreign(self, paths: Iterable[Path]) -> list[Path]:
+        """The files that exist and are someone else's."""
+        return [path for path in paths if path.exists() and not self.is_ours(path)]
+
+    def before_writing(self, paths: Iterable[Path]) -> None:
+        """Keep the contents of other people's files, then record that all these files are about to be written."""
+        paths = list(paths)
+        lines = []
+        for path in self.foreign(paths):
+            content = path.read_bytes()
+            try:
+                kept = {"text": content.decode("utf-8")}
+            except UnicodeDecodeError:
+                kept = {"base64": base64.b64encode(content).decode()}
+            lines.append(json.dumps({"file": self.name_of(path), **kept}, ensure_ascii=False) + "\n")
+        if lines:
+            with open(self.old, "a", encoding="utf-8") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        self._digests |= {self.name_of(path): None for path in paths}
+        write_json(self.record, self._digests)
+
+    def after_writing(self, paths: Iterable[Path]) -> None:
+        """Record what was written; a file that was not written is forgotten."""
+        for path in paths:
+            self._digests.pop(self.name_of(path), None)
+            if path.is_file():
+                self._digests[self.name_of(path)] = _digest(path)
+        write_json(self.record, self._digests)
+
+    def old_texts(self) -> dict[str, str]:
+        """The first text that stood in each replaced file, by `name_of`."""
+        found: dict[str, str] = {}
+        if self.old.is_file():
+            for line in self.old.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                found.setdefault(entry["file"], entry.get("text", ""))
+        return found
+
+    def name_of(self, path: Path) -> str:
+        """A file's name in the record, relative to the first output."""
+        return Path(os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))).as_posix()
+
+
+def file_stamps(image_ids: Sequence[str], paths: Sequence[str | None]) -> dict[str, str]:
+    """Size and time of change of each image that is a file, by id."""
+    found = {}
+    for image_id, path in zip(image_ids, paths, strict=True):
+        if path is not None and os.path.isfile(path):
+            facts = os.stat(path)
+            found[image_id] = f"{facts.st_size}-{facts.st_mtime_ns}"
+    return found
+
+
+def refuse_changed(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse images that were replaced since their candidates were generated; new images are welcome."""
+    changed = [image_id for image_id, stamp in now.items() if before.get(image_id, stamp) != stamp]
+    if changed:
+        raise ValueError(
+            f"{len(changed)} images changed since the earlier run, such as {changed[0]!r}, so its candidates are those of other "
+            "images. Use --overwrite to start again, or another --output."
+        )
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
