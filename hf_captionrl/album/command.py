@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hf_captionrl.album.durations import duration
 from hf_captionrl.album.kept_files import KeptFiles, file_stamps, refuse_changed
-from hf_captionrl.album.outputs import check_sidecars
 from hf_captionrl.album.settings import AlbumSettings, CandidateOptions, check_candidate_options
 from hf_captionrl.evaluation.dataset_options import CaptionerOptions, cache_dir_option
 from hf_captionrl.options import option, positive
@@ -153,6 +152,8 @@ class _Files:
     """The files of one run; a context manager that keeps other commands away from the output."""
 
     def __init__(self, options: AlbumOptions, source: AlbumSource) -> None:
+        from hf_captionrl.album.outputs import check_sidecars
+
         self.options, self.source = options, source
         self.first = options.output[0]
         self.run_file = self.first.with_suffix(".run.json")
