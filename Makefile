@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # Nothing here may reach the Hub, and two cores are shared by everything that runs.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_EVALUATE_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
+# A PYTHONPATH of the caller could hide an import that fails elsewhere.
+unexport PYTHONPATH
+
 # Two workers fill two cores; two threads in each of them spin while they wait for one another.
 # Compiled modules are kept, whatever the shell says: the tests start many interpreters.
 TESTING := $(OFFLINE) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=

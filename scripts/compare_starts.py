@@ -18,22 +18,24 @@ Source: "No Detail Left Behind", Findings 3 and 5.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hf_captionrl.captioners import load_captioner
-from hf_captionrl.io import write_json
-from hf_captionrl.metrics import cider_d, faithfulness, self_retrieval
-from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes import check, load_scenes
-from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers.caption_generation import generate_captions
-from scripts.run_seeds import aggregate
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
+
+from hf_captionrl.captioners import load_captioner  # noqa: E402
+from hf_captionrl.io import write_json  # noqa: E402
+from hf_captionrl.metrics import cider_d, faithfulness, self_retrieval  # noqa: E402
+from hf_captionrl.retrieval import load_scorer  # noqa: E402
+from hf_captionrl.scenes import check, load_scenes  # noqa: E402
+from hf_captionrl.scenes.models import model_path  # noqa: E402
+from hf_captionrl.trainers.caption_generation import generate_captions  # noqa: E402
+from scripts.run_seeds import aggregate  # noqa: E402
 
 
 def measure(captions: list[str], test: Any, held_out_scorer: Any, image_features: torch.Tensor) -> dict[str, float]:

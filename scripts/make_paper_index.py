@@ -12,16 +12,19 @@ import argparse
 import fnmatch
 import functools
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.experiments.rows import load_row, read_yaml, row_names
-from hf_captionrl.io import atomic_write_text
-from scripts.reproduction.findings import verdicts_of
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
+
+from hf_captionrl.experiments.rows import load_row, read_yaml, row_names  # noqa: E402
+from hf_captionrl.io import atomic_write_text  # noqa: E402
+from scripts.reproduction.findings import verdicts_of  # noqa: E402
+
 ROWS = ROOT / "docs" / "paper_index.yaml"
 PAGE = ROOT / "docs" / "paper_index.md"
 RESULTS = ROOT / "docs" / "results"
