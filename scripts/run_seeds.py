@@ -12,7 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,25 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
             entry[key] = {"mean": float(np.mean(values)), "standard_error": error, "values": values}
         result.append(entry)
     return result
+
+
+def aggregate_curves(runs: Sequence[Mapping[str, Sequence[Mapping[str, float]]]]) -> dict[str, list[dict[str, Any]]]:
+    """Mean and standard error over seeds of every point of every learning curve.
+
+    Returns:
+        `dict`: Row name to points; a point has its `step` and, by key, what [`aggregate`] has of a number. Steps that
+        not every seed reached are left out.
+    """
+    found = {}
+    for name in runs[0]:
+        steps = [{point["step"]: {**point, "name": name} for point in run.get(name, ())} for run in runs]
+        common = sorted(set.intersection(*(set(of_seed) for of_seed in steps)))
+        points = [aggregate([[of_seed[step]] for of_seed in steps])[0] for step in common]
+        found[name] = [
+            {"step": step, **{key: value for key, value in point.items() if key not in ("name", "step", "epoch")}}
+            for step, point in zip(common, points, strict=True)
+        ]
+    return found
 
 
 def to_markdown(
@@ -117,6 +136,8 @@ def main() -> None:
         "versions": runs[0]["versions"],
         "revisions": revisions,
     }
+    if all(run.get("learning_curves") for run in runs):
+        record["learning_curves"] = aggregate_curves([run["learning_curves"] for run in runs])
     write_json(f"{args.output}.json", record)
     atomic_write_text(f"{args.output}.md", to_markdown(rows, args.seeds, again))
 

@@ -25,7 +25,7 @@ from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.machine import processor_name
 from scripts.reproduction.numbers import look_up
-from scripts.run_seeds import aggregate
+from scripts.run_seeds import aggregate, aggregate_curves
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "recipes" / "configs"
@@ -211,6 +211,9 @@ def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Pat
         }
         runs = [[_row(title, *place, seed) for title, place in places.items()] for seed in seeds]
         record: dict[str, Any] = {"commands": list(run.steps), "rows": aggregate(runs)}
+        curves = [{title: _curve(*place, seed) for title, place in places.items()} for seed in seeds]
+        if any(curves[0].values()):
+            record["learning_curves"] = aggregate_curves(curves)
     else:
         record = json.loads(path.read_text(encoding="utf-8"))
         record["command"] = run.recorded(seeds, name)
@@ -220,7 +223,15 @@ def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Pat
     write_json(path, record | {"hardware": hardware()})
 
 
+def _results_of(folder: Path, seed: int) -> dict[str, Any]:
+    return json.loads((folder / f"seed-{seed}" / "results.json").read_text(encoding="utf-8"))
+
+
 def _row(title: str, folder: Path, which: str, seed: int) -> dict[str, Any]:
-    path = folder / f"seed-{seed}" / "results.json"
-    row = look_up(which, json.loads(path.read_text(encoding="utf-8")))
-    return {**row, "name": title}
+    return {**look_up(which, _results_of(folder, seed)), "name": title}
+
+
+def _curve(folder: Path, which: str, seed: int) -> list[dict[str, float]]:
+    """The points of a row's learning curve; empty if the run has none."""
+    record = _results_of(folder, seed)
+    return record.get("learning_curves", {}).get(look_up(which, record)["name"], [])
