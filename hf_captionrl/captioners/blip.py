@@ -10,7 +10,6 @@ from torch import Tensor
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.captioner_loading import register
 from hf_captionrl.captioners.processor_checks import check_special_tokens
-from hf_captionrl.captioners.shared_cross_attention import spread_samples
 
 __all__ = ["BlipCaptioner"]
 
@@ -52,14 +51,15 @@ class BlipCaptioner(Captioner):
         finally:
             decoder.label_smoothing = smoothing
 
+    @property
+    def writer(self) -> Any:
+        # Not the model: its generate drops the last token of the prompt, assuming [SEP], and adds a mask for the image.
+        return self.base_model.text_decoder
+
     def generate_ids(
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
-        # Not model.generate: it drops the last token of the prompt, assuming [SEP], and adds a mask for the image.
-        decoder = self.base_model.text_decoder
-        if self.base_model.folds_cross_attention:
-            prompt_ids, kwargs = spread_samples(decoder, prompt_ids, kwargs)
-        return decoder.generate(
+        return self.writer.generate(
             input_ids=prompt_ids,
             attention_mask=torch.ones_like(prompt_ids),
             encoder_hidden_states=image_features,

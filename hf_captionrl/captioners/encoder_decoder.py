@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.captioner_loading import register
 from hf_captionrl.captioners.prompt_prefix import decoder_text
-from hf_captionrl.captioners.shared_cross_attention import computed_once, spread_samples
+from hf_captionrl.captioners.shared_cross_attention import computed_once
 
 __all__ = ["EncoderDecoderCaptioner"]
 
@@ -62,11 +62,9 @@ class EncoderDecoderCaptioner(Captioner):
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
         model = self.base_model
-        if model.folds_cross_attention:
-            prompt_ids, kwargs = spread_samples(model, prompt_ids, kwargs)
         with computed_once(getattr(model, "enc_to_dec_proj", None)):
             return model.generate(
-                # Never encoded: only tells generate the number of rows, which may be a multiple of the images.
+                # Never encoded: only tells generate the number of rows.
                 pixel_values=image_features.new_zeros(prompt_ids.size(0), 1, 1, 1),
                 encoder_outputs=BaseModelOutput(last_hidden_state=image_features),
                 attention_mask=torch.ones(image_features.shape[:2], dtype=torch.long, device=prompt_ids.device),

@@ -6,13 +6,16 @@ Legend: B images, N = B * captions per image, P tokens of start and prompt, T to
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hf_captionrl.captioners.caption_tokens import completion_mask
+from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
 from hf_captionrl.captioners.eval_mode import evaluating
 from hf_captionrl.captioners.head_tap import bypass_vision_tower
 from hf_captionrl.captioners.model_inputs import Encoding
@@ -37,6 +40,17 @@ class Completions:
     ended: Tensor
     mask: Tensor
 
+    def rows(self, index: Tensor) -> Completions:
+        """Some of the captions, without the columns that only the others use."""
+        mask = self.mask[index]
+        width = max(1, int(mask.any(0).sum()))
+        return Completions(
+            ids=self.ids[index][:, :width],
+            captions=[self.captions[row] for row in index.tolist()],
+            ended=self.ended[index],
+            mask=mask[:, :width],
+        )
+
 
 class Writing(Encoding):
     """The part of [`Captioner`] that generates."""
@@ -48,6 +62,11 @@ class Writing(Encoding):
     def device(self) -> torch.device:
         """Device of the model."""
         return next(self.model.parameters()).device
+
+    @property
+    def writer(self) -> Any:
+        """The module whose `generate` is called."""
+        return self.base_model
 
     @classmethod
     @abstractmethod
@@ -108,6 +127,7 @@ class Writing(Encoding):
         pixel_values: Tensor | None = None,
         image_features: Tensor | None = None,
         max_new_tokens: int = 40,
+        greedy_first: bool = False,
         **kwargs: Any,
     ) -> Completions:
         """Generate captions in eval mode. Each image is encoded once for all its captions and beams.
@@ -116,11 +136,13 @@ class Writing(Encoding):
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Output of `encode_images`.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features to use instead of pixels.
             max_new_tokens (`int`): Longest caption, including the end token; limited by the model's positions.
+            greedy_first (`bool`): Whether the sampled captions of each image follow its greedy caption.
             kwargs: The other outputs of `encode_images`, and arguments of transformers' `generate`: `num_beams`,
                 `do_sample`, `num_return_sequences`, ...
 
         Returns:
-            [`Completions`]: N = B * `num_return_sequences` captions; those of one image are consecutive.
+            [`Completions`]: N = B * `num_return_sequences` captions, or B * (1 + `num_return_sequences`) with
+                `greedy_first`; those of one image are consecutive.
 
         Raises:
             ValueError: If both or neither of `pixel_values` and `image_features` are given.
@@ -135,7 +157,7 @@ class Writing(Encoding):
                 images["image_features"] = image_features
             images |= self.fixed_side_inputs_missing_in(images)
             settings = {"max_new_tokens": max_new_tokens, **kwargs}
-            ids = with_gathered_weights(self.model, lambda: self._write(images, settings))
+            ids = with_gathered_weights(self.model, lambda: self._write(images, settings, greedy_first))
         mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         return Completions(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
@@ -155,7 +177,7 @@ class Writing(Encoding):
             return {}
         return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
 
-    def _write(self, images: dict[str, Tensor], settings: dict[str, Any]) -> Tensor:
+    def _write(self, images: dict[str, Tensor], settings: dict[str, Any], greedy_first: bool) -> Tensor:
         images = {name: value.to(self.device) for name, value in images.items()}
         features = images.pop("image_features", None)
         if features is None:
@@ -167,7 +189,42 @@ class Writing(Encoding):
         prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
         settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}
         settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
+
+        def write(further: dict[str, Any]) -> Tensor:
+            return self.generate_ids(features, prompt_ids, dict(images), **further)[:, len(before) :]  # (N, T)
+
         if is_sharded(self.model):
             # All processes must run until the last one has finished, because they gather the weights together.
             settings.setdefault("synced_gpus", True)
-        return self.generate_ids(features, prompt_ids, images, **settings)[:, len(before) :]  # (N, T)
+        do_sample, number = self._captions_per_image(settings)
+        if not is_sharded(self.model) and settings.get("custom_generate") is None and (do_sample or number == 1):
+            loop = DecodingLoop(
+                num_sampled=number if do_sample else 0,
+                greedy=greedy_first or not do_sample,
+                folded=self.base_model.folds_cross_attention,
+            )
+            with suppress(UndecodableError):
+                return write({**settings, "num_return_sequences": 1, "custom_generate": loop})
+        if not greedy_first:
+            return write(settings)
+        greedy = write({**settings, "do_sample": False, "num_return_sequences": 1})
+        return self._interleave(greedy, write(settings))
+
+    def _captions_per_image(self, settings: dict[str, Any]) -> tuple[bool, int]:
+        """Whether captions are sampled, and how many per image, by the arguments or the generation configs."""
+        given = settings.get("generation_config")
+        sources = [
+            settings,
+            *(vars(config) for config in (given, self.writer.generation_config) if config is not None),
+        ]
+
+        def known(name: str) -> Any:
+            return next((source[name] for source in sources if source.get(name) is not None), None)
+
+        return bool(known("do_sample")), known("num_return_sequences") or 1
+
+    def _interleave(self, greedy: Tensor, sampled: Tensor) -> Tensor:
+        """`(B, S)` and `(B * G, T)` -> `(B * (1 + G), max(S, T))`, the greedy caption of each image first."""
+        width = max(greedy.size(1), sampled.size(1))
+        parts = [F.pad(part, (0, width - part.size(1)), value=self.pad_token_id) for part in (greedy, sampled)]
+        return torch.cat([part.view(len(greedy), -1, width) for part in parts], 1).flatten(0, 1)

@@ -13,7 +13,6 @@ shapes of each call, so that it also works in copies, under PEFT and FSDP, and w
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -21,12 +20,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.generation.configuration_utils import GenerationMode
 
 from hf_captionrl.captioners.head_tap import replaced_forward
 from hf_captionrl.captioners.prompt_prefix import captions_per_image, repeat_rows
 
-__all__ = ["computed_once", "fold_cross_attention", "spread_samples"]
+__all__ = ["computed_once", "fold_cross_attention"]
 
 FOLDABLE = frozenset(
     """BertCrossAttention BertGenerationCrossAttention CamembertCrossAttention Data2VecTextCrossAttention
@@ -120,28 +118,9 @@ def fold_cross_attention(model: nn.Module) -> bool:
     return True
 
 
-def spread_samples(writer: Any, prompt_ids: Tensor, settings: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Request G samples per image with G prompts `(B, P) -> (N, P)` instead of `num_return_sequences`.
-
-    With `num_return_sequences`, generate would repeat the image features, and store keys and values for each repetition.
-    Beam search and other decodings that reorder or combine rows are not changed.
-    """
-    config = copy.deepcopy(writer.generation_config)
-    given = settings.get("generation_config")
-    for name, value in {**({} if given is None else given.to_dict()), **settings}.items():
-        if value is not None and hasattr(config, name):
-            setattr(config, name, value)
-    group_size = config.num_return_sequences or 1
-    mode = config.get_generation_mode(settings.get("assistant_model"))
-    guided = config.guidance_scale not in (None, 1)
-    if group_size == 1 or mode != GenerationMode.SAMPLE or guided or settings.get("custom_generate") is not None:
-        return prompt_ids, settings
-    return prompt_ids.repeat_interleave(group_size, dim=0), {**settings, "num_return_sequences": 1}
-
-
 @contextmanager
 def computed_once(module: nn.Module | None) -> Iterator[None]:
-    """Context in which a module computes its output once and then returns it again.
+    """Context in which a module computes its output once per number of rows and then returns it again.
 
     Without it, an encoder-decoder projects the same image features again for every generated token.
     """
@@ -149,12 +128,13 @@ def computed_once(module: nn.Module | None) -> Iterator[None]:
         yield
         return
     original = module.forward
-    outputs: list[Tensor] = []
+    outputs: dict[int, Tensor] = {}
 
-    def first(*args: Any, **kwargs: Any) -> Tensor:
-        if not outputs:
-            outputs.append(original(*args, **kwargs))
-        return outputs[0]
+    def first(states: Tensor) -> Tensor:
+        if len(states) not in outputs:
+            outputs.clear()  # images whose captions are finished leave the batch
+            outputs[len(states)] = original(states)
+        return outputs[len(states)]
 
     with replaced_forward(module, first):
         yield

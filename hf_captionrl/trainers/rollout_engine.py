@@ -85,12 +85,10 @@ class RolloutEngine:
         trainer = self.trainer
         self._prepare(micro_batches)
         images = image_inputs(trainer.captioner, micro_batches)
-        completions = self.generate(images)
+        needs_greedy = any(baseline.needs_greedy for baseline in self.baselines.values())
+        completions, greedy_completions = self._completions(images, needs_greedy)
         context = self.reward_context(micro_batches, completions)
-        greedy = None
-        if any(baseline.needs_greedy for baseline in self.baselines.values()):
-            greedy_completions = self.generate(images, do_sample=False, num_return_sequences=1, num_beams=1)
-            greedy = self.reward_context(micro_batches, greedy_completions)
+        greedy = None if greedy_completions is None else self.reward_context(micro_batches, greedy_completions)
         advantages, rewards = compute_advantages(
             trainer.rewards, self.baselines, str(trainer.args.baseline), context, greedy, self._mean
         )
@@ -103,6 +101,16 @@ class RolloutEngine:
             if len(self._recalls) == len(sampler):
                 sampler.update(math.fsum(self._recalls) / len(self._recalls))
                 self._recalls.clear()
+
+    def _completions(
+        self, images: list[dict[str, Tensor]], needs_greedy: bool
+    ) -> tuple[Completions, Completions | None]:
+        """Completions, and the greedy one of each image for a baseline."""
+        if not needs_greedy:
+            return self.generate(images), None
+        together = self.generate(images, greedy_first=True)
+        rows, group = torch.arange(len(together.captions)), self.trainer.args.num_generations + 1
+        return together.rows(rows[rows % group > 0]), together.rows(rows[rows % group == 0])
 
     def generate(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
         """Completions of the policy for the images of several micro-batches."""

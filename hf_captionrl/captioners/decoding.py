@@ -1,0 +1,269 @@
+r"""Decodes greedy and sampled captions of an image from one prefill, without the rows that are finished.
+
+`generate` of transformers calls [`DecodingLoop`] in place of its loop, after it prepared inputs, cache and settings.
+
+Legend: B images, R captions per image, N = B * R rows, P tokens of the prompt, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EncoderDecoderCache, GenerationConfig, LogitsProcessorList
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.logits_process import (
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+__all__ = ["DecodingLoop", "UndecodableError", "draw_tokens"]
+
+_ROWWISE = (
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+"""Processors that treat every row by itself, and with which greedy and sampled rows can be processed together."""
+
+_OF_THE_IMAGE = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
+_COMPACTION = 0.8  # of the rows; copying the cache for fewer finished rows costs more than it saves
+_STEPS_BETWEEN_COMPACTIONS = 4  # on a GPU, where counting rows waits for the device
+
+
+class UndecodableError(Exception):
+    """The settings or the cache need the loop of transformers."""
+
+
+def draw_tokens(scores: Tensor, uniforms: Tensor) -> Tensor:
+    """Sample one token per row by inverting the cumulative distribution; several times faster than `torch.multinomial`.
+
+    Args:
+        scores (`torch.Tensor` of shape `(N, V)`): Unnormalised log-probabilities, fp32; minus infinity is never drawn.
+        uniforms (`torch.Tensor` of shape `(N,)`): Uniform random numbers in [0, 1).
+
+    Returns:
+        `torch.Tensor` of shape `(N,)`: Token ids.
+    """
+    cumulative = (scores - scores.amax(-1, keepdim=True)).exp_().cumsum(-1)  # (N, V)
+    total = cumulative[:, -1]
+    # Rounding may give `total`, which no cumulative sum exceeds.
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
+
+
+@dataclass
+class DecodingLoop:
+    """A `custom_generate` for `generate`, which must be called with `num_return_sequences=1`.
+
+    The prompt is read once per image. Rows that are finished leave the batch. The random numbers are drawn before the
+    first token, so captions do not depend on which rows left.
+
+    Args:
+        num_sampled (`int`): Sampled captions per image; 0 for the greedy one only.
+        greedy (`bool`): Whether the first caption of each image is the greedy one.
+        folded (`bool`): Whether cross-attention accepts B images for N rows (`captioners.shared_cross_attention`).
+    """
+
+    num_sampled: int
+    greedy: bool
+    folded: bool
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Tensor:
+        """Decode `(B, P)` to `(N, P + T)`, right-padded.
+
+        Raises:
+            UndecodableError: If the settings or the cache need the loop of transformers.
+        """
+        self._check(logits_processor, stopping_criteria, generation_config, model_kwargs, synced_gpus or streamer)
+        per_image = self.num_sampled + self.greedy
+        length = generation_config.max_length - input_ids.size(1)
+        outputs = model._prefill(input_ids, generation_config, model_kwargs)
+        batch = _Batch.after_prefill(model, input_ids, outputs, model_kwargs)
+        batch.repeat(per_image, folded=self.folded)
+        rows = batch.rows
+        device, pad, ends = rows.device, generation_config._pad_token_tensor, generation_config._eos_token_tensor
+        is_greedy = (torch.arange(len(rows), device=device) % per_image == 0) & self.greedy  # (N,)
+        uniforms = torch.zeros(length, len(rows), device=device)
+        if self.num_sampled:
+            uniforms[:, ~is_greedy] = torch.rand(length, self.num_sampled * len(input_ids), device=device)
+        written = pad.to(device).repeat(len(rows), length)  # (N, T)
+        prompt, active = batch.input_ids, torch.ones_like(is_greedy)
+        step = 0
+        for step in range(length):
+            scores = logits_processor(batch.input_ids, batch.logits)
+            chosen = self._choose(scores, uniforms[step, batch.rows], is_greedy[batch.rows])
+            chosen = torch.where(active, chosen, pad.to(device))
+            written[batch.rows, step] = chosen
+            if ends is not None:
+                active = active & ~torch.isin(chosen, ends.to(device))
+            if step + 1 == length or not active.any():
+                break
+            batch.append(chosen)
+            if device.type == "cpu" or step % _STEPS_BETWEEN_COMPACTIONS == 0:
+                active = batch.compact(active)
+            batch.forward()
+        return torch.cat([prompt, written[:, : step + 1]], 1)
+
+    def _choose(self, scores: Tensor, uniforms: Tensor, is_greedy: Tensor) -> Tensor:
+        if not self.num_sampled:
+            return scores.argmax(-1)
+        chosen = draw_tokens(scores, uniforms)
+        if self.greedy:
+            rows = is_greedy.nonzero().squeeze(1)
+            chosen[rows] = scores[rows].argmax(-1)
+        return chosen
+
+    def _check(
+        self, processors: Any, criteria: Any, config: GenerationConfig, model_kwargs: dict[str, Any], other: Any
+    ) -> None:
+        mode = config.get_generation_mode()
+        wanted = GenerationMode.SAMPLE if self.num_sampled else GenerationMode.GREEDY_SEARCH
+        if (
+            other
+            or mode != wanted
+            or config.return_dict_in_generate
+            or not model_kwargs.get("use_cache")
+            or config.prefill_chunk_size is not None
+            or any(type(each) not in _ROWWISE for each in processors)
+            or any(type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
+            or not _selectable(model_kwargs.get("past_key_values"))
+        ):
+            raise UndecodableError
+
+
+def _layers(cache: Any) -> list[Any]:
+    parts = [cache.self_attention_cache, cache.cross_attention_cache] if _is_double(cache) else [cache]
+    return [layer for part in parts for layer in part.layers]
+
+
+def _is_double(cache: Any) -> bool:
+    return isinstance(cache, EncoderDecoderCache)
+
+
+def _selectable(cache: Any) -> bool:
+    return (_is_double(cache) or hasattr(cache, "layers")) and all(
+        type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in _layers(cache)
+    )
+
+
+@dataclass
+class _Batch:
+    """The rows that are still decoded, and everything that has one entry per row."""
+
+    model: Any
+    input_ids: Tensor  # (N, P + t)
+    logits: Tensor  # (N, V), of the next token, fp32
+    model_kwargs: dict[str, Any]
+    rows: Tensor  # (N,), their place in the result
+    images: int  # rows of the keys and values in cross-attention
+
+    @classmethod
+    def after_prefill(cls, model: Any, input_ids: Tensor, outputs: Any, model_kwargs: dict[str, Any]) -> _Batch:
+        rows = torch.arange(len(input_ids), device=input_ids.device)
+        batch = cls(model, input_ids, rows, model_kwargs, rows, len(rows))
+        batch._take(outputs)
+        if not _selectable(batch.cache):
+            raise UndecodableError
+        return batch
+
+    @property
+    def cache(self) -> Any:
+        return self.model_kwargs["past_key_values"]
+
+    def _take(self, outputs: Any) -> None:
+        self.logits = outputs.logits[:, -1].to(torch.float32, copy=True)
+        self.model_kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, self.model_kwargs, is_encoder_decoder=self.model.config.is_encoder_decoder
+        )
+
+    def forward(self) -> None:
+        inputs = self.model.prepare_inputs_for_generation(self.input_ids, next_sequence_length=1, **self.model_kwargs)
+        self._take(self.model(**inputs, return_dict=True))
+
+    def append(self, tokens: Tensor) -> None:
+        self.input_ids = torch.cat([self.input_ids, tokens.unsqueeze(1)], 1)
+
+    def repeat(self, times: int, *, folded: bool) -> None:
+        """Repeat every row; with `folded`, what belongs to the image keeps one row per image."""
+        number = len(self.rows)
+        index = torch.arange(number, device=self.rows.device).repeat_interleave(times)
+        images = index[::times] if folded else index
+        self._select(index, images)
+        self.images = len(images)
+        self.rows = torch.arange(number * times, device=self.rows.device)
+
+    def compact(self, active: Tensor) -> Tensor:
+        """Leave out finished rows if they are many; each image keeps the same number of rows."""
+        by_image = active.view(self.images, -1)  # (B, R)
+        counts = by_image.sum(1)
+        images = counts.nonzero().squeeze(1)
+        width = int(counts.max())
+        if len(images) * width > _COMPACTION * len(active):
+            return active
+        first = by_image.int().argsort(dim=1, descending=True, stable=True)[images, :width]
+        index = (images.unsqueeze(1) * by_image.size(1) + first).flatten()
+        self._select(index, images)
+        self.images, self.rows = len(images), self.rows[index]
+        return active[index]
+
+    def _select(self, index: Tensor, images: Tensor) -> None:
+        """Keep the rows of `index`, and of what belongs to the image those of `images`."""
+        number = len(self.input_ids)
+        cross = [*_OF_THE_IMAGE, *(["attention_mask"] if self.model.config.is_encoder_decoder else [])]
+        for name, value in self.model_kwargs.items():
+            rows, of = (images, self.images) if name in cross else (index, number)
+            in_space = name == "position_ids" and isinstance(value, Tensor) and value.dim() == 3  # (3, N, P)
+            self.model_kwargs[name] = value[:, rows] if in_space else _rows_of(value, rows, of)
+        if _is_double(self.cache):
+            self.cache.self_attention_cache.batch_select_indices(index)
+            if len(images) != self.images or not torch.equal(images, torch.arange(self.images, device=images.device)):
+                self.cache.cross_attention_cache.batch_select_indices(images)
+        else:
+            self.cache.batch_select_indices(index)
+        for module in self.model.modules():  # models with positions in time, height and width keep offsets per row
+            if isinstance(getattr(module, "rope_deltas", None), Tensor):
+                module.rope_deltas = _rows_of(module.rope_deltas, index, number)
+        self.input_ids, self.logits = self.input_ids[index], self.logits[index]
+
+
+def _rows_of(value: Any, index: Tensor, number: int) -> Any:
+    """Rows of a tensor, or of the tensors of a model output, that has `number` of them."""
+    if isinstance(value, Tensor):
+        return value[index] if value.dim() > 1 and value.size(0) == number else value
+    if isinstance(value, dict):  # a model output
+        return type(value)(**{name: _rows_of(part, index, number) for name, part in value.items()})
+    return value
