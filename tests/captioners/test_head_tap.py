@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_captionrl.captioners import HeadInputs, HeadOutput, LogProbsObjective, load_captioner, mean_cross_entropy
 from hf_captionrl.captioners.head_tap import tap_head
+from hf_captionrl.captioners.head_tap_check import first_rows
 from hf_captionrl.captioners.output_projection import head_projection
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
 from tests.closeness import assert_close, close, resolution
@@ -170,6 +171,7 @@ def test_self_check_detects_changed_logits_and_falls_back(fault, caplog):
         model.text_decoder.cls.predictions = fault(model.text_decoder.cls.predictions)
         inner = model.text_decoder.cls.predictions.inner.decoder
         model.text_decoder.get_output_embeddings = lambda inner=inner: inner
+    batch = first_rows(batch)  # what the check reads
     wrong = captioner.model(**batch, head_objective=mean_cross_entropy).loss
     own = untouched(**batch).loss
     assert abs(wrong - own) > 1e-2
