@@ -5,6 +5,7 @@ neither states.
 """
 
 FINETUNED, PRETRAINED = "outputs/blip-coco-finetuned", "outputs/blip-pretrained"
+CLIP = "openai/clip-vit-base-patch32"
 COCO, FLICKR = "dataset_coco.json", "dataset_flickr30k.json"
 BOOSTED = "outputs/boosted/train/captions.parquet"
 TEST_REFERENCES = "outputs/boosted/test/captions.parquet"
@@ -74,8 +75,8 @@ DISCRITUNE = {
     "scope": "batch",
     "scale": "model",
     "paper": "discritune",
-    "judge": "openai/clip-vit-large-patch14",
-    "hard": [],
+    "scorer": CLIP,
+    "judge": "openai/clip-vit-large-patch14",  # ours
 }
 ABLATION = DISCRITUNE | {"data": FLICKR, "epochs": 10}  # 10 epochs of Flickr30K
 EVALUATION = {
@@ -86,8 +87,8 @@ EVALUATION = {
     "beams": 5,
     "longest": 30,
     "paper": "discritune",
-    "judge": "openai/clip-vit-large-patch14",
-    "hard": [5, 10],
+    "scorer": CLIP,
+    "judge": "openai/clip-vit-large-patch14",  # ours
 }
 
 # No Detail Left Behind, Table 12 and Appendix C.3; code: finetuning/lora.py, configs/sr_final.yml (temperature, lengths).
@@ -117,7 +118,8 @@ NDLB = {
     "scope": "batch",
     "reward": "log_prob",
     "paper": "ndlb",
-    "judge": "openai/clip-vit-large-patch14",
+    "scorer": CLIP,
+    "judge": "openai/clip-vit-large-patch14",  # ours
     "truematch": "truematch",
     "train_captions": None,
     "test_references": None,
@@ -130,6 +132,7 @@ NDLB_MLE = {
     "longest": 40,
     "beams": 5,
     "paper": "ndlb",
+    "scorer": CLIP,
     "truematch": "truematch",
     "test_references": None,
 }
@@ -237,7 +240,7 @@ PAPERS = {
     "smile/llama-1b/sentence": LLAMA_1B | {"subset_scope": "sentence"},
     "smile/llama-1b/window": LLAMA_1B | {"subset_scope": "window"},
     "self_retrieval_clipcap/discritune": DISCRITUNE,
-    "self_retrieval_clipcap/evaluation": EVALUATION | {"hard": []},
+    "self_retrieval_clipcap/evaluation": EVALUATION,
     "discritune/coco": DISCRITUNE,
     "discritune/conceptual": DISCRITUNE
     | {"start": "outputs/clipcap-conceptual", "data": "imagefolder", "folder": "conceptual_captions", "epochs": 2},
@@ -248,10 +251,11 @@ PAPERS = {
     "discritune/table9/cosine": ABLATION | {"reward": "cosine"},
     "discritune/table9/accuracy": ABLATION | {"reward": "accuracy"},
     "discritune/table9/log-prob": ABLATION,
+    # Appendix D.2: trained with 5 or 10 hard distractors of 99, tested with random ones.
     "discritune/table12/coco-clipcap": EVALUATION,
-    "discritune/table12/coco-discritune": DISCRITUNE | {"hard": [5, 10]},
-    "discritune/table12/coco-5-hard": DISCRITUNE | {"hard": [5, 10], "bags": 6},
-    "discritune/table12/coco-10-hard": DISCRITUNE | {"hard": [5, 10], "bags": 11},
+    "discritune/table12/coco-discritune": DISCRITUNE,
+    "discritune/table12/coco-5-hard": DISCRITUNE | {"bags": 6},
+    "discritune/table12/coco-10-hard": DISCRITUNE | {"bags": 11},
     **{
         f"discritune/table12/{data}-{row}": EVALUATION | settings | ({} if start is None else {"start": start})
         for data, settings in (
@@ -268,7 +272,7 @@ PAPERS = {
     # BLIP: one epoch, text decoder alone; 40 positions, of which the prompt takes 4.
     **dict.fromkeys(
         ("self_retrieval_blip/coco", "discritune/blip"),
-        {key: value for key, value in DISCRITUNE.items() if key != "hard"}
+        DISCRITUNE
         | {"recipe": "self_retrieval_blip", "start": FINETUNED, "epochs": 1, "longest": 36, "train_longest": 36}
         | {"prompt": "a picture of "},
     ),
@@ -306,9 +310,9 @@ PAPERS = {
     "ndlb/table7/row8": NDLB | HOLISTIC | CIDER | {"rate": 1e-7},
     "ndlb/table7/row9": NDLB | HOLISTIC | LV | CURRICULUM,
     "ndlb/table7/row10": NDLB | HOLISTIC | LV | CURRICULUM | BOTH,
-    # code: finetuning/losses.py, CiderReward.
-    "ndlb/code/cider": NDLB | CIDER | {"rate": 1e-6, "frequencies": "batch"},
-    "ndlb/code/cider-sr": NDLB | LV | CURRICULUM | BOTH | {"frequencies": "batch"},
+    # code: finetuning/losses.py, CiderReward (PTB words without the full stop); configs/cider.yml, cider-sr.yml (baselines).
+    "ndlb/code/cider": NDLB | CIDER | {"rate": 1e-6, "baseline": "running_mean", "frequencies": "batch", "eos": False},
+    "ndlb/code/cider-sr": NDLB | LV | CURRICULUM | BOTH | {"frequencies": "batch", "eos": False},
     "ndlb/table10/row1": NDLB | HOLISTIC | LV,
     **{
         f"ndlb/table10/row{row}": NDLB | HOLISTIC | LV | {"bags": size}
