@@ -192,7 +192,9 @@ class CaptionTrainer(ReliableTraining, Trainer):
 
     # Data
 
-    def _caption_dataset(self, dataset: Any, args: CaptionConfig) -> CaptionDataset | StreamedCaptions:
+    def _caption_dataset(
+        self, dataset: Any, args: CaptionConfig, **settings: Any
+    ) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions):
             return dataset
         features = self.features.vision_tower(self.captioner, dataset, args)
@@ -200,7 +202,10 @@ class CaptionTrainer(ReliableTraining, Trainer):
             # Saved with the model, which must read videos in the same way later.
             self.captioner.frame_pooling, self.captioner.num_frames = args.frame_pooling, number
         return CaptionDataset(
-            dataset, seed=args.seed if args.data_seed is None else args.data_seed, image_features=features
+            dataset,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            image_features=features,
+            **settings,
         )
 
     def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:

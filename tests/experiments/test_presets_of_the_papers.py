@@ -47,6 +47,7 @@ FIELDS = {
     "longest": "generation_max_new_tokens",
     "longest_reference": "max_caption_length",
     "mle_weight": "mle_weight",
+    "captions": "captions_per_image",
     "smoothing": "mle_label_smoothing",
     "first_token": "first_token",
     "subset": "subset",

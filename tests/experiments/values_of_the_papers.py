@@ -22,6 +22,7 @@ SMILE = {
     "decay": 0.05,
     "batch": 32,
     "epochs": 5,
+    "captions": "all",  # code: data/coco_karpathy_dataset.py of BLIP has a row per caption
     "frozen_tower": False,
     "beams": 3,
     "longest": 75,
@@ -163,6 +164,7 @@ CLIPCAP = {
     "gpt": "openai-community/gpt2",
     "data": COCO,
     "batch": 40,
+    "captions": "all",  # code: configs/mle_final.yml, 8 images with 5 captions
     "rate": 2e-5,
     "schedule": "linear",
     "steps": 30000,
