@@ -81,6 +81,11 @@ class EvaluationArguments:
     def __post_init__(self) -> None:
         if self.paper not in (None, *PAPERS):
             raise ValueError(f"paper is {self.paper!r}. Use one of {list(PAPERS)}, or leave it out.")
+        if self.pool is not None and self.held_out_scorer_name_or_path == "none":
+            raise ValueError(
+                f"pool is {self.pool!r}, but held_out_scorer_name_or_path is 'none', so no caption is ranked. Use a held-out "
+                "scorer, or leave pool out."
+            )
 
     def resolve(self, dataset_name: str, *, trains: bool = True) -> None:
         """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere.

@@ -35,22 +35,25 @@ SMILE = {
 }
 # BLIP's own finetuning with maximum likelihood smooths labels with 0.1 (code).
 MLE = SMILE | {"start": PRETRAINED, "mle_weight": 1.0, "smoothing": 0.1}
+# SMILE, Table 6: MSR-VTT and BLIP4video, which is not published. The paper states no settings of this training.
 VIDEO = {
     "recipe": "smile_video",
     "start": FINETUNED,
     "data": "msr-vtt",
-    "frames": 8,
-    "mle_epochs": 2,
+    "frames": 8,  # ours
+    "mle_epochs": 2,  # ours
     "mle_weight": 0.0,
-    "rate": 1e-5,
-    "schedule": "cosine",
-    "decay": 0.05,
-    "batch": 32,
-    "epochs": 5,
-    "beams": 3,
-    "frozen_tower": True,
+    "rate": 1e-5,  # ours, as on images
+    "schedule": "cosine",  # ours, as on images
+    "decay": 0.05,  # ours, as on images
+    "batch": 32,  # ours, as on images
+    "epochs": 5,  # ours, as on images
+    "beams": 3,  # ours, as on images
+    "frozen_tower": True,  # ours
 }
+# SMILE, Appendix B: LLaMA-13B on Alpaca, batch 8, 5 to 20 epochs; its learning rate and rank are not stated.
 LLAMA = {"recipe": "smile_llama_lora", "start": "huggyllama/llama-13b", "data": "tatsu-lab/alpaca", "batch": 8}
+# ours: a current small LLaMA.
 LLAMA_1B = LLAMA | {"start": "meta-llama/Llama-3.2-1B", "epochs": 5}
 
 # DiscriTune, section 4.1: Adam, 1e-7, constant, 100 images, greedy captions of 40 positions, 5 beams; code: no weight decay.
@@ -196,6 +199,7 @@ SLE = {
     "beams": 5,
     "paper": "sle",
 }
+# Section 5.1: the vision tower is frozen. Number of frames and prompt are ours.
 TGIF = SLE | {"data": "tgif", "frames": 8, "frozen_tower": True, "prompt": "a video of "}
 
 PAPERS = {
@@ -233,7 +237,7 @@ PAPERS = {
     "smile/figure4b/simplest-smile": SMILE
     | {"start": "outputs/smile/mle/simplest-coco/model", "simplify": "simplest"},
     "smile_video/msrvtt": VIDEO,
-    "smile/table6/tgif": VIDEO | {"data": "tgif", "frames": 4},
+    "smile/table6/tgif": VIDEO | {"data": "tgif", "frames": 4},  # ours: the paper has MSR-VTT alone
     "smile_llama_lora/alpaca": LLAMA | {"epochs": 5},
     "smile/table7/5-epochs": LLAMA | {"epochs": 5},
     "smile/table7/10-epochs": LLAMA | {"epochs": 10},
