@@ -119,13 +119,13 @@ class SmileTrainer(CaptionTrainer):
     config_class = SmileConfig
     method_name = "SMILE"
 
-    def _caption_dataset(self, dataset: Any, args: Any, **settings: Any) -> CaptionDataset | StreamedCaptions:
+    def _caption_dataset(self, dataset: Any, args: Any, **more: Any) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions) and args.captions_per_image == "all":
             raise ValueError(
                 "captions_per_image is 'all', and train_dataset is an IterableDataset, of which one caption per image is drawn. Use "
                 "captions_per_image='one', or a Dataset: load_dataset without streaming=True."
             )
-        return super()._caption_dataset(dataset, args, captions_per_image=args.captions_per_image, **settings)
+        return super()._caption_dataset(dataset, args, captions_per_image=args.captions_per_image, **more)
 
     def compute_loss(
         self,

@@ -270,7 +270,7 @@ PAPERS = {
         )
         for row, start in (
             ("clipcap", None),
-            ("discritune", "outputs/discritune/table12/coco-discritune/model"),
+            ("discritune", "outputs/discritune/coco/model"),
             ("5-hard", "outputs/discritune/table12/coco-5-hard/model"),
             ("10-hard", "outputs/discritune/table12/coco-10-hard/model"),
         )
