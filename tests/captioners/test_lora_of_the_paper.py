@@ -131,6 +131,7 @@ def test_the_initialisation_survives_a_copy_and_the_saved_configuration_is_pefts
     assert LoraConfig.from_pretrained(tmp_path).r == 4
 
 
+@pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT")
 def test_factors_of_an_adapter_that_the_model_had_are_kept():
     """The language model was loaded with a trained adapter; a new one goes into the vision tower."""
     captioner = wide_captioner()
