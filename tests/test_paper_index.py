@@ -13,6 +13,7 @@ from hf_captionrl.experiments.rows import row_names
 from scripts import make_paper_index
 from scripts.make_paper_index import PAPERS, STATUSES, find_number, load_rows, to_markdown
 from scripts.reproduction.findings import verdicts_of
+from scripts.reproduction.real import settings_of
 from scripts.reproduction.runs import CONFIGS
 from tests.test_docs import parse
 
@@ -155,6 +156,27 @@ def test_the_page_is_made_of_the_rows(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(make_paper_index, "PAGE", stale)
     assert make_paper_index.main(["--check"]) == 1
     assert "out of date" in capsys.readouterr().out
+
+
+def test_equal_rows_of_papers_are_one_preset_and_come_from_one_run():
+    presets, places = {}, {}
+    for entry in (entry for row in ROWS for entry in row.get("numbers", ()) if "preset" in entry):
+        settings = {k: v for k, v in settings_of(entry["preset"]).items() if k not in ("output_dir", "title")}
+        presets.setdefault(json.dumps(settings, sort_keys=True), set()).add(entry["preset"])
+        if "run" in entry:
+            place = (entry["preset"], entry.get("preset_at", entry["at"]))
+            places.setdefault(place, set()).add((entry["run"], entry["at"]))
+    assert [names for names in presets.values() if len(names) > 1] == []
+    assert {place: found for place, found in places.items() if len(found) > 1} == {}
+
+
+def test_our_captions_are_compared_with_the_papers_number_of_the_same_metric():
+    """EMScore is not the mean of the frames, and HolisticCaps are not the annotators' captions."""
+    for row in ROWS:
+        for entry in row.get("numbers", ()):
+            key = entry.get("preset_at", "").rpartition("/")[2]
+            if "run" in entry and key.startswith(("emscore_recall", "more_")):
+                assert entry["at"].rpartition("/")[2] == key, entry["what"]
 
 
 def test_a_row_measured_in_small_has_the_verdicts_of_its_findings(monkeypatch):

@@ -128,8 +128,11 @@ def test_a_preset_runs_where_its_data_are(tmp_path):
     preset, data, called = "discritune/coco", tmp_path / "data", []
     arguments = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "told": lambda text: None}
     said = real.run_preset(preset, data, [0], caller=lambda words: 1, **arguments)
-    assert said.startswith("models/clipcap-coco, models/openai/clip-vit-large-patch14, dataset_coco.json, images")
-    for name in ("models/clipcap-coco", "models/openai/clip-vit-large-patch14", "images"):
+    assert said.startswith(
+        "models/clipcap-coco, models/openai/clip-vit-large-patch14, models/openai/clip-vit-base-patch32, dataset_coco.json, images"
+    )
+    scorers = ("models/openai/clip-vit-base-patch32", "models/openai/clip-vit-large-patch14")
+    for name in ("models/clipcap-coco", *scorers, "images"):
         (data / name).mkdir(parents=True)
     (data / "dataset_coco.json").write_text("{}")
 

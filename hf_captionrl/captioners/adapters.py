@@ -150,9 +150,10 @@ class Adapting:
         with warnings.catch_warnings():
             # PEFT detects per layer that GPT-2 stores its weights transposed.
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+            before = set(self.model.modules())  # a part of the model, such as its language model, may have an adapter
             self.model = get_peft_model(self.model, config)
         if getattr(config, _STANDARD_NORMAL, False):
-            _draw_standard_normal(self.model)
+            _draw_standard_normal(self.model, before)
 
     def _peft_knows_targets(self, config: PeftConfig) -> bool:
         from peft.utils import constants
@@ -161,8 +162,8 @@ class Adapting:
         return self.base_model.config.model_type in known or config.peft_type != "LORA"
 
 
-def _draw_standard_normal(model: torch.nn.Module) -> None:
-    """One factor of every adapter from N(0, 1), the other 0: `W + (B A) * alpha / rank` of the authors with B = 0."""
+def _draw_standard_normal(model: torch.nn.Module, before: set[torch.nn.Module]) -> None:
+    """One factor of every new adapter from N(0, 1), the other 0: `W + (B A) * alpha / rank` of the authors with B = 0."""
     from peft.tuners.lora.layer import LoraLayer
     from transformers.pytorch_utils import Conv1D
 
@@ -172,6 +173,8 @@ def _draw_standard_normal(model: torch.nn.Module) -> None:
         # The authors multiply B and A in the order of the stored weight, and Conv1D stores (in, out) instead of (out, in).
         swapped = isinstance(layer.get_base_layer(), Conv1D)
         for first, second in zip(layer.lora_A.values(), layer.lora_B.values(), strict=True):
+            if first in before:
+                continue
             random, zero = (second, first) if swapped else (first, second)
             torch.nn.init.normal_(random.weight)
             torch.nn.init.zeros_(zero.weight)

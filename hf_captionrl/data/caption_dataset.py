@@ -1,10 +1,10 @@
-"""Draws one caption per image and epoch, the same in every process, worker and platform."""
+"""One caption per image and epoch, the same in every process, worker and platform; or all captions of every image."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import datasets
 import numpy as np
@@ -26,7 +26,7 @@ class CaptionItem(TypedDict):
         image_features (`torch.Tensor` of shape `(M, D)`, *optional*): Cached output of the vision tower.
         caption (`str`): The caption drawn for this epoch.
         image_id (`str`): Id of the image.
-        index (`int`): Row of the data set.
+        index (`int`): Row of the image in the data set.
     """
 
     image: Image.Image | None
@@ -104,7 +104,7 @@ class CaptionDraw:
 
 
 class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
-    """Images with one caption each, drawn again in every epoch (see `CaptionDraw`).
+    """Images with one caption each, drawn again in every epoch (see `CaptionDraw`), or with each of their captions.
 
     Args:
         ds (`datasets.Dataset`): Columns `image`, `image_id` and `captions`, as `load_captions` gives them.
@@ -115,9 +115,11 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         max_pixels (`int`): As for `open_image`.
         resample (`bool`): `False` keeps the captions of epoch 0 and ignores `set_epoch`. For evaluation, because
             accelerate counts every evaluation as an epoch, and losses on different captions are not comparable.
+        captions_per_image (`str`): `"one"`: an item per image, with a caption drawn for the epoch. `"all"`: an item per
+            caption, in the order of the images.
 
     Raises:
-        ValueError: If a column is missing, `image_features` has another number of rows than `ds`, or `ds` holds videos
+        ValueError: If a column is missing, an image has no caption with `captions_per_image="all"`, `image_features` has another number of rows than `ds`, or `ds` holds videos
             without `image_features`.
     """
 
@@ -130,6 +132,7 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         transform: Callable[[Image.Image], Image.Image] | None = None,
         max_pixels: int = MAX_PIXELS,
         resample: bool = True,
+        captions_per_image: Literal["one", "all"] = "one",
     ) -> None:
         super().__init__(seed)
         needed = {"image_id", "captions"} | ({"image"} if image_features is None else set())
@@ -156,16 +159,30 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         self._transform = transform
         self._max_pixels = max_pixels
         self._resample = resample
+        self._ends: np.ndarray | None = None  # of the captions of each image among all captions
+        if captions_per_image == "all":
+            counts = [len(_as_list(captions)) for captions in self._rows["captions"][:]]
+            if 0 in counts:
+                draw_caption(0, seed=seed, epoch=0, image_id=str(self._rows[counts.index(0)]["image_id"]))  # raises
+            self._ends = np.cumsum(counts)
+
+    @property
+    def num_images(self) -> int:
+        """Number of images, whatever the number of items."""
+        return len(self._rows)
 
     def set_epoch(self, epoch: int) -> None:
         if self._resample:
             super().set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) if self._ends is None else int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, index: int) -> CaptionItem:
-        index = range(len(self))[int(index)]  # as a list for negative and out-of-range numbers
+        index, number = range(len(self))[int(index)], None  # as a list for negative and out-of-range numbers
+        if self._ends is not None:
+            item, index = index, int(np.searchsorted(self._ends, index, side="right"))
+            number = item - int(self._ends[index])  # from the end: -1 is the last caption
         row = self._rows[index]
         image_id = str(row["image_id"])
         image, features = None, None
@@ -184,12 +201,15 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
                 features = row_features.detach().clone()
             else:
                 features = torch.from_numpy(np.array(row_features))
-        captions = row["captions"]
-        captions = [captions] if isinstance(captions, str) else captions or []
+        captions = _as_list(row["captions"])
         return {
             "image": image,
             "image_features": features,
-            "caption": self.draw(captions, image_id),
+            "caption": self.draw(captions, image_id) if number is None else captions[number],
             "image_id": image_id,
             "index": index,
         }
+
+
+def _as_list(captions: str | Sequence[str] | None) -> Sequence[str]:
+    return [captions] if isinstance(captions, str) else captions or []

@@ -65,15 +65,11 @@ class EvaluationArguments:
             "release, whose images of the validation split are captioned too. None: the column bag_id."
         },
     )
-    hard_distractors: list[int] = field(
-        default_factory=list,
-        metadata={"help": "For each k, R@1 among the k nearest images and 99 - k random ones (DiscriTune, Table 12)."},
-    )
     paper: str | None = field(
         default=None,
         metadata={
             "help": "Add the columns of a paper's tables: 'discritune' (P@1 in blocks of 100, BLEU-4, METEOR, SPICE), 'ndlb' "
-            "(BLEU-4, ClipSc, vocabulary), 'sle' (METEOR, SPICE)."
+            "(BLEU-4, ClipSc, vocabulary), 'sle' (METEOR, SPICE). P@1 and ClipSc are also computed with the reward scorer, as in the papers."
         },
     )
     gallery_size: int = field(default=48, metadata={"help": "Images shown in gallery.html."})
@@ -85,8 +81,11 @@ class EvaluationArguments:
     def __post_init__(self) -> None:
         if self.paper not in (None, *PAPERS):
             raise ValueError(f"paper is {self.paper!r}. Use one of {list(PAPERS)}, or leave it out.")
-        if any(not 1 <= k <= 99 for k in self.hard_distractors):
-            raise ValueError(f"hard_distractors is {self.hard_distractors}. Use numbers from 1 to 99.")
+        if self.pool is not None and self.held_out_scorer_name_or_path == "none":
+            raise ValueError(
+                f"pool is {self.pool!r}, but held_out_scorer_name_or_path is 'none', so no caption is ranked. Use a held-out "
+                "scorer, or leave pool out."
+            )
 
     def resolve(self, dataset_name: str, *, trains: bool = True) -> None:
         """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere.

@@ -21,7 +21,7 @@ __all__ = ["BenchmarkOptions", "benchmark"]
 class BenchmarkOptions(HeldOutScorerOptions, CommandOptions):
     """Evaluate a scorer on Winoground or MMVP-VLM, or captions on ImageCoDe.
 
-    Winoground and MMVP-VLM (No Detail Left Behind) ask whether a scorer matches two images with their two captions.
+    Winoground and MMVP-VLM (code of No Detail Left Behind) ask whether a scorer matches two images with their two captions.
     ImageCoDe (both papers on self-retrieval) ranks the caption of an image among ten similar images.
     """
 
@@ -37,7 +37,9 @@ class BenchmarkOptions(HeldOutScorerOptions, CommandOptions):
     data_dir: Path = option(metavar="DIR", help="folder with its files, as published")
     captions: Path | None = option(None, metavar="FILE", help="for imagecode: captions of `captionrl caption`")
     prefix: str = option(
-        "a photo of ", metavar="TEXT", help="text before each caption of winoground and mmvp, as in the paper"
+        "a photo of ",
+        metavar="TEXT",
+        help="text before each caption of winoground and mmvp, as in the code of No Detail Left Behind",
     )
 
 

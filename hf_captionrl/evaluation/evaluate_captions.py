@@ -24,7 +24,7 @@ from hf_captionrl.options import option
 
 if TYPE_CHECKING:
     from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.evaluation.paper_tables import ScoredCaptions
+    from hf_captionrl.evaluation.paper_tables import ScoredCaptions, Table
     from hf_captionrl.reports.comparison import Section
 
 __all__ = ["EvaluateOptions", "evaluate_captions"]
@@ -48,7 +48,8 @@ class EvaluateOptions(HeldOutScorerOptions, DatasetOptions):
           sle          Div-1, Div-2, mBLEU-4 and CIDEr-D of several captions per image
           ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
           all          all of these
-        Where the facts of an image are known, the tables also show hallucination and fact recall.
+        Where the facts of an image are known, the tables also show hallucination and fact recall. --bleurt, --nli and --entropy_of
+        add a table of metrics that need further models.
 
         examples:
           captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
@@ -93,6 +94,25 @@ class EvaluateOptions(HeldOutScorerOptions, DatasetOptions):
         metavar="FILE",
         help="bags of similar images: a file of `captionrl bags`, the folder of TrueMatch's release, or JSON, "
         '{"3": [["id", "id", "id"], ...], "5": ...} (default: the data set\'s column bag_id)',
+    )
+    bleurt: str | None = option(
+        None,
+        group="evaluation",
+        metavar="NAME",
+        help="also compute BLEURT with this model for sequence classification, e.g. Elron/bleurt-large-512",
+    )
+    nli: str | None = option(
+        None,
+        group="evaluation",
+        metavar="NAME",
+        help="also compute the probability that a reference follows from the caption, with this model for natural language "
+        "inference, e.g. FacebookAI/roberta-large-mnli",
+    )
+    entropy_of: str | None = option(
+        None,
+        group="evaluation",
+        metavar="CAPTIONER",
+        help="also compute the mean entropy of this captioner's distributions along the captions, in nats",
     )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")
     seed: int = option(0, group="evaluation", metavar="N", help="of bootstrap, tests and the human captions")
@@ -155,14 +175,14 @@ def _count_copies(evaluator: Evaluator, num_images: int) -> int:
 
 
 def _sections(
-    names: Sequence[str], scored: Sequence[ScoredCaptions], evaluator: Evaluator, reasons: Mapping[str, str]
+    tables: Mapping[str, Table], scored: Sequence[ScoredCaptions], evaluator: Evaluator, reasons: Mapping[str, str]
 ) -> tuple[dict[str, Section], dict[str, Any]]:
     """The chosen tables and the table of all captions, by name; and the signatures of their numbers."""
-    from hf_captionrl.evaluation.paper_tables import CAPTIONS_TABLE, TABLES, compare_with_first
+    from hf_captionrl.evaluation.paper_tables import CAPTIONS_TABLE, compare_with_first
     from hf_captionrl.reports.comparison import Section
 
     sections, signatures = {}, {}
-    for name, table in [*((name, TABLES[name]) for name in names), ("captions", CAPTIONS_TABLE)]:
+    for name, table in [*tables.items(), ("captions", CAPTIONS_TABLE)]:
         rows = [{"name": source.name, **table.compute(source, evaluator)} for source in scored]
         compare_with_first(rows, seed=evaluator.seed)
         signatures[name] = rows[0]["signatures"]
@@ -175,22 +195,37 @@ def _sections(
     return sections, signatures
 
 
+def _check_files(arguments: EvaluateOptions) -> None:
+    """Refuse bags and pools that are missing, or that no table would use."""
+    for name, path, suite in (("bags", arguments.bags, "ndlb"), ("pool", arguments.pool, "smile")):
+        if path is None:
+            continue
+        if not path.exists():
+            raise FileNotFoundError(f"There is no file {str(path)!r} for --{name}. Use an existing one.")
+        if arguments.suite not in (suite, "all") or arguments.scorer == "none":
+            raise ValueError(
+                f"--{name} is {str(path)!r}, but only the table of --suite {suite} ranks captions in it, with a scorer; --suite is "
+                f"{arguments.suite!r} and --scorer {arguments.scorer or 'the default'!r}. Use --suite {suite} or all with a scorer, "
+                f"or leave --{name} out."
+            )
+
+
 def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
     files = read_files(arguments.captions, arguments.names)  # before anything slow
-    for name, path in (("bags", arguments.bags), ("pool", arguments.pool)):
-        if path is not None and not path.exists():
-            raise FileNotFoundError(f"There is no file {str(path)!r} for --{name}. Use an existing one.")
+    _check_files(arguments)
 
     from hf_captionrl.evaluation.arguments import clip_prefix
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.image_pools import pool_images, read_bags
+    from hf_captionrl.evaluation.learned_table import learned_table
     from hf_captionrl.evaluation.paper_tables import TABLES
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.reports.comparison import print_comparison
     from hf_captionrl.reports.length_plots import write_length_histogram
     from hf_captionrl.reports.versions import installed_versions, plain_config
 
+    learned = learned_table(arguments.bleurt, arguments.nli, arguments.entropy_of)  # before anything slow
     folder = arguments.output_dir
     split = load_split(
         arguments, quarantine_path=folder / "quarantine.jsonl", require_captions=not arguments.no_references
@@ -221,7 +256,8 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
         add_clip_features(scored, scorer, clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer))
 
     copies = _count_copies(evaluator, len(ids))
-    sections, signatures = _sections(names, scored, evaluator, reasons)
+    tables = {name: TABLES[name] for name in names} | ({} if learned is None else {"learned": learned})
+    sections, signatures = _sections(tables, scored, evaluator, reasons)
     shown = list(sections.values())
     words = _words(scored, evaluator.references) if "discritune" in names else None
 

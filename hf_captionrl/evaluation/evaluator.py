@@ -16,10 +16,10 @@ from hf_captionrl.evaluation.arguments import EvaluationArguments, clip_prefix, 
 from hf_captionrl.evaluation.image_pools import bags_and_images, joined_images, pool_images
 from hf_captionrl.evaluation.paper_columns import (
     MORE_REFERENCES,
-    hard_numbers,
     more_columns,
     paper_numbers,
     references_numbers,
+    reward_numbers,
 )
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
 from hf_captionrl.metrics.suites import smile_suite
@@ -153,8 +153,7 @@ class Evaluator:
     @property
     def columns(self) -> tuple[Column, ...]:
         """Columns in addition to those of every table."""
-        arguments = self.arguments
-        return more_columns(arguments.paper, arguments.hard_distractors, self.more_references is not None)
+        return more_columns(self.arguments.paper, self.reward_scorer is not None, self.more_references is not None)
 
     def row(
         self,
@@ -208,7 +207,6 @@ class Evaluator:
         numbers |= paper_numbers(
             self.arguments.paper, captions, {**features, "image_features": self.image_features}, self.seed
         )
-        numbers |= hard_numbers(self.arguments.hard_distractors, text, self.image_features, self.seed)
         numbers |= references_numbers(captions, self.more_references, self.seed)
         return {"name": name, **numbers, **self._by_the_reward(captions, more_captions)}
 
@@ -240,7 +238,7 @@ class Evaluator:
         if self.reward_scorer is None:
             return {}
         text, images = self.reward_scorer.text_features(spoken(captions)), self.reward_image_features
-        numbers: dict[str, Any] = {}
+        numbers = reward_numbers(self.arguments.paper, captions, text, images)
         if len(captions) >= 100:
             found = self_retrieval(text, images, num_distractors=99, ks=(1,))
             numbers["reward_rd100_recall_at_1"] = float(found["recall_at_1"])

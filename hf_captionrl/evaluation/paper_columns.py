@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from hf_captionrl.metrics.hard_distractors import hard_distractor_recall
 from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.suites import discritune_suite, ndlb_suite
 from hf_captionrl.metrics.suites.suite_row import SuiteRow
 from hf_captionrl.reports.table import Column
 
-__all__ = ["MORE_REFERENCES", "hard_numbers", "more_columns", "paper_numbers", "references_numbers"]
+__all__ = ["MORE_REFERENCES", "more_columns", "paper_numbers", "references_numbers", "reward_numbers"]
 
 MORE_REFERENCES = "more_references"
 """Column of the test split with a second set of references, such as HolisticCaps."""
@@ -34,12 +32,19 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "sle": (_METEOR, _SPICE),
 }
+_BY_SCORER = ("blocks_recall_at_1", "ndlb_clip_score")
+"""Columns that depend on the scorer; the papers compute them with the scorer of the reward."""
 
 
-def more_columns(paper: str | None, hard: Sequence[int], has_more_references: bool) -> tuple[Column, ...]:
-    """Columns of a paper, of hard distractors and of a second set of references."""
+def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references: bool) -> tuple[Column, ...]:
+    """Columns of a paper, of its retrieval by the reward scorer, and of a second set of references."""
     found = _COLUMNS[paper] if paper else ()
-    found += tuple(Column(f"hard_{k}_recall_at_1", f"P@1\n{k} hard", "higher", is_fraction=True) for k in hard)
+    if has_reward_scorer:
+        found += tuple(
+            dataclasses.replace(column, key=f"reward_{column.key}", header=f"{column.header}, own")
+            for column in found
+            if column.key in _BY_SCORER
+        )
     return found + (Column("more_cider_d", "CIDEr-D\n2nd ref.", "higher"),) * has_more_references
 
 
@@ -63,17 +68,12 @@ def paper_numbers(paper: str | None, captions: Sequence[str], features: dict[str
     return {key: value for key, value in found.items() if key.removesuffix("_ci").removesuffix("_reason") in wanted}
 
 
-def hard_numbers(hard: Sequence[int], text: Any, images: Any, seed: int) -> dict[str, Any]:
-    """`hard_<k>_recall_at_1`: recall at 1 among the k nearest images and 99 - k random ones."""
-    numbers: dict[str, Any] = {}
-    for k in hard:
-        key = f"hard_{k}_recall_at_1"
-        if text is None or len(text) < 100:
-            numbers |= {key: None, f"{key}_reason": "no scorer" if text is None else "fewer than 100 images"}
-            continue
-        found = hard_distractor_recall(text, images, num_nearest=k, seed=seed)
-        numbers |= {key: found["recall_at_1"], f"{key}_ci": [float(b) for b in np.asarray(found["recall_at_1_ci"])]}
-    return numbers
+def reward_numbers(paper: str | None, captions: Sequence[str], text: Any, images: Any) -> dict[str, Any]:
+    """The retrieval columns of a paper by the reward scorer, without intervals: `reward_<key>` and reasons."""
+    features = {"references": None, "text_features": text, "image_features": images}
+    found = paper_numbers(paper, captions, features, seed=0)
+    kept = {key for key in found if key.removesuffix("_reason") in _BY_SCORER}
+    return {f"reward_{key}": found[key] for key in kept}
 
 
 def references_numbers(

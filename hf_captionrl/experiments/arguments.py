@@ -95,6 +95,11 @@ class ModelArguments:
         check_model_init_kwargs({"dtype": self.dtype})
         if self.lora_init not in ("peft", "paper"):
             raise ValueError(f"lora_init is {self.lora_init!r}. Use 'peft' or 'paper'.")
+        if self.lora_init == "paper" and self.tune is None:
+            raise ValueError(
+                "lora_init is 'paper', but tune is not set, so all weights are trained without a LoRA. Use --tune language, "
+                "vision or both, or leave lora_init out."
+            )
 
     @property
     def public_name(self) -> str:
@@ -143,7 +148,7 @@ class DataArguments:
         default="scenes",
         metadata={
             "help": "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
-            "'nocaps', 'concadia' or 'imagecode' with --data_dir, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
+            "'concadia' with --data_dir, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
         },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})

@@ -192,16 +192,15 @@ class CaptionTrainer(ReliableTraining, Trainer):
 
     # Data
 
-    def _caption_dataset(self, dataset: Any, args: CaptionConfig) -> CaptionDataset | StreamedCaptions:
+    def _caption_dataset(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions):
             return dataset
         features = self.features.vision_tower(self.captioner, dataset, args)
         if number := frames_of(dataset):
             # Saved with the model, which must read videos in the same way later.
             self.captioner.frame_pooling, self.captioner.num_frames = args.frame_pooling, number
-        return CaptionDataset(
-            dataset, seed=args.seed if args.data_seed is None else args.data_seed, image_features=features
-        )
+        seed = args.seed if args.data_seed is None else args.data_seed
+        return CaptionDataset(dataset, seed=seed, image_features=features, **more)
 
     def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
         """Image features of a scorer, computed once per data set; of a video the mean of its frames' features.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.head_tap import HeadInputs
+from hf_captionrl.data import CaptionDataset, StreamedCaptions
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, shift_first_token, smile_loss
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
 from hf_captionrl.trainers.smile_config import SmileConfig
@@ -117,6 +118,14 @@ class SmileTrainer(CaptionTrainer):
     args: SmileConfig
     config_class = SmileConfig
     method_name = "SMILE"
+
+    def _caption_dataset(self, dataset: Any, args: Any, **more: Any) -> CaptionDataset | StreamedCaptions:
+        if isinstance(dataset, StreamedCaptions) and args.captions_per_image == "all":
+            raise ValueError(
+                "captions_per_image is 'all', and train_dataset is an IterableDataset, of which one caption per image is drawn. Use "
+                "captions_per_image='one', or a Dataset: load_dataset without streaming=True."
+            )
+        return super()._caption_dataset(dataset, args, captions_per_image=args.captions_per_image, **more)
 
     def compute_loss(
         self,

@@ -45,6 +45,11 @@ def _objective(trainer: Any) -> dict[str, Any]:
     }
 
 
+def _number_of_images(data: Any) -> int | None:
+    """Number of training images; None for a stream."""
+    return getattr(data, "num_images", len(data) if hasattr(data, "__len__") else None)
+
+
 def training_facts(trainer: Any) -> dict[str, Any]:
     """Facts about a trainer's model."""
     captioner, args, data = trainer.captioner, trainer.args, trainer.train_dataset
@@ -59,7 +64,7 @@ def training_facts(trainer: Any) -> dict[str, Any]:
         "epochs": trainer.state.epoch,
         "learning_rate": args.learning_rate,
         "seeds": {"seed": args.seed, "data_seed": args.data_seed},
-        "train_images": None if data is None else len(data),
+        "train_images": _number_of_images(data),
         "generation": {"num_beams": args.generation_num_beams, "max_new_tokens": args.generation_max_new_tokens},
     }
     return {**facts, **_objective(trainer)}

@@ -37,6 +37,11 @@ def _preset(name: str) -> Row:
     return Row(name, name, base.parent.name, read_yaml(base)) if base.is_file() else load_row(CONFIGS, name)
 
 
+def settings_of(preset: str) -> dict[str, Any]:
+    """The settings of a preset, with those of its bases."""
+    return dict(_preset(preset).settings)
+
+
 def _places(preset: str, data_root: Path) -> dict[str, Path]:
     """What a preset reads, by the option that names it."""
     settings = _preset(preset).settings

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, inject_adapter_in_model
 
 from hf_captionrl.captioners import language_lora, load_captioner
 from hf_captionrl.experiments.arguments import ModelArguments
@@ -129,6 +129,31 @@ def test_the_initialisation_survives_a_copy_and_the_saved_configuration_is_pefts
     assert all(not p.any() for n, p in captioner.model.named_parameters() if ".lora_A." in n)
     captioner.model.save_pretrained(tmp_path)
     assert LoraConfig.from_pretrained(tmp_path).r == 4
+
+
+@pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT")
+def test_factors_of_an_adapter_that_the_model_had_are_kept():
+    """The language model was loaded with a trained adapter; a new one goes into the vision tower."""
+    captioner = wide_captioner()
+    old = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    inject_adapter_in_model(old, captioner.base_model.language_model, "default")
+    with torch.no_grad():
+        for name, parameter in captioner.base_model.language_model.named_parameters():
+            if ".lora_" in name:
+                parameter.fill_(3.0)
+    captioner.add_lora("vision", init="paper")
+    factors = {n: p.detach() for n, p in captioner.model.named_parameters() if ".lora_" in n}
+    language = [p for n, p in factors.items() if "language_model" in n]
+    assert len(language) == 2 * LAYERS
+    assert all((p == 3.0).all() for p in language)
+    drawn = torch.cat([p.flatten() for n, p in factors.items() if "vision_tower" in n and ".lora_A." in n])
+    assert abs(drawn.std() - 1) < 0.05
+    assert not any(p.any() for n, p in factors.items() if "vision_tower" in n and ".lora_B." in n)
+
+
+def test_the_papers_initialisation_without_a_lora_is_refused():
+    with pytest.raises(ValueError, match=r"lora_init is 'paper', but tune is not set.* Use --tune language"):
+        ModelArguments(lora_init="paper")
 
 
 def test_an_unknown_initialisation_is_refused():

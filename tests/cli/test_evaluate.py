@@ -296,6 +296,12 @@ def test_empty_captions_are_counted(files, cache, tmp_path):
         (["--names", "references"], "reserved for the human captions"),
         (["--suite", "bleu"], "invalid choice"),
         (["--bags", "nowhere.json"], "nowhere.json"),
+        (["--pool", __file__, "--scorer", "none"], "Use --suite smile or all with a scorer, or leave --pool out"),
+        (["--pool", __file__, "--suite", "ndlb"], "Use --suite smile or all with a scorer, or leave --pool out"),
+        (["--bags", __file__, "--suite", "smile"], "Use --suite ndlb or all with a scorer, or leave --bags out"),
+        (["--bleurt", "nowhere"], "--bleurt: the weights of 'nowhere' cannot be loaded"),
+        (["--nli", "nowhere"], "--nli: the weights of 'nowhere' cannot be loaded"),
+        (["--entropy_of", "nowhere"], "nowhere"),
     ],
 )
 def test_bad_usage_is_refused_early(files, capsys, more, said):

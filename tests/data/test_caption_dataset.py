@@ -98,6 +98,34 @@ def test_a_new_caption_each_epoch():
     assert [item["caption"] for item in ds] == seen[1]
 
 
+def test_all_captions_are_items_in_the_order_of_the_images():
+    rows = [*embedded(3)]
+    rows[1]["captions"] = rows[1]["captions"][:2]  # images may have different numbers of captions
+    data = embedded(3).map(lambda row, n: {"captions": rows[n]["captions"]}, with_indices=True)
+    ds = CaptionDataset(data, captions_per_image="all")
+    assert (len(ds), ds.num_images) == (5 + 2 + 5, 3)
+    expected = [(n, caption) for n, row in enumerate(rows) for caption in row["captions"]]
+    assert [(item["index"], item["caption"]) for item in ds] == expected
+    assert [item["image_id"] for item in ds] == [f"id-{n}" for n, _ in expected]
+    assert (ds[6]["image"].tobytes(), ds[-1]["caption"]) == (open_image(png(1)).tobytes(), captions(2)[-1])
+    ds.set_epoch(4)  # every epoch has the same items
+    assert [(item["index"], item["caption"]) for item in ds] == expected
+    assert len(CaptionDataset(data)) == 3
+
+
+def test_all_captions_with_features_and_with_one_text_per_image():
+    data = embedded(2).remove_columns("image")
+    features = torch.arange(2.0).reshape(2, 1, 1)
+    ds = CaptionDataset(data, image_features=features, captions_per_image="all")
+    assert [float(item["image_features"]) for item in ds] == [0.0] * 5 + [1.0] * 5
+    single = data.remove_columns("captions").add_column("captions", ["a cat", "a dog"])
+    ds = CaptionDataset(single, image_features=features, captions_per_image="all")
+    assert [item["caption"] for item in ds] == ["a cat", "a dog"]
+    without = data.remove_columns("captions").add_column("captions", [["a cat"], []])
+    with pytest.raises(ValueError, match=r"'id-1' has 0 captions.*check_captions"):
+        CaptionDataset(without, image_features=features, captions_per_image="all")
+
+
 def test_resample_off_keeps_the_same_captions():
     ds = CaptionDataset(embedded(10), resample=False)
     before = [item["caption"] for item in ds]

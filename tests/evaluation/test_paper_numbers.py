@@ -49,14 +49,19 @@ def evaluated(tmp_path, monkeypatch):
     monkeypatch.setattr("hf_captionrl.evaluation.evaluator.optional_scorer", lambda name: Scorer())
     splits = {"train": split(range(50, 60)), "validation": split(range(20, 26)), "test": split(range(8))}
 
-    def make(captions=None, more=None, **settings):
+    def make(captions=None, more=None, reward_scorer=None, images=8, **settings):
         arguments = EvaluationArguments(
             held_out_scorer_name_or_path="openai/clip-vit-base-patch32", perplexity_name_or_path="none", **settings
         )
         evaluator = Evaluator.from_arguments(
-            splits["test"], arguments, seed=0, cache_dir=str(tmp_path / "cache"), splits=splits
+            split(range(images)),
+            arguments,
+            seed=0,
+            cache_dir=str(tmp_path / "cache"),
+            splits=splits,
+            reward_scorer=reward_scorer,
         )
-        captions = captions or [f"caption {n}" for n in range(8)]
+        captions = captions or [f"caption {n}" for n in range(images)]
         more = more or [f"more {n}" for n in range(0 if evaluator.bag_images is None else len(evaluator.bag_images))]
         return evaluator, evaluator.row("x", captions, more_captions=more), captions, more
 
@@ -126,18 +131,57 @@ def test_columns_of_the_papers(evaluated):
     text, images = Scorer().text_features(["a cat runs on a red mat"] * 8), colours(range(8))
     expected = 100 * sum(float(text[i] @ images[i]) for i in range(8)) / 8
     assert row["ndlb_clip_score"] == close(expected, dtype="float32", magnitude=100)
-    evaluator, row, *_ = evaluated(paper="discritune", hard_distractors=[5])
+    evaluator, row, *_ = evaluated(paper="discritune")
     keys = [c.key for c in evaluator.columns]
-    assert keys == ["blocks_recall_at_1", "bleu_4", "meteor", "spice", "hard_5_recall_at_1"]
-    assert row["hard_5_recall_at_1_reason"] == "fewer than 100 images"
+    assert keys == ["blocks_recall_at_1", "bleu_4", "meteor", "spice"]
+    assert row["blocks_recall_at_1_reason"] == "fewer than 100 images"
     assert all(key in row and (row[key] is not None or row[f"{key}_reason"]) for key in keys)
+
+
+class RewardScorer(Scorer):
+    """Another scorer: it reads everything backwards."""
+
+    signature = "hash backwards|1"
+
+    def text_features(self, captions):
+        return super().text_features([caption[::-1] for caption in captions])
+
+
+def test_columns_of_the_papers_by_the_reward_scorer(evaluated):
+    captions = [f"a red cat {n}" for n in range(8)]
+    evaluator, row, *_ = evaluated(paper="ndlb", captions=captions, reward_scorer=RewardScorer())
+    assert [(c.key, c.header) for c in evaluator.columns][-1] == (
+        "reward_ndlb_clip_score",
+        "ClipSc\n(100 cos), own",
+    )
+    text = RewardScorer().text_features(captions)
+    images = RewardScorer().text_features([str((n, 2 * n, 255 - n)) for n in range(8)])
+    expected = 100 * sum(float(text[i] @ images[i]) for i in range(8)) / 8
+    assert row["reward_ndlb_clip_score"] == close(expected, dtype="float32", magnitude=100)
+    assert row["reward_ndlb_clip_score"] != row["ndlb_clip_score"]
+
+    evaluator, row, *_ = evaluated(paper="discritune", reward_scorer=RewardScorer())
+    assert evaluator.columns[-1].key == "reward_blocks_recall_at_1"
+    assert row["reward_blocks_recall_at_1"] is None
+    assert row["reward_blocks_recall_at_1_reason"] == "fewer than 100 images"
+
+
+def test_p_at_1_in_blocks_by_the_reward_scorer_equals_a_plain_loop(evaluated):
+    # The last 10 images do not form a block of 100. Captions of even images are their colours, so they are found.
+    captions = [str((n, 2 * n, 255 - n)) if n % 2 == 0 else f"caption {n}" for n in range(110)]
+    _, row, *_ = evaluated(paper="discritune", captions=captions, images=110, reward_scorer=RewardScorer())
+    text = RewardScorer().text_features(captions)
+    images = RewardScorer().text_features([str((n, 2 * n, 255 - n)) for n in range(110)])
+    found = [all(text[i] @ images[i] > text[i] @ images[j] for j in range(100) if j != i) for i in range(100)]
+    assert 50 <= sum(found) < 100
+    assert row["reward_blocks_recall_at_1"] == close(sum(found) / 100)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"pool": "p.json", "held_out_scorer_name_or_path": "none"}, "pool is 'p.json'.* Use a held-out scorer"),
         ({"paper": "gan"}, r"paper is 'gan'. Use one of \['discritune', 'ndlb', 'sle'\]"),
-        ({"hard_distractors": [100]}, r"hard_distractors is \[100\]. Use numbers from 1 to 99"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):

@@ -5,6 +5,7 @@ neither states.
 """
 
 FINETUNED, PRETRAINED = "outputs/blip-coco-finetuned", "outputs/blip-pretrained"
+CLIP = "openai/clip-vit-base-patch32"
 COCO, FLICKR = "dataset_coco.json", "dataset_flickr30k.json"
 BOOSTED = "outputs/boosted/train/captions.parquet"
 TEST_REFERENCES = "outputs/boosted/test/captions.parquet"
@@ -21,6 +22,7 @@ SMILE = {
     "decay": 0.05,
     "batch": 32,
     "epochs": 5,
+    "captions": "all",  # code: data/coco_karpathy_dataset.py of BLIP has a row per caption
     "frozen_tower": False,
     "beams": 3,
     "longest": 75,
@@ -33,22 +35,25 @@ SMILE = {
 }
 # BLIP's own finetuning with maximum likelihood smooths labels with 0.1 (code).
 MLE = SMILE | {"start": PRETRAINED, "mle_weight": 1.0, "smoothing": 0.1}
+# SMILE, Table 6: MSR-VTT and BLIP4video, which is not published. The paper states no settings of this training.
 VIDEO = {
     "recipe": "smile_video",
     "start": FINETUNED,
     "data": "msr-vtt",
-    "frames": 8,
-    "mle_epochs": 2,
+    "frames": 8,  # ours
+    "mle_epochs": 2,  # ours
     "mle_weight": 0.0,
-    "rate": 1e-5,
-    "schedule": "cosine",
-    "decay": 0.05,
-    "batch": 32,
-    "epochs": 5,
-    "beams": 3,
-    "frozen_tower": True,
+    "rate": 1e-5,  # ours, as on images
+    "schedule": "cosine",  # ours, as on images
+    "decay": 0.05,  # ours, as on images
+    "batch": 32,  # ours, as on images
+    "epochs": 5,  # ours, as on images
+    "beams": 3,  # ours, as on images
+    "frozen_tower": True,  # ours
 }
+# SMILE, Appendix B: LLaMA-13B on Alpaca, batch 8, 5 to 20 epochs; its learning rate and rank are not stated.
 LLAMA = {"recipe": "smile_llama_lora", "start": "huggyllama/llama-13b", "data": "tatsu-lab/alpaca", "batch": 8}
+# ours: a current small LLaMA.
 LLAMA_1B = LLAMA | {"start": "meta-llama/Llama-3.2-1B", "epochs": 5}
 
 # DiscriTune, section 4.1: Adam, 1e-7, constant, 100 images, greedy captions of 40 positions, 5 beams; code: no weight decay.
@@ -74,8 +79,8 @@ DISCRITUNE = {
     "scope": "batch",
     "scale": "model",
     "paper": "discritune",
-    "judge": "openai/clip-vit-large-patch14",
-    "hard": [],
+    "scorer": CLIP,
+    "judge": "openai/clip-vit-large-patch14",  # ours
 }
 ABLATION = DISCRITUNE | {"data": FLICKR, "epochs": 10}  # 10 epochs of Flickr30K
 EVALUATION = {
@@ -86,8 +91,8 @@ EVALUATION = {
     "beams": 5,
     "longest": 30,
     "paper": "discritune",
-    "judge": "openai/clip-vit-large-patch14",
-    "hard": [5, 10],
+    "scorer": CLIP,
+    "judge": "openai/clip-vit-large-patch14",  # ours
 }
 
 # No Detail Left Behind, Table 12 and Appendix C.3; code: finetuning/lora.py, configs/sr_final.yml (temperature, lengths).
@@ -117,7 +122,8 @@ NDLB = {
     "scope": "batch",
     "reward": "log_prob",
     "paper": "ndlb",
-    "judge": "openai/clip-vit-large-patch14",
+    "scorer": CLIP,
+    "judge": "openai/clip-vit-large-patch14",  # ours
     "truematch": "truematch",
     "train_captions": None,
     "test_references": None,
@@ -130,6 +136,7 @@ NDLB_MLE = {
     "longest": 40,
     "beams": 5,
     "paper": "ndlb",
+    "scorer": CLIP,
     "truematch": "truematch",
     "test_references": None,
 }
@@ -160,6 +167,7 @@ CLIPCAP = {
     "gpt": "openai-community/gpt2",
     "data": COCO,
     "batch": 40,
+    "captions": "all",  # code: configs/mle_final.yml, 8 images with 5 captions
     "rate": 2e-5,
     "schedule": "linear",
     "steps": 30000,
@@ -191,6 +199,7 @@ SLE = {
     "beams": 5,
     "paper": "sle",
 }
+# Section 5.1: the vision tower is frozen. Number of frames and prompt are ours.
 TGIF = SLE | {"data": "tgif", "frames": 8, "frozen_tower": True, "prompt": "a video of "}
 
 PAPERS = {
@@ -228,7 +237,7 @@ PAPERS = {
     "smile/figure4b/simplest-smile": SMILE
     | {"start": "outputs/smile/mle/simplest-coco/model", "simplify": "simplest"},
     "smile_video/msrvtt": VIDEO,
-    "smile/table6/tgif": VIDEO | {"data": "tgif", "frames": 4},
+    "smile/table6/tgif": VIDEO | {"data": "tgif", "frames": 4},  # ours: the paper has MSR-VTT alone
     "smile_llama_lora/alpaca": LLAMA | {"epochs": 5},
     "smile/table7/5-epochs": LLAMA | {"epochs": 5},
     "smile/table7/10-epochs": LLAMA | {"epochs": 10},
@@ -237,7 +246,7 @@ PAPERS = {
     "smile/llama-1b/sentence": LLAMA_1B | {"subset_scope": "sentence"},
     "smile/llama-1b/window": LLAMA_1B | {"subset_scope": "window"},
     "self_retrieval_clipcap/discritune": DISCRITUNE,
-    "self_retrieval_clipcap/evaluation": EVALUATION | {"hard": []},
+    "self_retrieval_clipcap/evaluation": EVALUATION,
     "discritune/coco": DISCRITUNE,
     "discritune/conceptual": DISCRITUNE
     | {"start": "outputs/clipcap-conceptual", "data": "imagefolder", "folder": "conceptual_captions", "epochs": 2},
@@ -248,10 +257,11 @@ PAPERS = {
     "discritune/table9/cosine": ABLATION | {"reward": "cosine"},
     "discritune/table9/accuracy": ABLATION | {"reward": "accuracy"},
     "discritune/table9/log-prob": ABLATION,
+    # Appendix D.2: trained with 5 or 10 hard distractors of 99, tested with random ones.
     "discritune/table12/coco-clipcap": EVALUATION,
-    "discritune/table12/coco-discritune": DISCRITUNE | {"hard": [5, 10]},
-    "discritune/table12/coco-5-hard": DISCRITUNE | {"hard": [5, 10], "bags": 6},
-    "discritune/table12/coco-10-hard": DISCRITUNE | {"hard": [5, 10], "bags": 11},
+    "discritune/table12/coco-discritune": DISCRITUNE,
+    "discritune/table12/coco-5-hard": DISCRITUNE | {"bags": 6},
+    "discritune/table12/coco-10-hard": DISCRITUNE | {"bags": 11},
     **{
         f"discritune/table12/{data}-{row}": EVALUATION | settings | ({} if start is None else {"start": start})
         for data, settings in (
@@ -260,7 +270,7 @@ PAPERS = {
         )
         for row, start in (
             ("clipcap", None),
-            ("discritune", "outputs/discritune/table12/coco-discritune/model"),
+            ("discritune", "outputs/discritune/coco/model"),
             ("5-hard", "outputs/discritune/table12/coco-5-hard/model"),
             ("10-hard", "outputs/discritune/table12/coco-10-hard/model"),
         )
@@ -268,7 +278,7 @@ PAPERS = {
     # BLIP: one epoch, text decoder alone; 40 positions, of which the prompt takes 4.
     **dict.fromkeys(
         ("self_retrieval_blip/coco", "discritune/blip"),
-        {key: value for key, value in DISCRITUNE.items() if key != "hard"}
+        DISCRITUNE
         | {"recipe": "self_retrieval_blip", "start": FINETUNED, "epochs": 1, "longest": 36, "train_longest": 36}
         | {"prompt": "a picture of "},
     ),
@@ -306,9 +316,9 @@ PAPERS = {
     "ndlb/table7/row8": NDLB | HOLISTIC | CIDER | {"rate": 1e-7},
     "ndlb/table7/row9": NDLB | HOLISTIC | LV | CURRICULUM,
     "ndlb/table7/row10": NDLB | HOLISTIC | LV | CURRICULUM | BOTH,
-    # code: finetuning/losses.py, CiderReward.
-    "ndlb/code/cider": NDLB | CIDER | {"rate": 1e-6, "frequencies": "batch"},
-    "ndlb/code/cider-sr": NDLB | LV | CURRICULUM | BOTH | {"frequencies": "batch"},
+    # code: finetuning/losses.py, CiderReward (PTB words without the full stop); configs/cider.yml, cider-sr.yml (baselines).
+    "ndlb/code/cider": NDLB | CIDER | {"rate": 1e-6, "baseline": "running_mean", "frequencies": "batch", "eos": False},
+    "ndlb/code/cider-sr": NDLB | LV | CURRICULUM | BOTH | {"frequencies": "batch", "eos": False},
     "ndlb/table10/row1": NDLB | HOLISTIC | LV,
     **{
         f"ndlb/table10/row{row}": NDLB | HOLISTIC | LV | {"bags": size}

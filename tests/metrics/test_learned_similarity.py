@@ -2,34 +2,13 @@
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
 
 from hf_captionrl.metrics.learned_similarity import bleurt, entailment
 from tests.closeness import close
-from tests.tiny import wordpiece_tokenizer
+from tests.tiny import tiny_pair_model
 
 CAPTIONS = ["a cat", "two dogs"]
 REFERENCES = [["a red cat", "a mat"], ["a dog", "two dogs", "birds"]]
-
-
-def save(folder, labels):
-    torch.manual_seed(0)
-    tokenizer = wordpiece_tokenizer()
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        num_labels=len(labels),
-        id2label=dict(enumerate(labels)),
-        label2id={label: n for n, label in enumerate(labels)},
-        initializer_range=1.0,
-    )
-    model = BertForSequenceClassification(config).eval()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model, tokenizer
 
 
 def logits(model, tokenizer, first, second):
@@ -38,26 +17,29 @@ def logits(model, tokenizer, first, second):
 
 
 def test_bleurt_is_that_of_the_best_reference(tmp_path):
-    model, tokenizer = save(tmp_path, ["score"])
+    model, tokenizer = tiny_pair_model(tmp_path, ["score"])
     expected = [
         max(float(logits(model, tokenizer, c, r)[0]) for r in group)
         for c, group in zip(CAPTIONS, REFERENCES, strict=True)
     ]
     found = bleurt(CAPTIONS, REFERENCES, model=str(tmp_path))
     assert found["per_sample"] == close(expected, dtype="float32", ulps=64, magnitude=1)
+    assert (
+        bleurt(CAPTIONS, REFERENCES, model=(model, tokenizer))["per_sample"].tolist() == found["per_sample"].tolist()
+    )
     assert found["bleurt"] == close(sum(expected) / 2, dtype="float32", ulps=64, magnitude=1)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_entailment_reads_the_label_of_that_name(tmp_path, reverse):
-    model, tokenizer = save(tmp_path, ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"])
+    model, tokenizer = tiny_pair_model(tmp_path, ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"])
     expected = []
     for caption, group in zip(CAPTIONS, REFERENCES, strict=True):
         pairs = [(r, caption) if reverse else (caption, r) for r in group]
         expected.append(max(float(logits(model, tokenizer, *pair).softmax(0)[2]) for pair in pairs))
     found = entailment(CAPTIONS, REFERENCES, model=str(tmp_path), reverse=reverse)
     assert found["per_sample"] == close(expected, dtype="float32", ulps=64, magnitude=1)
-    save(tmp_path / "other", ["a", "b"])
+    tiny_pair_model(tmp_path / "other", ["a", "b"])
     with pytest.raises(ValueError, match="Use a model with the label entailment"):
         entailment(CAPTIONS, REFERENCES, model=str(tmp_path / "other"))
 

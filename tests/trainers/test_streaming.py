@@ -132,6 +132,8 @@ def test_unsupported_uses_of_a_stream_are_refused_with_the_reason(tmp_path, data
         SmileTrainer(captioner, SmileConfig(**{**plain, "max_steps": -1}), train_dataset=stream)
     with pytest.raises(ValueError, match=r"cache_image_features encodes every image before training.* Use a Dataset"):
         SmileTrainer(captioner, SmileConfig(**plain, cache_image_features=True), train_dataset=stream)
+    with pytest.raises(ValueError, match=r"captions_per_image is 'all'.* Use captions_per_image='one', or a Dataset"):
+        SmileTrainer(captioner, SmileConfig(**plain, captions_per_image="all"), train_dataset=stream)
     with pytest.raises(ValueError, match="eval_dataset is an IterableDataset"):
         SmileTrainer(captioner, SmileConfig(**plain), train_dataset=data, eval_dataset=stream)
     with pytest.raises(ValueError, match="rewards, bags and the curriculum are prepared from all images"):
