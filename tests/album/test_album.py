@@ -1,5 +1,6 @@
 """Candidates, copies, constraints and diagnosis of an album, with the embedded captioners."""
 
+import json
 import weakref
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl import load_captioner, load_scorer
-from hf_captionrl.album import album, image_facts
+from hf_captionrl.album import album, candidates, image_facts
 from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.candidates import generate_candidates
 from hf_captionrl.album.captions import compare_captioners
@@ -20,6 +21,7 @@ from hf_captionrl.evaluation.caption_files import CaptionWriter
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import caption_generation
+from tests.closeness import assert_close
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +43,18 @@ def images():
 def test_candidates_are_beams_and_samples(captioner, images):
     ids = ["a", "b", "c"]
 
-    def candidates(**changes):
+    def generated(**changes):
         return generate_candidates(
             captioner, images, ids, AlbumSettings(num_beams=2, num_samples=3, batch_size=2, **changes)
         )
 
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    first = candidates(seed=1)
+    first = generated(seed=1)
     assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers"
     assert all(2 <= len(mine) <= 5 and len(set(mine)) == len(mine) for mine in first)
-    assert first == candidates(seed=1)
-    assert first != candidates(seed=2)
+    assert first == generated(seed=1)
+    assert first != generated(seed=2)
     beams = captioner.generate(**captioner.encode_images(images), do_sample=False, num_beams=2, num_return_sequences=2)
     assert [mine[:2] for mine in first] == [beams.captions[2 * i : 2 * i + 2] for i in range(3)]
 
@@ -173,10 +175,79 @@ def test_constraints(captioner, scorer, images):
     assert found.captions[2] == "a dog, sitting"
 
 
+def test_broken_constraint_is_a_problem(scorer, images):
+    texts = [["a red pig"], ["a cow"], ["a dog"]]
+    found = describe_album(images, None, scorer, captions=texts, diagnose_only=False, require=["red"])
+    assert ["constraint" in image.problems for image in found.images] == [False, True, True]
+    found = describe_album(images, None, scorer, captions=[mine[0] for mine in texts], max_characters=5)
+    assert ["constraint" in image.problems for image in found.images] == [True, False, False]
+
+
+PHOTOS = [
+    ["a photo of a dog on a red sofa, sleeping", "a photo of a dog beside a red wall"],
+    ["a photo of a dog near a small blue house, running"],
+    ["a photo of a dog with a ball, barking at people"],
+]
+
+
+@pytest.mark.parametrize("choice", ["assignment", "margin", "first"])
+def test_constraints_and_ranks_are_those_of_the_edited_captions(scorer, images, choice):
+    settings = {"diagnose_only": False, "choice": choice, "copy_threshold": 2}
+    found = describe_album(
+        images, None, scorer, captions=PHOTOS, drop_shared=True, trigger="ohwx dog", max_characters=40, **settings
+    )
+    assert all(text.startswith("ohwx dog") and len(text) <= 40 for text in found.captions)
+    assert found.shared[0].shared == ("a photo of a dog",)
+    assert all("constraint" not in image.problems for image in found.images)
+    # What is measured is what is written: a diagnosis of the texts finds the same ranks and margins.
+    again = describe_album(images, None, scorer, captions=found.captions, copy_threshold=2)
+    for first, second in zip(found.images, again.images, strict=True):
+        assert (first.rank, first.confused_with, first.is_distinct) == (
+            second.rank,
+            second.confused_with,
+            second.is_distinct,
+        )
+        assert_close(first.margin, second.margin, dtype=torch.float32, magnitude=1)
+
+
+def test_texts_that_become_equal_are_not_distinct_captions(scorer, images):
+    texts = [["a dog", "a red dog"], ["the dog", "a blue dog"], ["dog", "a green dog"]]
+    found = describe_album(images, None, scorer, captions=texts, diagnose_only=False, trigger="x", drop_shared=True)
+    assert sorted(found.captions) == ["x, blue", "x, green", "x, red"]
+
+
+def test_trigger_in_another_script_does_not_count_as_a_script(scorer, images):
+    texts = ["два кота", "кот", "кит"]
+    found = describe_album(images, None, scorer, captions=texts, diagnose_only=False, trigger="ohwx animal")
+    assert found.captions == [f"ohwx animal, {text}" for text in texts]
+    assert all("constraint" not in image.problems for image in found.images)
+
+
+def test_copies_in_different_folders_get_one_caption(scorer, images):
+    groups = ["dogs", "dogs", "dogs", "cats", "cats", "cats", "cats"]
+    flipped = [image.transpose(0) for image in images]
+    album = [*images, images[0], *flipped]
+    texts = [*(f"a photo of a dog, {place}" for place in ("asleep", "awake", "alone"))]
+    texts += [[], *(f"a drawing of a cat, {place}" for place in ("asleep", "awake", "alone"))]
+    found = describe_album(
+        album, None, scorer, captions=texts, groups=groups, diagnose_only=False, copy_threshold=2, drop_shared=True
+    )
+    assert found.copies == [(0, 3)]
+    assert found.captions[3] == found.captions[0] == "asleep"
+    assert found.captions[5] == "awake"
+
+
+def test_first_choice_takes_the_first_candidate_that_meets_the_constraints(scorer, images):
+    texts = [["a very small pig in a corner", "a pig", "a red pig"], ["", "a cow"], ["a very large dog"]]
+    settings = {"captions": texts, "diagnose_only": False, "choice": "first"}
+    found = describe_album(images, None, scorer, forbid=["very"], **settings)
+    assert found.captions == ["a pig", "a cow", "a very large dog"]
+    assert found.images[2].problems[-1] == "constraint"
+
+
 def test_script_of_existing_captions_is_kept(scorer, images):
     texts = [["два кота", "two cats"], ["three cats"], ["four cats"]]
-    candidates = [["two cats", "один кот"], *texts[1:]]
-    allowed = check_candidates(candidates, [["кот"], [], []], AlbumSettings())
+    allowed = check_candidates([["two cats", "один кот"], *texts[1:]], [["кот"], [], []], AlbumSettings())
     assert allowed.tolist() == [False, True, True, True]
     assert script_of("два кота, 2") == "CYRILLIC"
     assert script_of("2 + 2") is None
@@ -195,6 +266,24 @@ def test_journal_continues_with_the_same_samples(captioner, scorer, images, tmp_
         again = describe_album(images, captioner, scorer, journal=journal, **settings)
     assert path.read_text().splitlines(keepends=True) == lines
     assert again.rows() == whole.rows()
+
+
+def test_images_of_the_journal_keep_their_candidates_when_the_album_grows(captioner, images, tmp_path, monkeypatch):
+    settings = AlbumSettings(num_beams=1, num_samples=3, batch_size=4, max_new_tokens=8)
+    path, ids = tmp_path / "candidates.jsonl", ["a", "b", "c"]
+    with CaptionWriter(path) as journal:
+        journal.start()
+        before = generate_candidates(captioner, images[:2], ids[:2], settings, journal=journal)
+    asked, real = [], candidates._of_batch
+    monkeypatch.setattr(
+        candidates, "_of_batch", lambda c, i, rows, *rest: asked.append(rows) or real(c, i, rows, *rest)
+    )
+    with CaptionWriter(path) as journal:
+        journal.start()
+        grown = generate_candidates(captioner, images, ids, settings, journal=journal)
+    assert asked == [[2]]
+    assert grown[:2] == before
+    assert [json.loads(line)["image_id"] for line in path.read_text().splitlines()] == ids
 
 
 def test_unreadable_images_are_listed(captioner, scorer, images, tmp_path):
