@@ -92,7 +92,11 @@ class Album:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Numbers of the album, as fractions of the different images that have a caption."""
+        """Numbers of the album, and what its groups share.
+
+        Returns:
+            `dict`: Counts of images, and fractions of the different images that have a caption.
+        """
         described = [image for image in self.images if image.caption.strip() and image.copy_of is None]
         count = max(len(described), 1)
         problems = Counter(problem for image in self.images for problem in image.problems)
@@ -116,7 +120,11 @@ class Album:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary per image, as the files contain them; other images by their ids."""
+        """The table that the files contain.
+
+        Returns:
+            `list[dict]`: One row per image, in their order; other images by their ids.
+        """
         ids = [image.image_id for image in self.images]
         return [
             {
@@ -135,13 +143,27 @@ class Album:
         ]
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write a table that Excel opens: UTF-8 with a mark, and no cell that it would compute."""
+        """Write a table that Excel opens: UTF-8 with a byte order mark, and no cell that it would compute.
+
+        Args:
+            path: The file.
+
+        Returns:
+            `Path`: The file.
+        """
         from hf_captionrl.album.outputs import write_csv
 
         return write_csv(self, path)
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
-        """Write one JSON object per image."""
+        """Write one JSON object per image.
+
+        Args:
+            path: The file.
+
+        Returns:
+            `Path`: The file.
+        """
         from hf_captionrl.album.outputs import write_rows
 
         return write_rows(self, path)

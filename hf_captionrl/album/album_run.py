@@ -92,14 +92,14 @@ class AlbumRun:
             self._open.append(self.answers)
 
     def _begin(self) -> None:
-        """Refuse to replace files of others; forget captions that an earlier run wrote."""
+        """Refuse to replace files that this command did not write; forget captions that an earlier run wrote."""
         self.continues = self.run_file.is_file() and not self.options.overwrite
         self.check_targets()
         if self.options.captions is None:
             self._restore_captions()
 
     def check_targets(self) -> None:
-        """Refuse to replace files of others."""
+        """Refuse to replace files that this command did not write."""
         foreign = [] if self.options.overwrite else self.kept.foreign(self.targets)
         if foreign:
             raise ValueError(
