@@ -56,7 +56,7 @@ def describe_album(
 ) -> Album:
     """Caption every image of a set so that its caption is true of it and of no other image.
 
-    Copies get one caption and are never confusions of each other. The candidates of an image are the captions that exist,
+    Copies get one caption and are never confusions of each other. The candidates of an image are existing captions,
     beams and samples. Shared phrases are removed from the candidates, and candidates are truncated, before they are compared
     with the images: ranks and margins are those of the captions that are returned. The choice is described at
     [`distinct_captions`].
@@ -65,7 +65,7 @@ def describe_album(
         images: Anything that `open_image` opens; read one by one.
         captioner ([`Captioner`], *optional*): Generates candidates; None uses only `captions`.
         scorer ([`Scorer`]): Compares captions and images.
-        captions: Captions that exist, of each image one, several or none.
+        captions: Existing captions: one, several or none per image.
         image_ids: Names of the images; by default their numbers.
         groups: Name of each image's group, inside which shared phrases are searched; by default the album is one group.
             Copies belong to the group of the first of them.
@@ -230,7 +230,7 @@ class AlbumEngine:
         return self._album(made, found.choice, facts)
 
     def _candidates(self, old: list[list[str]]) -> list[list[str]]:
-        """Generated candidates of each leader, then the captions that exist; an empty text if there is none."""
+        """Generated candidates of each leader, then existing captions; an empty text if there is none."""
         settings, images = self.settings, ChosenImages(self.images, self.rows)
         if self.captioner is None:
             return [mine or [""] for mine in old]

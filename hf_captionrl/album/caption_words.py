@@ -10,7 +10,7 @@ from functools import cache
 
 __all__ = ["DETERMINERS", "FUNCTION_WORDS", "JOINTS", "Word", "caption_words", "is_content", "is_english"]
 
-DETERMINERS = frozenset("a an the this that these those its his her their some one".split())
+DETERMINERS = frozenset("a an the this that these those its my your our his her their some one".split())
 """Words that need a noun."""
 JOINTS = frozenset(
     "and or of is are was were has have with in on at to by from near for while as that which who".split()

@@ -25,8 +25,8 @@ _SUFFIXES = (".csv", ".jsonl", ".html")
 class AlbumOptions(AlbumSettings, CaptionerOptions):
     """Caption the images of a set so that each caption is true of its image and of no other.
 
-    Copies of an image get one caption. Candidates come from beams, samples and the captions that exist; they are chosen for all
-    images together. Without --model, the captions that exist are diagnosed: which are duplicates, generic or ambiguous.
+    Copies of an image get one caption. Candidates come from beams, samples and existing captions; they are chosen for all
+    images together. Without --model, existing captions are diagnosed: which are duplicates, generic or ambiguous.
 
     Outputs are written when all captions are chosen; candidates are kept in NAME.candidates.jsonl as soon as they are generated,
     and the same command continues after a crash. Images are never changed, and text files beside them are only replaced with
@@ -57,7 +57,7 @@ class AlbumOptions(AlbumSettings, CaptionerOptions):
         "scenes:clip-reward with --adapt, else openai/clip-vit-base-patch32)",
     )
     captions: Path | None = option(
-        None, metavar="FILE", help="captions that exist: .jsonl or .csv (default: those of the data, and .txt files)"
+        None, metavar="FILE", help="existing captions: .jsonl or .csv (default: those of the data, and .txt files)"
     )
     sidecar_captions: bool = option(True, help="read the .txt file beside an image as a caption that exists")
     output: list[Path] = option(

@@ -24,6 +24,7 @@ __all__ = ["drop_shared", "without_loose_end"]
 
 _SEPARATORS = ",;:、，；：،؛"
 _STOPS = ".!?…。．！？।"
+_ENDS = frozenset(_SEPARATORS + _STOPS)
 _DASHES = "-–—/"
 _CLOSING = _SEPARATORS + _STOPS + ")]}%»”’」』）】"
 _OPENING = "([{«“‘「『（【"
@@ -31,6 +32,7 @@ _PAIRS = frozenset(["()", "[]", "{}", '""', "''", "«»", "“”", "‘’", "�
 
 # At the start of a caption these join it to something that was removed; "on the grass" stands for itself.
 _NEVER_FIRST = frozenset("and or of is are was were has have that which who while as".split())
+_PREDICATES = frozenset("is are was were has have that which who".split())
 _EXPLETIVES = frozenset("there there's it it's".split())
 _NEVER_LAST = FUNCTION_WORDS - {"up", "down"}  # "looking up" is complete
 _SINGULAR = frozenset("a an one this that".split())
@@ -141,8 +143,8 @@ def _drop_stranded(words: Sequence[Word], gone: list[bool]) -> None:
 def _determiner_of(lower: Sequence[str], gone: Sequence[bool], start: int, end: int) -> int | None:
     """The determiner of a removed noun, before at most two adjectives."""
     at, adjectives = start - 1, 0
-    while at >= 0 and not gone[at] and (is_content(lower[at]) or (lower[at] == "and" and adjectives)):
-        adjectives += lower[at] != "and"
+    while at >= 0 and not gone[at] and (is_content(lower[at]) or (lower[at] in ("and", "very") and adjectives)):
+        adjectives += lower[at] not in ("and", "very")
         # "a sleeping dog", but not "a man walking dogs"
         is_clause = _is_verb(lower, at) and (at == 0 or lower[at - 1] not in DETERMINERS)
         if adjectives > _MOST_ADJECTIVES or is_clause:
@@ -155,7 +157,12 @@ def _determiner_of(lower: Sequence[str], gone: Sequence[bool], start: int, end: 
 
 
 def _drop_at_ends(words: Sequence[Word], gone: list[bool]) -> None:
-    """Remove joining words between a removed part and an end of the caption, and "there" and "it" before the first part."""
+    """Remove joining words between a removed part and an end of the caption, and words that lost their subject."""
+    for start, end in list(_runs(gone)):
+        at = end + 1
+        while start > 0 and words[start - 1].folded in _ENDS and at < len(words) and words[at].folded in _PREDICATES:
+            gone[at] = True
+            at += 1
     start = gone.index(True) if True in gone else 0
     if all(word.folded in _EXPLETIVES for word in words[:start]):
         gone[:start] = [True] * start

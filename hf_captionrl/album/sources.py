@@ -1,4 +1,4 @@
-"""Images of an album, and the captions that exist: a folder, a list of files, a data set."""
+"""Images of an album, and existing captions: a folder, a list of files, a data set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AlbumSource:
     Args:
         images: Anything that `open_image` opens, read on access.
         image_ids: Their names, all different; relative paths in a folder.
-        captions: Captions that exist, per image; an empty list if there is none.
+        captions: Existing captions, per image; an empty list if there is none.
         paths: Files of the images; None for images that are not files.
         root: Folder that relative paths start from, if there is one.
     """
