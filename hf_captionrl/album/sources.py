@@ -131,14 +131,16 @@ def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSour
     rows = choose_split(name if path is None else str(name), split, **source).dataset
     column = undecoded(rows.with_format(None)).select_columns("image")
     files: list[str | None] = [None] * len(rows)
+    root = None
     if path is not None and path.exists():  # else files are in the cache of the Hub
         files = _files_of(column)
+        root = path if path.is_dir() else Path(source.get("image_root") or path.parent)
     return AlbumSource(
         _Column(column),
         [str(image_id) for image_id in rows["image_id"][:]],
         [[text for text in texts if text and text.strip()] for texts in caption_lists(rows)],
         files,
-        path if path is not None and path.is_dir() else None,
+        root,
     )
 
 

@@ -328,6 +328,7 @@ def test_local_files_of_a_table_have_text_files(tmp_path, scenes, suffix):
     found = load_album_source(table)
     assert found.paths == [str(tmp_path / "a.png"), str(tmp_path / "sub" / "b.png")]
     assert found.captions == [["a pig"], []]
+    assert found.root == tmp_path, "folders are groups"
     expected = [tmp_path / "a.txt", tmp_path / "sub" / "b.txt"]
     assert outputs.check_sidecars(found.image_ids, found.paths) == expected
 

@@ -1,14 +1,19 @@
 """Prompts per image of chat models, and the same prompt in the GRPO trainer."""
 
+import json
+
 import datasets
 import numpy as np
 import pytest
 
+from hf_captionrl import load_scorer
+from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.candidates import contrastive_candidates
 from hf_captionrl.album.settings import AlbumSettings
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts
 from hf_captionrl.evaluation.caption_files import CaptionWriter
+from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers.self_retrieval_grpo_trainer import _prompts
 from tests.closeness import assert_close
 from tests.tiny import tiny_captioner, tiny_images
@@ -80,6 +85,18 @@ def test_answers_to_contrastive_prompts_are_kept(captioner, tmp_path, monkeypatc
     changed = answers(["a dog", "a cat", "a house"])
     assert asked == [1]
     assert changed[:2] == first[:2]
+
+
+def test_album_keeps_its_answers(captioner, tmp_path):
+    scorer = load_scorer(model_path("scenes:siglip-held-out"), device="cpu")
+    settings = {"num_beams": 1, "num_samples": 0, "max_new_tokens": 4, "contrastive": True, "copy_threshold": 2}
+    with CaptionWriter(tmp_path / "answers.jsonl") as answers:
+        answers.start()
+        found = describe_album(tiny_images(3), captioner, scorer, answers=answers, trigger="ohwx", **settings)
+    kept = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [row["image_id"].split()[0] for row in kept] == ["0", "1", "2"]
+    # Answers are edited like all candidates; the captioner is told the captions without the trigger.
+    assert all(image.caption == "" or image.caption.startswith("ohwx") for image in found.images)
 
 
 def test_grpo_has_the_same_prompt():
