@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 __all__ = ["DETERMINERS", "FUNCTION_WORDS", "JOINTS", "Word", "caption_words", "is_content", "is_english"]
 
@@ -28,8 +28,7 @@ _OTHER_LANGUAGES = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """A word or a punctuation mark of a caption.
 
     Args:
@@ -46,9 +45,10 @@ class Word:
 @cache
 def _pattern() -> re.Pattern[str]:
     """Times and numbers, words with hyphens and apostrophes, single punctuation marks."""
-    # \w lacks combining marks, such as the vowel signs of Hindi, and the joiners of Hindi and Persian.
-    marks = "".join(c for c in map(chr, range(0x300, 0x20000)) if unicodedata.category(c)[0] == "M")
-    letter = rf"[\w\u200c\u200d{marks}]"
+    # \w lacks combining marks, such as the vowel signs of Hindi, and the joiners of Hindi and Persian. Marks above U+FFFF
+    # are left out: with them, `re` would search the set one by one.
+    marks = "".join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == "M")
+    letter = rf"(?:\w|[\u200c\u200d{marks}])"
     return re.compile(rf"\d+(?:[.,:/]\d+)+{letter}*|{letter}+(?:['’-]{letter}+)*|[^\w\s]")
 
 
