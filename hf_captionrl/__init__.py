@@ -28,6 +28,7 @@ __all__ = [
     "SmileTrainer",
     "__version__",
     "both_lora",
+    "describe_album",
     "fused_smile_loss",
     "language_lora",
     "load_captioner",
@@ -57,6 +58,7 @@ _HOME = {
     "SmileSFTTrainer": "trainers",
     "SmileTrainer": "trainers",
     "both_lora": "captioners",
+    "describe_album": "album.album",
     "fused_smile_loss": "losses",
     "language_lora": "captioners",
     "load_captioner": "captioners",
@@ -69,6 +71,7 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
+    from hf_captionrl.album.album import describe_album
     from hf_captionrl.captioners import Captioner, both_lora, language_lora, load_captioner, vision_lora
     from hf_captionrl.data import load_captions
     from hf_captionrl.losses import fused_smile_loss, smile_loss

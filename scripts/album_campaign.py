@@ -30,8 +30,9 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 from hf_captionrl import load_captioner, load_scorer  # noqa: E402
 from hf_captionrl.album.adapt import adapt_to_album  # noqa: E402
 from hf_captionrl.album.distinct_captions import distinct_captions, same_text  # noqa: E402
+from hf_captionrl.album.phrase_removal import drop_shared  # noqa: E402
 from hf_captionrl.album.rsa import pragmatic_captions  # noqa: E402
-from hf_captionrl.album.shared_phrases import drop_shared, shared_phrases  # noqa: E402
+from hf_captionrl.album.shared_phrases import shared_phrases  # noqa: E402
 from hf_captionrl.io import LineFile, read_jsonl  # noqa: E402
 from hf_captionrl.reports.plot_style import COLOURS, MARKERS, new_figure, plain_label, save_figure, tidy  # noqa: E402
 from hf_captionrl.retrieval import nearest_neighbours  # noqa: E402
@@ -261,7 +262,7 @@ def render(output: Path) -> None:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     note = (
         f"Albums of {', '.join(f'{n:,}' for n in images)} images, {len(seeds)} seeds; ± is the standard error over seeds. The reward "
-        "scorer chooses and rewards, so its own R@1 is higher than that of the held-out scorer where it is exploited."
+        "scorer chooses and rewards, so its R@1 is higher than that of the held-out scorer where it is exploited."
     )
     write_section(output / "page.md", "album-campaign", "\n".join([*lines, "", note]), title="Captioning an album")
     plot(output / "compute.png", found)

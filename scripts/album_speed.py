@@ -26,7 +26,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.album.album import AlbumEngine, finish_album  # noqa: E402
+from hf_captionrl.album.album import AlbumEngine  # noqa: E402
 from hf_captionrl.album.diagnosis import diagnose  # noqa: E402
 from hf_captionrl.album.image_facts import ImageFacts  # noqa: E402
 from hf_captionrl.album.settings import AlbumSettings  # noqa: E402
@@ -92,13 +92,13 @@ def measure(count: int) -> dict[str, Any]:
     ids = [str(row) for row in range(count)]
     settings = AlbumSettings()
     images: Any = range(count)
-    engine = AlbumEngine(images, ids, candidates, None, scorer, settings, None, None)  # type: ignore[arg-type]
+    engine = AlbumEngine(images, ids, candidates, None, scorer, settings, [""] * count)  # type: ignore[arg-type]
     times = [time.process_time()]
     engine.prepare(facts, threshold=0.99)
     times.append(time.process_time())
     album = engine.choose()
     times.append(time.process_time())
-    finish_album(album, [""] * count, settings, changes_texts=True)
+    engine.find_shared(album)
     diagnose(album, scorer)  # type: ignore[arg-type]
     times.append(time.process_time())
     neighbours, choice, report = (later - earlier for earlier, later in itertools.pairwise(times))

@@ -28,15 +28,19 @@ def _text(node: ast.expr) -> str | None:
 
 
 def field_parts(source: str) -> tuple[str | None, str | None]:
-    """The help and the default of `field(default=..., metadata={"help": ...})`.
+    """The help and the default of `field(default=..., metadata={"help": ...})` or `option(default, help=...)`.
 
     Returns:
         The help and the source of the default; None for what is not there.
     """
     node = ast.parse(source, mode="eval").body
-    if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != "field":
+    name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    if not isinstance(node, ast.Call) or name not in ("field", "option"):
         return None, None
     keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+    if name == "option":
+        help_text = _text(keywords["help"]) if "help" in keywords else None
+        return help_text, ast.unparse(node.args[0]) if node.args else None
     default = keywords.get("default", keywords.get("default_factory"))
     text = None
     if isinstance(metadata := keywords.get("metadata"), ast.Dict):

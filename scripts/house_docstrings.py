@@ -2,7 +2,7 @@
 
 A name that a module's static `__all__` lists has a summary of one line. What docs/reference lists, the public API, is
 documented in full: `Args:` with every parameter and no other, `Returns:` if it returns something, and `Raises:` with what
-it raises itself; every field of a dataclass in `Args:`, in `metadata={"help": ...}`, or in a line below it. A method that
+it raises itself; every field of a dataclass in `Args:`, in `metadata={"help": ...}` or `option(help=...)`, or in a line below it. A method that
 overrides a documented one needs no docstring.
 """
 
@@ -235,5 +235,9 @@ def undocumented_fields(node: ast.ClassDef, named: set[str]) -> Iterator[tuple[i
         if name.startswith("_") or "ClassVar" in ast.unparse(statement.annotation) or "init=False" in source:
             continue
         below = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if name not in named and not below and not re.search(r"metadata=.*'help':", source, re.DOTALL):
+        if (
+            name not in named
+            and not below
+            and not re.search(r"metadata=.*'help':|= option\(.*\bhelp=", source, re.DOTALL)
+        ):
             yield statement.lineno, name

@@ -192,6 +192,7 @@ def test_docstrings_of_the_house_are_read(built):
     assert read.endswith("\n\nExamples:\n    >>> 1")
     assert field_parts('field(default=0.5, metadata={"help": "How " "much."})') == ("How much.", "0.5")
     assert field_parts("field(default_factory=list)") == (None, "list")
+    assert field_parts('option(0.5, parse=share, help="How " "much.")') == ("How much.", "0.5")
     assert field_parts("other(default=1)") == (None, None)
     for file in (built / "reference").glob("*.html"):
         text = file.read_text(encoding="utf-8")

@@ -29,9 +29,9 @@ from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
 from hf_captionrl.trainers.caption_generation import generate_captions
 
-__all__ = ["Adapted", "adapt_to_album"]
+__all__ = ["MOST_MEASURED", "Adapted", "adapt_to_album"]
 
-_MOST_MEASURED = 500
+MOST_MEASURED = 500
 """Most images whose captions decide."""
 _BAG = 5
 _MAX_DEGENERATE = 0.1
@@ -84,7 +84,7 @@ def adapt_to_album(
     seed: int = 0,
     max_steps: int = 1_000_000,
 ) -> Adapted:
-    """Train a LoRA on the album's own images, which needs no captions, for a given time.
+    """Train a LoRA on the images of the album for a given time; this needs no captions.
 
     The reward is self-retrieval among look-alikes: bags of 5 by the reward scorer, random images in small albums. The guard
     stops a training whose captions degenerate. The adapter is used if the held-out scorer ranks more images first by one
@@ -203,8 +203,8 @@ def _plain(images: Sequence[Any]) -> list[Any]:
 
 def _captions(captioner: Captioner, images: Sequence[Any]) -> dict[int, str]:
     """One caption by beam search of some images, by their rows."""
-    step = max(1, len(images) // _MOST_MEASURED)
-    rows = list(range(0, len(images), step))[:_MOST_MEASURED]
+    step = max(1, len(images) // MOST_MEASURED)
+    rows = list(range(0, len(images), step))[:MOST_MEASURED]
     captions = generate_captions(captioner, ChosenImages(images, rows), do_sample=False, num_beams=3)
     return dict(zip(rows, captions, strict=True))
 

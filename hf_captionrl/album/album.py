@@ -1,4 +1,4 @@
-"""One caption for each image of a set that no other image has: the engine of `captionrl album`.
+"""A distinct caption for each image of a set: the engine of `captionrl album`.
 
 Legend: M images, L leaders (images that are not copies of an earlier one), S candidates, k neighbours, D features.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,20 +17,22 @@ from torch import Tensor
 from hf_captionrl.album.album_result import Album, AlbumImage
 from hf_captionrl.album.candidate_scores import EncodedTexts, confusions_of
 from hf_captionrl.album.candidates import Journal, contrastive_candidates, generate_candidates
-from hf_captionrl.album.constraints import check_candidates, shortened
+from hf_captionrl.album.choice import Choice
+from hf_captionrl.album.constraints import check_candidates, meets_constraints, shortened
 from hf_captionrl.album.copies import calibrate_threshold, copy_leaders
 from hf_captionrl.album.diagnosis import diagnose
-from hf_captionrl.album.distinct_captions import distinct_captions, same_text
+from hf_captionrl.album.distinct_captions import ChosenCaptions, distinct_captions, same_text
 from hf_captionrl.album.image_facts import ImageFacts, opened_chunks, read_images
+from hf_captionrl.album.phrase_removal import drop_shared
 from hf_captionrl.album.settings import NEIGHBOURS, SMALL_ALBUM, AlbumSettings, check_candidate_options
-from hf_captionrl.album.shared_phrases import drop_shared, group_facts
+from hf_captionrl.album.shared_phrases import GroupFacts, group_facts
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.pipelines import ChosenImages
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
 
-__all__ = ["AlbumEngine", "AlbumSettings", "describe_album", "finish_album"]
+__all__ = ["AlbumEngine", "AlbumSettings", "describe_album"]
 
 _MOST_EXACT = 200_000
 
@@ -46,28 +49,34 @@ def describe_album(
     settings: AlbumSettings | None = None,
     cache: FeatureCache | None = None,
     journal: Journal | None = None,
+    answers: Journal | None = None,
     skip_unreadable: bool = False,
     progress: Callable[[str, int], Any] | None = None,
     **changes: Any,
 ) -> Album:
     """Caption every image of a set so that its caption is true of it and of no other image.
 
-    Copies get one caption and are never confusions of each other. The candidates of an image are the captions that exist,
-    beams and samples. The choice is described at [`distinct_captions`].
+    Copies get one caption and are never confusions of each other. The candidates of an image are existing captions,
+    beams and samples. Shared phrases are removed from the candidates, and candidates are truncated, before they are compared
+    with the images: ranks and margins are those of the captions that are returned. The choice is described at
+    [`distinct_captions`].
 
     Args:
         images: Anything that `open_image` opens; read one by one.
         captioner ([`Captioner`], *optional*): Generates candidates; None uses only `captions`.
         scorer ([`Scorer`]): Compares captions and images.
-        captions: Captions that exist, of each image one, several or none.
+        captions: Existing captions: one, several or none per image.
         image_ids: Names of the images; by default their numbers.
         groups: Name of each image's group, inside which shared phrases are searched; by default the album is one group.
+            Copies belong to the group of the first of them.
         diagnose_only: Diagnose the first existing caption of each image instead of choosing one. None: if there is no captioner.
-        settings ([`AlbumSettings`], *optional*): Or its fields as keyword arguments.
+        settings ([`AlbumSettings`], *optional*): Number of candidates, constraints, choice.
         cache ([`FeatureCache`], *optional*): Image features of an earlier run.
         journal: Keeps candidates, so that an interrupted run can continue; see `evaluation.caption_files.CaptionWriter`.
+        answers: The same for the answers to contrastive prompts.
         skip_unreadable: Whether images that cannot be read are listed in the result instead of raising an `ImageError`.
         progress: Called with the name of a stage and the number of images it has finished since the last call.
+        changes: Fields of [`AlbumSettings`] as keyword arguments, if `settings` is not passed.
 
     Returns:
         [`Album`]: Captions, copies, confusions, shared phrases, and methods that write them.
@@ -94,11 +103,11 @@ def describe_album(
     if diagnoses and not any(existing):
         raise ValueError("There are no captions to diagnose. Pass captions, or a captioner that writes them.")
     check_candidate_options(settings, captioner)
-    engine = AlbumEngine(images, ids, existing, captioner, scorer, settings, journal, progress)
+    names = [""] * len(images) if groups is None else list(groups)
+    engine = AlbumEngine(images, ids, existing, captioner, scorer, settings, names, journal, answers, progress)
     engine.read(cache, skip_unreadable)
     album = engine.existing_captions() if diagnoses else engine.choose()
-    names = [""] * len(images) if groups is None else list(groups)
-    finish_album(album, names, settings, changes_texts=not diagnoses)
+    engine.find_shared(album)
     diagnose(album, scorer)
     return album
 
@@ -115,28 +124,20 @@ def _existing(images: Sequence[Any], captions: Sequence[Sequence[str] | str] | N
     return [[mine] if isinstance(mine, str) else list(mine) for mine in captions]
 
 
+@dataclass
 class AlbumEngine:
-    """The steps of [`describe_album`]."""
+    """The steps of [`describe_album`], with its arguments."""
 
-    def __init__(
-        self,
-        images: Sequence[Any],
-        ids: list[str],
-        existing: list[list[str]],
-        captioner: Captioner | None,
-        scorer: Scorer,
-        settings: AlbumSettings,
-        journal: Journal | None,
-        progress: Callable[[str, int], Any] | None,
-    ) -> None:
-        self.images = images
-        self.ids = ids
-        self.existing = existing
-        self.captioner = captioner
-        self.scorer = scorer
-        self.settings = settings
-        self.journal = journal
-        self.progress = progress
+    images: Sequence[Any]
+    ids: list[str]
+    existing: list[list[str]]
+    captioner: Captioner | None
+    scorer: Scorer
+    settings: AlbumSettings
+    groups: list[str]
+    journal: Journal | None = None
+    answers: Journal | None = None
+    progress: Callable[[str, int], Any] | None = None
 
     def _report(self, stage: str) -> Callable[[int], Any] | None:
         progress = self.progress
@@ -196,42 +197,23 @@ class AlbumEngine:
 
     def choose(self) -> Album:
         """Choose a caption for each leader; copies get the same."""
-        settings, members = self.settings, self._members()
-        old = [self._old(n, mine) for n, mine in enumerate(members)]
-        generated: list[list[str]] = [[] for _ in self.rows]
-        needs_similar = settings.decoding == "rsa" or settings.contrastive
-        similar = self.similar() if needs_similar and self.captioner is not None else None
-        if self.captioner is not None:
-            generated = generate_candidates(
-                self.captioner,
-                ChosenImages(self.images, self.rows),
-                [self.ids[row] for row in self.rows],
-                settings,
-                similar=similar,
-                journal=self.journal,
-                progress=self._report("captioning"),
-            )
-        candidates = [list(dict.fromkeys([*new, *mine])) or [""] for new, mine in zip(generated, old, strict=True)]
-        candidates = [shortened(mine, settings) for mine in candidates]
-        found = self._chosen(candidates, old)
-        if settings.contrastive and self.captioner is not None and similar is not None:
-            said = [caption.caption for caption in found.captions]
-            images = ChosenImages(self.images, self.rows)
-            ids = [self.ids[row] for row in self.rows]
-            more = contrastive_candidates(
-                self.captioner, images, ids, said, settings, similar, self._report("asking again")
-            )
-            candidates = [
-                list(dict.fromkeys([*a, *shortened(b, settings)])) for a, b in zip(candidates, more, strict=True)
-            ]
-            found = self._chosen(candidates, old)
+        settings = self.settings
+        old = [self._old(n, mine) for n, mine in enumerate(self._members())]
+        candidates = self._candidates(old)
+        facts: list[GroupFacts] = []
+        if settings.drop_shared or settings.trigger:
+            facts = self._shared(self.rows, self._texts(candidates, old))
+            candidates = self._edited(candidates, facts)
+        found = self._chosen([shortened(mine, settings) for mine in candidates], old, settings)
+        texts = [caption.caption for caption in found.captions]
+        fits = meets_constraints([[text] for text in texts], old, settings, trigger=settings.trigger)
         made = []
         for row in range(len(self.images)):
             if row not in self.leader_of:
                 made.append(self._unread(row))
                 continue
             leader = self.leader_of[row]
-            one, own = found.captions[leader], self.rows[leader]
+            one = found.captions[leader]
             made.append(
                 AlbumImage(
                     image_id=self.ids[row],
@@ -241,16 +223,69 @@ class AlbumEngine:
                     margin=one.margin,
                     is_distinct=one.is_distinct,
                     confused_with=tuple(self.rows[other] for other in one.confused_with),
-                    copy_of=None if row == own else own,
+                    copy_of=self._copy_of(row),
+                    meets_constraints=bool(fits[leader]),
                 )
             )
-        return Album(made, num_compared=self._num_compared(), copy_threshold=self.threshold, choice=found.choice)
+        return self._album(made, found.choice, facts)
 
-    def _chosen(self, candidates: list[list[str]], old: list[list[str]]) -> Any:
-        allowed = check_candidates(candidates, old, self.settings)
-        if self.settings.choice == "first":
-            candidates = [mine[:1] for mine in candidates]
-            allowed = np.ones(len(candidates), bool)
+    def _candidates(self, old: list[list[str]]) -> list[list[str]]:
+        """Generated candidates of each leader, then existing captions; an empty text if there is none."""
+        settings, images = self.settings, ChosenImages(self.images, self.rows)
+        if self.captioner is None:
+            return [mine or [""] for mine in old]
+        ids = [self.ids[row] for row in self.rows]
+        similar = self.similar() if settings.decoding == "rsa" or settings.contrastive else None
+        generated = generate_candidates(
+            self.captioner,
+            images,
+            ids,
+            settings,
+            similar=similar,
+            journal=self.journal,
+            progress=self._report("captioning"),
+        )
+        candidates = [list(dict.fromkeys([*new, *mine])) or [""] for new, mine in zip(generated, old, strict=True)]
+        if settings.contrastive and similar is not None:
+            answers = contrastive_candidates(
+                self.captioner,
+                images,
+                ids,
+                self._texts(candidates, old),
+                settings,
+                similar,
+                journal=self.answers,
+                progress=self._report("asking again"),
+            )
+            candidates = [list(dict.fromkeys([*a, *b])) for a, b in zip(candidates, answers, strict=True)]
+        return candidates
+
+    def _texts(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
+        """The choice among whole candidates, which will be edited or shown to the captioner."""
+        found = self._chosen(candidates, old, replace(self.settings, max_characters=None, trigger=None))
+        return [caption.caption for caption in found.captions]
+
+    def _shared(self, rows: Sequence[int], texts: Sequence[str]) -> list[GroupFacts]:
+        """What the captions of each group share; blank ones are left out."""
+        kept = [(text, self.groups[row]) for row, text in zip(rows, texts, strict=True) if text.strip()]
+        return group_facts(
+            [text for text, _ in kept], [group for _, group in kept], min_share=self.settings.shared_share
+        )
+
+    def _edited(self, candidates: list[list[str]], facts: Sequence[GroupFacts]) -> list[list[str]]:
+        """Candidates without what their group shares, and with the trigger."""
+        phrases = {fact.group: fact.shared if self.settings.drop_shared else () for fact in facts}
+        found = []
+        for row, mine in zip(self.rows, candidates, strict=True):
+            mine_shared = phrases.get(self.groups[row], ())
+            texts = (drop_shared(t, mine_shared, trigger=self.settings.trigger) if t.strip() else t for t in mine)
+            found.append(list(dict.fromkeys(texts)))
+        return found
+
+    def _chosen(self, candidates: list[list[str]], old: list[list[str]], settings: AlbumSettings) -> ChosenCaptions:
+        allowed = check_candidates(candidates, old, settings, trigger=settings.trigger)
+        if settings.choice == "first":
+            candidates, allowed = _first_allowed(candidates, allowed)
         flat = [text for mine in candidates for text in mine]
         return distinct_captions(
             candidates,
@@ -258,8 +293,8 @@ class AlbumEngine:
             self.features,
             neighbours=self.neighbours,
             allowed=allowed,
-            max_component=self.settings.max_component,
-            assigns=self.settings.choice == "assignment",
+            max_component=settings.max_component,
+            assigns=settings.choice == "assignment",
             progress=self._report("comparing"),
         )
 
@@ -276,9 +311,9 @@ class AlbumEngine:
         holders: dict[str, set[int]] = {}
         for row, text in zip(rows, texts, strict=True):
             holders.setdefault(same_text(text), set()).add(self.leader_of[row])
+        fits = meets_constraints([[text] for text in texts], [[] for _ in texts], self.settings)
         described = {}
-        for row, text, (confused, margin) in zip(rows, texts, found, strict=True):
-            own = self.rows[self.leader_of[row]]
+        for row, text, (confused, margin), good in zip(rows, texts, found, fits.tolist(), strict=True):
             described[row] = AlbumImage(
                 image_id=self.ids[row],
                 caption=text,
@@ -287,21 +322,32 @@ class AlbumEngine:
                 margin=margin if len(self.rows) > 1 else None,
                 is_distinct=len(holders[same_text(text)]) == 1,
                 confused_with=tuple(self.rows[other] for other in confused),
-                copy_of=None if row == own else own,
+                copy_of=self._copy_of(row),
+                meets_constraints=good,
             )
         made = [described.get(row) or self._unread(row) for row in range(len(self.images))]
-        return Album(made, num_compared=self._num_compared(), copy_threshold=self.threshold, choice=None)
+        return self._album(made, None, [])
 
-    def _num_compared(self) -> int:
-        return len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
+    def find_shared(self, album: Album) -> None:
+        """Find what the captions of each group share, unless the choice has done so to remove it."""
+        if not album.shared:
+            rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
+            album.shared = self._shared(rows, [album.images[row].caption for row in rows])
+
+    def _album(self, images: list[AlbumImage], choice: Choice | None, shared: list[GroupFacts]) -> Album:
+        number = len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
+        return Album(images, number, self.threshold, choice=choice, shared=shared, groups=self.groups)
+
+    def _copy_of(self, row: int) -> int | None:
+        """Row of the leader that an image is a copy of."""
+        leader = self.leader_of.get(row)
+        return None if leader is None or self.rows[leader] == row else self.rows[leader]
 
     def _unread(self, row: int) -> AlbumImage:
         """An image that cannot be read or, if captions are described, has none."""
         reason = self.facts.unreadable.get(row)
-        leader = self.leader_of.get(row)
-        own = None if leader is None or self.rows[leader] == row else self.rows[leader]
         old = next(iter(self.existing[row]), None)
-        return AlbumImage(image_id=self.ids[row], caption="", old=old, unreadable=reason, copy_of=own)
+        return AlbumImage(image_id=self.ids[row], caption="", old=old, unreadable=reason, copy_of=self._copy_of(row))
 
 
 def _nearest(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -324,19 +370,11 @@ def _among_leaders(neighbours: Tensor, first: np.ndarray, features: Tensor, k: i
     return found
 
 
-def finish_album(album: Album, groups: list[str], settings: AlbumSettings, *, changes_texts: bool) -> None:
-    """Find what is shared, and remove it if that is wanted."""
-    rows = [row for row, image in enumerate(album.images) if image.caption.strip() and image.copy_of is None]
-    facts = group_facts(
-        [album.images[row].caption for row in rows], [groups[row] for row in rows], min_share=settings.shared_share
-    )
-    album.shared = facts
-    album.groups = groups
-    if changes_texts and (settings.drop_shared or settings.trigger):
-        phrases = {fact.group: fact.shared if settings.drop_shared else () for fact in facts}
-        album.replace_captions(
-            [
-                drop_shared(image.caption, phrases.get(group, ()), trigger=settings.trigger) if image.caption else ""
-                for image, group in zip(album.images, groups, strict=True)
-            ]
-        )
+def _first_allowed(candidates: list[list[str]], allowed: np.ndarray) -> tuple[list[list[str]], np.ndarray]:
+    """Only the first allowed candidate of each image, or the first one if none is allowed."""
+    kept, start = [], 0
+    for mine in candidates:
+        good = np.flatnonzero(allowed[start : start + len(mine)])
+        kept.append([mine[int(good[0]) if len(good) else 0]])
+        start += len(mine)
+    return kept, np.ones(len(kept), bool)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hf_captionrl.album.choice import Choice
-from hf_captionrl.album.distinct_captions import same_text
 from hf_captionrl.album.shared_phrases import GroupFacts
 
 __all__ = ["Album", "AlbumImage", "summary_text"]
@@ -26,11 +25,12 @@ class AlbumImage:
         old: The caption that it had before.
         rank: Rank of the image when the caption searches the images compared, 1 = best; ties count against it. None without
             a caption.
-        margin: Similarity to its image minus that to the most similar other image, in [-2, 2].
+        margin: Similarity to the target minus that to the most similar other image, in [-2, 2].
         is_distinct: Whether no other image, except copies, has the same text.
         confused_with: Rows of the other images that the caption fits at least as well, best first.
         copy_of: Row of the first image that this one is a copy of.
         unreadable: Why the image cannot be read; None if it can.
+        meets_constraints: Whether the caption meets the constraints on length, words and script.
         problems: What is wrong with the caption, see [`diagnose`].
     """
 
@@ -43,6 +43,7 @@ class AlbumImage:
     confused_with: tuple[int, ...] = ()
     copy_of: int | None = None
     unreadable: str | None = None
+    meets_constraints: bool = True
     problems: tuple[str, ...] = ()
 
 
@@ -52,7 +53,7 @@ class Album:
 
     Args:
         images: In the order of the album.
-        num_compared: Number of images that each caption was ranked among, its own included.
+        num_compared: Number of images that each caption was ranked among, the target included.
         copy_threshold: Cosine from which two images were compared as possible copies.
         choice: How the captions were chosen; None if existing captions were diagnosed.
         shared: What the captions of each group share, and what varies.
@@ -90,20 +91,12 @@ class Album:
             for other in image.confused_with
         ]
 
-    def replace_captions(self, captions: Sequence[str]) -> None:
-        """Change the texts, for instance after editing; ranks remain those of the texts that were compared."""
-        holders: dict[str, set[int]] = {}
-        for row, (image, caption) in enumerate(zip(self.images, captions, strict=True)):
-            holders.setdefault(same_text(caption), set()).add(row if image.copy_of is None else image.copy_of)
-        self.images = [
-            replace(
-                image, caption=caption, is_distinct=bool(same_text(caption)) and len(holders[same_text(caption)]) == 1
-            )
-            for image, caption in zip(self.images, captions, strict=True)
-        ]
-
     def summary(self) -> dict[str, Any]:
-        """Numbers of the album, as fractions of the different images that have a caption."""
+        """Numbers of the album, and what its groups share.
+
+        Returns:
+            `dict`: Counts of images, and fractions of the different images that have a caption.
+        """
         described = [image for image in self.images if image.caption.strip() and image.copy_of is None]
         count = max(len(described), 1)
         problems = Counter(problem for image in self.images for problem in image.problems)
@@ -119,6 +112,7 @@ class Album:
             "rank_1_and_distinct": sum(image.is_distinct and image.rank == 1 for image in described) / count,
             "words": sum(len(image.caption.split()) for image in described) / count,
             "problems": dict(sorted(problems.items())),
+            "shared": [asdict(fact) for fact in self.shared],
         }
         if self.choice is not None:
             found["texts_possible_more"] = self.choice.gap
@@ -126,7 +120,11 @@ class Album:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary per image, as the files contain them; other images by their ids."""
+        """The table that the files contain.
+
+        Returns:
+            `list[dict]`: One row per image, in their order; other images by their ids.
+        """
         ids = [image.image_id for image in self.images]
         return [
             {
@@ -145,13 +143,27 @@ class Album:
         ]
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write a table that Excel opens: UTF-8 with a mark, and no cell that it would compute."""
+        """Write a table that Excel opens: UTF-8 with a byte order mark, and no cell that it would compute.
+
+        Args:
+            path: The file.
+
+        Returns:
+            `Path`: The file.
+        """
         from hf_captionrl.album.outputs import write_csv
 
         return write_csv(self, path)
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
-        """Write one JSON object per image."""
+        """Write one JSON object per image.
+
+        Args:
+            path: The file.
+
+        Returns:
+            `Path`: The file.
+        """
         from hf_captionrl.album.outputs import write_rows
 
         return write_rows(self, path)
@@ -162,7 +174,7 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
     lines = [
         f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {summary['images']:,} images in "
         f"{summary['seconds']:,.0f} s.",
-        f"{summary['distinct']:.1%} of the different images have a text that no other has; {summary['rank_1']:.1%} of the captions "
+        f"{summary['distinct']:.1%} of the different images have a distinct caption; {summary['rank_1']:.1%} of the captions "
         f"rank their image first among {album.num_compared:,}.",
     ]
     if summary["copies"]:
@@ -180,7 +192,7 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
             lines.append(f"Shared{name}: {', '.join(fact.shared)}. Varying: {varying}.")
     if summary.get("texts_possible_more") or summary.get("rank_1_possible_more"):
         lines.append(
-            f"A better choice could give at most {summary['texts_possible_more']:,} more images a text of their own and "
+            f"A better choice could give at most {summary['texts_possible_more']:,} more images a distinct text and "
             f"{summary['rank_1_possible_more']:,} more rank 1. Use a larger --max_component to search longer."
         )
     bad: Sequence[str] = summary["unreadable_images"]

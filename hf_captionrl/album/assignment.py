@@ -12,7 +12,7 @@ __all__ = ["best_assignment"]
 
 
 def best_assignment(gains: Sequence[dict[int, int]], without: int) -> list[int | None]:
-    """Assign each row a column of its own so that the sum of the gains is the largest.
+    """Assign each row a different column so that the sum of the gains is the largest.
 
     The Hungarian method with potentials, one row at a time along the cheapest augmenting path, found by Dijkstra's
     algorithm over the allowed pairs: O(N E log E). Gains are integers, so that sums of very different magnitudes are exact.
@@ -26,7 +26,7 @@ def best_assignment(gains: Sequence[dict[int, int]], without: int) -> list[int |
         `list`: Column of each row, or None.
     """
     rows = len(gains)
-    # A column -1 - row is the row's own place without a column.
+    # Column -1 - row stands for the row staying without a column.
     costs = [{**{c: -g for c, g in mine.items()}, -1 - row: -without} for row, mine in enumerate(gains)]
     row_price = [0] * rows
     column_price: dict[int, int] = {}

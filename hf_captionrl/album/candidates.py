@@ -47,7 +47,8 @@ def generate_candidates(
 ) -> list[list[str]]:
     """Candidates of each image, without repeated texts. The caller's random state does not change.
 
-    Batches start at fixed rows and have seeds of their own, so that an interrupted run continues with the same samples.
+    Batches start at fixed rows, and each has a seed, so that an interrupted run continues with the same samples. Images
+    that the journal contains keep their candidates, even if their batch has changed.
 
     Args:
         similar: Rows of the images most similar to each image, for pragmatic decoding and contrastive prompts.
@@ -63,12 +64,12 @@ def generate_candidates(
         evaluating(captioner.model),
     ):
         for rows in _batches(len(images), options.batch_size):
-            if any(not found[row] for row in rows):
-                torch.manual_seed(_seed(options.seed, rows[0]))
-                for row, texts in zip(rows, _of_batch(captioner, images, rows, options, similar), strict=True):
+            new = [row for row in rows if image_ids[row] not in done]
+            if new:
+                torch.manual_seed(_seed(options.seed, new[0]))
+                for row, texts in zip(new, _of_batch(captioner, images, new, options, similar), strict=True):
                     found[row] = list(dict.fromkeys(texts))
                 if journal is not None:
-                    new = [row for row in rows if image_ids[row] not in done]
                     journal.append([image_ids[row] for row in new], [found[row] for row in new])
             if progress is not None:
                 progress(len(rows))
@@ -82,24 +83,34 @@ def contrastive_candidates(
     said: Sequence[str],
     options: CandidateOptions,
     similar: Sequence[Sequence[int]],
+    *,
+    journal: Journal | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> list[list[str]]:
     """Beams of a chat model that is told the captions of the similar images.
 
     Args:
         said: One caption per image, chosen among the first candidates.
+        journal: Receives every batch. An answer is kept for its image and prompt: another prompt is asked again.
+        progress: Called with the number of images finished.
     """
-    found: list[list[str]] = []
+    prompts = [
+        contrastive_prompt(captioner.prompt, [said[i] for i in similar[row][: options.num_distractors]])
+        for row in range(len(images))
+    ]
+    keys = [f"{image_id} {_digest(prompt)}" for image_id, prompt in zip(image_ids, prompts, strict=True)]
+    done = {} if journal is None else journal.done
+    found = [list(done.get(key, ())) for key in keys]
     with evaluating(captioner.model):
         for rows in _batches(len(images), options.batch_size):
-            for chunk, opened in opened_chunks(images, rows, options.batch_size):
-                prompts = [
-                    contrastive_prompt(captioner.prompt, [said[i] for i in similar[row][: options.num_distractors]])
-                    for row in chunk
-                ]
-                inputs = encode_with_prompts(captioner, opened, prompts)
-                texts = captioner.generate(**inputs, **_beams(options)).captions
-                found += _grouped(texts, len(chunk))
+            new = [row for row in rows if keys[row] not in done]
+            for chunk, opened in opened_chunks(images, new, options.batch_size):
+                inputs = encode_with_prompts(captioner, opened, [prompts[row] for row in chunk])
+                answers = _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
+                for row, texts in zip(chunk, answers, strict=True):
+                    found[row] = texts
+                if journal is not None:
+                    journal.append([keys[row] for row in chunk], answers)
             if progress is not None:
                 progress(len(rows))
     return found
@@ -110,9 +121,12 @@ def _batches(number: int, size: int) -> Iterator[list[int]]:
         yield list(range(start, min(start + size, number)))
 
 
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=7).hexdigest()
+
+
 def _seed(seed: int, row: int) -> int:
-    digest = hashlib.blake2b(f"{seed}/{row}".encode(), digest_size=7)
-    return int.from_bytes(digest.digest(), "big")
+    return int(_digest(f"{seed}/{row}"), 16)
 
 
 def _grouped(texts: Sequence[str], number: int) -> list[list[str]]:
@@ -121,7 +135,7 @@ def _grouped(texts: Sequence[str], number: int) -> list[list[str]]:
 
 
 def _beams(options: CandidateOptions) -> dict[str, Any]:
-    # All settings are explicit, so that the checkpoint's own defaults have no effect.
+    # All settings are explicit, so that the checkpoint's defaults have no effect.
     number = {"num_beams": options.num_beams, "num_return_sequences": options.num_beams}
     return {"do_sample": False, "max_new_tokens": options.max_new_tokens, **number}
 
@@ -164,7 +178,7 @@ def _pragmatic(
     options: CandidateOptions,
     similar: Sequence[Sequence[int]],
 ) -> list[list[str]]:
-    """Pragmatic beams, image by image: each has distractors of its own."""
+    """Pragmatic beams, image by image, because each has other distractors."""
     found = []
     for row, image in zip(rows, opened, strict=True):
         others = [i for i in similar[row] if i != row][: options.num_distractors]

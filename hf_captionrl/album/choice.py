@@ -30,8 +30,8 @@ class Choice:
         has_own (`numpy.ndarray` of shape `(M,)`): Whether the text was assigned to this image alone.
         contested: Number of images that had to compete for texts.
         largest_component: Most images that compete with each other, directly or through others.
-        gap: Upper bound on how many more images could have a text of their own; 0 if no component was cut.
-        rank_gap: The same for images that their own text ranks first.
+        gap: Upper bound on how many more images could have a distinct caption; 0 if no component was cut.
+        rank_gap: The same for images that this caption ranks first.
     """
 
     chosen: np.ndarray
@@ -67,8 +67,8 @@ def choose_candidates(
 ) -> Choice:
     r"""Choose a candidate for each image.
 
-    The best choice has, in this order, the largest number of images with a text of their own, of these with rank 1, and sum
-    of their margins. Images compete only for texts that several of them may have. An image whose best text no other image
+    The best choice has, in this order, the largest number of images with a distinct caption, of these with rank 1, and sum of
+    their margins. Images compete only for texts that several of them may have. An image whose best text no other image
     may have takes it, which costs no other image anything; the remaining images fall into components that share no text,
     and each is solved exactly. A component of more than `max_component` images is cut: its parts are solved one after the
     other, and maximum matchings, which ignore margins, bound what the cut costs.
@@ -108,7 +108,7 @@ def choose_candidates(
 def _fallback(
     owner: np.ndarray, texts: np.ndarray, scores: CandidateScores, fits: np.ndarray, number: int
 ) -> np.ndarray:
-    """The candidate with the largest margin of each image, for images that get no text of their own."""
+    """The candidate with the largest margin of each image, for images that get no distinct caption."""
     order = np.lexsort((-np.arange(len(owner)), scores.margin, texts >= 0, fits, owner))
     last = np.searchsorted(owner[order], np.arange(number), side="right") - 1
     return order[last]
@@ -197,7 +197,7 @@ def _solve(pairs: _Pairs, component: np.ndarray, max_component: int) -> tuple[np
 
 
 def _most(pairs: _Pairs) -> int:
-    """Largest number of images with a text of their own."""
+    """Largest number of images that can have distinct captions."""
     if not len(pairs.row):
         return 0
     _, image = np.unique(pairs.image, return_inverse=True)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
-import posixpath
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hf_captionrl.album.durations import duration
-from hf_captionrl.album.kept_files import KeptFiles, file_stamps, refuse_changed
-from hf_captionrl.album.settings import AlbumSettings, CandidateOptions, check_candidate_options
+from hf_captionrl.album.settings import AlbumSettings, check_candidate_options
 from hf_captionrl.evaluation.dataset_options import CaptionerOptions, cache_dir_option
 from hf_captionrl.options import option, positive
 
 if TYPE_CHECKING:
-    from hf_captionrl.album.album_result import Album
     from hf_captionrl.album.sources import AlbumSource
-    from hf_captionrl.captioners.captioner import Captioner
 
 __all__ = ["AlbumOptions", "describe"]
 
@@ -31,8 +25,8 @@ _SUFFIXES = (".csv", ".jsonl", ".html")
 class AlbumOptions(AlbumSettings, CaptionerOptions):
     """Caption the images of a set so that each caption is true of its image and of no other.
 
-    Copies of an image get one caption. Candidates come from beams, samples and the captions that exist; they are chosen for all
-    images together. Without --model, the captions that exist are diagnosed: which are duplicates, generic or ambiguous.
+    Copies of an image get one caption. Candidates come from beams, samples and existing captions; they are chosen for all
+    images together. Without --model, existing captions are diagnosed: which are duplicates, generic or ambiguous.
 
     Outputs are written when all captions are chosen; candidates are kept in NAME.candidates.jsonl as soon as they are generated,
     and the same command continues after a crash. Images are never changed, and text files beside them are only replaced with
@@ -63,7 +57,7 @@ class AlbumOptions(AlbumSettings, CaptionerOptions):
         "scenes:clip-reward with --adapt, else openai/clip-vit-base-patch32)",
     )
     captions: Path | None = option(
-        None, metavar="FILE", help="captions that exist: .jsonl or .csv (default: those of the data, and .txt files)"
+        None, metavar="FILE", help="existing captions: .jsonl or .csv (default: those of the data, and .txt files)"
     )
     sidecar_captions: bool = option(True, help="read the .txt file beside an image as a caption that exists")
     output: list[Path] = option(
@@ -102,8 +96,11 @@ def describe(options: AlbumOptions) -> None:
     _check(options)
 
     from hf_captionrl.album.album_result import summary_text
+    from hf_captionrl.album.album_run import AlbumRun
+    from hf_captionrl.album.loading import check_scorers
     from hf_captionrl.album.sources import load_album_source, read_captions_for
 
+    check_scorers(options)
     settings = {"split": options.split} if options.split else {}
     settings |= {"image_root": options.image_root} if options.image_root else {}
     source = load_album_source(options.images, sidecars=options.sidecar_captions, **settings)
@@ -117,13 +114,13 @@ def describe(options: AlbumOptions) -> None:
             "diagnose those of a file."
         )
     if options.dry_run:
-        _dry_run(options, source)
+        _dry_run(options, source, seconds)
         return
-    with _Files(options, source) as files:
+    with AlbumRun(options, source, seconds) as run:
         start = time.monotonic()
-        album = files.run(seconds)
-        summary = {**album.summary(), "outputs": files.write(album), "seconds": round(time.monotonic() - start, 1)}
-        summary |= files.facts
+        album = run.describe()
+        summary = {**album.summary(), "outputs": run.write(album), "seconds": round(time.monotonic() - start, 1)}
+        summary |= run.facts
     summary["unreadable_images"] = [i.image_id for i in album.images if i.unreadable is not None][:20]
     print(json.dumps(summary) if options.json else summary_text(summary, album))
 
@@ -148,227 +145,30 @@ def _check(options: AlbumOptions) -> None:
             )
 
 
-class _Files:
-    """The files of one run; a context manager that keeps other commands away from the output."""
-
-    def __init__(self, options: AlbumOptions, source: AlbumSource) -> None:
-        from hf_captionrl.album.outputs import check_sidecars
-
-        self.options, self.source = options, source
-        self.first = options.output[0]
-        self.run_file = self.first.with_suffix(".run.json")
-        self.kept = KeptFiles(self.first)
-        self.targets = list(options.output)
-        if options.sidecars:
-            self.targets += check_sidecars(source.image_ids, source.paths)
-        self.facts: dict[str, Any] = {}
-
-    def __enter__(self) -> _Files:
-        from hf_captionrl.evaluation.caption_files import CaptionWriter
-
-        self.writer = CaptionWriter(self.first.with_suffix(".candidates.jsonl"), overwrite=self.options.overwrite)
-        try:
-            self._begin()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        path = self.writer.path
-        if path.is_file() and path.stat().st_size == 0:
-            path.unlink()
-        self.writer.close()
-
-    def _begin(self) -> None:
-        """Refuse to replace files of others; forget captions that an earlier run wrote."""
-        self.continues = self.run_file.is_file() and not self.options.overwrite
-        self.check_targets()
-        if self.options.captions is None:
-            self._restore_captions()
-
-    def check_targets(self) -> None:
-        """Refuse to replace files of others."""
-        foreign = [] if self.options.overwrite else self.kept.foreign(self.targets)
-        if foreign:
-            raise ValueError(
-                f"{len(foreign)} files exist that this command did not write, such as {str(foreign[0])!r}. Use --overwrite to "
-                f"replace them (their contents are kept in {self.kept.old.name}), or --output for a file of its own."
-            )
-
-    def _restore_captions(self) -> None:
-        """Captions of files that this command wrote are not captions that existed before."""
-        from hf_captionrl.album.sources import sidecar_of
-
-        captions, old = self.source.captions, self.kept.old_texts()
-        metadata = Path(self.options.images) / "metadata.jsonl"
-        if metadata.is_file() and self.kept.is_ours(metadata):
-            captions = [[] for _ in captions]
-        for row, image in enumerate(self.source.paths):
-            sidecar = None if image is None else sidecar_of(image)
-            if sidecar is None or not sidecar.is_file() or not self.kept.is_ours(sidecar):
-                continue
-            if captions[row] == [sidecar.read_text(encoding="utf-8").strip()]:
-                before = old.get(self.kept.name_of(sidecar), "").strip()
-                captions[row] = [before] if before else []
-        self.source.captions = captions
-
-    def _settings(self, captioner: Captioner | None) -> dict[str, Any]:
-        """Settings of the candidates; others may change without generating them again."""
-        from hf_captionrl.retrieval import model_fingerprint
-
-        options = self.options
-        names = [field.name for field in dataclasses.fields(CandidateOptions) if field.name != "contrastive"]
-        weights = None if captioner is None else model_fingerprint(captioner.base_model)
-        return {
-            "images": os.path.realpath(options.images) if os.path.exists(options.images) else options.images,
-            "model": options.model,
-            "weights": weights,
-            "prompt": None if captioner is None else captioner.prompt,
-            "dtype": options.dtype,
-            **{name: getattr(options, name) for name in names},
-        }
-
-    def run(self, seconds: float | None) -> Album:
-        """Load the models, and describe the album."""
-        from hf_captionrl.album.album import describe_album
-        from hf_captionrl.album.loading import load_models
-        from hf_captionrl.evaluation.write_captions import check_settings
-        from hf_captionrl.io import write_json
-        from hf_captionrl.reports.versions import installed_versions
-        from hf_captionrl.retrieval import FeatureCache
-
-        options, source = self.options, self.source
-        captioner, scorer = load_models(options)
-        if seconds is not None:
-            captioner, self.facts["adapt"] = self._adapt(scorer, seconds)
-        settings = self._settings(captioner)
-        images = file_stamps(source.image_ids, source.paths)
-        if self.continues:
-            check_settings(self.run_file, settings)
-            refuse_changed(json.loads(self.run_file.read_text(encoding="utf-8")).get("images", {}), images)
-        self.writer.start()
-        write_json(self.run_file, {"settings": settings, "versions": installed_versions(), "images": images})
-        with Progress(len(source.images)) as progress:
-            album = describe_album(
-                source.images,
-                captioner,
-                scorer,
-                captions=source.captions,
-                image_ids=source.image_ids,
-                groups=_groups(source, options),
-                settings=options,
-                cache=FeatureCache.for_scorer(scorer, options.cache_dir),
-                journal=self.writer,
-                skip_unreadable=True,
-                progress=progress,
-            )
-        return album
-
-    def _adapt(self, scorer: Any, seconds: float) -> tuple[Captioner, dict[str, Any]]:
-        """Train an adapter, or take that of an earlier run of the same command."""
-        from hf_captionrl.album.adapt import adapt_to_album
-        from hf_captionrl.album.loading import load_adapted, load_held_out, load_model
-        from hf_captionrl.io import write_json
-
-        options, folder = self.options, self.first.with_suffix(".adapter")
-        decision = folder / "decision.json"
-        names = ("images", "model", "revision", "dtype", "scorer", "held_out_scorer", "seed")
-        asked = {"seconds": seconds, **{name: getattr(options, name) for name in names}}
-        if decision.is_file() and not options.overwrite:
-            facts = json.loads(decision.read_text(encoding="utf-8"))
-            if facts.get("asked") != asked:
-                raise ValueError(
-                    f"{folder} has an adapter of another command ({facts.get('asked')}). Use --overwrite to train again, or "
-                    "another --output."
-                )
-            return load_adapted(options, folder if facts["kept"] else None), facts
-        found = adapt_to_album(
-            lambda: load_model(options),
-            scorer,
-            load_held_out(options),
-            self.source.images,
-            folder,
-            seconds=seconds,
-            cache_dir=options.cache_dir,
-            seed=options.seed,
-        )
-        facts = {**found.facts, "asked": asked}
-        write_json(decision, facts)
-        return found.captioner, facts
-
-    def write(self, album: Album) -> list[str]:
-        """Write the outputs, each whole or not at all."""
-        from hf_captionrl.album.outputs import write_csv, write_metadata, write_rows, write_sidecars
-        from hf_captionrl.album.report_page import write_report
-
-        written = []
-        self.kept.before_writing(self.targets)
-        for path in self.options.output:
-            kind = path.suffix.lower()
-            if path.name == "metadata.jsonl":
-                write_metadata(album, self.source.paths, path)
-            elif kind == ".csv":
-                write_csv(album, path)
-            elif kind == ".jsonl":
-                write_rows(album, path)
-            else:
-                title = Path(self.options.images).name or "Album"
-                write_report(path, album, self.source.images, title=title, max_images=self.options.page_images)
-            written.append(str(path))
-        if self.options.sidecars:
-            number = write_sidecars(album, self.source.paths)
-            written.append(f"{number} text files")
-        self.kept.after_writing(self.targets)
-        return written
-
-
-class Progress:
-    """A progress bar per stage, on a terminal; a context manager."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.stage = ""
-        self.bar: Any = None
-
-    def __call__(self, stage: str, number: int) -> None:
-        from tqdm import tqdm
-
-        if stage != self.stage:
-            self.__exit__()
-            self.stage = stage
-            self.bar = tqdm(total=self.total, desc=stage, unit=" images", disable=None)
-        self.bar.update(number)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
-
-
-def _groups(source: AlbumSource, options: AlbumOptions) -> list[str]:
-    if options.group_by == "album" or source.root is None:
-        return [""] * len(source.image_ids)
-    return [posixpath.dirname(image_id) for image_id in source.image_ids]
-
-
-def _dry_run(options: AlbumOptions, source: AlbumSource) -> None:
+def _dry_run(options: AlbumOptions, source: AlbumSource, training_seconds: float | None) -> None:
     """Caption the first batch, and say what the whole album would take."""
     from hf_captionrl.album.album import describe_album
-    from hf_captionrl.album.loading import load_models
+    from hf_captionrl.album.album_run import AlbumRun
+    from hf_captionrl.album.loading import load_model, load_models
 
-    _Files(options, source).check_targets()
+    run = AlbumRun(options, source, training_seconds)
+    run.check_targets()
     captioner, scorer = load_models(options)
+    if options.model is not None and captioner is None:
+        captioner = load_model(options)  # the adapter does not change how long captioning takes
     number = min(options.batch_size, len(source.images))
     part = source.first(number)
     start = time.monotonic()
     captions = None if not any(part.captions) else part.captions
     if captioner is not None or captions is not None:
         describe_album(part.images, captioner, scorer, captions=captions, skip_unreadable=True, settings=options)
-    seconds = (time.monotonic() - start) / number * len(source.images)
+    per_image = (time.monotonic() - start) / number
+    seconds = per_image * len(source.images)
+    if training_seconds is not None and run.earlier_adapter() is None:
+        from hf_captionrl.album.adapt import MOST_MEASURED
+
+        # Captions before and after the training decide about the adapter.
+        seconds += training_seconds + 2 * per_image * min(MOST_MEASURED, len(source.images))
     outputs = [str(path) for path in options.output] + (["a text file per image"] if options.sidecars else [])
     facts = {"images": len(source.images), "outputs": outputs, "seconds": round(seconds, 1), "dry_run": True}
     text = f"Would write {', '.join(outputs)} for {len(source.images):,} images in about {seconds:,.0f} s. Nothing was written."

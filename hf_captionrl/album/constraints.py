@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hf_captionrl.album.phrase_removal import without_loose_end
 from hf_captionrl.album.settings import ConstraintOptions
-from hf_captionrl.album.shared_phrases import repair
 from hf_captionrl.text.degenerate_captions import degenerate
 
-__all__ = ["check_candidates", "script_of", "shortened"]
+__all__ = ["check_candidates", "meets_constraints", "script_of", "shortened"]
 
 _CHUNK = 20_000
 
@@ -32,7 +32,7 @@ def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str
             # Prefer the end of a clause in the second half; else the last whole word.
             clause = max(cut.rfind(mark) for mark in (", ", "; ", ". "))
             cut = cut[:clause] if clause > options.max_characters // 2 else cut.rpartition(" ")[0]
-            text = repair(cut) or text[: options.max_characters]
+            text = without_loose_end(cut) or text[: options.max_characters]
         found.append(text)
     return list(dict.fromkeys(found))
 
@@ -45,16 +45,34 @@ def script_of(text: str) -> str | None:
 
 
 def check_candidates(
-    candidates: Sequence[Sequence[str]], old: Sequence[Sequence[str]], options: ConstraintOptions
+    candidates: Sequence[Sequence[str]],
+    old: Sequence[Sequence[str]],
+    options: ConstraintOptions,
+    *,
+    trigger: str | None = None,
 ) -> np.ndarray:
-    """Which candidates may be chosen, `(S,)`: neither blank nor degenerate, and as the options want them.
-
-    A candidate also needs the script of the captions that its image had, if there are any.
-    """
+    """Which candidates may be chosen, `(S,)`: neither blank nor degenerate, and as [`meets_constraints`] wants them."""
     flat = [text for mine in candidates for text in mine]
-    good: np.ndarray = np.array([bool(text.strip()) for text in flat], dtype=bool)
+    good = meets_constraints(candidates, old, options, trigger=trigger)
+    good &= np.array([bool(text.strip()) for text in flat], dtype=bool)
     for start in range(0, len(flat), _CHUNK):
         good[start : start + _CHUNK] &= ~np.array(degenerate(flat[start : start + _CHUNK]), dtype=bool)
+    return good
+
+
+def meets_constraints(
+    candidates: Sequence[Sequence[str]],
+    old: Sequence[Sequence[str]],
+    options: ConstraintOptions,
+    *,
+    trigger: str | None = None,
+) -> np.ndarray:
+    """Which candidates are as the options want them, `(S,)`.
+
+    A candidate also needs the script of the captions that its image had, if there are any; the trigger does not count.
+    """
+    flat = [text for mine in candidates for text in mine]
+    good: np.ndarray = np.ones(len(flat), dtype=bool)
     if options.max_characters is not None:
         good &= np.array([len(text) <= options.max_characters for text in flat], dtype=bool)
     for word in options.require:
@@ -63,8 +81,9 @@ def check_candidates(
         good &= ~_with_word(flat, word)
     wanted = [{script_of(text) for text in mine} - {None} for mine in old]
     if any(wanted):
+        found = (script_of(text.removeprefix(trigger or "")) for text in flat)
         scripts = (wanted[row] for row, mine in enumerate(candidates) for _ in mine)
-        good &= np.array([not s or script_of(text) in s for text, s in zip(flat, scripts, strict=True)], dtype=bool)
+        good &= np.array([not s or script in s for script, s in zip(found, scripts, strict=True)], dtype=bool)
     return good
 
 

@@ -60,7 +60,7 @@ def copy_leaders(
     neighbours: tuple[Tensor, Tensor] | None,
     threshold: float,
 ) -> np.ndarray:
-    """The first image that each image is a copy of; its own row for images that are not copies.
+    """The first image that each image is a copy of; for images that are not copies, their row.
 
     Two images are copies if their pixels are equal. They are near-copies if their cosine reaches the threshold and their
     small pictures differ by at most `MAX_DIFFERENCE`: scorers that overlook details give look-alikes high cosines, too.

@@ -18,6 +18,7 @@ PROBLEMS = {
     "ambiguous": "the caption fits another image at least as well",
     "unread": "the scorer does not read the end of the caption, so that the rank is that of its beginning",
     "repetitive": "a phrase or word is repeated",
+    "constraint": "the caption does not meet the constraints on length, words and script, because no candidate does",
 }
 """Problems of captions; a caption may have several."""
 
@@ -44,7 +45,8 @@ def _problems(image: AlbumImage, num_compared: int, is_repetitive: bool, is_unre
         found.append("generic")
     elif confused:
         found.append("ambiguous")
-    return (*found, *["unread"] * is_unread, *["repetitive"] * is_repetitive)
+    rest = {"unread": is_unread, "repetitive": is_repetitive, "constraint": not image.meets_constraints}
+    return (*found, *(name for name, applies in rest.items() if applies))
 
 
 def _truncated(scorer: Scorer, texts: Sequence[str]) -> list[bool]:

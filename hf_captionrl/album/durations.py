@@ -1,4 +1,4 @@
-"""Durations as people type them."""
+"""Parses durations such as 10m."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Which files this command has written, and what stood there before: files of others are never lost."""
+"""Which files this command has written, and what stood there before: other files are never lost."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["KeptFiles", "file_stamps", "refuse_changed"]
 class KeptFiles:
     """A record beside the first output.
 
-    `NAME.files.json` has the digest of each file that was written, None while it is being written. A file with another content is
-    someone else's: it is replaced only after its content has been appended to `NAME.old.jsonl`.
+    `NAME.files.json` has the digest of each file that was written, None while it is being written. A file with another content was
+    not written by this command: it is replaced only after its content has been appended to `NAME.old.jsonl`.
 
     Args:
         first: The first output.
@@ -38,11 +38,11 @@ class KeptFiles:
         return name in self._digests and self._digests[name] in (None, _digest(path))
 
     def foreign(self, paths: Iterable[Path]) -> list[Path]:
-        """The files that exist and are someone else's."""
+        """The files that exist and were not written by this command."""
         return [path for path in paths if path.exists() and not self.is_ours(path)]
 
     def before_writing(self, paths: Iterable[Path]) -> None:
-        """Keep the contents of other people's files, then record that all these files are about to be written."""
+        """Keep the contents of files that this command did not write, then record that all these files are about to be written."""
         paths = list(paths)
         lines = []
         for path in self.foreign(paths):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
     from hf_captionrl.captioners.captioner import Captioner
     from hf_captionrl.retrieval import Scorer
 
-__all__ = ["load_adapted", "load_held_out", "load_model", "load_models"]
+__all__ = ["check_scorers", "load_adapted", "load_held_out", "load_model", "load_models"]
 
 
 def _device(options: AlbumOptions) -> Any:
@@ -41,34 +42,53 @@ def load_model(options: AlbumOptions) -> Captioner:
 
 def load_adapted(options: AlbumOptions, adapter: Any | None) -> Captioner:
     """The captioner with the adapter of an earlier run, or without one."""
+    base = load_model(options)
     if adapter is None:
-        return load_model(options)
+        return base
     from hf_captionrl.captioners import load_captioner
 
-    return load_captioner(str(adapter), prompt=options.prompt, device=_device(options))
+    return load_captioner(str(adapter), base_model=base, prompt=options.prompt, device=_device(options))
 
 
 def load_models(options: AlbumOptions) -> tuple[Captioner | None, Scorer]:
-    """The captioner, if there is one, and the scorer."""
-    from hf_captionrl.album.space import demo_scorer
-
-    default = demo_scorer({"": options.model or ("scenes:" if options.images == "scenes" else "")})
-    if options.adapt is not None and _is_embedded(options):
-        default = "scenes:clip-reward"
+    """The captioner, if there is one and it will not be finetuned, and the scorer."""
     captioner = None if options.model is None or options.adapt is not None else load_model(options)
-    return captioner, _load_scorer(options, options.scorer or default)
+    return captioner, _load_scorer(options, _scorer_name(options))
 
 
 def load_held_out(options: AlbumOptions) -> Scorer:
-    """The scorer that decides about an adapter; refused if it is the one that rewards."""
-    default = "scenes:siglip-held-out" if _is_embedded(options) else "google/siglip-base-patch16-224"
-    name = options.held_out_scorer or default
-    if name == options.scorer:
+    """The scorer that decides about an adapter."""
+    return _load_scorer(options, _held_out_name(options))
+
+
+def check_scorers(options: AlbumOptions) -> None:
+    """Refuse --adapt with one scorer that rewards and decides, by its name or by default."""
+    if options.adapt is None:
+        return
+    from hf_captionrl.scenes.models import model_path
+
+    names = _scorer_name(options), _held_out_name(options)
+    places = [os.path.realpath(place) if os.path.exists(place) else place for place in map(model_path, names)]
+    if places[0] == places[1]:
         raise ValueError(
-            f"{name!r} both rewards and decides, and would approve of captions that only exploit it. Use another model as "
-            "--held_out_scorer."
+            f"--adapt has {names[0]!r} as --scorer and {names[1]!r} as --held_out_scorer. One scorer cannot reward captions and "
+            "decide about them: it would approve of captions that only exploit it. Use another model as --held_out_scorer."
         )
-    return _load_scorer(options, name)
+
+
+def _scorer_name(options: AlbumOptions) -> str:
+    from hf_captionrl.album.space import demo_scorer
+
+    if options.scorer is not None:
+        return options.scorer
+    if options.adapt is not None and _is_embedded(options):
+        return "scenes:clip-reward"
+    return demo_scorer({"": options.model or ("scenes:" if options.images == "scenes" else "")})
+
+
+def _held_out_name(options: AlbumOptions) -> str:
+    default = "scenes:siglip-held-out" if _is_embedded(options) else "google/siglip-base-patch16-224"
+    return options.held_out_scorer or default
 
 
 def _load_scorer(options: AlbumOptions, name: str) -> Scorer:

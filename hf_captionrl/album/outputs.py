@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.album.sources import sidecar_of
+from hf_captionrl.album.sources import FORMULA, sidecar_of
 from hf_captionrl.io import atomic_write_text, write_jsonl
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["check_sidecars", "safe_cell", "write_csv", "write_metadata", "write_rows", "write_sidecars"]
 
 _COLUMNS = ("image_id", "caption", "old_caption", "rank", "margin", "distinct", "confused_with", "copy_of", "problems")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def safe_cell(value: Any) -> Any:
@@ -27,7 +26,7 @@ def safe_cell(value: Any) -> Any:
         return ""
     if isinstance(value, list):
         value = " | ".join(value)
-    return "'" + value if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return "'" + value if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def write_csv(album: Album, path: str | os.PathLike[str]) -> Path:
@@ -61,7 +60,7 @@ def write_metadata(album: Album, paths: Sequence[str | None], path: str | os.Pat
 
 
 def check_sidecars(image_ids: Sequence[str], paths: Sequence[str | None]) -> list[Path]:
-    """The text file beside each image; refuses images without one of their own."""
+    """The text file beside each image; refuses images that are not files or would share a text file."""
     owner: dict[Path, str] = {}
     for image_id, file in zip(image_ids, paths, strict=True):
         if file is None:

@@ -33,7 +33,7 @@ _REFUSAL = (
 
 _INTRO = """# Which image does the caption mean?
 
-Pick an album of similar images, or put your own into the frame (arrow: upload, cross: empty it). Each caption searches the album for its image. Only a
+Pick an album of similar images, or put your images into the frame (arrow: upload, cross: empty it). Each caption searches the album for its image. Only a
 caption that says what makes this image different finds it."""
 
 
@@ -213,7 +213,7 @@ def build_page(demo: AlbumDemo) -> Any:
 
 
 class _OnlyFromHere:
-    """Answers only to this server's own names, and sends the content security policy."""
+    """Answers only to the names of this server, and sends the content security policy."""
 
     def __init__(self, app: Any, hosts: OwnHosts) -> None:
         self.app = app

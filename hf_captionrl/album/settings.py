@@ -1,4 +1,4 @@
-"""Options of an album: how candidates are generated, what a caption must be, how captions are chosen.
+"""Options of an album: how candidates are generated, constraints on captions, how captions are chosen.
 
 Imports nothing heavy, because the help of the command reads it.
 """
@@ -51,7 +51,7 @@ class CandidateOptions:
 
 @dataclass
 class ConstraintOptions:
-    """What a caption must be. An image none of whose candidates meets the constraints gets its best one nevertheless."""
+    """Constraints on captions. If no candidate of an image meets them, the image gets the best one."""
 
     heading: ClassVar[str] = "constraints"
 

@@ -1,18 +1,23 @@
-"""Images of an album, and the captions that exist: a folder, a list of files, a data set."""
+"""Images of an album, and existing captions: a folder, a list of files, a data set."""
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.data.image_paths import refuse_outside
+from hf_captionrl.data.image_paths import paths_without_bytes, refuse_outside
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.pipelines import ChosenImages
 
-__all__ = ["AlbumSource", "load_album_source", "read_captions_for", "sidecar_of"]
+__all__ = ["FORMULA", "AlbumSource", "load_album_source", "read_captions_for", "sidecar_of"]
+
+FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""Start of a cell that spreadsheets would compute, or would if apostrophes were removed from it."""
 
 
 @dataclass
@@ -22,7 +27,7 @@ class AlbumSource:
     Args:
         images: Anything that `open_image` opens, read on access.
         image_ids: Their names, all different; relative paths in a folder.
-        captions: Captions that exist, per image; an empty list if there is none.
+        captions: Existing captions, per image; an empty list if there is none.
         paths: Files of the images; None for images that are not files.
         root: Folder that relative paths start from, if there is one.
     """
@@ -99,7 +104,7 @@ def load_album_source(name: Any, *, sidecars: bool = True, **source: Any) -> Alb
 
 def _listed(path: Path, image_root: str | None) -> AlbumSource:
     root = path.parent if image_root is None else Path(image_root)
-    data = path.read_bytes()
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     parts = data.split(b"\0") if b"\0" in data else data.splitlines()
     try:
         names = [part.decode("utf-8") for part in parts if part.strip()]
@@ -126,20 +131,23 @@ def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSour
     rows = choose_split(name if path is None else str(name), split, **source).dataset
     column = undecoded(rows.with_format(None)).select_columns("image")
     files: list[str | None] = [None] * len(rows)
-    if is_folder := path is not None and path.is_dir():
-        files = [_file_of(image) for image in column["image"][:]]
+    root = None
+    if path is not None and path.exists():  # else files are in the cache of the Hub
+        files = _files_of(column)
+        root = path if path.is_dir() else Path(source.get("image_root") or path.parent)
     return AlbumSource(
         _Column(column),
         [str(image_id) for image_id in rows["image_id"][:]],
         [[text for text in texts if text and text.strip()] for texts in caption_lists(rows)],
         files,
-        path if is_folder else None,
+        root,
     )
 
 
-def _file_of(image: Any) -> str | None:
-    path = image.get("path") if isinstance(image, dict) and image.get("bytes") is None else None
-    return path if path and os.path.isfile(path) else None
+def _files_of(column: Any) -> list[str | None]:
+    """The file of each image; None for images inside a table and for files that do not exist."""
+    paths = paths_without_bytes(column.with_format("arrow")["image"][:]) or [None] * len(column)
+    return [path if path and os.path.isfile(path) else None for path in paths]
 
 
 def _read_sidecar(path: Path) -> str:
@@ -194,5 +202,5 @@ def _table(path: Path) -> dict[str, list[str]]:
 
 
 def _unquoted(text: str) -> str:
-    """A cell without the apostrophe that [`safe_cell`] puts before formulas."""
-    return text[1:] if text[:1] == "'" and text[1:2] in ("=", "+", "-", "@") and text[1:2] else text
+    """A cell without the apostrophe that `safe_cell` puts before formulas."""
+    return text[1:] if FORMULA.match(text) and text[0] == "'" else text

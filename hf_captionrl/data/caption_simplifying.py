@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import datasets
 
 from hf_captionrl.data.caption_columns import CAPTIONS, replace_column
+from hf_captionrl.text.articles import indefinite_article
 from hf_captionrl.text.spacy_models import load_spacy
 
 __all__ = ["LEVELS", "Level", "Simplifier", "scene_simplifier", "simplify_captions", "spacy_simplifier"]
@@ -31,19 +32,11 @@ Simplifier = Callable[[Sequence[str]], Iterable[str | None]]
 
 _NOMINAL = frozenset({"NOUN", "PROPN", "PRON"})
 _ARTICLES = frozenset({"a", "an", "the"})
-# Words of caption data whose first letter and first sound differ.
-_SOUND_AN = ("hour", "honest", "honor", "heir")
-_SOUND_A = ("uni", "use", "usu", "euro", "one", "ute", "ukulele")
 
 
 def _check_level(level: str) -> None:
     if level not in LEVELS:
         raise ValueError(f"level is {level!r}. Use one of {list(LEVELS)}.")
-
-
-def _indefinite(word: str) -> str:
-    vowel = word[0] in "aeiou" and not word.startswith(_SOUND_A)
-    return "an" if vowel or word.startswith(_SOUND_AN) else "a"
 
 
 def _noun(token: Any) -> str:
@@ -63,7 +56,7 @@ def _with_article(token: Any, *, always: bool) -> str:
         return f"the {noun}"  # a plural has no other article
     if plural or not (own in _ARTICLES or always):
         return noun
-    return f"{_indefinite(noun)} {noun}"
+    return f"{indefinite_article(noun)} {noun}"
 
 
 def _subject(root: Any) -> Any | None:

@@ -1,12 +1,17 @@
 """Finetuning on an album: time, decision, adapter. Results are not tested, since they depend on the models."""
 
+import dataclasses
 import json
 
 import pytest
+import torch
+from peft import get_peft_model
 
-from hf_captionrl import load_captioner, load_scorer
+from hf_captionrl import load_captioner, load_scorer, pipelines
 from hf_captionrl.album import adapt
 from hf_captionrl.album.adapt import adapt_to_album
+from hf_captionrl.album.command import AlbumOptions
+from hf_captionrl.album.loading import check_scorers, load_adapted
 from hf_captionrl.cli import main
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
@@ -63,6 +68,48 @@ def test_guard_and_degenerate_captions_are_reasons():
     assert "loops" in adapt._reason_against(Trainer, fine, {**fine, "held_out": 0.6})
 
 
+@pytest.mark.parametrize(
+    ("scorers", "refused"),
+    [
+        ({"model": "a/b", "scorer": "google/siglip-base-patch16-224"}, True),
+        ({"model": "a/b", "held_out_scorer": "openai/clip-vit-base-patch32"}, True),
+        ({"model": "scenes:blip-mle", "held_out_scorer": "scenes:clip-reward"}, True),
+        ({"model": "scenes:blip-mle", "scorer": "scenes:siglip-held-out"}, True),
+        ({"model": "a/b", "scorer": "models/x", "held_out_scorer": "./models/x/"}, True),
+        ({"model": "a/b"}, False),
+        ({"model": "scenes:blip-mle"}, False),
+    ],
+)
+def test_one_scorer_cannot_reward_and_decide(tmp_path, monkeypatch, scorers, refused):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "x").mkdir(parents=True)
+    options = AlbumOptions(images="photos", adapt="1s", **scorers)
+    if refused:
+        with pytest.raises(ValueError, match="Use another model as --held_out_scorer"):
+            check_scorers(options)
+    else:
+        check_scorers(options)
+    check_scorers(dataclasses.replace(options, adapt=None))
+
+
+def test_adapter_is_loaded_onto_the_base_of_the_options(tmp_path, monkeypatch):
+    captioner = load()
+    captioner.model = get_peft_model(captioner.model, captioner.lora_config())
+    captioner.save_pretrained(tmp_path)
+    asked, real = {}, pipelines.pipeline
+
+    def pipeline(name, **settings):
+        asked.update(settings)
+        return real(name, **{**settings, "revision": None})
+
+    monkeypatch.setattr(pipelines, "pipeline", pipeline)
+    options = AlbumOptions(images="x", model="scenes:blip-mle", dtype="bfloat16", revision="abc", device="cpu")
+    found = load_adapted(options, tmp_path)
+    assert asked["revision"] == "abc"
+    assert hasattr(found.model, "peft_config")
+    assert {p.dtype for n, p in found.model.named_parameters() if "lora_" not in n} == {torch.bfloat16}
+
+
 def test_command_adapts_once(images, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
@@ -70,7 +117,8 @@ def test_command_adapts_once(images, tmp_path, monkeypatch, capsys):
         image.save(tmp_path / "photos" / f"{number}.png")
     quick = ["--num_beams", "1", "--num_samples", "0", "--max_new_tokens", "6", "--cache_dir", "cache", "--json"]
     command = ["album", "photos", "--model", "scenes:blip-mle", "--adapt", "1s", *quick]
-    assert main([*command, "--held_out_scorer", "x", "--scorer", "x"]) == 2
+    assert main([*command, "--held_out_scorer", "scenes:clip-reward"]) == 2
+    assert "Use another model" in capsys.readouterr().err
     assert main(command) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["adapt"]["steps"] >= 1

@@ -1,5 +1,6 @@
 """Candidates, copies, constraints and diagnosis of an album, with the embedded captioners."""
 
+import json
 import weakref
 
 import pytest
@@ -7,11 +8,10 @@ import torch
 from PIL import Image
 
 from hf_captionrl import load_captioner, load_scorer
-from hf_captionrl.album import album, image_facts
+from hf_captionrl.album import album, candidates, image_facts
 from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.candidates import generate_candidates
 from hf_captionrl.album.captions import compare_captioners
-from hf_captionrl.album.constraints import check_candidates, script_of
 from hf_captionrl.album.copies import saved_again
 from hf_captionrl.album.distinct_captions import same_text
 from hf_captionrl.album.settings import AlbumSettings
@@ -41,18 +41,18 @@ def images():
 def test_candidates_are_beams_and_samples(captioner, images):
     ids = ["a", "b", "c"]
 
-    def candidates(**changes):
+    def generated(**changes):
         return generate_candidates(
             captioner, images, ids, AlbumSettings(num_beams=2, num_samples=3, batch_size=2, **changes)
         )
 
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    first = candidates(seed=1)
+    first = generated(seed=1)
     assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers"
     assert all(2 <= len(mine) <= 5 and len(set(mine)) == len(mine) for mine in first)
-    assert first == candidates(seed=1)
-    assert first != candidates(seed=2)
+    assert first == generated(seed=1)
+    assert first != generated(seed=2)
     beams = captioner.generate(**captioner.encode_images(images), do_sample=False, num_beams=2, num_return_sequences=2)
     assert [mine[:2] for mine in first] == [beams.captions[2 * i : 2 * i + 2] for i in range(3)]
 
@@ -161,27 +161,6 @@ def test_generic_captions_fit_half_of_the_images():
     assert few.images[4].problems == ("generic",), "it ties with all images"
 
 
-def test_constraints(captioner, scorer, images):
-    texts = [["a red pig", "a very small pig in the corner"], ["a red cow", "a cow"], ["a dog, sitting on a red sofa"]]
-    settings = {"captions": texts, "diagnose_only": False}
-    found = describe_album(images, None, scorer, **settings, require=["red"])
-    assert found.captions == ["a red pig", "a red cow", "a dog, sitting on a red sofa"]
-    found = describe_album(images, None, scorer, **settings, forbid=["Red"])
-    assert found.captions[:2] == ["a very small pig in the corner", "a cow"]
-    found = describe_album(images, None, scorer, **settings, max_characters=17)
-    assert all(0 < len(caption) <= 17 for caption in found.captions)
-    assert found.captions[2] == "a dog, sitting"
-
-
-def test_script_of_existing_captions_is_kept(scorer, images):
-    texts = [["два кота", "two cats"], ["three cats"], ["four cats"]]
-    candidates = [["two cats", "один кот"], *texts[1:]]
-    allowed = check_candidates(candidates, [["кот"], [], []], AlbumSettings())
-    assert allowed.tolist() == [False, True, True, True]
-    assert script_of("два кота, 2") == "CYRILLIC"
-    assert script_of("2 + 2") is None
-
-
 def test_journal_continues_with_the_same_samples(captioner, scorer, images, tmp_path):
     settings = {"num_beams": 1, "num_samples": 3, "batch_size": 1, "max_new_tokens": 8}
     path = tmp_path / "candidates.jsonl"
@@ -195,6 +174,24 @@ def test_journal_continues_with_the_same_samples(captioner, scorer, images, tmp_
         again = describe_album(images, captioner, scorer, journal=journal, **settings)
     assert path.read_text().splitlines(keepends=True) == lines
     assert again.rows() == whole.rows()
+
+
+def test_images_of_the_journal_keep_their_candidates_when_the_album_grows(captioner, images, tmp_path, monkeypatch):
+    settings = AlbumSettings(num_beams=1, num_samples=3, batch_size=4, max_new_tokens=8)
+    path, ids = tmp_path / "candidates.jsonl", ["a", "b", "c"]
+    with CaptionWriter(path) as journal:
+        journal.start()
+        before = generate_candidates(captioner, images[:2], ids[:2], settings, journal=journal)
+    asked, real = [], candidates._of_batch
+    monkeypatch.setattr(
+        candidates, "_of_batch", lambda c, i, rows, *rest: asked.append(rows) or real(c, i, rows, *rest)
+    )
+    with CaptionWriter(path) as journal:
+        journal.start()
+        grown = generate_candidates(captioner, images, ids, settings, journal=journal)
+    assert asked == [[2]]
+    assert grown[:2] == before
+    assert [json.loads(line)["image_id"] for line in path.read_text().splitlines()] == ids
 
 
 def test_unreadable_images_are_listed(captioner, scorer, images, tmp_path):

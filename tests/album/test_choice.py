@@ -54,7 +54,7 @@ def random_choice(rng, number, texts, most):
 
 
 def value_of(starts, names, scores, chosen):
-    """(texts of one's own, rank 1 among them, sum of their margins); a text that is used twice counts once, with its best."""
+    """(distinct texts, rank 1 among them, sum of their margins); a text that is used twice counts once, with its best."""
     best = {}
     for i in chosen:
         if names[i] >= 0:

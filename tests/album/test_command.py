@@ -5,14 +5,17 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
 from hf_captionrl.album import outputs
+from hf_captionrl.album.album_result import Album, AlbumImage
 from hf_captionrl.album.durations import duration
 from hf_captionrl.album.sources import AlbumSource, load_album_source, read_captions_for
 from hf_captionrl.cli import main
 from hf_captionrl.evaluation.caption_files import CaptionWriter
+from hf_captionrl.io import LineFile
 from hf_captionrl.scenes import load_scenes
 
 QUICK = [
@@ -107,6 +110,35 @@ def test_killed_run_continues_and_other_settings_are_refused(photos, capsys):
     assert "Another process" in capsys.readouterr().err
 
 
+def test_json_summary_has_the_shared_facts(photos, capsys):
+    names = ["a.png", "b.png", "sub/c.png", HOSTILE.replace("/", "")]
+    rows = [{"image_id": name, "caption": f"a pig of {n} kg"} for n, name in enumerate(names)]
+    Path("given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert album("--captions", "given.jsonl", "--group_by", "album", "--json") == 0
+    (shared,) = json.loads(capsys.readouterr().out)["shared"]
+    assert (shared["group"], shared["num_images"], shared["shared"]) == ("", 4, ["a pig", "kg"])
+
+
+@pytest.mark.parametrize("text", ["=1+1", "'=1", "''-x", "\tindented", "\rx", "-5 degrees", "'tis", 'plain, "quoted"'])
+def test_every_text_survives_a_csv_file(tmp_path, text):
+    found = Album([AlbumImage("a.png", text), AlbumImage("@b", "b")], 2, 1.0)
+    path = found.to_csv(tmp_path / "o.csv")
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for row in csv.reader(file) for cell in row)
+    source = AlbumSource(["a.png", "b.png"], ["a.png", "@b"])
+    assert read_captions_for(source, path) == [[text], ["b"]]
+
+
+def test_every_output_is_reserved(photos, capsys):
+    with LineFile(Path("b.candidates.jsonl")):
+        assert album("--output", "a.jsonl", "b.csv") == 2
+        assert "Another process is writing 'b.candidates.jsonl'" in capsys.readouterr().err
+        assert album("--output", "a.jsonl", "c.csv") == 0
+    Path("b.candidates.jsonl").unlink()
+    assert album("--output", "a.jsonl", "b.csv", "a.csv", "sub/b.html") == 0
+    assert not list(Path().glob("**/*.candidates.jsonl")), "empty journals are removed"
+
+
 def test_sidecars_are_not_overwritten(photos, capsys):
     arguments = [*MODEL, "--sidecars", "--drop_shared", "--trigger", "ohwx thing"]
     assert album(*arguments) == 2
@@ -181,6 +213,22 @@ def test_dry_run_writes_nothing(photos, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["images"] == 6
     assert facts["seconds"] > 0
+    # Training counts, and captioning does not become free by it.
+    assert (
+        album(
+            *MODEL,
+            "--output",
+            "o.csv",
+            "--dry_run",
+            "--json",
+            "--adapt",
+            "1h",
+            "--held_out_scorer",
+            "scenes:clip-reward",
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["seconds"] > 3600 + 0.1
     assert sorted(map(str, photos.parent.glob("**/*"))) == before
 
 
@@ -239,6 +287,8 @@ def test_sources(tmp_path, scenes):
     assert load_album_source(tmp_path / "list.txt").image_ids == names
     (tmp_path / "null.txt").write_bytes(b"a.png\0b.png\0")
     assert load_album_source(tmp_path / "null.txt").image_ids == names
+    (tmp_path / "mark.txt").write_text("a.png\nb.png\n", encoding="utf-8-sig")
+    assert load_album_source(tmp_path / "mark.txt").image_ids == names
     (tmp_path / "bad.txt").write_text("../x.png\n")
     with pytest.raises(ValueError, match="not below"):
         load_album_source(tmp_path / "bad.txt")
@@ -260,6 +310,27 @@ def test_sources(tmp_path, scenes):
     paths = [str(tmp_path / "a.png"), str(tmp_path / "a.jpg")]
     with pytest.raises(ValueError, match="same text file"):
         outputs.check_sidecars(["a.png", "a.jpg"], paths)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_local_files_of_a_table_have_text_files(tmp_path, scenes, suffix):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.png", "sub/b.png"):
+        scenes[0].save(tmp_path / name)
+    (tmp_path / "a.txt").write_text("a pig")
+    table = tmp_path / f"table.{suffix}"
+    if suffix == "csv":
+        table.write_text("file_name\na.png\nsub/b.png\n")
+    elif suffix == "jsonl":
+        table.write_text('{"file_name": "a.png"}\n{"file_name": "sub/b.png"}\n')
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"file_name": ["a.png", "sub/b.png"]}), table)
+    found = load_album_source(table)
+    assert found.paths == [str(tmp_path / "a.png"), str(tmp_path / "sub" / "b.png")]
+    assert found.captions == [["a pig"], []]
+    assert found.root == tmp_path, "folders are groups"
+    expected = [tmp_path / "a.txt", tmp_path / "sub" / "b.txt"]
+    assert outputs.check_sidecars(found.image_ids, found.paths) == expected
 
 
 def test_durations():

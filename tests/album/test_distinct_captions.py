@@ -16,7 +16,7 @@ def unit(rng, rows, size=6):
 
 
 def best_by_enumeration(candidates, text, images):
-    """The best triple of (texts of one's own, rank 1 among them, sum of their margins), over every choice.
+    """The best triple of (distinct texts, rank 1 among them, sum of their margins), over every choice.
 
     An image may also go without: its place in the triple is then zero. Texts that two images have count for neither.
     """

@@ -1,10 +1,10 @@
-"""What captions share and what varies; removing it leaves correct text."""
+"""What captions share and what varies."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from hf_captionrl.album.shared_phrases import drop_shared, group_facts, repair, shared_phrases
+from hf_captionrl.album.shared_phrases import group_facts, shared_phrases
 from hf_captionrl.text import spacy_models
 
 DOGS = [
@@ -31,33 +31,11 @@ def test_shared_phrases_by_hand():
         shared_phrases(DOGS, min_share=1.5)
 
 
-@pytest.mark.parametrize(
-    ("caption", "dropped", "triggered"),
-    [
-        (DOGS[0], "brown on a red sofa", "ohwx dog, brown on a red sofa"),
-        (DOGS[1], "on the grass, running", "ohwx dog on the grass, running"),
-        (DOGS[2], "with a ball", "ohwx dog with a ball"),
-        (DOGS[3], "sleeping", "ohwx dog, sleeping"),
-        ("a dog", "a dog", "ohwx dog"),
-        ("a man and a dog", "a man", "ohwx dog, a man"),
-        ("a man with a dog, smiling", "a man, smiling", "ohwx dog, a man, smiling"),
-        ("a dog is sitting in a orange car", "sitting in an orange car", "ohwx dog, sitting in an orange car"),
-        ("two pigs on a lawn", "two pigs on a lawn", "ohwx dog, two pigs on a lawn"),
-        ("a hotdog stand", "a hotdog stand", "ohwx dog, a hotdog stand"),
-        ("", "", "ohwx dog"),
-    ],
-)
-def test_dropping_leaves_correct_text(caption, dropped, triggered):
-    phrases = ("a photo", "dog")
-    assert drop_shared(caption, phrases) == dropped
-    assert drop_shared(caption, phrases, trigger="ohwx dog") == triggered
-
-
-def test_repair():
-    assert repair("and a dog with the") == "a dog"
-    assert repair("a red, , an dog") == "a red, a dog"
-    assert repair("of the") == ""
-    assert repair("A apple on the the table") == "An apple on the table"
+def test_shared_phrases_of_other_scripts_are_whole_words():
+    hindi = ["एक कुत्ता घास पर है", "एक कुत्ता सोफ़े पर है", "एक कुत्ता पानी में है"]
+    assert shared_phrases(hindi) == ("एक कुत्ता", "है")
+    assert shared_phrases(["at 8:30 am", "at 8:30 pm", "until 8:30"]) == ("8:30",)
+    assert shared_phrases(["一只狗在草地上", "一只狗在沙发上", "一只狗在水里"]) == ()
 
 
 @pytest.mark.parametrize("noun_chunks", [False, None])

@@ -161,7 +161,7 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
-  const safe = (text) => (/^[=+\-@\t\r]/.test(text) ? `'${text}` : text); // no formula of a spreadsheet
+  const safe = (text) => (/^'*[=+\-@\t\r]/.test(text) ? `'${text}` : text); // no formula of a spreadsheet
   const cell = (text) => `"${safe(text).replaceAll('"', '""')}"`;
 
   $("csv").addEventListener("click", () => {

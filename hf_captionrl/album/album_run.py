@@ -1,0 +1,277 @@
+"""One run of `captionrl album`: its files, locks and journals, resuming."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import posixpath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from hf_captionrl.album.kept_files import KeptFiles, file_stamps, refuse_changed
+from hf_captionrl.album.settings import CandidateOptions
+from hf_captionrl.io import LineFile
+
+if TYPE_CHECKING:
+    from hf_captionrl.album.album_result import Album
+    from hf_captionrl.album.command import AlbumOptions
+    from hf_captionrl.album.sources import AlbumSource
+    from hf_captionrl.captioners.captioner import Captioner
+    from hf_captionrl.evaluation.caption_files import CaptionWriter
+
+__all__ = ["AlbumRun", "journal_of"]
+
+
+def journal_of(output: Path) -> Path:
+    """The candidates of an output, which are also its lock."""
+    return output.with_suffix(".candidates.jsonl")
+
+
+class _Reservation(LineFile):
+    """Keeps other commands away from an output."""
+
+    busy = "Wait until it ends, or use another --output."
+
+
+class AlbumRun:
+    """One run of the command and its files; a context manager that keeps other commands away from the outputs.
+
+    Args:
+        options: Of the command.
+        source: The images.
+        training_seconds: Time of `--adapt`; None without it.
+    """
+
+    def __init__(self, options: AlbumOptions, source: AlbumSource, training_seconds: float | None) -> None:
+        from hf_captionrl.album.outputs import check_sidecars
+
+        self.options, self.source, self.training_seconds = options, source, training_seconds
+        self.first = options.output[0]
+        self.run_file = self.first.with_suffix(".run.json")
+        self.adapter = self.first.with_suffix(".adapter")
+        self.kept = KeptFiles(self.first)
+        self.targets = list(options.output)
+        if options.sidecars:
+            self.targets += check_sidecars(source.image_ids, source.paths)
+        self.facts: dict[str, Any] = {}
+        self.answers: CaptionWriter | None = None
+        self._open: list[LineFile] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._lock()
+            self._begin()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._open:
+            if file.path.is_file() and file.path.stat().st_size == 0:
+                file.path.unlink()
+            file.close()
+        self._open.clear()
+
+    def _lock(self) -> None:
+        """Open the journals, and reserve every output: `NAME.candidates.jsonl` is the lock of each NAME."""
+        from hf_captionrl.evaluation.caption_files import CaptionWriter
+
+        overwrite, journals = (
+            self.options.overwrite,
+            {os.path.abspath(p): p for p in map(journal_of, self.options.output)},
+        )
+        self.writer = CaptionWriter(journals.pop(os.path.abspath(journal_of(self.first))), overwrite=overwrite)
+        self._open.append(self.writer)
+        for path in journals.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._open.append(_Reservation(path))
+        if self.options.contrastive:
+            self.answers = CaptionWriter(self.first.with_suffix(".answers.jsonl"), overwrite=overwrite)
+            self._open.append(self.answers)
+
+    def _begin(self) -> None:
+        """Refuse to replace files that this command did not write; forget captions that an earlier run wrote."""
+        self.continues = self.run_file.is_file() and not self.options.overwrite
+        self.check_targets()
+        if self.options.captions is None:
+            self._restore_captions()
+
+    def check_targets(self) -> None:
+        """Refuse to replace files that this command did not write."""
+        foreign = [] if self.options.overwrite else self.kept.foreign(self.targets)
+        if foreign:
+            raise ValueError(
+                f"{len(foreign)} files exist that this command did not write, such as {str(foreign[0])!r}. Use --overwrite to "
+                f"replace them (their contents are kept in {self.kept.old.name}), or another --output."
+            )
+
+    def _restore_captions(self) -> None:
+        """Captions of files that this command wrote are not captions that existed before."""
+        from hf_captionrl.album.sources import sidecar_of
+
+        captions, old = self.source.captions, self.kept.old_texts()
+        metadata = Path(self.options.images) / "metadata.jsonl"
+        if metadata.is_file() and self.kept.is_ours(metadata):
+            captions = [[] for _ in captions]
+        for row, image in enumerate(self.source.paths):
+            sidecar = None if image is None else sidecar_of(image)
+            if sidecar is None or not sidecar.is_file() or not self.kept.is_ours(sidecar):
+                continue
+            if captions[row] == [sidecar.read_text(encoding="utf-8").strip()]:
+                before = old.get(self.kept.name_of(sidecar), "").strip()
+                captions[row] = [before] if before else []
+        self.source.captions = captions
+
+    def _settings(self, captioner: Captioner | None) -> dict[str, Any]:
+        """Settings of the candidates; others may change without generating them again."""
+        from hf_captionrl.retrieval import model_fingerprint
+
+        options = self.options
+        names = [field.name for field in dataclasses.fields(CandidateOptions) if field.name != "contrastive"]
+        weights = None if captioner is None else model_fingerprint(captioner.base_model)
+        return {
+            "images": os.path.realpath(options.images) if os.path.exists(options.images) else options.images,
+            "model": options.model,
+            "weights": weights,
+            "prompt": None if captioner is None else captioner.prompt,
+            "dtype": options.dtype,
+            **{name: getattr(options, name) for name in names},
+        }
+
+    def describe(self) -> Album:
+        """Load the models, and describe the album."""
+        from hf_captionrl.album.album import describe_album
+        from hf_captionrl.album.loading import load_models
+        from hf_captionrl.evaluation.write_captions import check_settings
+        from hf_captionrl.io import write_json
+        from hf_captionrl.reports.versions import installed_versions
+        from hf_captionrl.retrieval import FeatureCache
+
+        options, source = self.options, self.source
+        captioner, scorer = load_models(options)
+        if self.training_seconds is not None:
+            captioner, self.facts["adapt"] = self._adapt(scorer, self.training_seconds)
+        settings = self._settings(captioner)
+        images = file_stamps(source.image_ids, source.paths)
+        if self.continues:
+            check_settings(self.run_file, settings)
+            refuse_changed(json.loads(self.run_file.read_text(encoding="utf-8")).get("images", {}), images)
+        for journal in filter(None, (self.writer, self.answers)):
+            journal.start()
+        write_json(self.run_file, {"settings": settings, "versions": installed_versions(), "images": images})
+        with Progress(len(source.images)) as progress:
+            album = describe_album(
+                source.images,
+                captioner,
+                scorer,
+                captions=source.captions,
+                image_ids=source.image_ids,
+                groups=_groups(source, options),
+                settings=options,
+                cache=FeatureCache.for_scorer(scorer, options.cache_dir),
+                journal=self.writer,
+                answers=self.answers,
+                skip_unreadable=True,
+                progress=progress,
+            )
+        return album
+
+    def _adapt(self, scorer: Any, seconds: float) -> tuple[Captioner, dict[str, Any]]:
+        """Train an adapter, or take that of an earlier run of the same command."""
+        from hf_captionrl.album.adapt import adapt_to_album
+        from hf_captionrl.album.loading import load_adapted, load_held_out, load_model
+        from hf_captionrl.io import write_json
+
+        options = self.options
+        facts = self.earlier_adapter()
+        if facts is not None:
+            if facts.get("asked") != self._asked():
+                raise ValueError(
+                    f"{self.adapter} has an adapter of another command ({facts.get('asked')}). Use --overwrite to train again, or "
+                    "another --output."
+                )
+            return load_adapted(options, self.adapter if facts["kept"] else None), facts
+        found = adapt_to_album(
+            lambda: load_model(options),
+            scorer,
+            load_held_out(options),
+            self.source.images,
+            self.adapter,
+            seconds=seconds,
+            cache_dir=options.cache_dir,
+            seed=options.seed,
+        )
+        facts = {**found.facts, "asked": self._asked()}
+        write_json(self.adapter / "decision.json", facts)
+        # The trained weights are those that a repeated command will load: same data type, same captions.
+        return load_adapted(options, self.adapter) if facts["kept"] else found.captioner, facts
+
+    def earlier_adapter(self) -> dict[str, Any] | None:
+        """The decision of an earlier run about its adapter."""
+        decision = self.adapter / "decision.json"
+        if self.options.overwrite or not decision.is_file():
+            return None
+        return json.loads(decision.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+    def _asked(self) -> dict[str, Any]:
+        names = ("images", "model", "revision", "dtype", "scorer", "held_out_scorer", "seed")
+        return {"seconds": self.training_seconds, **{name: getattr(self.options, name) for name in names}}
+
+    def write(self, album: Album) -> list[str]:
+        """Write the outputs, each whole or not at all."""
+        from hf_captionrl.album.outputs import write_csv, write_metadata, write_rows, write_sidecars
+        from hf_captionrl.album.report_page import write_report
+
+        written = []
+        self.kept.before_writing(self.targets)
+        for path in self.options.output:
+            kind = path.suffix.lower()
+            if path.name == "metadata.jsonl":
+                write_metadata(album, self.source.paths, path)
+            elif kind == ".csv":
+                write_csv(album, path)
+            elif kind == ".jsonl":
+                write_rows(album, path)
+            else:
+                title = Path(self.options.images).name or "Album"
+                write_report(path, album, self.source.images, title=title, max_images=self.options.page_images)
+            written.append(str(path))
+        if self.options.sidecars:
+            number = write_sidecars(album, self.source.paths)
+            written.append(f"{number} text files")
+        self.kept.after_writing(self.targets)
+        return written
+
+
+class Progress:
+    """A progress bar per stage, on a terminal; a context manager."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.stage = ""
+        self.bar: Any = None
+
+    def __call__(self, stage: str, number: int) -> None:
+        from tqdm import tqdm
+
+        if stage != self.stage:
+            self.__exit__()
+            self.stage = stage
+            self.bar = tqdm(total=self.total, desc=stage, unit=" images", disable=None)
+        self.bar.update(number)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def _groups(source: AlbumSource, options: AlbumOptions) -> list[str]:
+    if options.group_by == "album" or source.root is None:
+        return [""] * len(source.image_ids)
+    return [posixpath.dirname(image_id) for image_id in source.image_ids]
