@@ -1,0 +1,168 @@
+"""How long sampled captions take: the decoding loop of the package beside that of transformers.
+
+Both write captions of the same lengths from the same images with the same weights, in turn in one process.
+
+Legend: B images, G captions per image, N = B * G captions, T tokens.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.captioners import decoding
+from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
+from hf_captionrl.io import write_json
+from hf_captionrl.reports.versions import installed_versions
+from scripts.benchmarks.rl_models import SHAPES, World, build
+from scripts.benchmarks.spread import summary
+from scripts.machine import processor_name
+
+TARGET = 1.5
+"""How many times as fast as transformers' loop ours has to be with captions of COCO's lengths."""
+
+LENGTHS = {"COCO": (12.0, 2.6), "20 tokens": (20.0, 0.0)}
+"""Mean and standard deviation of tokens per caption; COCO's captions have 10.5 words with standard deviation 2.4."""
+
+_LONGEST = 20
+_END = 3
+
+
+def planned_lengths(mean: float, deviation: float, number: int) -> Tensor:
+    """Tokens of each caption `(N,)`, with the end token, from 5 to 20."""
+    return (mean + deviation * torch.randn(number)).round().long().clamp(5, _LONGEST)
+
+
+@contextmanager
+def ending_at(lengths: Tensor) -> Iterator[None]:
+    """Both loops write the end token where a caption has its planned length, and no captions are shorter."""
+    ends = torch.arange(1, _LONGEST + 1).unsqueeze(1) == lengths  # (T, N)
+    draw, multinomial, steps = decoding.draw_tokens, torch.multinomial, iter(ends)
+
+    def uniforms(*size: int, **kwargs: Any) -> Tensor:
+        return torch.empty(size).uniform_(0.01, 1.0).masked_fill(ends[: size[0]], 0.0)
+
+    def drawn(scores: Tensor, numbers: Tensor) -> Tensor:
+        return torch.where(numbers == 0, _END, draw(scores, numbers))
+
+    def sampled(probabilities: Tensor, num_samples: int) -> Tensor:
+        return torch.where(next(steps).unsqueeze(1), _END, multinomial(probabilities, num_samples))
+
+    with (
+        mock.patch.object(decoding, "draw_tokens", drawn),
+        mock.patch.object(torch, "rand", uniforms),
+        mock.patch.object(torch, "multinomial", sampled),
+    ):
+        yield
+
+
+def _seconds(world: World, loop: str, lengths: Tensor) -> tuple[float, Tensor]:
+    """CPU seconds of one call, and the lengths that it wrote."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Tensor:
+        raise UndecodableError
+
+    decode = refuse if loop == "transformers" else DecodingLoop.__call__
+    with ending_at(lengths), mock.patch.object(DecodingLoop, "__call__", decode):
+        start = time.process_time()
+        written = world.captioner.generate(
+            image_features=world.cached_features,
+            max_new_tokens=_LONGEST,
+            do_sample=True,
+            top_k=0,
+            num_return_sequences=world.shape.group_size,
+            suppress_tokens=world.suppressed,
+        )
+        return time.process_time() - start, written.mask.sum(1)
+
+
+def measure(name: str, *, rounds: int, seed: int = 0) -> dict[str, Any]:
+    """Time both loops in turn.
+
+    Returns:
+        `dict`: For each kind of lengths the CPU `seconds` of both loops (medians), `speedup` (median, quartiles, values).
+    """
+    torch.manual_seed(seed)
+    shape = SHAPES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        world = build(shape, seed, folder)
+    found: dict[str, Any] = {"images": shape.num_images, "captions_per_image": shape.group_size}
+    for kind, (mean, deviation) in LENGTHS.items():
+        taken: dict[str, list[float]] = {"ours": [], "transformers": []}
+        for turn in range(rounds + 1):  # the first round is not counted
+            lengths = planned_lengths(mean, deviation, shape.num_images * shape.group_size)
+            for loop in sorted(taken, reverse=bool(turn % 2)):
+                seconds, wrote = _seconds(world, loop, lengths)
+                if not torch.equal(wrote, lengths):
+                    raise AssertionError(f"{loop} wrote captions of {wrote.tolist()} tokens, not {lengths.tolist()}.")
+                if turn:
+                    taken[loop].append(seconds)
+        ratios = [theirs / ours for theirs, ours in zip(taken["transformers"], taken["ours"], strict=True)]
+        found[kind] = {
+            "seconds": {loop: summary(values)["median"] for loop, values in taken.items()},
+            "speedup": summary(ratios),
+        }
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this benchmark."""
+    parser.add_argument("--shapes", nargs="+", choices=["blip-base", "clipcap"], default=["blip-base", "clipcap"])
+    parser.add_argument("--rounds", type=int, default=5, help="Calls of each loop, for each kind of lengths.")
+    parser.add_argument("--output", type=Path, default=None, help="JSON file to write.")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Time the loops on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        shapes = {name: measure(name, rounds=args.rounds) for name in args.shapes}
+    finally:
+        torch.set_num_threads(threads)
+    result = {
+        "shapes": shapes,
+        "rounds": args.rounds,
+        "processor": processor_name(),
+        "versions": installed_versions(),
+    }
+    if args.output is not None:
+        write_json(args.output, result)
+    return result
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Write the result as a section of docs/benchmarks.md."""
+    lines = [
+        "## `generation`: sampled captions",
+        "",
+        "`python scripts/benchmark.py generation`: sample B x G captions from cached image features, in fp32. The loop of the package reads",
+        "the prompt once per image, drops finished captions, and draws tokens from the cumulative sum; transformers' loop is the one that",
+        "`generate` uses otherwise. Both write captions of the same planned lengths.",
+        "",
+        "| model | B x G | lengths | transformers, CPU-s | ours, CPU-s | speedup [quartiles] | bar |",
+        "|:--|:--|:--|--:|--:|--:|--:|",
+    ]
+    for name, shape in result["shapes"].items():
+        for kind in LENGTHS:
+            seconds, speedup = shape[kind]["seconds"], shape[kind]["speedup"]
+            low, high = speedup["quartiles"]
+            bar = f"{TARGET:g}" if kind == "COCO" else ""
+            lines.append(
+                f"| {name} | {shape['images']} x {shape['captions_per_image']} | {kind} | {seconds['transformers']:.2f} | "
+                f"{seconds['ours']:.2f} | {speedup['median']:.2f} [{low:.2f}, {high:.2f}] | {bar} |"
+            )
+    versions = result["versions"]
+    lines += [
+        "",
+        f"{result['processor']}, 1 thread, torch {versions['torch']}, transformers {versions['transformers']}; {result['rounds']} rounds; "
+        "random weights at the models' sizes. COCO: 12 tokens per caption with standard deviation 2.6.",
+    ]
+    return "\n".join(lines)
