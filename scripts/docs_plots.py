@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.reports.curves import CURVES, write_curves
 from hf_captionrl.reports.plot_style import COLOURS, new_figure, plain_label, save_figure, tidy
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -70,17 +71,48 @@ class Plot:
         return save_figure(path, figure, text={"Numbers": self.numbers()})
 
 
+@dataclass(frozen=True)
+class CurvePlot:
+    """Learning curves: mean over seeds, with a band of one standard error."""
+
+    file: str
+    result: str
+    panels: tuple[tuple[str, str], ...] = tuple(CURVES)
+
+    def curves(self) -> dict[str, list[dict[str, Any]]]:
+        """The points of each row."""
+        found = json.loads((RESULTS / self.result).read_text(encoding="utf-8"))["learning_curves"]
+        return {name: [self._point(point) for point in points] for name, points in found.items()}
+
+    def _point(self, point: dict[str, Any]) -> dict[str, Any]:
+        drawn: dict[str, Any] = {"step": point["step"]}
+        for key, _ in self.panels:
+            mean, error = point[key]["mean"], point[key]["standard_error"]
+            drawn |= {key: mean, f"{key}_ci": [mean - error, mean + error]}
+        return drawn
+
+    def numbers(self) -> str:
+        """The numbers as text, which the picture carries along."""
+        return json.dumps(self.curves())
+
+    def draw(self, path: Path) -> Path:
+        """Draw and write the picture."""
+        return write_curves(path, self.curves(), x="step", panels=self.panels, text={"Numbers": self.numbers()})
+
+
 _RETRIEVAL = ("rd100_recall_at_1", "R@1 among 100 ↑")
 _HALLUCINATION = ("hallucination", "Hallucination ↓")
 _CIDER = ("cider_d", "CIDEr-D ↑")
 
-PLOTS = (
+PLOTS: tuple[Plot | CurvePlot, ...] = (
     Plot(
         "smile.png",
         "smile_blip_seeds.json",
         ("MLE", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references"),
         (_RETRIEVAL, _HALLUCINATION, _CIDER),
     ),
+    CurvePlot("smile_curves.png", "smile_blip_seeds.json", tuple(CURVES[i] for i in (0, 2, 3, 4, 5))),
+    CurvePlot("smile_subsets.png", "smile_subset_seeds.json", (("length", "Mean length (words)"), _RETRIEVAL)),
     Plot(
         "self_retrieval.png",
         "self_retrieval_blip_seeds.json",

@@ -48,6 +48,7 @@ def write_curves(
     x: str = "epoch",
     title: str | None = None,
     panels: Panels = _PANELS,
+    text: Mapping[str, str] | None = None,
 ) -> Path:
     """Draw numbers over training, one panel per number and one line per method, and write the PNG atomically.
 
@@ -60,6 +61,7 @@ def write_curves(
         x: Key of the horizontal axis, `epoch` or `step`.
         title: Title above the panels.
         panels: Key and title of each panel, at most three in a row.
+        text: Metadata of the file.
 
     Returns:
         `pathlib.Path`: The file written.
@@ -109,7 +111,7 @@ def write_curves(
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
     if title:
         figure.suptitle(plain_label(title), fontsize=12)
-    return save_figure(path, figure)
+    return save_figure(path, figure, text=text)
 
 
 def _check(histories: Mapping[str, History], x: str, panels: Panels) -> None:

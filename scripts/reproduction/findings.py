@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_captionrl.experiments.rows import read_yaml
 from scripts.reproduction.numbers import Measured, difference, measured, scaled, shown
-from scripts.reproduction.runs import ROOT
+from scripts.reproduction.runs import ROOT, of_older_world
 
 FINDINGS = ROOT / "docs" / "findings.yaml"
 HOLDS, UNSEEN, OPEN, FAILS, MISSING = "holds", "no difference seen", "open", "does not hold", "not tested"
@@ -84,6 +84,8 @@ def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str,
     for compare in finding.get("compare", ()):
         if not set(_runs_of(compare)) <= results.keys():
             continue
+        if len({results[run].get("world", "1") for run in _runs_of(compare)}) > 1:
+            continue  # numbers of different worlds cannot be compared
         first, second, found = _sides(compare, results)
         verdicts.append(verdict(found, compare["expect"]))
         interval = "no interval"
@@ -92,7 +94,8 @@ def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str,
         elif len(found.values) > 1:
             interval = "same for every seed"
         claim = {">": "first is larger", "<": "first is smaller", "=": "no difference"}[compare["expect"]]
-        cells = [compare["what"], first, second, f"{shown(found.value)} [{interval}]", claim, verdicts[-1]]
+        what = compare["what"] + of_older_world(*(results[run] for run in _runs_of(compare)))
+        cells = [what, first, second, f"{shown(found.value)} [{interval}]", claim, verdicts[-1]]
         lines.append(f"| {' | '.join(cells)} |")
     head = ["| | first | second | first - second [95 % interval] | claim | verdict |", "|:--|--:|--:|--:|:--|:--|"]
     return _of_all(verdicts), [*head, *lines, ""] if lines else []

@@ -11,7 +11,7 @@ from scripts.make_paper_index import PAPERS
 from scripts.reproduction.checks import has_figure
 from scripts.reproduction.numbers import Measured, measured, shown
 from scripts.reproduction.real import missing_of, result_path
-from scripts.reproduction.runs import Run
+from scripts.reproduction.runs import Run, of_older_world
 
 _HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
 _HEAD = "| | | paper | ours | 95 % interval | preset | hardware | |"
@@ -63,13 +63,14 @@ def _lines(
         record = results[entry["run"]]
         ours = measured(entry["at"], record)
         cells = [source, entry["what"], paper, shown(ours.value), _interval(ours)]
-        lines.append([*cells, _short(runs[entry["run"]].preset), _hardware(record), _EMBEDDED])
+        place = _EMBEDDED + of_older_world(record)
+        lines.append([*cells, _short(runs[entry["run"]].preset), _hardware(record), place])
         if "preset" in entry:
             lines[0][-1] += "; the paper's data: not run"
     path = result_path(entry["preset"], output) if "preset" in entry else None
     if path is not None and path.exists():
         if lines:
-            lines[0][-1] = _EMBEDDED
+            lines[0][-1] = place
         record = json.loads(path.read_text(encoding="utf-8"))
         ours = measured(entry.get("preset_at", entry.get("at")), record)
         cells = [source, entry["what"], paper, shown(ours.value), _interval(ours)]
@@ -120,11 +121,12 @@ def to_markdown(
     reasons = reasons or {}
     entries = [entry for row in rows for entry in row.get("numbers", ())]
     with_ours = sum(entry.get("run") in results for entry in entries)
+    older = sum(bool(of_older_world(results[entry["run"]])) for entry in entries if entry.get("run") in results)
     on_theirs = sum("preset" in entry and result_path(entry["preset"], output).exists() for entry in entries)
     lines = [
         "# Reproduction",
         "",
-        f"This page shows {len(entries)} numbers of the papers beside ours. {with_ours} were measured on version 1 of the embedded world, {on_theirs} on the paper's own data.",
+        f"This page shows {len(entries)} numbers of the papers beside ours. {with_ours} were measured on the embedded world, {older} of these on an older version of it, {on_theirs} on the paper's own data.",
         "The embedded world has small synthetic images and other captioners, so most of its numbers differ from the paper's. Compare the",
         "direction between two rows instead, as [the findings](findings_smile.md) do.",
         "",

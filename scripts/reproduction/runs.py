@@ -36,6 +36,17 @@ _PAPER = {"smile": "smile", "self_retrieval": "ndlb"}
 Caller = Callable[..., int]
 
 
+def world_version() -> str:
+    """The version of the embedded world, of which docs/results has the digests."""
+    return str(json.loads((ROOT / "docs/results/scenes_digests.json").read_text(encoding="utf-8"))["world_version"])
+
+
+def of_older_world(*records: Mapping[str, Any]) -> str:
+    """A note on results of an older version of the embedded world; empty if there are none. Version 1 was not recorded."""
+    versions = sorted({str(record.get("world", "1")) for record in records} - {world_version()})
+    return f" (version {', '.join(versions)} of the world)" if versions else ""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run of docs/paper_index.yaml; its keys are described there.
@@ -220,7 +231,7 @@ def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Pat
     if run.seeds:
         record["seeds"] = list(seeds)
     record.setdefault("versions", installed_versions())
-    write_json(path, record | {"hardware": hardware()})
+    write_json(path, record | {"hardware": hardware(), "world": world_version()})
 
 
 def _results_of(folder: Path, seed: int) -> dict[str, Any]:
