@@ -8,6 +8,7 @@ import pytest
 
 from scripts.reproduction import findings, numbers
 from scripts.reproduction.numbers import Measured, difference, look_up, measured, seed_interval
+from scripts.reproduction.runs import world_version
 from tests.closeness import within
 
 
@@ -72,7 +73,8 @@ def test_verdicts():
 
 def test_a_finding_may_compare_two_runs_seed_by_seed():
     def result(*values, seeds=(0, 1, 2)):
-        return {"seeds": list(seeds), "rows": [{"name": "A", "x": {"values": list(values)}}]}
+        rows = [{"name": "A", "x": {"values": list(values)}}]
+        return {"seeds": list(seeds), "rows": rows, "world": world_version()}
 
     compare = {
         "what": "x",
@@ -94,6 +96,10 @@ def test_a_finding_may_compare_two_runs_seed_by_seed():
     assert "**Holds.** So." in said(one=result(1.0, 5.0, 9.0), other=result(0.9, 4.9, 8.91))
     assert "[one](results/one.json), [other](results/other.json)" in text
     assert "**Not tested.**" in said(one=result(1.0, 2.0, 3.0))
+    older = {**result(0.9, 4.8, 8.9), "world": "1"}
+    assert "Its runs are not finished." in said(one=result(1.0, 5.0, 9.0), other=older)
+    both = said(one={**result(1.0, 5.0, 9.0), "world": "1"}, other=older)
+    assert "| x (version 1 of the world) | 5.00 | 4.87 |" in both
     # More, but not three times as much.
     compare["times"] = 3
     thrice = said(one=result(1.0, 5.0, 9.0), other=result(0.4, 1.6, 3.1))

@@ -122,19 +122,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time the loops on one thread."""
     threads = torch.get_num_threads()
+    result: dict[str, Any] = {"shapes": {}, "rounds": args.rounds, "processor": processor_name()}
+    result["versions"] = installed_versions()
     torch.set_num_threads(1)
     try:
-        shapes = {name: measure(name, rounds=args.rounds) for name in args.shapes}
+        for name in args.shapes:
+            result["shapes"][name] = measure(name, rounds=args.rounds)
+            if args.output is not None:
+                write_json(args.output, result)
     finally:
         torch.set_num_threads(threads)
-    result = {
-        "shapes": shapes,
-        "rounds": args.rounds,
-        "processor": processor_name(),
-        "versions": installed_versions(),
-    }
-    if args.output is not None:
-        write_json(args.output, result)
     return result
 
 

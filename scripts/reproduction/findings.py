@@ -101,6 +101,12 @@ def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str,
     return _of_all(verdicts), [*head, *lines, ""] if lines else []
 
 
+def _why(finding: Mapping[str, Any], lines: Sequence[str], results: Mapping[str, Any]) -> str:
+    if finding.get("compare") and not lines:
+        return "Its runs are not finished."
+    return _filled(finding["why"], results)
+
+
 _NAMED = re.compile(r"(Table|Figure)s? ((?:\d+\w?(?:, | and | to )?)+)")
 
 
@@ -135,7 +141,7 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
                 f"## {number}. {finding['claim']}",
                 "",
                 *lines,
-                f"**{said.capitalize()}.** {_filled(finding['why'], results)}",
+                f"**{said.capitalize()}.** {_why(finding, lines, results)}",
             ]
         compared = [compare for finding in page["findings"] for compare in finding.get("compare", ())]
         runs = dict.fromkeys(run for compare in compared for run in _runs_of(compare))

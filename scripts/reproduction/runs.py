@@ -29,6 +29,7 @@ from scripts.run_seeds import aggregate, aggregate_curves
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "recipes" / "configs"
+_DIGESTS = ROOT / "docs" / "results" / "scenes_digests.json"
 _EACH = "for each seed s: "
 _OLD_CONFIG = re.compile(r"--config recipes/configs/(smile|self_retrieval)_blip/scenes_(\w+)\.yaml")
 _PAPER = {"smile": "smile", "self_retrieval": "ndlb"}
@@ -38,7 +39,7 @@ Caller = Callable[..., int]
 
 def world_version() -> str:
     """The version of the embedded world, of which docs/results has the digests."""
-    return str(json.loads((ROOT / "docs/results/scenes_digests.json").read_text(encoding="utf-8"))["world_version"])
+    return str(json.loads(_DIGESTS.read_text(encoding="utf-8"))["world_version"])
 
 
 def of_older_world(*records: Mapping[str, Any]) -> str:
