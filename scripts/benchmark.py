@@ -1,7 +1,7 @@
 """Runs the benchmarks of the documentation: `python scripts/benchmark.py NAME [options]`.
 
 Each benchmark is a module of `scripts/benchmarks/` with `add_arguments(parser)` and `run(args) -> dict` (what goes into
-its JSON); a new module with these two is a new subcommand. A module that also has `markdown(result) -> str` keeps its own
+its JSON); a new module with these two is a new subcommand. A module that also has `markdown(result) -> str` keeps its
 section of docs/benchmarks.md with `--write`. `--device cuda` without a name means `device --device cuda`: all GPU
 benchmarks.
 """

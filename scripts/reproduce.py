@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         type=Path,
         default=RESULTS,
-        help="folder of the results; any folder other than docs/results has its own pages",
+        help="folder of the results; pages of any folder other than docs/results are written into it",
     )
     parser.add_argument(
         "--runs_dir", type=Path, default=ROOT / "outputs" / "reproduction", help="folder of the models"

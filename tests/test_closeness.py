@@ -59,7 +59,7 @@ def test_cancellation_needs_the_magnitude_of_what_was_added_up():
     with pytest.raises(AssertionError):
         assert_close(difference, 1e-4)
     assert float(difference) == close(1e-4, magnitude=100, dtype="float32")
-    # It is a floor: larger values have their own resolution.
+    # It is a floor: larger values have a coarser resolution.
     assert_close(torch.tensor(1000.0), 1000.001, magnitude=1)
 
 

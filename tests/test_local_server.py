@@ -1,4 +1,4 @@
-"""A server on this machine answers its own names only: the rule, the demo's middleware, and the names it is started with."""
+"""A server on this machine answers requests for its names only: the rule, the demo's middleware, and the names it is started with."""
 
 import asyncio
 

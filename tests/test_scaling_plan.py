@@ -49,7 +49,7 @@ def test_a_wrong_sum_is_seen():
 
 
 def test_the_sums_say_what_is_assumed():
-    # From the assumptions, in code of the test's own.
+    # From the assumptions, in the test's code.
     gpu, tower, decoder, tokens = 4e14, 86e6, 138e6, 577
     assert gpu == pytest.approx(0.4 * 989e12, rel=0.02)
     cross = 12 * 2 * (2 * 768 * 768) * tokens

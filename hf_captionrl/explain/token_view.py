@@ -1,6 +1,6 @@
 r"""Each token of a caption: its loss under maximum likelihood and SMILE, and its gradient under a reward.
 
-Legend: T tokens of the caption with its end, V vocabulary, K tokens of V_D (the caption's own, each once).
+Legend: T tokens of the caption with its end, V vocabulary, K tokens of V_D (those of the caption, each once).
 
 Losses and log-probabilities come from the functions of training, through the head tap. The full distribution, which
 training never builds, is computed for this one caption.
@@ -35,7 +35,7 @@ class Alternative:
         token_id (`int`): Its id.
         text (`str`): Its text.
         probability (`float`): In [0, 1], under the distribution that lists it.
-        in_subset (`bool`): Whether it is one of the caption's own tokens, V_D.
+        in_subset (`bool`): Whether it is one of the caption's tokens, V_D.
     """
 
     token_id: int
@@ -99,7 +99,7 @@ class CaptionView:
 
     @property
     def mle_loss(self) -> float:
-        """Mean nats per token: the model's own loss on this caption."""
+        """Mean nats per token: the model's loss on this caption."""
         return math.fsum(token.mle_loss for token in self.tokens) / len(self.tokens)
 
     @property

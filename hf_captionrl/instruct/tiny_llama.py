@@ -1,4 +1,4 @@
-"""A LLaMA that is small enough to train on one CPU thread, with random weights and its own tokenizer."""
+"""A LLaMA that is small enough to train on one CPU thread, with random weights and a small tokenizer."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class HTTPBackend:
             self._key = os.environ.get(api_key_env, "").strip()
             if not self._key:
                 raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
-            # http.client would print such a key in its own error.
+            # http.client would print such a key in its error.
             if not all("!" <= letter <= "~" for letter in self._key):
                 raise BackendError(
                     f"The environment variable {api_key_env} contains spaces, line breaks or characters that are not ASCII, "

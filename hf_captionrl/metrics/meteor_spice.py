@@ -92,7 +92,7 @@ def _said(errors: IO[bytes]) -> str:
 
 
 def _start(command: list[str], **options: Any) -> subprocess.Popen:
-    """Start a program in its own session, so that it can be ended together with its children."""
+    """Start a program in a new session, so that it can be ended together with its children."""
     try:
         return subprocess.Popen(command, start_new_session=True, **options)
     except OSError as error:
@@ -229,7 +229,7 @@ def meteor(
     heap: str = "2G",
     timeout_s: float = 600.0,
 ) -> dict[str, Any]:
-    """METEOR 1.5 with its own aligner, stemmer, synonyms and paraphrases; not NLTK's, which is a different metric.
+    """METEOR 1.5 with its aligner, stemmer, synonyms and paraphrases; not NLTK's, which is a different metric.
 
     Reference: Denkowski and Lavie 2014, "Meteor Universal"; run as in `pycocoevalcap` (`-l en -norm`).
 

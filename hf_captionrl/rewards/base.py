@@ -195,13 +195,13 @@ class Reward(ABC):
             context ([`RewardContext`]): The rollout.
 
         Returns:
-            `float`: 0 unless the reward has its own floor.
+            `float`: 0 unless the reward has another floor.
         """
         return 0.0
 
 
 class WeightedRewards:
-    """A weighted sum of rewards, each logged under its own name.
+    """A weighted sum of rewards, each logged under its name.
 
     Args:
         rewards (`Sequence[Reward]`): The rewards.

@@ -1,7 +1,7 @@
 """The page of a participant: one HTML file that opens from disk, stores the answers in the browser and exports them.
 
 The page does not contain the correct answers. It gets captions as JSON and shows them as text, never as markup. Its content
-security policy allows only the page's own script and no requests.
+security policy allows only the page's script and no requests.
 """
 
 from __future__ import annotations

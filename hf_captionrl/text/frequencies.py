@@ -166,7 +166,7 @@ class DocumentFrequencies:
             key = prefix.index_select(0, maybe) * self.base + word.index_select(0, maybe)
             if len(keys) == 0 or len(key) == 0:
                 continue
-            # If every word id occurs, as with words, an id is its own position.
+            # If every word id occurs, as with words, an id is its position.
             dense = n == 0 and len(keys) == self.base
             at = key if dense else torch.searchsorted(keys, key).clamp_(max=len(keys) - 1)
             right = positions(keys.index_select(0, at) == key)

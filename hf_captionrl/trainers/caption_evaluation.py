@@ -51,7 +51,7 @@ class CaptionEvaluator:
         self._read_rows: dict[int, tuple[Any, datasets.Dataset]] = {}
 
     def named_dataset(self, dataset: Any) -> Any:
-        """The data set of a name, the data set given, or the trainer's own."""
+        """The data set of a name, the data set given, or the trainer's."""
         if isinstance(dataset, str):
             known = list(self.eval_dataset) if isinstance(self.eval_dataset, Mapping) else []
             if dataset not in known:

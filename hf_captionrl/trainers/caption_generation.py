@@ -121,7 +121,7 @@ def vision_tower_features(
             what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
     elif frame_pooling == "native":
         raise ValueError(
-            "frame_pooling is 'native', a model's own video inputs, but the data are images. Load videos with num_frames, "
+            "frame_pooling is 'native', a model's video inputs, but the data are images. Load videos with num_frames, "
             "or leave frame_pooling out."
         )
     captioner.fixed_side_inputs(1)  # raises if the model needs more than features

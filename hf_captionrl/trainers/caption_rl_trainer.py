@@ -66,7 +66,7 @@ class CaptionRLTrainer(CaptionTrainer):
         args ([`CaptionRLConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
         eval_dataset (`datasets.Dataset`, *optional*): The same columns.
-        scorer ([`Scorer`], *optional*): For rewards without their own scorer, and for retrieval at evaluation if there is no
+        scorer ([`Scorer`], *optional*): For rewards without a scorer, and for retrieval at evaluation if there is no
             held-out scorer.
         held_out_scorer ([`Scorer`], *optional*): Another scorer, for evaluation and for the guard: the reward scorer cannot
             detect that it is being hacked. Checkpoints are selected by `scorer`, as `reward_recall_at_1`.

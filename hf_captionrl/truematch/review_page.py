@@ -1,6 +1,6 @@
 """The review page: served locally, or as one file without a server.
 
-The page gets captions as JSON and shows them as text, never as markup. Its content security policy allows only the page's own
+The page gets captions as JSON and shows them as text, never as markup. Its content security policy allows only the page's
 script and no external requests.
 """
 

@@ -1,4 +1,4 @@
-"""Time and memory of work on a GPU, by its own events; on a CPU by the clock, to test the same code."""
+"""Time and memory of work on a GPU, by CUDA events; on a CPU by the clock, to test the same code."""
 
 from __future__ import annotations
 

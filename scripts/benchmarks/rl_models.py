@@ -95,7 +95,7 @@ class World:
     Args:
         shape ([`RLShape`]): What was asked for.
         captioner ([`Captioner`]): The policy; its vision tower is frozen.
-        stock (`PreTrainedModel`): A model of transformers' own (or of the architecture's own) class with the very same
+        stock (`PreTrainedModel`): A model of the class in transformers (or of the architecture) with the same
             parameter objects, which nothing of the package was attached to.
         scorer ([`Scorer`]): Rewards.
         trainer ([`SelfRetrievalTrainer`]): Of the policy.
@@ -252,7 +252,7 @@ def build(
     captioner.freeze_vision()
     scorer.to(device)  # type: ignore[attr-defined]
     trainer = _trainer(shape, captioner, scorer, images, suppressed, Path(folder), device)
-    stock.to(device)  # its parameters are there with the policy's; buffers are its own
+    stock.to(device)  # its parameters are there with the policy's; buffers are not shared
     batch = dict(next(iter(trainer.get_train_dataloader())))
     batch["pixel_values"] = batch["pixel_values"].to(dtype)
     model.train()

@@ -15,7 +15,7 @@ from scripts.benchmarks.rl_models import World
 
 class NaiveStep:
     """Repeats each image for its captions and encodes it in every forward pass; pads texts to the scorer's full length;
-    computes the log-probabilities of the policy that wrote in a pass of their own, from `(N, T, V)` logits.
+    computes the log-probabilities of the policy that wrote in a separate pass, from `(N, T, V)` logits.
 
     Args:
         world ([`World`]): Whose stock model it trains.
@@ -72,8 +72,8 @@ class NaiveStep:
                 encoded = scorer.model.get_image_features(pixel_values=self.world.scorer_pixels)
             image_features = F.normalize(encoded.pooler_output, dim=-1)  # (B, D)
         similarity = scorer.logit_scale * text_features @ image_features.T  # (N, B)
-        own = torch.arange(len(similarity), device=similarity.device) // G
-        rewards = similarity.log_softmax(-1).gather(1, own[:, None]).view(-1, G)  # (B, G)
+        targets = torch.arange(len(similarity), device=similarity.device) // G
+        rewards = similarity.log_softmax(-1).gather(1, targets[:, None]).view(-1, G)  # (B, G)
         return (rewards - (rewards.sum(1, keepdim=True) - rewards) / (G - 1)).flatten()
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="Of torch; on a busy machine several wait for each other, and waiting counts as CPU time.",
     )
-    parser.add_argument("--images", type=int, default=None, help="Images a step, in place of the shape's own.")
+    parser.add_argument("--images", type=int, default=None, help="Images per step; by default those of the shape.")
     parser.add_argument(
         "--output",
         type=Path,

@@ -219,7 +219,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(threads)
     seconds = reward["bleu34"]["median"]
     share = {
-        # The step that was measured rewards next to nothing: at 100 images its own reward comes on top.
+        # The step that was measured rewards next to nothing: at 100 images its reward is added.
         name: seconds / (seconds + blip[name]["seconds_of_100_images"])
         for name in ("all trained", "frozen tower, cached features")
     }
@@ -276,6 +276,6 @@ def markdown(result: dict[str, Any]) -> str:
         f"{blip['parameters'] / 1e6:.0f} M weights) was kept and the rest scaled to 100 images. Larger batches use a "
         "processor more efficiently, so the true share is somewhat higher. With a GPU, the reward also runs on the GPU, "
         "which was not measured. The embedded captioner is the hardest case, because its 0.7 M weights make the step "
-        "cheap; its step was measured with 100 images and its own captions and rewards.",
+        "cheap; its step was measured with 100 images, its captions and rewards.",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-r"""How long SLETrainer's own step takes, and how much of it its rewards."""
+r"""How long SLETrainer's step takes, and how much of it its rewards."""
 
 import random
 import statistics

@@ -35,7 +35,7 @@ PATHS: dict[str, dict[str, Any] | None] = {
     "mixture": {"mle_weight": 0.01},
     "trl": None,
 }
-"""Settings of `SmileSFTConfig` for each path; None for TRL's own trainer."""
+"""Settings of `SmileSFTConfig` for each path; None for TRL's trainer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ def build_trainers(shape: Shape, seed: int, folder: str, number: int) -> dict[st
             **(settings or {}),
         )
         trainers[name] = (SFTTrainer if settings is None else SmileSFTTrainer)(
-            # Base weights are frozen, so that all models can share them; adapters are their own.
+            # Base weights are frozen, so that all models can share them; each has other adapters.
             copy.deepcopy(model, memo={id(weight): weight for weight in model.parameters()}),
             args,
             train_dataset=_documents(shape, number, seed),
@@ -219,7 +219,7 @@ def measure(shape: Shape, *, seed: int = 0, repetitions: int = 6) -> dict[str, A
 
 
 def _loss_difference(trainers: dict[str, Any], batch: dict[str, Any]) -> float:
-    """The package's own path at lambda just below 1 against TRL's loss, in nats."""
+    """The package's path at lambda just below 1 against TRL's loss, in nats."""
     config = trainers["mixture"].args
     previous, config.mle_weight = config.mle_weight, 1 - 1e-9
     try:

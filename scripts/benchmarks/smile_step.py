@@ -1,7 +1,7 @@
 r"""How long a whole training step takes with SMILE: forward, backward and optimizer, beside the MLE step.
 
 Both steps train one model on one batch, in turn in one process on one thread, so that a busy machine slows both; times
-are CPU seconds of this process. Every repetition draws a batch of its own and takes the paths in another order.
+are CPU seconds of this process. Every repetition draws another batch and takes the paths in another order.
 """
 
 import argparse
@@ -52,7 +52,7 @@ PATHS: dict[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {
     "mle": _own_loss,
     "mle-tapped": _through_tap(1.0),
 }
-"""From model and batch to the loss: SMILE and MLE through the package's tap, and `mle`, the model's own forward and loss
+"""From model and batch to the loss: SMILE and MLE through the package's tap, and `mle`, the model's forward and loss
 over full logits."""
 
 
@@ -81,7 +81,7 @@ def check_losses(model: Any, batch: dict[str, Tensor], atol: float = 1e-3) -> di
         if not difference <= atol:
             raise RuntimeError(
                 f"The loss of path {name!r} is {losses[name]:.6f}, but {expected[name]:.6f} from full logits: a time "
-                "would say nothing. Compare the captioner's tap with the model's own loss (Captioner.self_check)."
+                "would say nothing. Compare the captioner's tap with the model's loss (Captioner.self_check)."
             )
     return differences
 
@@ -176,7 +176,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="Which models to train.")
     parser.add_argument("--repetitions", type=int, default=4, help="Batches a seed that every path trains on.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="A model for each.")
-    parser.add_argument("--batch-size", type=int, default=None, help="Captions a batch, in place of the shape's own.")
+    parser.add_argument(
+        "--batch-size", type=int, default=None, help="Captions per batch; by default those of the shape."
+    )
     parser.add_argument(
         "--output",
         type=Path,
@@ -227,7 +229,7 @@ def markdown(result: dict[str, Any]) -> str:
         "## `smile_step`: the whole training step",
         "",
         "`python scripts/benchmark.py smile_step`: forward, backward and AdamW in fp32 on one thread, random weights, "
-        "captions of COCO's lengths. SMILE uses the captioner's tap with `SmileObjective`. MLE uses the model's own "
+        "captions of COCO's lengths. SMILE uses the captioner's tap with `SmileObjective`. MLE uses the model's "
         "forward and loss over full logits. *MLE, tapped* is `mle_weight=1` through the same tap, which computes logits of "
         "supervised tokens only. All paths train the same model on the same batches, alternating in one process. "
         "Speedups are ratios of CPU-seconds within a repetition, above 1 if SMILE is faster: median [quartiles], and "

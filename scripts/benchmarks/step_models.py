@@ -105,7 +105,7 @@ class PrefixGPT2(GPT2LMHeadModel):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """GPT-2's own forward behind the prefix.
+        """GPT-2's forward behind the prefix.
 
         Args:
             input_ids (`torch.Tensor` of shape `(B, T)`): Start token, caption, end token.

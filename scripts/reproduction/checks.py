@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree  # pytest's own report # nosec B405
+import xml.etree.ElementTree as ElementTree  # pytest's report # nosec B405
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path

@@ -31,7 +31,7 @@ SMILE = {
     "prefix": None,
     "judge": None,
 }
-# BLIP's own finetuning with maximum likelihood smooths labels with 0.1 (code).
+# BLIP's finetuning with maximum likelihood smooths labels with 0.1 (code).
 MLE = SMILE | {"start": PRETRAINED, "mle_weight": 1.0, "smoothing": 0.1}
 VIDEO = {
     "recipe": "smile_video",

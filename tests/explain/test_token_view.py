@@ -1,4 +1,4 @@
-"""Numbers of the token-level view, against the model's own full logits and plain loops."""
+"""Numbers of the token-level view, against the model's full logits and plain loops."""
 
 import math
 
@@ -25,7 +25,7 @@ def make(name):
 
 
 def own_logits(captioner, image, caption):
-    """The model's own logits of the supervised tokens `(T, V)`, and these tokens: no tap, no objective."""
+    """The model's logits of the supervised tokens `(T, V)`, and these tokens: no tap, no objective."""
     batch = captioner.collate([image], [caption], max_length=77)
     labels = batch.pop("labels")
     kept = labels[0, 1:] != -100

@@ -40,7 +40,7 @@ def run(tmp_path_factory):
     return folder / "out"
 
 
-def test_the_table_has_the_judge_beside_the_reward(run):
+def test_table_has_columns_of_reward_scorer_and_held_out_scorer(run):
     results = json.loads((run / "results.json").read_text())
     assert [row["name"] for row in results["rows"]] == ["MLE", "SR (random)", "SR (bag curriculum)", "references"]
     for row in results["rows"]:

@@ -1,4 +1,4 @@
-"""Several runs in one output folder: each resumes only from its own checkpoints and keeps those of others."""
+"""Several runs in one output folder: each resumes only from its checkpoints and keeps those of others."""
 
 import json
 import shutil

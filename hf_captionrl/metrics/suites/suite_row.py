@@ -203,7 +203,7 @@ class SuiteRow:
         check: Callable[[str, Any], Any] | None,
         bags: Mapping[int, list[list[int]]],
     ) -> None:
-        """Set `bag_<size>_truth_recall_at_1`: the share of captions whose claims fit their own image of the bag and no other."""
+        """Set `bag_<size>_truth_recall_at_1`: the share of captions whose claims are true of the target and of no other image of the bag."""
         if facts is None or check is None:
             self.missing("no facts to check captions with", *(f"bag_{size}_truth_recall_at_1" for size in bags))
             return
