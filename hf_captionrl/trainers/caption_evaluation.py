@@ -85,7 +85,8 @@ class CaptionEvaluator:
         if generate or not self.trainer.args.prediction_loss_only:
             captions, ended = self.generate(dataset)
             described, ranks = self._describe(dataset, spoken(captions))
-            metrics |= described | self.trainer.judge_captions(captions, ended)
+            guard = self.trainer.guard
+            metrics |= described | ({} if guard is None else guard.judge(captions, ended))
             if self.trainer.compute_metrics is not None and references is not None:
                 metrics |= self._computed(dataset, captions, references, prefix)
         elif loss is None:

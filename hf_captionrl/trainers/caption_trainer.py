@@ -45,7 +45,7 @@ from hf_captionrl.trainers.training_facts import write_training_facts
 __all__ = ["CaptionTrainer"]
 
 
-class CaptionTrainer(ReliableTraining, Trainer):
+class CaptionTrainer(ReliableTraining):
     """`transformers.Trainer` for image captioners.
 
     It trains any [`Captioner`], draws one caption per image and epoch, encodes the images of a frozen vision tower once, and
@@ -91,6 +91,8 @@ class CaptionTrainer(ReliableTraining, Trainer):
     config_class: ClassVar[type[CaptionConfig]] = CaptionConfig
     method_name: ClassVar[str] = "Captioning"
     """Names the output folder of a run without a configuration."""
+    selecting_scorer: Scorer | None = None
+    """Scorer of `reward_recall_at_1`, where `scorer` is held out and must not select."""
     whole_set_for: ClassVar[str | None] = None
     """Why every training image must be known before the first step; None if a stream is enough."""
     _tap_checked = False
