@@ -23,8 +23,7 @@ from scripts.page_sections import write_section  # noqa: E402
 def benchmarks() -> dict[str, str]:
     """Finds the benchmarks without importing them, because imports take seconds.
 
-    Returns:
-        `dict[str, str]`: First line of the docstring by name of the subcommand.
+    Returns the first line of the docstring by name of the subcommand.
     """
     found = {}
     for path in sorted((ROOT / "scripts" / "benchmarks").glob("*.py")):

@@ -57,8 +57,7 @@ COLUMNS = (
 def before_after() -> list[tuple[str, list[tuple[float, float]]]]:
     """The numbers of the picture.
 
-    Returns:
-        For each row its name and, for each column, mean and standard error over seeds.
+    Returns for each row its name and, for each column, mean and standard error over seeds.
     """
     table = []
     for name, file, key in ROWS:

@@ -41,11 +41,7 @@ CHECKS = "reproduction_rows.json"
 
 
 def load_runs(path: Path = ROWS) -> dict[str, Run]:
-    """The runs of the embedded world.
-
-    Returns:
-        `dict[str, Run]`: Runs by name; runs that others need come first.
-    """
+    """The runs of the embedded world by name; runs that others need come first."""
     return {run["name"]: Run(**run) for run in load_index(path)["runs"]}
 
 
@@ -63,8 +59,7 @@ def pages(
 ) -> dict[str, str]:
     """The pages of what is finished.
 
-    Returns:
-        `dict[str, str]`: Markdown by file name; of docs/results, also the pages that show its tables or columns of them.
+    Returns Markdown by file name; of docs/results, also the pages that show its tables or columns of them.
     """
     rows, runs = load_rows(), load_runs()
     results = _results(runs, output, seeds)

@@ -124,11 +124,7 @@ def summary(log: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(name: str, output: Path, tests: Sequence[str] = ()) -> dict[str, Any] | None:
-    """Run a configuration in a separate process.
-
-    Returns:
-        `dict` or `None`: Its result; None if pytest did not finish.
-    """
+    """Run a configuration in a separate process. Returns its result; None if pytest did not finish."""
     configuration = CONFIGURATIONS[name]
     path = output / (f"{name}.json" if not tests else f"{name}.part.json")
     if not has_cpu_flag(configuration.needs):
@@ -164,11 +160,7 @@ def finished(output: Path, *, keep: bool = False) -> dict[str, dict[str, Any]]:
 
 
 def merge(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """All results in one.
-
-    Returns:
-        `dict`: The content of docs/results/test_machines.json.
-    """
+    """All results in one, the content of docs/results/test_machines.json."""
     missing = [name for name in CONFIGURATIONS if name not in results]
     if missing:
         raise ValueError(f"{', '.join(missing)} has no result of this revision. Commit, and run `{COMMAND}`.")

@@ -34,12 +34,7 @@ def _existing(path: Path) -> Path:
 def load_winoground(folder: str | Path) -> list[ImagePair]:
     """Winoground's 400 pairs (Thrush et al. 2022): `examples.jsonl` and `images/`, also in a folder `data`.
 
-    Returns:
-        `list[ImagePair]`: `category` is `collapsed_tag`: Object, Relation or Both.
-
-    Raises:
-        FileNotFoundError: If a file does not exist.
-        ValueError: If a line has another format.
+    The `category` of a pair is `collapsed_tag`: Object, Relation or Both.
     """
     root = Path(folder)
     root = root / "data" if (root / "data" / "examples.jsonl").is_file() else root
@@ -64,12 +59,7 @@ def load_mmvp(folder: str | Path) -> list[ImagePair]:
 
     Consecutive rows form a pair. The images are `<type>/<id>.jpg` in `images` or `MLLM_VLM Images`.
 
-    Returns:
-        `list[ImagePair]`: `category` is the type of the statement.
-
-    Raises:
-        FileNotFoundError: If a file does not exist.
-        ValueError: If the table has another format.
+    The `category` of a pair is the type of the statement.
     """
     path = Path(folder) / "Questions.csv"
     if not path.is_file():

@@ -35,8 +35,7 @@ def load_evaluators(
 ) -> tuple[Any, Any, dict[str, str]]:
     """Load scorer and language model; None stands for the default of the data set.
 
-    Returns:
-        `tuple`: Scorer or None; `(model, tokenizer)` or None; for a reason in a table, the more specific one.
+    Returns the scorer or None, and `(model, tokenizer)` or None. Of two reasons, the more specific one is in the table.
     """
     from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 

@@ -18,7 +18,7 @@ from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.metrics.video_matching import emscore_matrix
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import FeatureCache
-from hf_captionrl.retrieval.ranking import ranks_from_scores
+from hf_captionrl.retrieval.ranking import ranks_from_scores, recall_at_k
 from hf_captionrl.retrieval.scorer_base import TokenScorer
 
 __all__ = ["VIDEO_COLUMNS", "VideoEvaluator"]
@@ -69,7 +69,7 @@ class VideoEvaluator(Evaluator):
         texts = self._texts(references)
         found = emscore(tokens, self.frame_features, reference_features=texts)
         ranks = ranks_from_scores(emscore_matrix(tokens, self.frame_features), torch.arange(len(tokens)))
-        recalls = {f"emscore_recall_at_{k}": float((ranks <= k).double().mean()) for k in (1, 5)}
+        recalls = {f"emscore_recall_at_{k}": recall_at_k(ranks, k) for k in (1, 5)}
         values = {"emscore": found["f"], "emscore_references": found["reference_f"]}
         return values | recalls | {f"emscore_{name}": found[name] for name in ("precision", "recall")}
 

@@ -126,8 +126,7 @@ class DistributionObjective:
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
         """Compute them.
 
-        Returns:
-            `dict`: `log_probs`, `entropy` and `smile`, each `(1, T)`, and `distribution` `(1, T, V)`, all in nats.
+        Returns `log_probs`, `entropy` and `smile`, each `(1, T)`, and `distribution` `(1, T, V)`, all in nats.
         """
         named = LogProbsObjective(return_entropy=True)(head)
         settings: dict[str, Any] = {"first_token": self.first_token, "reduction": "none"}

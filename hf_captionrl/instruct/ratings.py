@@ -77,8 +77,7 @@ class Rating:
 def parse_scores(reply: str) -> tuple[float, float] | None:
     """The two scores in a judge's reply: those of the first line with exactly two numbers from 1 to 10.
 
-    Returns:
-        `tuple[float, float]`: Scores of the answers shown first and second; None if there is no such line.
+    Returns scores of the answers shown first and second; None if there is no such line.
     """
     for line in reply.splitlines():
         numbers = [float(found.split("/")[0].replace("\u2212", "-")) for found in _NUMBER.findall(line)]

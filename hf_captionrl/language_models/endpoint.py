@@ -43,8 +43,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def image_url(image: Any) -> str:
     """An image as a data URL for chat endpoints.
 
-    Returns:
-        `str`: `data:image/png;base64,...` for small images, JPEG of quality 90 for those above 512 x 512 pixels.
+    Returns `data:image/png;base64,...` for small images, JPEG of quality 90 for those above 512 x 512 pixels.
     """
     kind = "PNG" if image.width * image.height <= 512 * 512 else "JPEG"
     buffer = io.BytesIO()

@@ -43,9 +43,6 @@ def hard_distractor_recall(
 
     Returns:
         `dict`: `recall_at_1` in [0, 1], `recall_at_1_ci`, `recall_at_1_per_sample` `(N,)`, `signature`.
-
-    Raises:
-        ValueError: If `num_nearest` is not in [1, `num_distractors`], or there are too few images.
     """
     text = unit_rows(as_features(text_features, "text_features"), "text_features")
     images = unit_rows(as_features(image_features, "image_features"), "image_features")

@@ -32,11 +32,7 @@ class RewardArguments:
         return reward(**values | {name: value for name, value in given.items() if name in names})
 
     def check_rewards(self) -> None:
-        """Refuse values that a reward does not accept, and weights that are all 0.
-
-        Raises:
-            ValueError: Naming the value and the remedy.
-        """
+        """Refuse values that a reward does not accept, and weights that are all 0."""
         for reward in self.reward_types:
             self._make(reward, {})
             weight = self.reward_weight(reward)

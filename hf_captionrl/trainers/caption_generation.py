@@ -177,8 +177,7 @@ class VideoFeatures(Sequence[Any]):
 def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:
     """Image features of a scorer, from the cache if possible; of a video the mean of its frames' features.
 
-    Returns:
-        `torch.Tensor` of shape `(N, D)`: Unit length, fp32.
+    Returns `(N, D)`: Unit length, fp32.
     """
     cache = FeatureCache.for_scorer(scorer, cache_dir)
     return cached_features(cache, dataset, scorer.image_features, unit_length=True).tensor().float()

@@ -339,8 +339,8 @@ class CaptionTrainer(ReliableTraining):
         self.log(metrics)
         if captions is not None and self.args.log_completions and self.is_world_process_zero():
             self.evaluator.show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
-        control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self.control = control
+        handler = self.callback_handler
+        self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
         self._memory_tracker.stop_and_update_metrics(metrics)
         return metrics
 
@@ -360,8 +360,7 @@ class CaptionTrainer(ReliableTraining):
         test_dataset = self.evaluator.read_rows(test_dataset)
         self._memory_tracker.start()
         captions, _, metrics = self.evaluator.measure(test_dataset, metric_key_prefix, generate=True)
-        control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
-        self.control = control
+        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
         self._memory_tracker.stop_and_update_metrics(metrics)
         return PredictionOutput(predictions=captions, label_ids=references_of(test_dataset), metrics=metrics)  # type: ignore[arg-type]
 

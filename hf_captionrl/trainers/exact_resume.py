@@ -110,7 +110,16 @@ class ReliableTraining(CheckedPush):
             args.model_init_kwargs = {"attn_implementation": None, **given, "use_safetensors": True}
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as `transformers.Trainer.train` does, with a lock on the output folder."""
+        """Train as `transformers.Trainer.train` does, with a lock on the output folder; report the selected checkpoint.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*): A checkpoint or a folder of them; True for `args.output_dir`.
+            args (`Any`): For the Trainer.
+            kwargs (`Any`): For the Trainer.
+
+        Returns:
+            `TrainOutput`: Of the Trainer.
+        """
         with contextlib.ExitStack() as stack:
 
             def take_folder() -> None:
@@ -152,7 +161,6 @@ class ReliableTraining(CheckedPush):
         super().save_model(output_dir, _internal_call)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> str:
-        """Push the model as [`CheckedPush`] does, if its weights are finite."""
         self.refuse_diverged_model()
         return super().push_to_hub(*args, **kwargs)
 

@@ -44,8 +44,7 @@ def sentence_ends(tokenizer: Any, vocab_size: int) -> Tensor:
     are ignored), contains a line break, or is a special token such as the end of the text. The point of "3.14" counts as
     an end too.
 
-    Returns:
-        `torch.Tensor` of shape `(V,)`: bool.
+    Returns `(V,)`: bool.
     """
     ends = torch.zeros(vocab_size, dtype=torch.bool)
     known = min(len(tokenizer), vocab_size)

@@ -133,9 +133,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time bags.
 
-    Returns:
-        `dict`: `exact`, with `ratio`, how often slower than the bare product; `assignment`, seconds and leftovers by
-        bag size; `faiss`, seconds and recall by the number of lists searched.
+    Returns `exact`, with `ratio`, how often slower than the bare product; `assignment`, seconds and leftovers by bag
+    size; `faiss`, seconds and recall by the number of lists searched.
     """
     import faiss
 

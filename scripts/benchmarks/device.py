@@ -62,8 +62,7 @@ def _hardware(device: str) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure every part at every shape it has.
 
-    Returns:
-        `dict`: Under `parts` by part and shape what was measured, with device, command and versions.
+    Returns under `parts` by part and shape what was measured, with device, command and versions.
     """
     why = ready(args.device)
     if why is not None:

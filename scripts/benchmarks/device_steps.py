@@ -63,8 +63,7 @@ MINES = {"coco-118k": Mine(118_000, 1024, 200, 8192, 1024), "tiny": Mine(300, 8,
 def measure_rl(name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int) -> dict[str, Any]:
     """Time the reinforcement step as the trainer does it, with and without cached features, beside the usual one.
 
-    Returns:
-        `dict`: The shape, `largest_difference` of both steps in fp32, and under `steps` what [`measure`] gives.
+    Returns the shape, `largest_difference` of both steps in fp32, and under `steps` what [`measure`] gives.
     """
     shape = RL_SHAPES[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -96,9 +95,8 @@ def measure_scorer(
 ) -> dict[str, Any]:
     """Time what a scorer does for a rollout.
 
-    Returns:
-        `dict`: The shape, and under `steps` what [`measure`] gives for captions padded to the longest and to the scorer's full
-        length, images from pixels and from pictures, and rewards.
+    Returns the shape, and under `steps` what [`measure`] gives for captions padded to the longest and to the scorer's
+    full length, images from pixels and from pictures, and rewards.
     """
     shape = SCORERS[name]
     torch.manual_seed(seed)
@@ -141,8 +139,7 @@ def measure_mining(
 ) -> dict[str, Any]:
     """Time the exact nearest neighbours beside the bare blocked product.
 
-    Returns:
-        `dict`: The sizes, and under `steps` what [`measure`] gives.
+    Returns the sizes, and under `steps` what [`measure`] gives.
     """
     mine = MINES[name]
     unit = normalised(_features(mine.images, mine.width, seed)).to(device)

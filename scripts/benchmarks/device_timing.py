@@ -56,9 +56,8 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Time several pieces of work in turn, in a new order every round.
 
-    Returns:
-        `dict`: For each name `seconds` (median and quartiles) and `peak_bytes` above what was there before; what does not fit
-        into the device's memory has `out_of_memory` instead.
+    Returns for each name `seconds` (median and quartiles) and `peak_bytes` above what was there before; what does not
+    fit into the device's memory has `out_of_memory` instead.
     """
     taken: dict[str, list[float]] = {name: [] for name in works}
     full: set[str] = set()

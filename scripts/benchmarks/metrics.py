@@ -210,10 +210,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time the metrics.
 
-    Returns:
-        `dict`: For `cider_d` and `pairwise_bleu` times in milliseconds and `ratio`, how often faster than pycocoevalcap
-        and a plain loop; for `ranks` and `self_retrieval` `ratio`, how often slower than the bare matrix product, and
-        the memory they add.
+    Returns for `cider_d` and `pairwise_bleu` times in milliseconds and `ratio`, how often faster than pycocoevalcap and
+    a plain loop; for `ranks` and `self_retrieval` `ratio`, how often slower than the bare matrix product, and the memory
+    they add.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

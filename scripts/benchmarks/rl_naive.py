@@ -29,11 +29,7 @@ class NaiveStep:
         self.pixel_values = world.batch["pixel_values"].repeat_interleave(self.group_size, dim=0)
 
     def generate(self) -> tuple[Tensor, Tensor, list[str]]:
-        """Sample.
-
-        Returns:
-            `tuple`: Ids with the start token `(N, 1 + T)`, which of them count, and the captions.
-        """
+        """Sample. Returns ids with the start token `(N, 1 + T)`, which of them count, and the captions."""
         captioner = self.world.captioner
         settings = {"suppress_tokens": self.world.suppressed} if self.world.suppressed else {}
         self.model.eval()
@@ -52,11 +48,7 @@ class NaiveStep:
         return input_ids, mask, captions
 
     def score(self, captions: list[str], images: Callable[[], AbstractContextManager[None]] | None = None) -> Tensor:
-        """Rewards against the other images of the batch, and leave-one-out advantages.
-
-        Returns:
-            `torch.Tensor` of shape `(N,)`.
-        """
+        """Rewards against the other images of the batch, and leave-one-out advantages. Returns `(N,)`."""
         scorer, G = self.world.scorer, self.group_size
         text = scorer.tokenizer(
             captions,

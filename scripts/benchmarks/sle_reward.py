@@ -118,8 +118,7 @@ def _median_seconds(work: Callable[[], Any], rounds: int) -> dict[str, Any]:
 def time_reward(*, num_images: int, training_images: int, vocabulary: int, rounds: int, seed: int) -> dict[str, Any]:
     """CPU seconds from captions to advantages, for each distance.
 
-    Returns:
-        `dict`: For `"bleu34"`, `"edit"` and `"multi_reference"` median and quartiles in seconds.
+    Returns, for `"bleu34"`, `"edit"` and `"multi_reference"`, median and quartiles in seconds.
     """
     found = {}
     variants = {"bleu34": {}, "edit": {"distance": "edit"}, "multi_reference": {"diversity": "multi_reference"}}
@@ -197,9 +196,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time rewards and steps on one thread.
 
-    Returns:
-        `dict`: `reward` (seconds for each distance), `blip_base`, `embedded` (the shipped captioner, 100 images measured)
-            and `share` of the step for each.
+    Returns `reward` (seconds for each distance), `blip_base`, `embedded` (the shipped captioner, 100 images measured)
+    and `share` of the step for each.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -213,8 +213,7 @@ def _measure_head(shape: Shape, trainable: bool, rounds: int, seed: int) -> dict
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time every method at every shape, with a trainable and with a frozen head.
 
-    Returns:
-        `dict`: Under "shapes", for each head CPU-seconds, ratios and transient bytes, with the command and versions.
+    Returns under "shapes", for each head CPU-seconds, ratios and transient bytes, with the command and versions.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -10,7 +10,6 @@ import argparse
 import copy
 import dataclasses
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -22,9 +21,9 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.reports.versions import installed_versions
+from scripts.benchmarks.shapes_file import measure_shapes
 from scripts.benchmarks.smile_step import _with_interval
 from scripts.machine import processor_name
 
@@ -98,8 +97,7 @@ def _tokenizer() -> Any:
 def build_trainers(shape: Shape, seed: int, folder: str, number: int) -> dict[str, Any]:
     """One trainer per path, all with the same weights and data.
 
-    Returns:
-        `dict`: Trainers by name of the path, on the CPU in fp32, without activation checkpointing.
+    Returns the trainers by name of the path, on the CPU in fp32, without activation checkpointing.
     """
     from peft import LoraConfig
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -172,9 +170,8 @@ def _peak_bytes(trainer: Any, batch: dict[str, Any], optimizer: Any) -> int:
 def measure(shape: Shape, *, seed: int = 0, repetitions: int = 6) -> dict[str, Any]:
     """Time the steps of all paths in turn.
 
-    Returns:
-        `dict`: `tokens_per_second` of each path (all tokens of the rows, supervised or not), `speedup` of each over
-            TRL within a batch, `peak_mib` beyond weights and optimizer, and what was measured.
+    Returns `tokens_per_second` of each path (all tokens of the rows, supervised or not), `speedup` of each over TRL
+    within a batch, `peak_mib` beyond weights and optimizer, and what was measured.
     """
     names = list(PATHS)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -246,25 +243,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Time the steps.
-
-    Returns:
-        `dict`: For each shape what [`measure`] returns.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    shapes: dict[str, Any] = {}
-    if args.output is not None and args.output.exists():
-        shapes = json.loads(args.output.read_text(encoding="utf-8"))["shapes"]
-    result: dict[str, Any] = {"shapes": shapes}
-    try:
-        for name in args.shapes:
-            shapes[name] = measure(SHAPES[name], seed=args.seed, repetitions=args.repetitions)
-            if args.output is not None:
-                write_json(args.output, result)
-    finally:
-        torch.set_num_threads(threads)
-    return result
+    """Time the steps. Returns for each shape what [`measure`] returns."""
+    return measure_shapes(args, lambda name: measure(SHAPES[name], seed=args.seed, repetitions=args.repetitions))
 
 
 def markdown(result: dict[str, Any]) -> str:

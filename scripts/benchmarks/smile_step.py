@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import gc
 import itertools
-import json
 import math
 import statistics
 import time
@@ -21,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX, smile_loss
 from hf_captionrl.reports.versions import installed_versions
 from hf_captionrl.trainers.smile_trainer import SmileObjective
-from scripts.benchmarks.spread import summary
+from scripts.benchmarks.shapes_file import measure_shapes
+from scripts.benchmarks.spread import summary, to_cell
 from scripts.benchmarks.step_models import SHAPES, Shape, build, draw_batch
 from scripts.machine import processor_name
 
@@ -117,9 +116,8 @@ def _with_interval(values: list[float]) -> dict[str, Any]:
 def measure(shape: Shape, *, seeds: Iterable[int] = (0, 1), repetitions: int = 4) -> dict[str, Any]:
     """Time the steps of all paths in turn.
 
-    Returns:
-        `dict`: `seconds` of each path (median of the step and of its parts), `speedup` of SMILE over each other path
-            (median, quartiles, interval of the median and value of each repetition), and what was measured.
+    Returns `seconds` of each path (median of the step and of its parts), `speedup` of SMILE over each other path
+    (median, quartiles, interval of the median and value of each repetition), and what was measured.
     """
     names = list(PATHS)
     steps: dict[str, list[list[float]]] = {name: [] for name in names}
@@ -188,38 +186,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Time the steps.
+    """Time the steps. Returns for each shape what [`measure`] returns, with the seeds and versions."""
 
-    Returns:
-        `dict`: For each shape what [`measure`] returns, with the seeds and versions.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    shapes: dict[str, Any] = {}
-    if args.output is not None and args.output.exists():
-        shapes = json.loads(args.output.read_text(encoding="utf-8"))["shapes"]
-    result: dict[str, Any] = {"shapes": shapes}
-    try:
-        for name in args.shapes:
-            shape = SHAPES[name]
-            if args.batch_size is not None:
-                shape = dataclasses.replace(shape, batch_size=args.batch_size)
-            measured = measure(shape, seeds=args.seeds, repetitions=args.repetitions)
-            shapes[name] = measured | {
-                "seeds": list(args.seeds),
-                "processor": processor_name(),
-                "versions": installed_versions(),
-            }
-            if args.output is not None:
-                write_json(args.output, result)
-    finally:
-        torch.set_num_threads(threads)
-    return result
+    def measured(name: str) -> dict[str, Any]:
+        shape = SHAPES[name]
+        if args.batch_size is not None:
+            shape = dataclasses.replace(shape, batch_size=args.batch_size)
+        found = measure(shape, seeds=args.seeds, repetitions=args.repetitions)
+        machine = {"processor": processor_name(), "versions": installed_versions()}
+        return {**found, "seeds": list(args.seeds), **machine}
 
-
-def _cells(ratio: dict[str, Any]) -> str:
-    low, high = ratio["quartiles"]
-    return f"{ratio['median']:.2f} [{low:.2f}, {high:.2f}]"
+    return measure_shapes(args, measured)
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -249,10 +226,10 @@ def markdown(result: dict[str, Any]) -> str:
             f"{shape['median_supervised_tokens']:.0f}",
             f"{shape['trained_parameters'] / 1e6:.0f} of {shape['parameters'] / 1e6:.0f} M",
             seconds,
-            _cells(over),
+            to_cell(over),
             f"{low:.2f} to {high:.2f}",
             f"{TARGETS.get(name, 1):g}",
-            _cells(tapped),
+            to_cell(tapped),
             f"{shape['repetitions']} ({', '.join(map(str, shape['seeds']))})",
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")

@@ -181,8 +181,7 @@ def build(shape: Shape, seed: int) -> Any:
 def draw_batch(shape: Shape, rng: np.random.Generator) -> dict[str, Tensor]:
     """Captions of COCO's lengths, padded to the longest, with random images or features.
 
-    Returns:
-        `dict`: The inputs of the model's forward, labels among them, as the package's `collate` makes them.
+    Returns the inputs of the model's forward, labels among them, as the package's `collate` makes them.
     """
     counts = np.array(list(_LENGTHS.values()))
     lengths = rng.choice(list(_LENGTHS), shape.batch_size, p=counts / counts.sum())  # (B,)
