@@ -133,6 +133,11 @@ class CaptionPipeline:
         Returns:
             `str` for one input, `list[str]` for several, in their order. With `num_return_sequences` above 1, each
             caption is replaced by a list of captions.
+
+        Raises:
+            ImageError: If an input cannot be read, or is a URL without `allow_urls`.
+            TypeError: If the inputs have another type.
+            ValueError: If a data set has no column `image`, or a URL does not return an image.
         """
         settings = {**self.generation, **generation}
         size = self.batch_size if batch_size is None else batch_size
@@ -196,7 +201,7 @@ def _is_address(item: Any) -> bool:
 
 
 def fetch(address: str) -> bytes:
-    """Download an image or a video. Returns the content."""
+    """Download an image or a video; returns the content."""
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see _is_address # nosec B310
             if urlsplit(answer.geturl()).scheme.lower() not in ("http", "https"):

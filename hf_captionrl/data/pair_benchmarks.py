@@ -12,13 +12,7 @@ __all__ = ["ImagePair", "load_mmvp", "load_winoground"]
 
 @dataclass(frozen=True)
 class ImagePair:
-    """Two images and their captions.
-
-    Args:
-        images: Files of the images.
-        captions: Caption of each image.
-        category: What distinguishes the two.
-    """
+    """Files of two images, the caption of each, and what distinguishes the two."""
 
     images: tuple[Path, Path]
     captions: tuple[str, str]

@@ -114,11 +114,7 @@ class CaptionView:
 
 
 class DistributionObjective:
-    """Log-probabilities, SMILE's losses and the whole distribution, as an objective of the captioner's head.
-
-    Args:
-        first_token: `"mle"` or `"smile"`, see [`smile_loss`].
-    """
+    """Log-probabilities, SMILE's losses and the whole distribution, as an objective of the captioner's head."""
 
     def __init__(self, first_token: FirstToken = "mle") -> None:
         self.first_token = first_token

@@ -48,15 +48,7 @@ _NUMBER = re.compile(r"(?<![\w.])[-\u2212]?[0-9]+(?:\.[0-9]+)?(?:\s*/\s*10\b)?(?
 
 @dataclass(frozen=True)
 class Rating:
-    """The judge's scores of one answer and of the reference answer beside it.
-
-    Args:
-        question_id (`str`): Id of the question.
-        category (`str`): Category of the question.
-        candidate (`float`): Score of the answer, from 1 to 10.
-        reference (`float`): Score of the reference answer, from 1 to 10.
-        candidate_first (`bool`): Whether the judge read the answer before the reference.
-    """
+    """The judge's scores, from 1 to 10, of one answer and of the reference answer beside it."""
 
     question_id: str
     category: str

@@ -34,11 +34,7 @@ _INSTALL = "Install it with: pip install 'hf-captionrl[java]'"
 
 
 class JavaError(RuntimeError):
-    """METEOR or SPICE could not be computed; the message begins with "not run:".
-
-    Args:
-        reason: What is missing or failed, and the remedy.
-    """
+    """METEOR or SPICE could not be computed; the message begins with "not run:" and ends with the remedy."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"not run: {reason}")
@@ -137,11 +133,7 @@ class MeteorProcess:
     def score(
         self, captions: Sequence[str], references: Sequence[Sequence[str]], *, timeout_s: float = 600.0
     ) -> tuple[float, list[float]]:
-        """METEOR of a corpus and of each caption.
-
-        Args:
-            timeout_s: Seconds after which the process is ended.
-        """
+        """METEOR of a corpus and of each caption; after `timeout_s` seconds the process is ended."""
         with self._lock:
             deadline = time.monotonic() + timeout_s
             lines = [

@@ -29,11 +29,7 @@ def html_templates(folder: Path = TEMPLATES) -> Environment:
 
 
 def render_html(folder: Path, name: str, *, sort_keys: bool = True, **values: Any) -> str:
-    """Render `name.html.j2` with `name.css` and, if there is one, `name.js`.
-
-    Args:
-        sort_keys: Whether JSON in the page sorts the keys of dictionaries.
-    """
+    """Render `name.html.j2` with `name.css` and, if there is one, `name.js`; `sort_keys` is for JSON in the page."""
     environment = html_templates(folder)
     environment.policies["json.dumps_kwargs"] = {"sort_keys": sort_keys}
     for kind, suffix in (("style", "css"), ("script", "js")):

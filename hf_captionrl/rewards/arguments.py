@@ -46,11 +46,7 @@ class RewardArguments:
 
 
 def reward_arguments(rewards: Iterable[type[Reward]], *, weights: bool = True) -> Any:
-    """A dataclass with the arguments of rewards, to be a base of a configuration.
-
-    Args:
-        weights: Give each reward a field for its weight. Without them the configuration defines `reward_weight`.
-    """
+    """A dataclass with the arguments of rewards, a base of a configuration; `weights` adds a field per weight."""
     rewards = tuple(rewards)
     made: dict[str, tuple[str, Any, Any]] = {}
     for reward in rewards:

@@ -266,6 +266,9 @@ class WeightedRewards:
 
         Returns:
             `torch.Tensor` of shape `(N, R)`: float64 on the CPU, finite.
+
+        Raises:
+            ValueError: If a reward does not return one number per caption.
         """
         columns, missing, has_infinite = [], [], False
         found = self._values(context, range(len(self.rewards)) if only is None else only)

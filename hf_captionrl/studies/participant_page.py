@@ -46,11 +46,7 @@ def render_study_page(
     consent: str = "",
     max_side: int = 320,
 ) -> str:
-    """Render the page of one participant.
-
-    Args:
-        max_side: Longest side of an image in the page, in pixels.
-    """
+    """Render the page of one participant, with images of at most `max_side` pixels per side."""
     if not questions:
         raise ValueError("There are no questions, but a page needs at least one.")
     sizes = {len(question["images"]) for question in questions}

@@ -91,11 +91,7 @@ def _sort(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Positions at which a mask is true.
-
-    Args:
-        mask (`torch.Tensor` of shape `(P,)`): Booleans.
-    """
+    """Positions at which a mask `(P,)` is true."""
     if mask.device.type != "cpu":
         return torch.nonzero(mask).flatten()
     return torch.from_numpy(np.flatnonzero(mask.numpy()))  # a fifth of torch.nonzero's time

@@ -101,11 +101,7 @@ def segment_loss(
 def add_smile_head(
     model: Any, config: Any, make_output: Callable[..., Any], *, ends: Tensor | None, packed: bool
 ) -> None:
-    """Let a model answer TRL's call with SMILE's loss, unless `config.mle_weight` is 1 and TRL's head computes it.
-
-    Args:
-        ends (`torch.Tensor` of shape `(V,)`, *optional*): Of [`sentence_ends`], for sentences.
-    """
+    """Let a model answer TRL's call with SMILE's loss, unless TRL's head computes it (`config.mle_weight` is 1)."""
     trl_forward = model.forward
     factor, softcap = logit_factors(model.config)
     if not is_tappable(model.get_output_embeddings()):

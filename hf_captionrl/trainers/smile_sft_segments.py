@@ -111,11 +111,7 @@ def find_segments(
 
 
 def similar_lengths(lengths: Tensor) -> Iterator[Tensor]:
-    """Groups of segments that may be padded to one length without much waste.
-
-    Args:
-        lengths (`torch.Tensor` of shape `(K,)`): Tokens of each segment.
-    """
+    """Groups of segments of lengths `(K,)` that may be padded to one length without much waste."""
     if lengths.numel() == 0:
         return
     ordered, order = lengths.sort(descending=True)

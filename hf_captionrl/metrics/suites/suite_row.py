@@ -54,13 +54,7 @@ def leave_one_out(value: float, without: Any) -> np.ndarray:
 
 
 class SuiteRow:
-    """One row of a paper's table under construction.
-
-    Args:
-        captions: N captions, which may be empty.
-        seed: Seed of the bootstrap.
-        scorer: Signature of the scorer that made the features.
-    """
+    """One row of a paper's table under construction; `captions` may be empty, `scorer` is a signature."""
 
     def __init__(self, captions: Sequence[str], seed: int, scorer: str = "") -> None:
         self.texts = spoken(captions)
