@@ -41,7 +41,7 @@ ROWS = (
     ("self-retrieval, random distractors", "self_retrieval_blip_seeds.json", "SR sampled"),
     ("self-retrieval, bag curriculum", "self_retrieval_blip_seeds.json", "SR (bag curriculum)"),
 )
-"""What is shown, in which file, under which name."""
+"""Rows of the picture: label, file, and name of the row in it."""
 
 COLUMNS = (
     ("length", "words"),

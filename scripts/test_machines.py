@@ -141,7 +141,7 @@ def run(name: str, output: Path, tests: Sequence[str] = ()) -> dict[str, Any] | 
 
 
 def revision() -> str | None:
-    """What is tested."""
+    """The commit of the tested code; None if files have changed since."""
     found = installed_versions().get("git_revision")
     return None if found is None or "+" in found else found
 

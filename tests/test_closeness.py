@@ -93,12 +93,12 @@ def test_rewards_of_another_order_of_summation_are_close():
         (2.0, 2.1, "units in the last place"),
     ],
 )
-def test_what_differs_fails(found, expected, message):
+def test_different_values_fail(found, expected, message):
     with pytest.raises(AssertionError, match=message):
         assert_close(found, expected, msg="gradients")
 
 
-def test_what_is_equal_passes():
+def test_equal_values_pass():
     nan = torch.tensor([1.0, math.nan])
     assert_close(nan, nan.clone(), equal_nan=True)
     assert_close(torch.tensor([math.inf, 1.0]), torch.tensor([math.inf, 1.0]))

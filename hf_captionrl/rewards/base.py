@@ -163,7 +163,7 @@ class Reward(ABC):
     stands_alone: bool = True
 
     def describe(self) -> str:
-        """What is rewarded with these arguments.
+        """The rewards of these arguments.
 
         Returns:
             `str`: A noun phrase for the model card.
@@ -237,7 +237,7 @@ class WeightedRewards:
         return [reward.name for reward in self.rewards]
 
     def describe(self) -> str:
-        """What is rewarded: every reward whose weight is not 0.
+        """The rewards with a weight other than 0.
 
         Returns:
             `str`: Noun phrases with weights, for the model card.

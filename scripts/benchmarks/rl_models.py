@@ -84,7 +84,7 @@ SHAPES = {
     "clipcap": RLShape("clipcap", 4, vocab_size=50_257, patch_size=32),
     "scenes": RLShape("scenes", 16),
 }
-"""What is measured: BLIP-base, ClipCap on CLIP ViT-B/32 and GPT-2 small, and the embedded world's captioner; the scorer of
+"""Measured shapes: BLIP-base, ClipCap on CLIP ViT-B/32 and GPT-2 small, and the embedded world's captioner; the scorer of
 the first two has the shape of CLIP ViT-B/32."""
 
 
@@ -121,7 +121,7 @@ class World:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name."""
+        """The trained parts, by name."""
         return {name: p for name, p in self.captioner.model.named_parameters() if p.requires_grad}
 
 

@@ -51,7 +51,7 @@ def measure(shape: RLShape, *, seeds: Iterable[int] = (0,), rounds: int = 3) -> 
     """Time the steps in turn.
 
     Returns CPU and wall `seconds` of each step and its parts (medians), `speedup` of ours over the naive step (median,
-    quartiles and value of each round), images that the captioner's tower encoded in a step, tokens a caption, and how
+    quartiles and value of each round), images that the captioner's tower encoded in a step, tokens per caption, and how
     far advantages and gradients differ.
     """
     names = list(STEPS)

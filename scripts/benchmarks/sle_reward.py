@@ -3,7 +3,7 @@ r"""How much of a training step SLE's reward takes: CIDEr-D with greedy baseline
 The reward is timed as the trainer computes it, on token ids in one batch: 100 images x 5 samples of 12 to 20 tokens and
 their 100 greedy captions, 5 references per image, document frequencies of 5,000 images. The step around it (writing,
 forward, backward, AdamW) is timed with SLETrainer itself. One of BLIP-base's shape with 100 images takes many minutes on a
-CPU: it is measured with few images, and `fixed + images * seconds an image` says what 100 take.
+CPU: it is measured with few images, and `fixed + images * seconds per image` says what 100 take.
 """
 
 import argparse

@@ -75,7 +75,7 @@ SHAPES = {
     "clipcap": Shape("clipcap", 40, 50_257, prefix_length=10),
     "clipcap-frozen": Shape("clipcap", 40, 50_257, prefix_length=10, frozen=True),
 }
-"""What is measured. `clipcap` trains GPT-2 and the mapping network, `clipcap-frozen` the mapping network only."""
+"""Measured shapes. `clipcap` trains GPT-2 and the mapping network, `clipcap-frozen` the mapping network only."""
 
 _FEATURES = 512
 """Width of the cached features, that of CLIP ViT-B/32."""

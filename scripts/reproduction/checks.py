@@ -72,7 +72,7 @@ def has_figure(row: Mapping[str, Any]) -> bool:
 
 
 def _stands_for(row: Mapping[str, Any]) -> str:
-    """What is run for a row without a figure: its command, or its tests."""
+    """The command or the tests that are run for a row without a figure."""
     return row["command"] if row["status"] == "runs" else " ".join(row["tests"])
 
 

@@ -125,7 +125,7 @@ def test_model_state_does_not_change():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
-def test_pushes_equal_the_gradient_at_the_tokens_own_logits(reduction):
+def test_pushes_equal_the_gradient_at_the_logits_of_the_tokens(reduction):
     captioner, image = tiny_captioner("blip"), tiny_images(1)[0]
     view = explain_caption(captioner, image, CAPTION)
     logits, ids = own_logits(captioner, image, CAPTION)

@@ -77,7 +77,7 @@ def test_examples_of_docstrings_run(name):
     assert result.failed == 0
 
 
-def test_the_benchmark_runs_and_checks_its_own_numbers(tmp_path):
+def test_benchmark_runs_and_checks_its_numbers(tmp_path):
     parser = argparse.ArgumentParser()
     benchmark.add_arguments(parser)
     output = tmp_path / "benchmark.json"

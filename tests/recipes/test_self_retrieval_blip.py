@@ -117,7 +117,7 @@ def test_an_evaluation_trains_nothing(tmp_path):
     assert [row["name"] for row in rows] == ["MLE", "references"]
     assert isinstance(rows[0]["reward_rd100_recall_at_1"], float)
     assert not list(path.parent.glob("model*/checkpoint-*"))
-    # A card would have to say how the captioner was made, which nobody knows here.
+    # A card would have to say how the captioner was made, which is unknown here.
     assert not (path.parent / "model" / "README.md").exists()
     start = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32).model.state_dict()
     same = load_captioner(str(path.parent / "model"), dtype=torch.float32).model.state_dict()
