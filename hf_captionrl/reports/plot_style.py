@@ -44,8 +44,12 @@ def new_figure(width: float, height: float, *, columns: int = 1, rows: int = 1) 
     return figure, figure.subplots(rows, columns)
 
 
-def save_figure(path: str | os.PathLike[str], figure: Figure, *, text: Mapping[str, str] | None = None) -> Path:
+def save_figure(
+    path: str | os.PathLike[str], figure: Figure, *, title: str | None = None, text: Mapping[str, str] | None = None
+) -> Path:
     """Write a figure atomically; the same numbers give the same bytes. `text` is stored as metadata."""
+    if title:
+        figure.suptitle(plain_label(title), fontsize=12)
     buffer = io.BytesIO()
     # Without matplotlib's version in the file.
     figure.savefig(buffer, format="png", metadata={"Software": None, **(text or {})})

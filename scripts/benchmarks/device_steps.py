@@ -18,6 +18,7 @@ from hf_captionrl.rewards.self_retrieval import retrieval_rewards
 from scripts.benchmarks.bags import _features
 from scripts.benchmarks.device_timing import measure
 from scripts.benchmarks.rl_models import RLShape, _made_up_images, _scorer, _scorer_pixels, build
+from scripts.benchmarks.rl_naive import padded_text
 from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal
 
 _TINY = RLShape(
@@ -112,15 +113,7 @@ def measure_scorer(
     columns = torch.arange(len(captions), device=device) // shape.group_size
 
     def padded() -> Any:
-        text = scorer.tokenizer(
-            captions,
-            padding="max_length",
-            truncation=True,
-            max_length=scorer.max_text_tokens,
-            return_tensors="pt",
-            return_token_type_ids=False,
-        )
-        return scorer.model.get_text_features(**text.to(device))
+        return scorer.model.get_text_features(**padded_text(scorer, captions).to(device))
 
     works = {
         "captions, padded to the longest": lambda: scorer.text_features(captions),

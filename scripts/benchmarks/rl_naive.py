@@ -5,12 +5,26 @@ Legend: B images, G captions per image, N = B * G captions, T tokens, V vocabula
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_captionrl.retrieval import HFScorer
 from scripts.benchmarks.rl_models import World
+
+
+def padded_text(scorer: HFScorer, captions: list[str]) -> Any:
+    """Tokens of captions, padded to the full length of the scorer."""
+    return scorer.tokenizer(
+        captions,
+        padding="max_length",
+        truncation=True,
+        max_length=scorer.max_text_tokens,
+        return_tensors="pt",
+        return_token_type_ids=False,
+    )
 
 
 class NaiveStep:
@@ -50,14 +64,7 @@ class NaiveStep:
     def score(self, captions: list[str], images: Callable[[], AbstractContextManager[None]] | None = None) -> Tensor:
         """Rewards against the other images of the batch, and leave-one-out advantages. Returns `(N,)`."""
         scorer, G = self.world.scorer, self.group_size
-        text = scorer.tokenizer(
-            captions,
-            padding="max_length",
-            truncation=True,
-            max_length=scorer.max_text_tokens,
-            return_tensors="pt",
-            return_token_type_ids=False,
-        ).to(self.world.scorer_pixels.device)
+        text = padded_text(scorer, captions).to(self.world.scorer_pixels.device)
         with torch.no_grad():
             text_features = F.normalize(scorer.model.get_text_features(**text).pooler_output, dim=-1)  # (N, D)
             with images() if images is not None else torch.no_grad():
