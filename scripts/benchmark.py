@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
+from hf_captionrl.io import write_json  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402
 
 
@@ -51,9 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in argv:
             asked[name] = importlib.import_module(f"scripts.benchmarks.{name}")
             asked[name].add_arguments(subcommand)
+            subcommand.add_argument(
+                "--output",
+                type=Path,
+                help=f"JSON file to write, such as docs/results/benchmark_{name}.json. Other shapes in it are kept by the "
+                "benchmarks of a training step.",
+            )
     args = parser.parse_args(argv)
     module = asked[args.benchmark]
     result = module.run(args)
+    if args.output is not None:
+        write_json(args.output, result)
     if not hasattr(module, "markdown"):
         print(json.dumps(result, indent=2))
         return 0

@@ -12,7 +12,6 @@ import gc
 import statistics
 import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,12 +123,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Of torch; on a busy machine several wait for each other, and waiting counts as CPU time.",
     )
     parser.add_argument("--images", type=int, default=None, help="Images per step; by default those of the shape.")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=None,
-        help="JSON file to write, such as docs/results/benchmark_rl_step.json; other shapes in it are kept.",
-    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,14 +14,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from hf_captionrl.rewards import RewardContext, RewardData, WeightedRewards, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
@@ -188,9 +186,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--training-images", type=int, default=5000, help="Images in the document frequencies.")
     parser.add_argument("--vocabulary", type=int, default=30_000, help="Words of the captions that are rewarded.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of captions and weights.")
-    parser.add_argument(
-        "--output", type=Path, default=None, help="JSON file to write, such as docs/results/benchmark_sle_reward.json."
-    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -233,8 +228,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "versions": installed_versions(),
         "date": datetime.date.today().isoformat(),
     }
-    if args.output is not None:
-        write_json(args.output, result)
     return result
 
 

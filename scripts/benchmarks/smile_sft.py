@@ -13,7 +13,6 @@ import gc
 import statistics
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -234,12 +233,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="Which models to train.")
     parser.add_argument("--repetitions", type=int, default=10, help="Batches that every path trains on.")
     parser.add_argument("--seed", type=int, default=0, help="Of weights and data.")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=None,
-        help="JSON file to write, such as docs/results/benchmark_smile_sft.json; other shapes in it are kept.",
-    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,12 +175,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="A model for each.")
     parser.add_argument(
         "--batch-size", type=int, default=None, help="Captions per batch; by default those of the shape."
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=None,
-        help="JSON file to write, such as docs/results/benchmark_smile_step.json; other shapes in it are kept.",
     )
 
 
