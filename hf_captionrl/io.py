@@ -119,11 +119,7 @@ class LineFile:
             raise ValueError(f"Another process is writing {str(self.path)!r}. {self.busy}") from None
 
     def truncate(self, size: int) -> None:
-        """Remove an incomplete last line.
-
-        Args:
-            size: Bytes to keep.
-        """
+        """Remove an incomplete last line; `size` bytes are kept."""
         os.ftruncate(self._file, size)
 
     def append_bytes(self, data: bytes, *, flush: bool = True) -> None:

@@ -1,7 +1,7 @@
 """Runs code after a module of another library is imported, without importing it and without an import hook.
 
 A submodule that is not imported yet, such as `evaluate.loading`, gets an entry in `sys.modules` that is still empty. The
-first use of one of its names imports the parent package, executes the submodule's own code in the entry, and then calls
+first use of one of its names imports the parent package, executes the submodule's code in the entry, and then calls
 the function that waits for it. From then on the entry is an ordinary module. `sys.meta_path`, `sys.path_hooks`,
 `builtins.__import__` and the parent package stay as they are, and nothing is written to disk.
 """

@@ -7,7 +7,7 @@
         model: str = option(metavar="MODEL", positional=True, help="a folder, a name on the Hub, or scenes:blip-mle")
         output: Path = option(Path("captions.jsonl"), metavar="FILE", help="file to write")
 
-The annotation of a field is the type of the option, and the help text shows its default. A command's own options are listed
+The annotation of a field is the type of the option, and the help text shows its default. A command's options are listed
 before inherited ones; each base class is a group. The function of a command takes the dataclass, so Python programs use the
 same names.
 """
@@ -140,7 +140,7 @@ def _help(field: dataclasses.Field[Any], default: Any) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, cls: type[Any], *, inherited: bool = True) -> None:
-    """Add the fields of an options dataclass to a parser, own fields before inherited ones."""
+    """Add the fields of an options dataclass to a parser, its fields before inherited ones."""
     hints = typing.get_type_hints(cls)
     groups: dict[str, Any] = {}
     seen: set[str] = set()

@@ -40,7 +40,7 @@ def pipeline(
     Args:
         model: A name on the Hub, a folder, a shipped model (`scenes:blip-mle`), or a captioner.
         revision: Branch, tag or commit on the Hub.
-        prompt: Text that every caption continues; by default the model's own.
+        prompt: Text that every caption continues; by default the model's prompt.
         dtype: Dtype of the weights; by default the checkpoint's.
         device: By default a GPU if there is one. A captioner object stays on its device.
         settings: Arguments of [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`, and
@@ -75,9 +75,9 @@ class CaptionPipeline:
         allow_urls (`bool`): Fetch `http(s)` URLs. By default they are refused, because a list from an untrusted source
             must not cause network requests.
         num_frames (`int`, *optional*): Number of frames per video. None: as in training, or 8 if the captioner was
-            trained on images. A data set of videos has its own number.
+            trained on images. A data set of videos stores its number of frames.
         frame_pooling (`str`, *optional*): How the features of frames are pooled, see `data.pool_frames`; `"native"`
-            uses the model's own video inputs. None: as in training, or the mean if the captioner was trained on images.
+            uses the model's video inputs. None: as in training, or the mean if the captioner was trained on images.
         batch_size (`int`): Images per batch.
         generation: Default arguments of the captioner's `generate`, such as `num_beams`.
 
@@ -201,11 +201,7 @@ def _is_address(item: Any) -> bool:
 
 
 def fetch(address: str) -> bytes:
-    """Download an image or a video.
-
-    Returns:
-        `bytes`: The content.
-    """
+    """Download an image or a video; returns the content."""
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see _is_address # nosec B310
             if urlsplit(answer.geturl()).scheme.lower() not in ("http", "https"):

@@ -1,7 +1,7 @@
 """Runs the benchmarks of the documentation: `python scripts/benchmark.py NAME [options]`.
 
 Each benchmark is a module of `scripts/benchmarks/` with `add_arguments(parser)` and `run(args) -> dict` (what goes into
-its JSON); a new module with these two is a new subcommand. A module that also has `markdown(result) -> str` keeps its own
+its JSON); a new module with these two is a new subcommand. A module that also has `markdown(result) -> str` keeps its
 section of docs/benchmarks.md with `--write`. `--device cuda` without a name means `device --device cuda`: all GPU
 benchmarks.
 """
@@ -17,14 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
+from hf_captionrl.io import write_json  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402
 
 
 def benchmarks() -> dict[str, str]:
     """Finds the benchmarks without importing them, because imports take seconds.
 
-    Returns:
-        `dict[str, str]`: First line of the docstring by name of the subcommand.
+    Returns the first line of the docstring by name of the subcommand.
     """
     found = {}
     for path in sorted((ROOT / "scripts" / "benchmarks").glob("*.py")):
@@ -52,9 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in argv:
             asked[name] = importlib.import_module(f"scripts.benchmarks.{name}")
             asked[name].add_arguments(subcommand)
+            subcommand.add_argument(
+                "--output",
+                type=Path,
+                help=f"JSON file to write, such as docs/results/benchmark_{name}.json. Other shapes in it are kept by the "
+                "benchmarks of a training step.",
+            )
     args = parser.parse_args(argv)
     module = asked[args.benchmark]
     result = module.run(args)
+    if args.output is not None:
+        write_json(args.output, result)
     if not hasattr(module, "markdown"):
         print(json.dumps(result, indent=2))
         return 0

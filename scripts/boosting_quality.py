@@ -70,8 +70,7 @@ def captions_of(rows: datasets.Dataset) -> dict[str, list[list[str]]]:
 def claim_numbers(captions: Sequence[Sequence[str]], facts: Sequence[Any]) -> dict[str, np.ndarray]:
     """Correct and wrong claims, recalled and missed facts, summed over the captions of each image.
 
-    Returns:
-        `dict[str, numpy.ndarray]`: Vectors of shape `(M,)`.
+    Returns vectors of shape `(M,)`.
     """
     flat = [(text, truth) for texts, truth in zip(captions, facts, strict=True) for text in texts]
     numbers = faithfulness([text for text, _ in flat], [truth for _, truth in flat], check)["per_sample"]

@@ -72,8 +72,7 @@ class InTurn(TrainerCallback):
 def measure(kind: str, steps: int) -> dict[str, Any]:
     """Time the steps of a trainer on the embedded world.
 
-    Returns:
-        `dict`: Median milliseconds of a step without and with, the ratio of their sums and its 95 % interval.
+    Returns the median milliseconds of a step without and with, the ratio of their sums and its 95 % interval.
     """
     in_turn = InTurn()
     data = load_scenes(num_train=64, num_validation=1, num_test=0)["train"]

@@ -30,8 +30,7 @@ def _text(node: ast.expr) -> str | None:
 def field_parts(source: str) -> tuple[str | None, str | None]:
     """The help and the default of `field(default=..., metadata={"help": ...})` or `option(default, help=...)`.
 
-    Returns:
-        The help and the source of the default; None for what is not there.
+    Returns the help and the source of the default; None for what is not there.
     """
     node = ast.parse(source, mode="eval").body
     name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""

@@ -41,7 +41,7 @@ ROWS = (
     ("self-retrieval, random distractors", "self_retrieval_blip_seeds.json", "SR sampled"),
     ("self-retrieval, bag curriculum", "self_retrieval_blip_seeds.json", "SR (bag curriculum)"),
 )
-"""What is shown, in which file, under which name."""
+"""Rows of the picture: label, file, and name of the row in it."""
 
 COLUMNS = (
     ("length", "words"),
@@ -57,8 +57,7 @@ COLUMNS = (
 def before_after() -> list[tuple[str, list[tuple[float, float]]]]:
     """The numbers of the picture.
 
-    Returns:
-        For each row its name and, for each column, mean and standard error over seeds.
+    Returns for each row its name and, for each column, mean and standard error over seeds.
     """
     table = []
     for name, file, key in ROWS:

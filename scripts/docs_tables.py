@@ -68,11 +68,7 @@ def _guide(text: str, full: str, tables: Mapping[str, str]) -> str:
 
 
 def pages(docs: Path = DOCS) -> dict[str, str]:
-    """Every page that shows tables of docs/results, or columns of the full tables.
-
-    Returns:
-        Markdown by file name.
-    """
+    """Every page that shows tables of docs/results, or columns of the full tables. Markdown by file name."""
     made = {}
     for path in sorted(docs.glob("*.md")):
         text = path.read_text(encoding="utf-8")

@@ -49,8 +49,7 @@ COLUMNS: dict[str, str] = {
 def digest_split(rows: datasets.Dataset) -> dict[str, str]:
     """Digests of what a split says, and of its pixels.
 
-    Returns:
-        `dict[str, str]`: `texts`, the same on every machine; and `pixels`, the same for one version of Pillow.
+    Returns `texts`, the same on every machine; and `pixels`, the same for one version of Pillow.
     """
     texts, pixels = hashlib.sha256(), hashlib.sha256()
     for row in rows.remove_columns("image"):
@@ -71,11 +70,7 @@ def digest_all() -> dict[str, Any]:
 
 
 def export(folder: Path, dataset_id: str) -> Path:
-    """Write files, digests and card.
-
-    Returns:
-        `pathlib.Path`: The card.
-    """
+    """Write files, digests and card. Returns the path of the card."""
     check_name(dataset_id, "dataset_id")
     digests = digest_all()
     for name, arguments in CONFIGURATIONS.items():

@@ -65,11 +65,7 @@ def installed(source: Path) -> Path:
 
 
 def play(name: str, session: Session) -> dict[str, Any]:
-    """One user, from an empty folder to the last check.
-
-    Returns:
-        `dict`: The user's entry of the log.
-    """
+    """One user, from an empty folder to the last check. Returns the entry of the log."""
     began = time.monotonic()
     error = None
     try:

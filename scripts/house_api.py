@@ -20,11 +20,7 @@ Place: TypeAlias = tuple[Path, Definition]
 
 
 class PublicAPI:
-    """The public API of the package below a root.
-
-    Args:
-        root: Root of the repository.
-    """
+    """The public API of the package below the root of a repository."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -131,7 +131,7 @@ def documented(lines: list[str]) -> set[str]:
 
 
 def own_nodes(function: _Function) -> Iterator[ast.AST]:
-    """The nodes of a function's own body, without those of functions and classes inside it."""
+    """The nodes of a function's body, without those of functions and classes inside it."""
     queue: list[ast.AST] = list(function.body)
     while queue:
         node = queue.pop()

@@ -10,13 +10,7 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """One broken rule.
-
-    Args:
-        path: The file, relative to the root.
-        line: The line, from 1; 0 for the whole file.
-        message: The rule and the remedy.
-    """
+    """One broken rule, with its remedy; line 0 stands for the whole file."""
 
     path: str
     line: int

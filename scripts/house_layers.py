@@ -60,7 +60,7 @@ LAYERS: dict[int, dict[str, str]] = {
         "cli": "the command line",
     },
 }
-"""A unit may import its own layer and lower layers. `recipes/` and `scripts/` are above; nothing imports them."""
+"""A unit may import units of its layer and of lower layers. `recipes/` and `scripts/` are above; nothing imports them."""
 
 PRODUCTS = frozenset(LAYERS[4])
 

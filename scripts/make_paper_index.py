@@ -52,11 +52,7 @@ def load_index(path: Path = ROWS) -> dict[str, Any]:
 
 
 def load_rows(path: Path = ROWS) -> list[dict[str, Any]]:
-    """The rows of the index.
-
-    Returns:
-        One dict a row; its keys are described at the top of the file.
-    """
+    """The rows of the index. One dict per row; its keys are described at the top of the file."""
     return load_index(path)["rows"]
 
 
@@ -66,11 +62,7 @@ def _results(run: str) -> Any:
 
 
 def find_number(place: str, value: Any) -> tuple[float, float | None]:
-    """A number of a JSON file.
-
-    Returns:
-        The number, or the mean, and its standard error where there is one.
-    """
+    """A number or a mean of a JSON file, and its standard error where there is one."""
     for key in place.split("/"):
         if isinstance(value, list):
             value = {entry["name"]: entry for entry in value}

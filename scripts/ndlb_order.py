@@ -62,8 +62,7 @@ _FROM = {SR_L: "SR-L, random distractors, from there", SR_LV: "SR-LV, bag curric
 def collect(sr_l: Path, sr_lv: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """Combine the results of all runs.
 
-    Returns:
-        `dict`: `commands`, `seeds`, `versions`, `rows` as of [`aggregate`], and `sr_lv_minus_sr_l` of [`differences`].
+    Returns `commands`, `seeds`, `versions`, `rows` as of [`aggregate`], and `sr_lv_minus_sr_l` of [`differences`].
     """
     runs, versions = [], {}
     for seed in seeds:
@@ -82,9 +81,8 @@ def collect(sr_l: Path, sr_lv: Path, seeds: Sequence[int]) -> dict[str, Any]:
 def differences(rows: Sequence[Mapping[str, Any]], more: str, less: str) -> dict[str, dict[str, Any]]:
     """One row minus another, seed by seed.
 
-    Returns:
-        `dict`: For each number `mean`, `standard_error`, `values`, and `interval`, 95 % by Student's t (None where all seeds
-        are alike).
+    Returns for each number `mean`, `standard_error`, `values`, and `interval`, 95 % by Student's t (None where all seeds
+    are alike).
     """
     named = {row["name"]: row for row in rows}
     found = {}

@@ -53,11 +53,7 @@ def _run(command: Sequence[str | os.PathLike[str]], *, cwd: Path = ROOT, offline
 
 
 def build(folder: Path) -> dict[str, Path]:
-    """Build the sdist, and the wheel from the sdist.
-
-    Returns:
-        `dict[str, Path]`: `"sdist"` and `"wheel"`.
-    """
+    """Build the sdist, and the wheel from the sdist. Returns their paths."""
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "build", "--installer", "uv" if shutil.which("uv") else "pip", "--outdir", folder])
     return {"sdist": next(folder.glob("*.tar.gz")), "wheel": next(folder.glob("*.whl"))}
@@ -77,11 +73,7 @@ def check_contents(archive: Path) -> list[str]:
 
 
 def try_out(archive: Path, folder: Path) -> dict[str, float]:
-    """Install an archive into a fresh environment, and use it from an empty folder.
-
-    Returns:
-        `dict[str, float]`: Seconds of each part.
-    """
+    """Install an archive into a fresh environment, and use it from an empty folder. Returns seconds of each part."""
     environment, work = folder / "venv", folder / "work"
     work.mkdir(parents=True)
     seconds: dict[str, float] = {}

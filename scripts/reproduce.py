@@ -41,11 +41,7 @@ CHECKS = "reproduction_rows.json"
 
 
 def load_runs(path: Path = ROWS) -> dict[str, Run]:
-    """The runs of the embedded world.
-
-    Returns:
-        `dict[str, Run]`: Runs by name; runs that others need come first.
-    """
+    """The runs of the embedded world by name; runs that others need come first."""
     return {run["name"]: Run(**run) for run in load_index(path)["runs"]}
 
 
@@ -63,8 +59,7 @@ def pages(
 ) -> dict[str, str]:
     """The pages of what is finished.
 
-    Returns:
-        `dict[str, str]`: Markdown by file name; of docs/results, also the pages that show its tables or columns of them.
+    Returns Markdown by file name; of docs/results, also the pages that show its tables or columns of them.
     """
     rows, runs = load_rows(), load_runs()
     results = _results(runs, output, seeds)
@@ -129,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         type=Path,
         default=RESULTS,
-        help="folder of the results; any folder other than docs/results has its own pages",
+        help="folder of the results; pages of any folder other than docs/results are written into it",
     )
     parser.add_argument(
         "--runs_dir", type=Path, default=ROOT / "outputs" / "reproduction", help="folder of the models"

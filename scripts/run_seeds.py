@@ -51,9 +51,8 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def aggregate_curves(runs: Sequence[Mapping[str, Sequence[Mapping[str, float]]]]) -> dict[str, list[dict[str, Any]]]:
     """Mean and standard error over seeds of every point of every learning curve.
 
-    Returns:
-        `dict`: Row name to points; a point has its `step` and, by key, what [`aggregate`] has of a number. Steps that
-        not every seed reached are left out.
+    Maps row names to points; a point has its `step` and, by key, what [`aggregate`] has of a number. Steps that not
+    every seed reached are left out.
     """
     found = {}
     for name in runs[0]:

@@ -35,11 +35,7 @@ Part = Callable[[], Any]
 
 
 def features_of(count: int, width: int, seed: int = 0) -> Any:
-    """Clusters of about 20 rows, like look-alikes.
-
-    Returns:
-        `torch.Tensor` of shape `(N, D)`: float32.
-    """
+    """Clusters of about 20 rows, like look-alikes. Returns `(N, D)`: float32."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -165,11 +161,7 @@ STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]]
 
 
 def memory_mib(what: str) -> float:
-    """A number of this process from `/proc/self/status`.
-
-    Returns:
-        `float`: MiB.
-    """
+    """A number of this process from `/proc/self/status`. In MiB."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) / 1024
 
@@ -191,11 +183,7 @@ def _child(stage: str, count: int, answers: Any) -> None:
 
 
 def measure(stage: str, count: int) -> dict[str, Any]:
-    """Measure one size of one stage in a separate process.
-
-    Returns:
-        `dict`: `rows`, `cpu_s` and `peak_mib`.
-    """
+    """Measure one size of one stage in a separate process. Returns `rows`, `cpu_s` and `peak_mib`."""
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
     process = context.Process(target=_child, args=(stage, count, answers))

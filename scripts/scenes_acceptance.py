@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
 from hf_captionrl.scenes.world import Facts
 from hf_captionrl.trainers.caption_generation import generate_captions
+from scripts.scenes_models.scorers import swap_objects
 
 HELD_OUT, REWARD, MLE = "scenes:siglip-held-out", "scenes:clip-reward", "scenes:blip-mle"
 
@@ -45,11 +45,6 @@ BARS: dict[str, tuple[float, float]] = {
     "mle/hallucination": (0.05, 0.15),
 }
 """Smallest and largest value of each measurement."""
-
-
-def swap_objects(facts: Facts) -> Facts:
-    """The two objects in each other's place, so that the relation and the colours are bound to the wrong one."""
-    return replace(facts, kind=facts.second, second=facts.kind, colour=facts.second_colour, second_colour=facts.colour)
 
 
 def lowered_by_swaps(scorer: Any, rows: datasets.Dataset, images: Any) -> np.ndarray:

@@ -35,12 +35,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 
 
 class Recorder:
-    """A pytest plugin that records the outcome of each test.
-
-    Args:
-        path (`Path`): The log.
-        asked (`Sequence[str]`): Files or folders that are run.
-    """
+    """A pytest plugin that records the outcome of each test in a log."""
 
     def __init__(self, path: Path, asked: Sequence[str] = ("tests",)) -> None:
         self.path = path

@@ -124,11 +124,7 @@ def summary(log: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(name: str, output: Path, tests: Sequence[str] = ()) -> dict[str, Any] | None:
-    """Run a configuration in a separate process.
-
-    Returns:
-        `dict` or `None`: Its result; None if pytest did not finish.
-    """
+    """Run a configuration in a separate process. Returns its result; None if pytest did not finish."""
     configuration = CONFIGURATIONS[name]
     path = output / (f"{name}.json" if not tests else f"{name}.part.json")
     if not has_cpu_flag(configuration.needs):
@@ -145,7 +141,7 @@ def run(name: str, output: Path, tests: Sequence[str] = ()) -> dict[str, Any] | 
 
 
 def revision() -> str | None:
-    """What is tested."""
+    """The commit of the tested code; None if files have changed since."""
     found = installed_versions().get("git_revision")
     return None if found is None or "+" in found else found
 
@@ -164,11 +160,7 @@ def finished(output: Path, *, keep: bool = False) -> dict[str, dict[str, Any]]:
 
 
 def merge(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """All results in one.
-
-    Returns:
-        `dict`: The content of docs/results/test_machines.json.
-    """
+    """All results in one, the content of docs/results/test_machines.json."""
     missing = [name for name in CONFIGURATIONS if name not in results]
     if missing:
         raise ValueError(f"{', '.join(missing)} has no result of this revision. Commit, and run `{COMMAND}`.")

@@ -83,7 +83,7 @@ def lower_bounds(root: Path = ROOT) -> dict[str, str]:
 def pins(name: str, root: Path = ROOT) -> dict[str, str]:
     """The versions that an environment fixes, by normalised name.
 
-    `newest` has those of constraints.txt; `middle` its own; `lowest` the lower bounds of the libraries.
+    `newest` has those of constraints.txt; `middle` those of its file; `lowest` the lower bounds of the libraries.
     """
     if name == "newest":
         lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()

@@ -103,7 +103,7 @@ class Browser:
             f"--user-data-dir={self._profile}",
             "about:blank",
         ]
-        # A group of its own: the browser's many processes end with it.
+        # A new group: the browser's many processes end with it.
         self._process = subprocess.Popen(
             command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
         )

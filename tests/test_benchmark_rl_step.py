@@ -167,9 +167,9 @@ def test_command_line_keeps_the_other_shapes(tmp_path, monkeypatch):
     output.write_text(json.dumps({"shapes": {"other": {"rounds": 7}}}))
     parser = argparse.ArgumentParser()
     rl_step.add_arguments(parser)
-    options = ["--shapes", "clipcap", "--rounds", "1", "--images", "2", "--threads", "1", "--output", str(output)]
+    options = ["--shapes", "clipcap", "--rounds", "1", "--images", "2", "--threads", "1"]
     threads = torch.get_num_threads()
-    result = rl_step.run(parser.parse_args(options))
+    result = rl_step.run(parser.parse_args(options, argparse.Namespace(output=output)))
     assert torch.get_num_threads() == threads
     assert json.loads(output.read_text()) == result
     assert set(result["shapes"]) == {"other", "clipcap"}

@@ -1,7 +1,6 @@
 """`sle_reward`: the rollout that is timed earns what SLETrainer would pay, and its page says what was measured."""
 
 import argparse
-import json
 
 import pytest
 import torch
@@ -11,16 +10,14 @@ from scripts.benchmarks import sle_reward
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory):
+def result():
     parser = argparse.ArgumentParser()
     sle_reward.add_arguments(parser)
-    output = tmp_path_factory.mktemp("benchmark") / "sle_reward.json"
     small = ["--width", "48", "--layers", "1", "--image-size", "32", "--tokens", "4", "--rounds", "2", "--steps", "1"]
-    small += ["--training-images", "110", "--vocabulary", "300", "--output", str(output)]
+    small += ["--training-images", "110", "--vocabulary", "300"]
     threads = torch.get_num_threads()
     found = sle_reward.run(parser.parse_args(small))
     assert torch.get_num_threads() == threads
-    assert json.loads(output.read_text())["share"] == found["share"]
     return found
 
 

@@ -32,7 +32,7 @@ def test_paths_share_weights_and_batches_but_not_losses(trainers):
     assert losses["smile-window"] != pytest.approx(losses["smile"], rel=1e-3)
 
 
-def test_adapters_are_their_own(trainers):
+def test_each_model_has_separate_adapters(trainers):
     ids = [id(p) for t in trainers.values() for p in t.model.parameters() if p.requires_grad]
     assert len(set(ids)) == len(ids)
 

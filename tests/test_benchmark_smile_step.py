@@ -125,7 +125,7 @@ def test_command_line_keeps_the_other_shapes(tmp_path, monkeypatch) -> None:
     smile_step.add_arguments(parser)
     options = ["--shapes", "llama-32k", "--seeds", "5", "--repetitions", "1", "--batch-size", "2"]
     threads = torch.get_num_threads()
-    result = smile_step.run(parser.parse_args([*options, "--output", str(output)]))
+    result = smile_step.run(parser.parse_args(options, argparse.Namespace(output=output)))
     assert torch.get_num_threads() == threads
     assert json.loads(output.read_text()) == result
     assert set(result["shapes"]) == {"other", "llama-32k"}

@@ -274,7 +274,7 @@ def test_long_files_and_functions_are_faults(tmp_path):
     ]
 
 
-# --- imports and configs, in a process of their own -----------------------------------------------------------------
+# --- imports and configs, in a separate process -----------------------------------------------------------------
 
 
 RECIPE = '''"""A recipe."""

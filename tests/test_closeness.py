@@ -59,7 +59,7 @@ def test_cancellation_needs_the_magnitude_of_what_was_added_up():
     with pytest.raises(AssertionError):
         assert_close(difference, 1e-4)
     assert float(difference) == close(1e-4, magnitude=100, dtype="float32")
-    # It is a floor: larger values have their own resolution.
+    # It is a floor: larger values have a coarser resolution.
     assert_close(torch.tensor(1000.0), 1000.001, magnitude=1)
 
 
@@ -93,12 +93,12 @@ def test_rewards_of_another_order_of_summation_are_close():
         (2.0, 2.1, "units in the last place"),
     ],
 )
-def test_what_differs_fails(found, expected, message):
+def test_different_values_fail(found, expected, message):
     with pytest.raises(AssertionError, match=message):
         assert_close(found, expected, msg="gradients")
 
 
-def test_what_is_equal_passes():
+def test_equal_values_pass():
     nan = torch.tensor([1.0, math.nan])
     assert_close(nan, nan.clone(), equal_nan=True)
     assert_close(torch.tensor([math.inf, 1.0]), torch.tensor([math.inf, 1.0]))

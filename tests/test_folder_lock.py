@@ -1,4 +1,4 @@
-"""A folder has one writer; a killed one stands in nobody's way."""
+"""A folder has one writer; a killed writer blocks no other."""
 
 import os
 import signal

@@ -116,9 +116,9 @@ def test_nan_is_refused_by_name(tmp_path, number):
     assert not (tmp_path / "v.json").exists()
 
 
-def test_what_has_no_json_form_is_refused():
+def test_values_without_json_form_are_refused():
     with pytest.raises(TypeError, match=r"value\['f'\] is a function"):
-        to_plain({"f": test_what_has_no_json_form_is_refused})
+        to_plain({"f": test_values_without_json_form_are_refused})
     for wide in (np.longdouble(1.5), np.ones(2, np.longdouble)):
         with pytest.raises(TypeError, match=r"value\['w'\](\[0\])? is a longdouble"):
             to_plain({"w": wide})

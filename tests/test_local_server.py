@@ -1,4 +1,4 @@
-"""A server on this machine answers its own names only: the rule, the demo's middleware, and the names it is started with."""
+"""A server on this machine answers requests for its names only: the rule, the demo's middleware, and the names it is started with."""
 
 import asyncio
 
@@ -70,7 +70,7 @@ def answer(headers, kind="http"):
     return sent, bool(asked)
 
 
-def test_demo_answers_only_its_own_page():
+def test_demo_answers_only_requests_of_its_page():
     sent, asked = answer([("host", HERE), ("origin", f"http://{HERE}")])
     assert asked
     assert sent[0]["status"] == 200

@@ -67,12 +67,12 @@ def test_slow(): assert False
     assert not (tmp_path / "aten-default.json").exists()  # a part is no result
 
 
-def test_every_configuration_has_an_order_of_its_own():
+def test_configurations_run_the_files_in_different_orders():
     configurations = machines.CONFIGURATIONS.values()
     assert len({configuration.seed for configuration in configurations}) == len(configurations) == 6
 
 
-def test_what_the_processor_lacks_is_not_run(tmp_path, monkeypatch):
+def test_configurations_without_their_cpu_flag_are_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(machines, "has_cpu_flag", lambda flag: flag != "avx512bw")
     monkeypatch.setattr(machines, "revision", lambda: RESULT["revision"])
     monkeypatch.setattr(machines.subprocess, "run", None)
@@ -86,7 +86,7 @@ def test_what_the_processor_lacks_is_not_run(tmp_path, monkeypatch):
     assert "not run: this processor has no avx512bw" in row
 
 
-def test_a_stopped_run_continues_with_what_is_missing(tmp_path, monkeypatch):
+def test_stopped_run_continues_with_the_missing_configurations(tmp_path, monkeypatch):
     ran = []
 
     def run(name, output, tests):

@@ -67,11 +67,11 @@ def test_the_pooling_of_the_training_is_that_of_the_captions(clips, tmp_path, po
     assert caption(clips) == want
     (seen,) = VideoFeatures(captioner, films[:1], F)
     assert_close(seen, features(captioner, clips[0], pooling)[0])
-    # What is said goes before what is remembered.
+    # Arguments override the values that were saved with the captioner.
     told = pipeline(captioner, num_frames=2, frame_pooling="mean", **SETTINGS)
     assert told.num_frames == 2
     assert VideoFeatures(captioner, films, 2, "mean")[0].shape == features(captioner, clips[0], "mean")[0].shape
-    # A recipe's several captions an image are written the same way.
+    # Several captions per image are written the same way.
     sampler = Sampler(
         clips,
         SampleArguments(num_samples=2),

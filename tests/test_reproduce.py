@@ -110,7 +110,7 @@ def test_rows_are_gathered_from_the_runs_of_the_seeds(tmp_path, monkeypatch):
     assert measured("rows/before/x", record).value == 1.0
 
 
-# --- the papers' own data ----------------------------------------------------------------------------------------------
+# --- the papers' data ----------------------------------------------------------------------------------------------
 
 
 def test_every_preset_of_the_index_says_what_it_needs(tmp_path):

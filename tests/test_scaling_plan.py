@@ -34,7 +34,7 @@ def result(what, after=""):
     return float(found["result"].replace(",", "")), found["unit"]
 
 
-def test_every_row_is_its_own_sum():
+def test_total_of_every_row_is_the_sum_of_its_parts():
     assert len(ROWS) == len([line for line in TEXT.splitlines() if line.startswith("| ") and "`" in line])
     assert len(ROWS) > 40
     assert [row["what"] for row in ROWS if wrong(row)] == []
@@ -49,7 +49,7 @@ def test_a_wrong_sum_is_seen():
 
 
 def test_the_sums_say_what_is_assumed():
-    # From the assumptions, in code of the test's own.
+    # From the assumptions, in the test's code.
     gpu, tower, decoder, tokens = 4e14, 86e6, 138e6, 577
     assert gpu == pytest.approx(0.4 * 989e12, rel=0.02)
     cross = 12 * 2 * (2 * 768 * 768) * tokens
@@ -101,7 +101,7 @@ def test_exponent():
         exponent([1, 2], [0, 1])
 
 
-def test_a_size_is_measured_in_its_own_process(monkeypatch):
+def test_each_size_is_measured_in_a_separate_process(monkeypatch):
     def prepare(count, folder):
         return lambda: bytearray(count << 20).count(b"x")  # MiB, touched
 

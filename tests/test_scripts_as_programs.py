@@ -1,4 +1,4 @@
-"""Each program of scripts/ starts from any folder, although only its own folder is on the path."""
+"""Each program of scripts/ starts from any folder, although only its folder is on the path."""
 
 import json
 import os

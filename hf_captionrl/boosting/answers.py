@@ -31,7 +31,7 @@ ANSWER_REMEDIES: dict[str, str] = {
 _LABEL = re.compile(
     r"^\W*(?:assistant|answer|caption|(?:holistic|blended|improved|correct|final|generated)\s+caption)\s*:[\s*]*", re.I
 )
-# "Sure! Here is the caption:", on a line of its own or before the caption on the same line.
+# "Sure! Here is the caption:", on a separate line or before the caption on the same line.
 _PREAMBLE = re.compile(
     r"^\W*(?:[^\n]*:[ \t*]*\n|(?:(?:sure|certainly|of course|absolutely|okay|ok)\b[^:\n]{0,20})?here(?:['’]s| is)"
     r"[^:\n]{0,60}\b(?:caption|description|answer|sentence)\b[^:\n]{0,40}:)\s*(?=\S)",

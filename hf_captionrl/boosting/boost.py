@@ -99,7 +99,7 @@ def _backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> B
 
 
 def _load(arguments: BoostOptions) -> datasets.Dataset:
-    """The images, unchecked: each shard checks its own rows, so only their images must exist."""
+    """The images, unchecked: each shard checks its rows, so only their images must exist."""
     loaded = load_split(arguments, quarantine_path=None)
     number, total = len(loaded.all_ids), sum(loaded.sizes.values())
     if number < total and arguments.dataset != "scenes":

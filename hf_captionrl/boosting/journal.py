@@ -58,14 +58,7 @@ def read_journals(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 class JournalWriter(LineFile):
-    """Appends entries to the journal of one shard, which it locks; a context manager.
-
-    Args:
-        path: The journal; created if missing, with its folder.
-
-    Attributes:
-        torn: Bytes of an incomplete last line that were removed.
-    """
+    """Appends entries to the journal of one shard, which it locks; a context manager. `torn`: bytes removed from its end."""
 
     busy = "Wait until it has finished, or use another shard or output."
 

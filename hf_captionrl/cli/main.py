@@ -31,7 +31,7 @@ examples:
   captionrl demo
   captionrl doctor
 
-Each command has its own --help, with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
+Each command has a --help with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
 """
 
 

@@ -40,7 +40,7 @@ class ConvertOptions(CommandOptions):
     output: str = option(
         positional=True,
         metavar="OUT",
-        help="folder to write; NAME.safetensors: the tensors of one file under their own names",
+        help="folder to write; NAME.safetensors: the tensors of one file under their names",
     )
     revision: str | None = option(None, metavar="REV", help="branch, tag or commit on the Hub")
     config: str | None = option(

@@ -129,7 +129,7 @@ def _pickles(folder: Path) -> list[Path]:
 
 
 def _write_file(place: Path, output: Path, report: Report) -> None:
-    """The tensors of one file under their own names."""
+    """The tensors of one file under their names."""
     if not place.is_file():
         raise ValueError(f"{str(output)!r} is a file, but {report.source!r} is a folder. Use a folder as output.")
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -12,13 +12,7 @@ __all__ = ["FileRecord", "Report"]
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Name, size and hash of a file.
-
-    Args:
-        name (`str`): Its name.
-        bytes (`int`): Its size.
-        sha256 (`str`): Hash of its content.
-    """
+    """Name, size in bytes and hash of a file."""
 
     name: str
     bytes: int

@@ -65,7 +65,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _write(source: Path, output: Path) -> dict[str, Any]:
-    """Write the tensors of one file under their own names; tensors that share memory are copied."""
+    """Write the tensors of one file under their names; tensors that share memory are copied."""
     from safetensors.torch import save_file
 
     from hf_captionrl.conversion.report import FileRecord

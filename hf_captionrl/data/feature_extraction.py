@@ -23,7 +23,7 @@ __all__ = ["FramePooling", "VideoPooling", "cached_features", "iterate_images", 
 FramePooling = Literal["mean", "concat", "ordered"]
 """How features of frames are combined to features of a video."""
 VideoPooling = FramePooling | Literal["native"]
-"""As `FramePooling`, or with the model's own video inputs."""
+"""As `FramePooling`, or with the model's video inputs."""
 
 
 def iterate_images(dataset: datasets.Dataset) -> Iterator[Image.Image]:

@@ -17,7 +17,7 @@ from hf_captionrl.data.image_paths import is_address
 __all__ = ["IMAGE_REMEDIES", "MAX_PIXELS", "MIN_SIDE", "ImageError", "open_image", "verify_image"]
 
 MAX_PIXELS = 89_478_485
-"""Largest accepted width * height: Pillow's own default limit (a quarter of a GiB as RGB)."""
+"""Largest accepted width * height: Pillow's default limit (a quarter of a GiB as RGB)."""
 
 MIN_SIDE = 2
 """Smallest accepted width and height in pixels: a 1-pixel image is a tracking pixel or a failed download."""
@@ -120,7 +120,7 @@ def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[I
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        # Pillow's own limit, a process-wide setting, is never lifted here: other threads rely on it.
+        # Pillow's limit, a process-wide setting, is never lifted here: other threads rely on it.
         raise ImageError("image_too_large", f"{name}: {error} (Image.MAX_IMAGE_PIXELS of Pillow)") from None
     except MemoryError:
         raise ImageError("image_too_large", f"{name} does not fit into memory") from None
@@ -210,7 +210,7 @@ def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
     Args:
         value (`Any`): Path, bytes, PIL image, or the `{"bytes": ..., "path": ...}` of an undecoded `datasets.Image`.
-        max_pixels (`int`): Largest accepted width * height. Pillow's own `Image.MAX_IMAGE_PIXELS` also applies.
+        max_pixels (`int`): Largest accepted width * height. Pillow's `Image.MAX_IMAGE_PIXELS` also applies.
 
     Returns:
         `PIL.Image.Image`: A decoded RGB image without metadata and without an open file.

@@ -16,7 +16,7 @@ from hf_captionrl.data.retrieval_benchmarks import read_json
 __all__ = ["NOCAPS_DOMAINS", "load_concadia", "load_nocaps"]
 
 NOCAPS_DOMAINS = ("in-domain", "near-domain", "out-domain")
-"""Domains of nocaps, from COCO's own objects to objects that COCO's captions never name."""
+"""Domains of nocaps, from the object classes of COCO to objects that COCO's captions never name."""
 
 
 def _root(image_root: str | Path) -> Path:

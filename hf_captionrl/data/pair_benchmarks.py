@@ -12,13 +12,7 @@ __all__ = ["ImagePair", "load_mmvp", "load_winoground"]
 
 @dataclass(frozen=True)
 class ImagePair:
-    """Two images and their captions.
-
-    Args:
-        images: Files of the images.
-        captions: Caption of each image.
-        category: What distinguishes the two.
-    """
+    """Files of two images, the caption of each, and what distinguishes the two."""
 
     images: tuple[Path, Path]
     captions: tuple[str, str]
@@ -34,12 +28,7 @@ def _existing(path: Path) -> Path:
 def load_winoground(folder: str | Path) -> list[ImagePair]:
     """Winoground's 400 pairs (Thrush et al. 2022): `examples.jsonl` and `images/`, also in a folder `data`.
 
-    Returns:
-        `list[ImagePair]`: `category` is `collapsed_tag`: Object, Relation or Both.
-
-    Raises:
-        FileNotFoundError: If a file does not exist.
-        ValueError: If a line has another format.
+    The `category` of a pair is `collapsed_tag`: Object, Relation or Both.
     """
     root = Path(folder)
     root = root / "data" if (root / "data" / "examples.jsonl").is_file() else root
@@ -64,12 +53,7 @@ def load_mmvp(folder: str | Path) -> list[ImagePair]:
 
     Consecutive rows form a pair. The images are `<type>/<id>.jpg` in `images` or `MLLM_VLM Images`.
 
-    Returns:
-        `list[ImagePair]`: `category` is the type of the statement.
-
-    Raises:
-        FileNotFoundError: If a file does not exist.
-        ValueError: If the table has another format.
+    The `category` of a pair is the type of the statement.
     """
     path = Path(folder) / "Questions.csv"
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Published data sets by name, in their own layouts: nocaps, Concadia and the described images of ImageCoDe.
+"""Published data sets by name, in their published layouts: nocaps, Concadia and the described images of ImageCoDe.
 
 nocaps     nocaps_val_4500_captions.json and images/; its domains are the splits in_domain, near_domain and out_domain
 concadia   wiki_split.json and images/; caption_column is "caption" (the default) or "description"

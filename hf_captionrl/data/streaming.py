@@ -19,7 +19,7 @@ __all__ = ["StreamedCaptions"]
 class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
     """Images of an iterable data set with one caption each, as items of a `CaptionDataset`.
 
-    Images are opened by the collator, because with several processes each reads the whole stream and keeps its own rows.
+    Images are opened by the collator, because with several processes each reads the whole stream and keeps its rows.
     The workers of a DataLoader share the shards of the stream.
 
     Args:

@@ -27,8 +27,7 @@ def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") 
     Equal images are encoded once and get bit-equal features, so that duplicates in a pool tie; the rounding of a model
     depends on the position in a batch.
 
-    Returns:
-        `torch.Tensor` of shape `(M, D)`.
+    Returns `(M, D)`.
     """
     resolved, parts, opened = resolve_scorer(scorer), [], []
     row_of: dict[str, int] = {}

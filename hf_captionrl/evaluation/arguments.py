@@ -17,7 +17,7 @@ EMBEDDED = ("scenes", "moving_scenes")
 """Data sets of the embedded world."""
 
 PAPERS = ("discritune", "ndlb", "sle")
-"""Papers whose tables have columns of their own."""
+"""Papers whose tables have additional columns."""
 
 _CLIP = "openai/clip-vit-base-patch32"  # evaluates in the papers
 _GPT2 = "openai-community/gpt2"  # and their language model

@@ -22,13 +22,7 @@ _SHAPE = 'A line is {"image_id": "...", "caption": "..."}, or has "captions": ["
 
 @dataclass(frozen=True)
 class CaptionFile:
-    """Captions of one captioner.
-
-    Args:
-        name: Name of the captioner in tables.
-        path: The file.
-        captions: Captions of each image id, at least one.
-    """
+    """Captions of one captioner, at least one per image id."""
 
     name: str
     path: Path

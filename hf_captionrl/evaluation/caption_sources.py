@@ -15,7 +15,7 @@ __all__ = ["read_files", "source_names"]
 
 
 def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> list[str]:
-    """Names of the sources: `--names`, or their own names."""
+    """Names of the sources: `--names`, or the names of files and models."""
     if names and len(names) != len(sources):
         raise ValueError(
             f"There are {len(sources)} sources of captions and {len(names)} --names. Use one name per source."
@@ -49,7 +49,7 @@ def _own_name(source: str | Path) -> str:
 
 
 def read_files(paths: Sequence[Path], names: Sequence[str] | None) -> list[CaptionFile]:
-    """Read files of captions under the given names, or their own."""
+    """Read files of captions under the given names; by default, the names of the files."""
     from hf_captionrl.evaluation.caption_files import read_caption_file
 
     return [read_caption_file(path, name=name) for path, name in zip(paths, source_names(paths, names), strict=True)]

@@ -86,7 +86,7 @@ class CaptionerOptions(CommandOptions):
 
     revision: str | None = option(None, metavar="REV", help="branch, tag or commit on the Hub")
     prompt: str | None = option(
-        None, metavar="TEXT", help="text that every caption continues (default: the model's own)"
+        None, metavar="TEXT", help="text that every caption continues (default: the model's prompt)"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="of the weights")
     device: str | None = device_option()

@@ -234,7 +234,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     aligned = [file.aligned(ids, split.all_ids) for file in files]
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
     scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
-    # The evaluator's own perplexity is a bare number; here every number has an interval.
+    # The evaluator's perplexity is a bare number; here every number has an interval.
     evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     if arguments.pool is not None and scorer is not None:
         every = load_split(

@@ -208,7 +208,20 @@ class Evaluator:
             self.arguments.paper, captions, {**features, "image_features": self.image_features}, self.seed
         )
         numbers |= references_numbers(captions, self.more_references, self.seed)
-        return {"name": name, **numbers, **self._by_the_reward(captions, more_captions)}
+        numbers |= self._by_the_reward(captions, more_captions)
+        return {"name": name, **numbers, **self.more_numbers(captions, references)}
+
+    def more_numbers(self, captions: Sequence[str], references: list[list[str]] | None) -> dict[str, Any]:
+        """Numbers that a subclass adds to each row.
+
+        Args:
+            captions: One caption per test image.
+            references: Used instead of all references of the test split; None for those.
+
+        Returns:
+            `dict`: Of a table's columns.
+        """
+        return {}
 
     def _clip_prefix(self) -> str:
         """Text before each caption for CLIPScore."""

@@ -62,13 +62,7 @@ class ScoredCaptions:
 
 @dataclass(frozen=True)
 class Table:
-    """A paper's table.
-
-    Args:
-        title: Heading.
-        columns: Columns.
-        compute: Function from scored captions and the evaluator to a row with details.
-    """
+    """A paper's table; `compute` maps scored captions and the evaluator to a row with details."""
 
     title: str
     columns: tuple[Column, ...]

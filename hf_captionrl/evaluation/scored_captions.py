@@ -35,8 +35,7 @@ def load_evaluators(
 ) -> tuple[Any, Any, dict[str, str]]:
     """Load scorer and language model; None stands for the default of the data set.
 
-    Returns:
-        `tuple`: Scorer or None; `(model, tokenizer)` or None; for a reason in a table, the more specific one.
+    Returns the scorer or None, and `(model, tokenizer)` or None. Of two reasons, the more specific one is in the table.
     """
     from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 
@@ -95,22 +94,14 @@ def add_clip_features(scored: Sequence[ScoredCaptions], scorer: Any, prefix: str
 
 
 def count_copies(image_features: Any) -> int:
-    """Number of images in the pool that are copies of an earlier one: false negatives of its captions.
-
-    Args:
-        image_features (`torch.Tensor` of shape `(M, D)`): Features of the pool.
-    """
+    """Number of images in a pool of features `(M, D)` that are copies of an earlier one: false negatives of its captions."""
     from hf_captionrl.retrieval.ranking import duplicate_images
 
     return sum(first != row for row, first in enumerate(duplicate_images(image_features).tolist()))
 
 
 def perplexity_by(language_model: tuple[Any, Any] | None) -> Callable[[Sequence[str]], Mapping[str, Any]] | None:
-    """Function from captions to their perplexity.
-
-    Args:
-        language_model: `(model, tokenizer)`, or None.
-    """
+    """Function from captions to their perplexity; `language_model` is `(model, tokenizer)` or None."""
     if language_model is None:
         return None
     from hf_captionrl.metrics import caption_perplexity

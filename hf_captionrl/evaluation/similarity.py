@@ -25,8 +25,7 @@ def similarity_features(
     Reference: Gaur et al. 2024 (No Detail Left Behind), section 3: the feature of an image beside the mean feature of its
     captions.
 
-    Returns:
-        `torch.Tensor` of shape `(N, D)`, for `"multimodal"` `(N, 2 D)`: fp32.
+    Returns `(N, D)`, for `"multimodal"` `(N, 2 D)`: fp32.
     """
     cache = FeatureCache.for_scorer(scorer, cache_dir)
     images = cached_features(

@@ -72,7 +72,7 @@ class CaptionOptions(CaptionerOptions, DatasetOptions):
 
 
 def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
-    """Settings for `generate`, all explicit, so that the checkpoint's own defaults have no effect."""
+    """Settings for `generate`, all explicit, so that the checkpoint's defaults have no effect."""
     beams = arguments.num_beams or (1 if arguments.do_sample else 3)
     number = arguments.num_return_sequences
     if not arguments.do_sample and number > beams:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.experiments.log_lines import print_heading
-from hf_captionrl.trainers.selection import selection_lines
+from hf_captionrl.trainers.selection import note_collapse, selection_lines
 
 __all__ = ["COLLAPSED_FOLDER", "GuardedRecipe", "delivery_lines", "judge_delivery", "print_deliveries", "withhold"]
 
@@ -55,9 +55,9 @@ def judge_delivery(trainer: Any, captions: list[str]) -> str | None:
     """
     chosen = trainer.selection is not None and "kept_instead" not in trainer.selection
     if trainer.collapsed is None and not chosen:
-        reason = trainer.reason_against(captions)
+        reason = None if trainer.guard is None else trainer.guard.guard.reason_against(captions)
         if reason is not None:
-            trainer.note_collapse(reason)
+            note_collapse(trainer, reason)
     return trainer.collapsed
 
 

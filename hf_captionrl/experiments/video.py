@@ -18,7 +18,7 @@ from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.metrics.video_matching import emscore_matrix
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import FeatureCache
-from hf_captionrl.retrieval.ranking import ranks_from_scores
+from hf_captionrl.retrieval.ranking import ranks_from_scores, recall_at_k
 from hf_captionrl.retrieval.scorer_base import TokenScorer
 
 __all__ = ["VIDEO_COLUMNS", "VideoEvaluator"]
@@ -59,27 +59,19 @@ class VideoEvaluator(Evaluator):
             flat = spoken([text for texts in self.references for text in texts])
             self._reference_features = [row.cpu() for row in scorer.token_features(flat)]
 
-    def row(
-        self,
-        name: str,
-        captions: Sequence[str],
-        references: list[list[str]] | None = None,
-        *,
-        more_captions: Sequence[str] = (),
-    ) -> dict[str, Any]:
-        """One row of the table."""
-        row = super().row(name, captions, references, more_captions=more_captions)
+    def more_numbers(self, captions: Sequence[str], references: list[list[str]] | None) -> dict[str, Any]:
         if self.frame_features is None:
             reason = "the held-out scorer has no token features; use a CLIP of transformers or open_clip"
-            return row | {c.key: None for c in VIDEO_COLUMNS} | {f"{c.key}_reason": reason for c in VIDEO_COLUMNS}
+            keys = [column.key for column in VIDEO_COLUMNS]
+            return dict.fromkeys(keys) | {f"{key}_reason": reason for key in keys}
         scorer: Any = self.held_out_scorer
         tokens = [r.cpu() for r in scorer.token_features(spoken(captions))]
         texts = self._texts(references)
         found = emscore(tokens, self.frame_features, reference_features=texts)
         ranks = ranks_from_scores(emscore_matrix(tokens, self.frame_features), torch.arange(len(tokens)))
-        recalls = {f"emscore_recall_at_{k}": float((ranks <= k).double().mean()) for k in (1, 5)}
+        recalls = {f"emscore_recall_at_{k}": recall_at_k(ranks, k) for k in (1, 5)}
         values = {"emscore": found["f"], "emscore_references": found["reference_f"]}
-        return row | values | recalls | {f"emscore_{name}": found[name] for name in ("precision", "recall")}
+        return values | recalls | {f"emscore_{name}": found[name] for name in ("precision", "recall")}
 
     def _texts(self, references: list[list[str]] | None) -> list[list[Tensor]]:
         """Token features of the references."""

@@ -197,7 +197,7 @@ def write_explanation_picture(
 
     Left: loss of each token under MLE and under SMILE. Middle: probability of the token, of the caption's other tokens and
     of all other tokens, with the most likely of these; SMILE ignores them. Right, with a reward: gradient of one step of
-    the policy gradient at the token's own logit.
+    the policy gradient at the token's logit.
     """
     columns = 2 if reward is None else 3
     figure, axes = new_figure(3.4 * columns + 0.8, 1.5 + 0.34 * len(view.tokens), columns=columns)

@@ -1,6 +1,6 @@
 r"""Each token of a caption: its loss under maximum likelihood and SMILE, and its gradient under a reward.
 
-Legend: T tokens of the caption with its end, V vocabulary, K tokens of V_D (the caption's own, each once).
+Legend: T tokens of the caption with its end, V vocabulary, K tokens of V_D (those of the caption, each once).
 
 Losses and log-probabilities come from the functions of training, through the head tap. The full distribution, which
 training never builds, is computed for this one caption.
@@ -35,7 +35,7 @@ class Alternative:
         token_id (`int`): Its id.
         text (`str`): Its text.
         probability (`float`): In [0, 1], under the distribution that lists it.
-        in_subset (`bool`): Whether it is one of the caption's own tokens, V_D.
+        in_subset (`bool`): Whether it is one of the caption's tokens, V_D.
     """
 
     token_id: int
@@ -99,7 +99,7 @@ class CaptionView:
 
     @property
     def mle_loss(self) -> float:
-        """Mean nats per token: the model's own loss on this caption."""
+        """Mean nats per token: the model's loss on this caption."""
         return math.fsum(token.mle_loss for token in self.tokens) / len(self.tokens)
 
     @property
@@ -114,11 +114,7 @@ class CaptionView:
 
 
 class DistributionObjective:
-    """Log-probabilities, SMILE's losses and the whole distribution, as an objective of the captioner's head.
-
-    Args:
-        first_token: `"mle"` or `"smile"`, see [`smile_loss`].
-    """
+    """Log-probabilities, SMILE's losses and the whole distribution, as an objective of the captioner's head."""
 
     def __init__(self, first_token: FirstToken = "mle") -> None:
         self.first_token = first_token
@@ -126,8 +122,7 @@ class DistributionObjective:
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
         """Compute them.
 
-        Returns:
-            `dict`: `log_probs`, `entropy` and `smile`, each `(1, T)`, and `distribution` `(1, T, V)`, all in nats.
+        Returns `log_probs`, `entropy` and `smile`, each `(1, T)`, and `distribution` `(1, T, V)`, all in nats.
         """
         named = LogProbsObjective(return_entropy=True)(head)
         settings: dict[str, Any] = {"first_token": self.first_token, "reduction": "none"}

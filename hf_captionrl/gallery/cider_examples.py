@@ -12,13 +12,7 @@ __all__ = ["CiderScores", "cider_note"]
 
 
 class CiderScores:
-    """CIDEr-D of every caption, with the claims and ranks that it is compared with.
-
-    Args:
-        captions: Captions of each source.
-        evaluator: Holds references and facts.
-        ranks: Rank of each image for each source; empty without a scorer.
-    """
+    """CIDEr-D of every caption, with the claims and ranks that it is compared with; `ranks` is empty without a scorer."""
 
     def __init__(
         self, captions: Mapping[str, list[str]], evaluator: Evaluator, ranks: Mapping[str, list[int]]

@@ -15,12 +15,7 @@ __all__ = ["Pages", "Shown", "bag_items", "counted", "write_cider", "write_error
 
 
 class Shown:
-    """The captions with their ranks and marks, and items for the pages.
-
-    Args:
-        evaluator: Holds images, references, facts and image features.
-        captions: Captions of each source.
-    """
+    """The captions of each source with their ranks and marks, and items for the pages."""
 
     def __init__(self, evaluator: Evaluator, captions: Mapping[str, list[str]]) -> None:
         from hf_captionrl.evaluation.scored_captions import score_captions
@@ -88,12 +83,7 @@ class Shown:
 
 
 class Pages:
-    """The pages of one run.
-
-    Args:
-        folder: Folder to write.
-        data: Description of the images.
-    """
+    """The pages of one run; `data` describes the images."""
 
     names = ("bags.html", "errors.html", "cider.html", "unrewarded.html")
 

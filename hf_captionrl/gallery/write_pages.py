@@ -28,7 +28,7 @@ class GalleryOptions(HeldOutScorerOptions, DatasetOptions):
     Writes gallery.json and self-contained pages:
 
       bags.html        bags of look-alikes with the rank of each caption in its bag
-      errors.html      wrong claims, marked; claims that are true of another object have their own mark (embedded world)
+      errors.html      wrong claims, marked; claims that are true of another object have another mark (embedded world)
       cider.html       pairs of captions of which CIDEr-D prefers the worse, found by rule and counted, widest gap first
       unrewarded.html  captions with right claims only whose CIDEr-D is close to 0 (embedded world)
 

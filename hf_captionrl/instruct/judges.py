@@ -60,11 +60,7 @@ class Judge(Protocol):
 
 
 def judge_prompt(question: str, first: str, second: str) -> str:
-    """The question to a judge.
-
-    Args:
-        second: The answer shown second.
-    """
+    """The question to a judge."""
     return (
         "Two assistants were given the same question. Judge how helpful, relevant, accurate and detailed each answer is, "
         f"and give each of them one score from {WORST:g} (worst) to {BEST:g} (best). The order in which they are shown "
@@ -76,11 +72,7 @@ def judge_prompt(question: str, first: str, second: str) -> str:
 
 
 def rate_pairs(ask: Callable[[str], str], questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-    """Ask a text model to judge every answer, in both orders.
-
-    Args:
-        answers: One per question; an empty one is shown as `(no answer)`.
-    """
+    """Ask a text model to judge every answer, in both orders; an empty one is shown as `(no answer)`."""
     if len(questions) != len(answers):
         raise ValueError(
             f"There are {len(answers)} answers to {len(questions)} questions. Pass one answer per question."

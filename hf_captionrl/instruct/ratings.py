@@ -48,15 +48,7 @@ _NUMBER = re.compile(r"(?<![\w.])[-\u2212]?[0-9]+(?:\.[0-9]+)?(?:\s*/\s*10\b)?(?
 
 @dataclass(frozen=True)
 class Rating:
-    """The judge's scores of one answer and of the reference answer beside it.
-
-    Args:
-        question_id (`str`): Id of the question.
-        category (`str`): Category of the question.
-        candidate (`float`): Score of the answer, from 1 to 10.
-        reference (`float`): Score of the reference answer, from 1 to 10.
-        candidate_first (`bool`): Whether the judge read the answer before the reference.
-    """
+    """The judge's scores, from 1 to 10, of one answer and of the reference answer beside it."""
 
     question_id: str
     category: str
@@ -77,8 +69,7 @@ class Rating:
 def parse_scores(reply: str) -> tuple[float, float] | None:
     """The two scores in a judge's reply: those of the first line with exactly two numbers from 1 to 10.
 
-    Returns:
-        `tuple[float, float]`: Scores of the answers shown first and second; None if there is no such line.
+    Returns scores of the answers shown first and second; None if there is no such line.
     """
     for line in reply.splitlines():
         numbers = [float(found.split("/")[0].replace("\u2212", "-")) for found in _NUMBER.findall(line)]

@@ -1,4 +1,4 @@
-"""A LLaMA that is small enough to train on one CPU thread, with random weights and its own tokenizer."""
+"""A LLaMA that is small enough to train on one CPU thread, with random weights and a small tokenizer."""
 
 from __future__ import annotations
 
@@ -38,11 +38,7 @@ def _tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast
 def tiny_llama(
     texts: Iterable[str], *, vocab_size: int = 1024, width: int = 64, layers: int = 2, seed: int = 0
 ) -> tuple[Any, Any]:
-    """Create the model with random weights, and train a byte-level BPE tokenizer on the texts.
-
-    Args:
-        vocab_size: Maximum number of tokens; few texts give fewer. At least 259: the bytes and three special tokens.
-    """
+    """A LLaMA with random weights, and a byte-level BPE tokenizer of 259 to `vocab_size` tokens, trained on the texts."""
     if vocab_size < 259:
         raise ValueError(f"vocab_size is {vocab_size}. Use at least 259: 256 bytes and 3 special tokens.")
     tokenizer = _tokenizer(texts, vocab_size)

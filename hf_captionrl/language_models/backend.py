@@ -34,11 +34,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Truncated:
-    """An answer that reached the length limit.
-
-    Args:
-        text (`str`): The incomplete answer.
-    """
+    """An answer that reached the length limit; `text` is incomplete."""
 
     text: str
 

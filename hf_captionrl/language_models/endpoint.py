@@ -43,8 +43,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def image_url(image: Any) -> str:
     """An image as a data URL for chat endpoints.
 
-    Returns:
-        `str`: `data:image/png;base64,...` for small images, JPEG of quality 90 for those above 512 x 512 pixels.
+    Returns `data:image/png;base64,...` for small images, JPEG of quality 90 for those above 512 x 512 pixels.
     """
     kind = "PNG" if image.width * image.height <= 512 * 512 else "JPEG"
     buffer = io.BytesIO()
@@ -120,7 +119,7 @@ class HTTPBackend:
             self._key = os.environ.get(api_key_env, "").strip()
             if not self._key:
                 raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
-            # http.client would print such a key in its own error.
+            # http.client would print such a key in its error.
             if not all("!" <= letter <= "~" for letter in self._key):
                 raise BackendError(
                     f"The environment variable {api_key_env} contains spaces, line breaks or characters that are not ASCII, "

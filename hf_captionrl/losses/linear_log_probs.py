@@ -121,7 +121,7 @@ def check_head_inputs(
     if hidden.dim() != 3 or weight.dim() != 2 or hidden.size(-1) != weight.size(-1):
         raise ValueError(
             f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be (B, T, D) and (V, D). "
-            "Pass the input of the output projection and the projection's own weight."
+            "Pass the input of the output projection and the projection's weight."
         )
     if labels.shape != hidden.shape[:2]:
         raise ValueError(
@@ -129,9 +129,7 @@ def check_head_inputs(
             "Align them with the hidden states first: position t predicts labels[:, t]."
         )
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(
-            f"bias {tuple(bias.shape)} must be (V,) = ({weight.size(0)},). Pass the output layer's own bias."
-        )
+        raise ValueError(f"bias {tuple(bias.shape)} must be (V,) = ({weight.size(0)},). Pass the output layer's bias.")
     if softcap is not None and softcap <= 0:
         raise ValueError(f"softcap ({softcap}) must be positive. Use None if the model does not cap its logits.")
     check_label_range(labels, weight.size(0))

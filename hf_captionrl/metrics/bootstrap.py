@@ -103,7 +103,7 @@ def bootstrap_interval(
         values (sequence of `N` numbers): The score of each caption, or the numerator of a ratio of sums.
         weights (sequence of `N` numbers): Denominators of a ratio of sums, not negative; `None`: 1 each.
         groups (sequence of `N` labels): Image or bag of each caption; whole groups are drawn, because captions of one
-            image are not independent. `None`: every caption is its own group.
+            image are not independent. `None`: every caption is a separate group.
         confidence: Share of resamples inside the interval.
         num_resamples: Number of resamples, at least 1.
         seed: Seed of the draws.
@@ -204,7 +204,7 @@ def proportion_interval(
         values (sequence of `N` numbers): For each caption 0 or 1, a probability, or the number of successes among its
             `weights`.
         weights (sequence of `N` numbers): Number of trials of each caption; `None`: 1 each.
-        groups (sequence of `N` labels): Image or bag of each caption; `None`: every caption is its own group.
+        groups (sequence of `N` labels): Image or bag of each caption; `None`: every caption is a separate group.
         confidence: Coverage of the interval.
         num_resamples: Resamples of the bootstrap, at least 1.
         seed: Seed of the bootstrap.

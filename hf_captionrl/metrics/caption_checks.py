@@ -7,11 +7,7 @@ __all__ = ["check_captions", "check_groups", "check_pairs", "listed_texts"]
 
 
 def listed_texts(texts: Any, name: str) -> list[Any]:
-    """The texts as a list.
-
-    Raises:
-        ValueError: If it is not iterable, or empty.
-    """
+    """The texts as a list."""
     if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
         raise ValueError(f"{name} is {texts!r} ({type(texts).__name__}). Use a list of strings.")
     found = list(texts)
@@ -21,11 +17,7 @@ def listed_texts(texts: Any, name: str) -> list[Any]:
 
 
 def check_captions(captions: Any, name: str = "captions") -> list[str]:
-    """A list of captions that are not blank.
-
-    Raises:
-        ValueError: If it is one string or empty, or a caption is not a string or blank (its index is named).
-    """
+    """A list of captions that are not blank."""
     if isinstance(captions, (str, bytes)):
         raise ValueError(f"{name} is one string, {captions!r}. Pass a list of captions.")
     found = listed_texts(captions, name)
@@ -38,11 +30,7 @@ def check_captions(captions: Any, name: str = "captions") -> list[str]:
 
 
 def check_groups(groups: Any, name: str, minimum: int = 1) -> list[list[str]]:
-    """A list of captions per image.
-
-    Raises:
-        ValueError: If an image has a string instead of a list, or too few (its index is named).
-    """
+    """A list of captions per image."""
     if isinstance(groups, (str, bytes)):
         raise ValueError(f"{name} is one string. Pass a list of lists of captions, one list per image.")
     groups = listed_texts(groups, name)
@@ -57,11 +45,7 @@ def check_groups(groups: Any, name: str, minimum: int = 1) -> list[list[str]]:
 
 
 def check_pairs(candidates: Any, references: Any) -> tuple[list[list[str]], list[list[str]]]:
-    """Candidates and references of the same images.
-
-    Raises:
-        ValueError: If the numbers of images disagree or a text is bad (its index is named).
-    """
+    """Candidates and references of the same images."""
     if isinstance(candidates, (str, bytes)):
         raise ValueError("candidates is one string. Pass a list with one caption per image.")
     listed = listed_texts(candidates, "candidates")

@@ -65,9 +65,6 @@ def cider_failures(
     - the more faithful one makes no more wrong claims and mentions no fewer facts, and is strictly better in one of them;
     - the one that retrieves better has the smaller rank;
     - CIDEr-D fails on the pair if the caption with the lower score is the better one by every rule whose numbers are given.
-
-    Raises:
-        ValueError: If there are fewer than two captioners, lengths differ, or neither faithfulness nor ranks are given.
     """
     names = list(scores)
     if len(names) < 2:
@@ -134,13 +131,9 @@ def unrewarded(
     is about 0. The paper chooses them by hand; the rule here is: at least one right claim, no wrong one, and CIDEr-D below a
     bound.
 
-    Returns:
-        `dict`: `right_captions`, number of captions without a wrong claim; `unrewarded`, those below the bound; `share`,
-        the second divided by the first (0 if there are none); `cases`, (row, captioner, score) of each, those with the most
-        right claims first; `signature`.
-
-    Raises:
-        ValueError: If lengths differ, or the bound is not above 0.
+    Returns `right_captions`, number of captions without a wrong claim; `unrewarded`, those below the bound; `share`, the
+    second divided by the first (0 if there are none); `cases`, (row, captioner, score) of each, those with the most
+    right claims first; `signature`.
     """
     if below <= 0:
         raise ValueError(f"below ({below}) must be above 0, the smallest value of CIDEr-D.")

@@ -69,8 +69,7 @@ def _preset(name: str) -> ClipScorePreset:
 
 def score_prefix(preset: str, prefix: str | None = None) -> str:
     """The prefix of captions: the given one, or the preset's."""
-    own = _preset(preset).prefix
-    before = own if prefix is None else prefix
+    before = _preset(preset).prefix if prefix is None else prefix
     return before if not before or before[-1].isspace() else f"{before} "
 
 

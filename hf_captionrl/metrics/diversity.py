@@ -46,11 +46,7 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
 
 
 def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> int:
-    """Number of words that occur at least `min_frequency` times.
-
-    Raises:
-        ValueError: If `min_frequency` is below 1.
-    """
+    """Number of words that occur at least `min_frequency` times."""
     if min_frequency < 1:
         raise ValueError(f"min_frequency must be at least 1, got {min_frequency}.")
     frequency = Counter(word for caption in words for word in caption)

@@ -93,10 +93,6 @@ def bleurt(candidates: Any, references: Any, *, model: str | PairModel = BLEURT)
 
     Returns:
         `dict`: `bleurt`, the mean; `per_sample` `(N,)`; `signature`.
-
-    Raises:
-        RuntimeError: If the weights are missing.
-        ValueError: If the numbers of captions and references differ.
     """
     return _best(candidates, references, model, "bleurt", lambda _: lambda logits: logits[:, 0], False)
 
@@ -117,10 +113,6 @@ def entailment(
 
     Returns:
         `dict`: `entailment`, the mean, in [0, 1]; `per_sample` `(N,)`; `signature`.
-
-    Raises:
-        RuntimeError: If the weights are missing.
-        ValueError: If the model has no label of that name, or the numbers of captions and references differ.
     """
 
     def column(loaded: Any) -> Callable[[Tensor], Tensor]:

@@ -34,11 +34,7 @@ _INSTALL = "Install it with: pip install 'hf-captionrl[java]'"
 
 
 class JavaError(RuntimeError):
-    """METEOR or SPICE could not be computed; the message begins with "not run:".
-
-    Args:
-        reason: What is missing or failed, and the remedy.
-    """
+    """METEOR or SPICE could not be computed; the message begins with "not run:" and ends with the remedy."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"not run: {reason}")
@@ -92,7 +88,7 @@ def _said(errors: IO[bytes]) -> str:
 
 
 def _start(command: list[str], **options: Any) -> subprocess.Popen:
-    """Start a program in its own session, so that it can be ended together with its children."""
+    """Start a program in a new session, so that it can be ended together with its children."""
     try:
         return subprocess.Popen(command, start_new_session=True, **options)
     except OSError as error:
@@ -137,11 +133,7 @@ class MeteorProcess:
     def score(
         self, captions: Sequence[str], references: Sequence[Sequence[str]], *, timeout_s: float = 600.0
     ) -> tuple[float, list[float]]:
-        """METEOR of a corpus and of each caption.
-
-        Args:
-            timeout_s: Seconds after which the process is ended.
-        """
+        """METEOR of a corpus and of each caption; after `timeout_s` seconds the process is ended."""
         with self._lock:
             deadline = time.monotonic() + timeout_s
             lines = [
@@ -229,7 +221,7 @@ def meteor(
     heap: str = "2G",
     timeout_s: float = 600.0,
 ) -> dict[str, Any]:
-    """METEOR 1.5 with its own aligner, stemmer, synonyms and paraphrases; not NLTK's, which is a different metric.
+    """METEOR 1.5 with its aligner, stemmer, synonyms and paraphrases; not NLTK's, which is a different metric.
 
     Reference: Denkowski and Lavie 2014, "Meteor Universal"; run as in `pycocoevalcap` (`-l en -norm`).
 

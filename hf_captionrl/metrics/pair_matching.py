@@ -24,9 +24,6 @@ def pair_matching(similarity: Any) -> dict[str, float]:
     Returns:
         `dict`: Fractions of pairs: `text_score` (each image prefers its caption), `image_score` (each caption prefers its
         image), `group_score` (both); `text_accuracy` and `image_accuracy`, the same per image and per caption.
-
-    Raises:
-        ValueError: If the shape is another one.
     """
     values = np.asarray(similarity, dtype=np.float64)
     if values.ndim != 3 or values.shape[1:] != (2, 2) or not len(values):

@@ -24,7 +24,7 @@ def caption_perplexity(
     batch_size: int = 32,
     max_length: int | None = None,
 ) -> dict[str, Any]:
-    r"""Perplexity of captions, each on its own, under a causal language model.
+    r"""Perplexity of captions, each scored separately, under a causal language model.
 
     Reference: the "Perplexity of fixed-length models" page of transformers, which SMILE cites: the first id of
     the tokenizer is only context, and every later one is predicted. GPT-2's tokenizer adds no BOS, so its first word is not
@@ -37,7 +37,7 @@ def caption_perplexity(
         tokenizer: Its tokenizer.
         bos: `"tokenizer"`: the tokenizer's ids; `"prepend"`: BOS before them, unless they begin with it.
         batch_size: Captions per forward pass, sorted by length.
-        max_length: Number of tokens after which captions are truncated; `None`: the model's own limit, if it has one.
+        max_length: Number of tokens after which captions are truncated; `None`: the model's limit, if it has one.
     Returns:
         `dict`: `perplexity`, `exp(total nats / scored tokens)`, the micro-average; `mean_perplexity`, the mean over
         captions, which is dominated by rare captions; lower is better; `per_sample`, NaN if a caption has only one token;

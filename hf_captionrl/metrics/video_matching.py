@@ -102,9 +102,6 @@ def emscore_matrix(token_features: Sequence[Any], frame_features: Sequence[Any])
 
     Returns:
         `torch.Tensor` of shape `(N, M)`: fp64 scores in [-1, 1].
-
-    Raises:
-        ValueError: If sizes differ or a row is NaN or zero (the index is named).
     """
     first = _unit(token_features[0], "token_features[0]")
     videos = [_unit(rows, f"frame_features[{i}]", first) for i, rows in enumerate(frame_features)]

@@ -109,9 +109,7 @@ def write_curves(
         tidy(axis, grid="y")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
-    if title:
-        figure.suptitle(plain_label(title), fontsize=12)
-    return save_figure(path, figure, text=text)
+    return save_figure(path, figure, title=title, text=text)
 
 
 def _check(histories: Mapping[str, History], x: str, panels: Panels) -> None:

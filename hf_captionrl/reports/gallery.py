@@ -105,12 +105,7 @@ class GalleryItem:
 
 
 class Piece(NamedTuple):
-    """A part of a caption.
-
-    Attributes:
-        text: The words.
-        verdict: Verdict on the claim; None if it is not a claim.
-    """
+    """Words of a caption, and the verdict on their claim; None if they are not a claim."""
 
     text: str
     verdict: Verdict | None

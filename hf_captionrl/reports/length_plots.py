@@ -57,9 +57,7 @@ def write_length_histogram(
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     tidy(axis)
     axis.legend(frameon=False)
-    if title:
-        figure.suptitle(plain_label(title), fontsize=12)
-    return save_figure(path, figure)
+    return save_figure(path, figure, title=title)
 
 
 def write_trade_off(
@@ -97,6 +95,4 @@ def write_trade_off(
     axis.margins(0.12)
     tidy(axis)
     axis.legend(frameon=False)
-    if title:
-        figure.suptitle(plain_label(title), fontsize=12)
-    return save_figure(path, figure)
+    return save_figure(path, figure, title=title)

@@ -37,23 +37,19 @@ def check_png(path: str | os.PathLike[str]) -> Path:
 
 
 def new_figure(width: float, height: float, *, columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
-    """An empty figure.
-
-    Args:
-        width: In inches of 150 pixels.
-    """
+    """An empty figure, `width` inches of 150 pixels wide."""
     # Without pyplot, which chooses a backend and keeps state for the whole program.
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns)
 
 
-def save_figure(path: str | os.PathLike[str], figure: Figure, *, text: Mapping[str, str] | None = None) -> Path:
-    """Write a figure atomically; the same numbers give the same bytes.
-
-    Args:
-        text: Metadata of the file, e.g. the numbers that the figure shows.
-    """
+def save_figure(
+    path: str | os.PathLike[str], figure: Figure, *, title: str | None = None, text: Mapping[str, str] | None = None
+) -> Path:
+    """Write a figure atomically; the same numbers give the same bytes. `text` is stored as metadata."""
+    if title:
+        figure.suptitle(plain_label(title), fontsize=12)
     buffer = io.BytesIO()
     # Without matplotlib's version in the file.
     figure.savefig(buffer, format="png", metadata={"Software": None, **(text or {})})

@@ -21,14 +21,7 @@ __all__ = ["PanelItem", "write_panel"]
 
 @dataclass(frozen=True)
 class PanelItem:
-    """One image with several captions by each captioner.
-
-    Args:
-        image: The image.
-        image_id: Its identifier in the data set.
-        captions: Captions of each captioner, in the order in which they were sampled.
-        references: The human captions.
-    """
+    """One image with the captions that each captioner sampled, in order, and its references."""
 
     image: Image.Image
     image_id: str

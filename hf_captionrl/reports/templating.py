@@ -14,7 +14,7 @@ from markupsafe import Markup
 __all__ = ["TEMPLATES", "content_hash", "html_templates", "render_html", "render_page"]
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""Folder of this package's templates, styles and scripts; products keep theirs in their own folders."""
+"""Folder of this package's templates, styles and scripts; products keep theirs in their folders."""
 
 
 def html_templates(folder: Path = TEMPLATES) -> Environment:
@@ -29,18 +29,14 @@ def html_templates(folder: Path = TEMPLATES) -> Environment:
 
 
 def render_html(folder: Path, name: str, *, sort_keys: bool = True, **values: Any) -> str:
-    """Render `name.html.j2` with `name.css` and, if there is one, `name.js`.
-
-    Args:
-        sort_keys: Whether JSON in the page sorts the keys of dictionaries.
-    """
+    """Render `name.html.j2` with `name.css` and, if there is one, `name.js`; `sort_keys` is for JSON in the page."""
     environment = html_templates(folder)
     environment.policies["json.dumps_kwargs"] = {"sort_keys": sort_keys}
     for kind, suffix in (("style", "css"), ("script", "js")):
         path = folder / f"{name}.{suffix}"
         if path.is_file():
             text = path.read_text(encoding="utf-8")
-            # The package's own files are the only texts that are not escaped; the content security policy allows only
+            # The package's files are the only texts that are not escaped; the content security policy allows only
             # their hashes.
             values |= {kind: Markup(text), f"{kind}_hash": content_hash(text)}
     return environment.get_template(f"{name}.html.j2").render(**values)
@@ -48,7 +44,7 @@ def render_html(folder: Path, name: str, *, sort_keys: bool = True, **values: An
 
 def render_page(template: str, *, styles: Sequence[str], scripts: Sequence[str] = (), **values: Any) -> str:
     """A self-contained page; the template gets `style`, `script` and the hashes that its policy allows."""
-    # Only the package's own style and script are not escaped.
+    # Only the package's style and script are not escaped.
     for kind, names in (("style", styles), ("script", scripts)):
         source = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names)
         values |= {kind: Markup(source), f"{kind}_hash": content_hash(source)}

@@ -88,9 +88,7 @@ def write_diversity_tradeoff(
     axes[0].set_ylabel(precision[1])
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
-    if title:
-        figure.suptitle(plain_label(title), fontsize=12)
-    return save_figure(path, figure)
+    return save_figure(path, figure, title=title)
 
 
 def _check(curves: Mapping[str, Sequence[Point]], precision: str) -> None:

@@ -67,14 +67,19 @@ def _is_extreme(largest: Tensor) -> Tensor:
     return (largest < _SMALL) | (largest > _LARGE)
 
 
-def unit_length(rows: Tensor) -> Tensor:
-    """Scale `(N, D)` rows of any magnitude to length 1; rows must be finite, not zero, and float32 or float64."""
+def _scale_extremes(rows: Tensor) -> Tensor:
+    """`(N, D)` rows, those of extreme magnitude divided by their largest value."""
     largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1)
     extreme = _is_extreme(largest)
     if bool(extreme.any()):
         rows = rows.clone()
         rows[extreme] = rows[extreme] / largest[extreme, None]
-    return torch.nn.functional.normalize(rows, dim=1)
+    return rows
+
+
+def unit_length(rows: Tensor) -> Tensor:
+    """Scale `(N, D)` rows of any magnitude to length 1; rows must be finite, not zero, and float32 or float64."""
+    return torch.nn.functional.normalize(_scale_extremes(rows), dim=1)
 
 
 def unit_rows(features: Any, name: str = "features") -> Tensor:
@@ -84,14 +89,9 @@ def unit_rows(features: Any, name: str = "features") -> Tensor:
 
 def in_range(text: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
     """Scale text `(N, D)` and images `(M, D)` so that products neither underflow nor overflow; ranks do not change."""
-    largest = torch.linalg.vector_norm(text, ord=torch.inf, dim=1)
-    extreme = _is_extreme(largest)
-    if bool(extreme.any()):
-        text = text.clone()
-        text[extreme] = text[extreme] / largest[extreme, None]
     most = torch.linalg.vector_norm(images, ord=torch.inf)
     # The same factor for all images, because their norms affect the ranks.
-    return text, images / most if bool(_is_extreme(most)) else images
+    return _scale_extremes(text), images / most if bool(_is_extreme(most)) else images
 
 
 def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:

@@ -73,9 +73,9 @@ def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
     Returns:
         `torch.Tensor` of shape `(N,)`: int64 ranks in [1, K], 1 = best; equal scores rank before the target.
     """
-    own = scores.gather(1, columns[:, None])
+    target = scores.gather(1, columns[:, None])
     # Counting worse images, not better ones, ranks a NaN score last instead of first.
-    worse = scores < own
+    worse = scores < target
     if worse.device.type == "cpu":  # NumPy counts booleans ten times as fast as torch
         count = torch.from_numpy(np.count_nonzero(worse.numpy(), axis=1))
     else:

@@ -45,7 +45,7 @@ class Scorer(Protocol):
         """Captions as unit vectors.
 
         Args:
-            captions: N captions.
+            captions: N captions; empty captions are allowed, because a policy may generate them.
 
         Returns:
             `torch.Tensor` of shape `(N, D)`: float32, each row of norm 1.
@@ -56,7 +56,7 @@ class Scorer(Protocol):
         """Images as unit vectors.
 
         Args:
-            images: B images.
+            images: B PIL images.
 
         Returns:
             `torch.Tensor` of shape `(B, D)`: float32, each row of norm 1.
@@ -116,7 +116,7 @@ class TokenScorer(Scorer, Protocol):
         ...
 
 
-class DualEncoder(abc.ABC):
+class DualEncoder(TokenScorer, abc.ABC):
     """Base class of scorers with batching, freezing, precision and checks. Subclasses tokenise and run the model.
 
     The weights may be fp16 or bf16. Normalisation and results are fp32, also under autocast, because a similarity in
@@ -167,7 +167,6 @@ class DualEncoder(abc.ABC):
 
     @property
     def signature(self) -> str:
-        """`model@revision|dtype|text limit|...`: the model and the settings that computed a result."""
         precision = str(self.dtype).removeprefix("torch.")
         return "|".join((f"{self.model_id}@{self.revision}", precision, f"text:{self.max_text_tokens}", *self.extra))
 
@@ -216,17 +215,7 @@ class DualEncoder(abc.ABC):
         )
 
     def text_features(self, captions: Sequence[str]) -> Tensor:
-        """Captions as unit vectors; equal captions are encoded once and have bit-equal features.
-
-        Args:
-            captions: N captions; empty captions are allowed, because a policy may generate them.
-
-        Returns:
-            `torch.Tensor` of shape `(N, D)`: float32 on the scorer's device, each row of norm 1.
-
-        Raises:
-            ValueError: If a caption is not a string, or features are not finite.
-        """
+        """Captions as unit vectors on the device; equal captions are encoded once and have bit-equal features."""
         captions = _check_captions(captions)
         unique = {caption: i for i, caption in enumerate(dict.fromkeys(captions or [""]))}
         rows = self._tokenize(list(unique))
@@ -241,17 +230,6 @@ class DualEncoder(abc.ABC):
         return _unit(features, "caption", self.dtype)
 
     def image_features(self, images: Sequence[Image.Image]) -> Tensor:
-        """Images as unit vectors.
-
-        Args:
-            images: B images; they are converted to RGB.
-
-        Returns:
-            `torch.Tensor` of shape `(B, D)`: float32 on the scorer's device, each row of norm 1.
-
-        Raises:
-            ValueError: If an image is not a PIL image, or features are not finite.
-        """
         pictures = []
         for i, image in enumerate(images):
             if not isinstance(image, Image.Image):
@@ -264,43 +242,13 @@ class DualEncoder(abc.ABC):
         return _unit(features, "image", self.dtype)
 
     def count_truncated(self, captions: Sequence[str]) -> int:
-        """Number of captions that are longer than `max_text_tokens`.
-
-        Args:
-            captions: N captions.
-
-        Returns:
-            `int`: Between 0 and N.
-        """
         return sum(number > self.max_text_tokens for number in self.count_tokens(captions))
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
-        """Number of tokens of captions, before truncation.
-
-        Args:
-            captions: N captions.
-
-        Returns:
-            `list[int]`: N numbers, including special tokens.
-
-        Raises:
-            ValueError: If a caption is not a string.
-        """
         captions = _check_captions(captions)
         return self._num_tokens(captions) if captions else []
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        """Token ids of captions, after truncation, which keeps the end token.
-
-        Args:
-            captions: N captions.
-
-        Returns:
-            `list[list[int]]`: At most `max_text_tokens` ids per caption, including start and end token.
-
-        Raises:
-            ValueError: If a caption is not a string.
-        """
         captions = _check_captions(captions)
         if not captions:
             return []
@@ -309,18 +257,7 @@ class DualEncoder(abc.ABC):
         return [row["input_ids"][:number] for row, number in pairs]
 
     def token_features(self, captions: Sequence[str]) -> list[Tensor]:
-        """Features of each token in the space of the image features (EMScore); the last token has the caption's direction.
-
-        Args:
-            captions: N captions.
-
-        Returns:
-            `list[torch.Tensor]`: N tensors of shape `(T, D)`, float32 on the scorer's device, not normalised; one row
-            per id of `token_ids`.
-
-        Raises:
-            ValueError: If a caption is not a string, or the model has no such features (SigLIP projects captions only).
-        """
+        """As [`TokenScorer.token_features`]; the last token has the direction of the caption."""
         rows = self._tokenize(texts) if (texts := _check_captions(captions)) else []
         found: list[Tensor] = []
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):

@@ -1,7 +1,7 @@
 r"""Baselines of rewards, and the advantages of a rollout.
 
 A baseline changes the variance of the policy gradient, not its mean. Exceptions: `group_mean` scales the mean by (G-1)/G,
-`group` also rescales it per image, `group_floor` changes it, and `running_mean_inclusive` contains each caption's own
+`group` also rescales it per image, `group_floor` changes it, and `running_mean_inclusive` contains each caption's
 reward (with a share that falls with the number of rollouts).
 
 Legend: B images, G captions per image, N = B * G captions, R rewards.
@@ -123,7 +123,7 @@ class BatchMeanBaseline(Baseline):
     """Mean reward of the captions of the other images of the rollout (of this process); 0 with one image.
 
     A running mean lags behind where rewards change at once, as they do when a curriculum continues with larger bags: then nearly
-    all advantages have one sign. This mean has the difficulty of its own rollout.
+    all advantages have one sign. This mean has the difficulty of the same rollout.
     """
 
     def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
@@ -223,7 +223,7 @@ def make_baseline(name: str, group_size: int, *, do_sample: bool = True) -> Base
         )
     if baseline.needs_greedy and not do_sample:
         raise ValueError(
-            f"With do_sample=False the caption is its own {name!r} baseline, so every advantage is 0. Set do_sample=True "
+            f"With do_sample=False the caption is identical to its {name!r} baseline, so every advantage is 0. Set do_sample=True "
             "or use 'running_mean'."
         )
     return baseline

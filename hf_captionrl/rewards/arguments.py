@@ -32,11 +32,7 @@ class RewardArguments:
         return reward(**values | {name: value for name, value in given.items() if name in names})
 
     def check_rewards(self) -> None:
-        """Refuse values that a reward does not accept, and weights that are all 0.
-
-        Raises:
-            ValueError: Naming the value and the remedy.
-        """
+        """Refuse values that a reward does not accept, and weights that are all 0."""
         for reward in self.reward_types:
             self._make(reward, {})
             weight = self.reward_weight(reward)
@@ -50,11 +46,7 @@ class RewardArguments:
 
 
 def reward_arguments(rewards: Iterable[type[Reward]], *, weights: bool = True) -> Any:
-    """A dataclass with the arguments of rewards, to be a base of a configuration.
-
-    Args:
-        weights: Give each reward a field for its weight. Without them the configuration defines `reward_weight`.
-    """
+    """A dataclass with the arguments of rewards, a base of a configuration; `weights` adds a field per weight."""
     rewards = tuple(rewards)
     made: dict[str, tuple[str, Any, Any]] = {}
     for reward in rewards:

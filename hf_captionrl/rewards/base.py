@@ -163,7 +163,7 @@ class Reward(ABC):
     stands_alone: bool = True
 
     def describe(self) -> str:
-        """What is rewarded with these arguments.
+        """The rewards of these arguments.
 
         Returns:
             `str`: A noun phrase for the model card.
@@ -195,13 +195,13 @@ class Reward(ABC):
             context ([`RewardContext`]): The rollout.
 
         Returns:
-            `float`: 0 unless the reward has its own floor.
+            `float`: 0 unless the reward has another floor.
         """
         return 0.0
 
 
 class WeightedRewards:
-    """A weighted sum of rewards, each logged under its own name.
+    """A weighted sum of rewards, each logged under its name.
 
     Args:
         rewards (`Sequence[Reward]`): The rewards.
@@ -237,7 +237,7 @@ class WeightedRewards:
         return [reward.name for reward in self.rewards]
 
     def describe(self) -> str:
-        """What is rewarded: every reward whose weight is not 0.
+        """The rewards with a weight other than 0.
 
         Returns:
             `str`: Noun phrases with weights, for the model card.

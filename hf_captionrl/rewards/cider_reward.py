@@ -31,7 +31,7 @@ class CiderReward(Reward):
 
     Args:
         variant: `"cider_d"` or `"cider"`.
-        baseline (`str`, *optional*): Own baseline; None for the trainer's.
+        baseline (`str`, *optional*): Baseline; None for the trainer's.
     """
 
     name = "cider"

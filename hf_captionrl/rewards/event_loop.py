@@ -15,7 +15,7 @@ _starting = threading.Lock()
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process. A forked process starts its own, because threads do not survive a fork."""
+    """The loop of this process. A forked process starts another, because threads do not survive a fork."""
     with _starting:
         if os.getpid() not in _running:
             _running.clear()
@@ -28,7 +28,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 def run_together(awaitables: Sequence[Awaitable[Any]]) -> list[Any]:
     """Await several calls concurrently.
 
-    The loop is the same for the whole run, so a client that is bound to it can be reused. It has its own thread, because the
+    The loop is the same for the whole run, so a client that is bound to it can be reused. It runs in a thread, because the
     main thread of a notebook already runs a loop.
     """
     if not awaitables:

@@ -88,7 +88,7 @@ class SelfRetrieval(Reward):
     )
     similarity_scale: str | float = field(
         default="code",
-        metadata={"help": "Factor on cosines: 'code' is the scorer's own logit scale, 'paper' is 1, or a number."},
+        metadata={"help": "Factor on cosines: 'code' is the scorer's logit scale, 'paper' is 1, or a number."},
     )
     distractor_scope: str = field(
         default="batch",
@@ -126,7 +126,7 @@ class SelfRetrieval(Reward):
 
     @property
     def scale(self) -> float | None:
-        """Factor on the cosines; None for the scorer's own."""
+        """Factor on the cosines; None for the scorer's."""
         if self.similarity_scale == "code":
             return None
         if self.similarity_scale == "paper":
@@ -172,7 +172,7 @@ class SelfRetrieval(Reward):
                 )
         for scorer in self.scorers:
             if hasattr(scorer, "to"):
-                scorer.to(data.device)  # each process has its own device
+                scorer.to(data.device)  # each process has another device
         self._features = [data.image_features(scorer).to(data.device) for scorer in self.scorers]  # (num_images, D)
         for scorer, features in zip(self.scorers, self._features, strict=True):
             if len(features) != len(data.image_ids):
@@ -203,8 +203,8 @@ class SelfRetrieval(Reward):
         text = self._text_features(scorer, context.captions).to(images.device, torch.float32)  # (N, D)
         similarity = text @ images.T  # (N, C)
         if log:
-            own = positions.repeat_interleave(context.group_size)
-            context.ranks = ranks_from_scores(similarity, own)
+            targets = positions.repeat_interleave(context.group_size)
+            context.ranks = ranks_from_scores(similarity, targets)
             context.statistics["recall_at_1"] = float((context.ranks == 1).float().mean())
             context.statistics["completions/truncated_by_scorer"] = scorer.count_truncated(context.captions) / max(
                 len(context.captions), 1

@@ -38,14 +38,7 @@ class Pick(NamedTuple):
 
 
 class Rating(NamedTuple):
-    """One rated caption.
-
-    Args:
-        participant: Id of the participant.
-        item: The image.
-        system: System of the caption.
-        values: One number per scale.
-    """
+    """The rating of one caption by one participant: one number per scale; `item` is the image."""
 
     participant: str
     item: str

@@ -176,7 +176,7 @@ def retrieval_parts(
 def rating_parts(
     image_ids: Sequence[str], captions: Mapping[str, Sequence[str]], *, num_raters: int = 5, seed: int = 0
 ) -> dict[str, list[dict[str, Any]]]:
-    """The pages of a rating study, one per rater: the same captions, each page in its own order.
+    """The pages of a rating study, one per rater: the same captions, each page in another order.
 
     Captions of one image follow each other; images, and the systems of each image, are shuffled.
     """

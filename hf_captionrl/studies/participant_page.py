@@ -1,7 +1,7 @@
 """The page of a participant: one HTML file that opens from disk, stores the answers in the browser and exports them.
 
 The page does not contain the correct answers. It gets captions as JSON and shows them as text, never as markup. Its content
-security policy allows only the page's own script and no requests.
+security policy allows only the page's script and no requests.
 """
 
 from __future__ import annotations
@@ -46,11 +46,7 @@ def render_study_page(
     consent: str = "",
     max_side: int = 320,
 ) -> str:
-    """Render the page of one participant.
-
-    Args:
-        max_side: Longest side of an image in the page, in pixels.
-    """
+    """Render the page of one participant, with images of at most `max_side` pixels per side."""
     if not questions:
         raise ValueError("There are no questions, but a page needs at least one.")
     sizes = {len(question["images"]) for question in questions}

@@ -71,7 +71,7 @@ def _range(interval: Sequence[float] | None, digits: int = 3) -> str:
 def _systems(result: Mapping[str, Any]) -> _Table:
     kind = result["kind"]
     columns = _COLUMNS[kind]
-    # A cell shows one interval, so the exact interval has its own column.
+    # A cell shows one interval, so the exact interval has another column.
     rows = [
         {**row, "exact": None, "exact_reason": None} if kind == "retrieval" else dict(row) for row in result["rows"]
     ]

@@ -72,9 +72,6 @@ def bleu_matches(
     Returns:
         `tuple` of four tensors for [`bleu_scores`]: matches `(N, n)`, totals `(N, n)`, lengths `(N,)` and lengths of
         the closest references `(N,)`.
-
-    Raises:
-        ValueError: If sizes differ or a candidate's image has no reference.
     """
     num = len(candidate_groups)
     if len(batch) != num + len(reference_groups):
@@ -121,11 +118,8 @@ def corpus_bleu(matches: Tensor, totals: Tensor, lengths: Tensor, reference_leng
 def pairwise_bleu(batch: TokenBatch, group_size: int, max_order: int = 4) -> Tensor:
     """BLEU of every caption against each other caption of its image (SLE's distance is one minus it).
 
-    Returns:
-        `torch.Tensor` of shape `(B, G, G, n)`: float64; entry (b, j, k) is BLEU-1 ... n of caption j as candidate with
-        caption k as the only reference.
-    Raises:
-        ValueError: If the number of captions is not a multiple of `group_size`.
+    Returns `(B, G, G, n)`: float64; entry (b, j, k) is BLEU-1 ... n of caption j as candidate with caption k as the only
+    reference.
     """
     num = len(batch)
     if group_size < 1 or num == 0 or num % group_size:
@@ -168,9 +162,6 @@ def sibling_bleu(batch: TokenBatch, groups: Tensor, max_order: int = 4) -> tuple
     Returns:
         `tuple` of four tensors for [`bleu_scores`] or [`corpus_bleu`]: matches `(N, n)`, totals `(N, n)`, lengths
         `(N,)` and lengths of the closest siblings `(N,)`.
-
-    Raises:
-        ValueError: If an image has a single caption.
     """
     sizes = torch.bincount(groups)
     lonely = torch.nonzero(sizes[groups] < 2).flatten()

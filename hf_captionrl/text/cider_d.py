@@ -67,12 +67,7 @@ class CiderScorer:
     ) -> Tensor:
         """Score the candidates of each image against its references.
 
-        Returns:
-            `torch.Tensor` of shape `(N,)`: float64 scores in [0, 10] of all candidates, image after image; higher
-            is better.
-        Raises:
-            ValueError: If the numbers of images differ, an image has no candidate or no reference, or frequencies
-                are of token ids.
+        Returns `(N,)`: float64 scores in [0, 10] of all candidates, image after image; higher is better.
         """
         if self.frequencies.words is None:
             raise ValueError(
@@ -102,10 +97,9 @@ class CiderScorer:
             batch: The N candidates, then the R references.
             candidate_images (`torch.Tensor` of shape `(N,)`): Image of each candidate.
             reference_images (`torch.Tensor` of shape `(R,)`): Image of each reference, sorted.
+
         Returns:
             `torch.Tensor` of shape `(N,)`: float64 scores in [0, 10]; higher is better.
-        Raises:
-            ValueError: If sizes differ, references are not sorted by image, or an image has none.
         """
         num_candidates, num_references = len(candidate_images), len(reference_images)
         if len(batch) != num_candidates + num_references:

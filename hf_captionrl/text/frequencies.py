@@ -48,11 +48,7 @@ class DocumentFrequencies:
     def from_references(
         cls, references: Sequence[Sequence[Sequence[str]]], *, eos: bool = False, max_order: int = 4
     ) -> "DocumentFrequencies":
-        """Count the references of all images.
-
-        Raises:
-            ValueError: If there is no image, an image has no reference, or a reference is a string.
-        """
+        """Count the references of all images."""
         check_words(references, "references")
         words: dict[str, int] = {}
         end = [EOS] if eos else []
@@ -75,9 +71,6 @@ class DocumentFrequencies:
 
         Args:
             documents (`torch.Tensor` of shape `(N,)`): Image of each reference, 0 ... M-1.
-
-        Raises:
-            ValueError: If there is no reference.
         """
         if len(batch) == 0:
             raise ValueError("There are no references. Pass at least one.")
@@ -97,11 +90,7 @@ class DocumentFrequencies:
     def from_counts(
         cls, counts: Mapping[str, float], num_documents: int, *, eos: bool = False
     ) -> "DocumentFrequencies":
-        """Convert existing frequencies, such as those of the authors of CIDEr-D for COCO.
-
-        Raises:
-            ValueError: If there is no n-gram, or the prefix of one is missing.
-        """
+        """Convert existing frequencies, such as those of the authors of CIDEr-D for COCO."""
         if not counts:
             raise ValueError("There are no counts. Pass at least one n-gram.")
         if max(counts.values()) > num_documents:
@@ -142,14 +131,7 @@ class DocumentFrequencies:
         return DocumentFrequencies(self.num_documents, self.words, keys, counts, self.base, self.eos)
 
     def lookup(self, counts: NgramCounts) -> Tensor:
-        """Number of documents that contain each distinct n-gram.
-
-        Returns:
-            `torch.Tensor` of shape `(U,)`: int64, 0 for unknown n-grams.
-
-        Raises:
-            ValueError: If longer n-grams are requested than were counted.
-        """
+        """Number of documents that contain each distinct n-gram. Returns `(U,)`: int64, 0 for unknown n-grams."""
         if counts.max_order > self.max_order:
             raise ValueError(
                 f"n-grams of order {counts.max_order} were requested, but only orders up to {self.max_order} were counted. Lower max_order."
@@ -166,7 +148,7 @@ class DocumentFrequencies:
             key = prefix.index_select(0, maybe) * self.base + word.index_select(0, maybe)
             if len(keys) == 0 or len(key) == 0:
                 continue
-            # If every word id occurs, as with words, an id is its own position.
+            # If every word id occurs, as with words, an id is its position.
             dense = n == 0 and len(keys) == self.base
             at = key if dense else torch.searchsorted(keys, key).clamp_(max=len(keys) - 1)
             right = positions(keys.index_select(0, at) == key)
@@ -176,11 +158,7 @@ class DocumentFrequencies:
         return found
 
     def of(self, ngram: str) -> int:
-        """Number of documents that contain one n-gram, for inspection.
-
-        Raises:
-            ValueError: If frequencies are of token ids, or the n-gram is empty or too long.
-        """
+        """Number of documents that contain one n-gram, for inspection."""
         words = ngram.split()
         if self.words is None:
             raise ValueError("These frequencies are of token ids, not of words. Use lookup.")
@@ -204,11 +182,7 @@ class DocumentFrequencies:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "DocumentFrequencies":
-        """Read what [`DocumentFrequencies.save`] wrote; nothing in the file is executed.
-
-        Raises:
-            ValueError: If the file has another format or version, or is truncated.
-        """
+        """Read what [`DocumentFrequencies.save`] wrote; nothing in the file is executed."""
         try:
             with safe_open(os.fspath(path), framework="pt") as file:
                 metadata = file.metadata() or {}

@@ -38,9 +38,6 @@ class TokenBatch:
             ids (`torch.Tensor` of shape `(N, T)`): Token ids.
             mask (`torch.Tensor` of shape `(N, T)`): True (or 1) at the tokens to score, possibly EOS and never padding.
                 Their ids must not be negative.
-
-        Raises:
-            ValueError: If shapes differ or a kept id is negative.
         """
         if ids.ndim != 2 or ids.shape != mask.shape:
             raise ValueError(f"ids and mask must both be (N, T), got {tuple(ids.shape)} and {tuple(mask.shape)}.")
@@ -94,11 +91,7 @@ def _sort(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Positions at which a mask is true.
-
-    Args:
-        mask (`torch.Tensor` of shape `(P,)`): Booleans.
-    """
+    """Positions at which a mask `(P,)` is true."""
     if mask.device.type != "cpu":
         return torch.nonzero(mask).flatten()
     return torch.from_numpy(np.flatnonzero(mask.numpy()))  # a fifth of torch.nonzero's time
@@ -170,8 +163,7 @@ class NgramCounts:
     def totals(self) -> Tensor:
         """Number of n-grams of each caption and order, including repetitions.
 
-        Returns:
-            `torch.Tensor` of shape `(N, max_order)`: `max(0, length - n + 1)`.
+        Returns `(N, max_order)`: `max(0, length - n + 1)`.
         """
         steps = torch.arange(self.max_order, device=self.lengths.device)
         return (self.lengths[:, None] - steps).clamp(min=0)
@@ -199,9 +191,6 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
 
     Args:
         groups (`torch.Tensor` of shape `(N,)`): Group (image) of each caption, not negative; `None`: one group.
-
-    Raises:
-        ValueError: If `max_order` is not positive, or there is not one group per caption.
     """
     if max_order < 1:
         raise ValueError(f"max_order must be at least 1, got {max_order}.")
@@ -258,11 +247,7 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
 def distinct_share(counts: NgramCounts, order: int, num_groups: int, *, per: str = "words") -> Tensor:
     """Distinct n-grams of each group of captions divided by its words (Div-n).
 
-    Returns:
-        `torch.Tensor` of shape `(num_groups,)`: float64 shares in [0, 1]; 0 for a group without words.
-
-    Raises:
-        ValueError: If `per` is unknown, or `order` was not counted.
+    Returns `(num_groups,)`: float64 shares in [0, 1]; 0 for a group without words.
     """
     if per not in ("words", "ngrams"):
         raise ValueError(f"per must be 'words' or 'ngrams', got {per!r}.")

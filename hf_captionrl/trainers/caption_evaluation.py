@@ -51,7 +51,7 @@ class CaptionEvaluator:
         self._read_rows: dict[int, tuple[Any, datasets.Dataset]] = {}
 
     def named_dataset(self, dataset: Any) -> Any:
-        """The data set of a name, the data set given, or the trainer's own."""
+        """The data set of a name, the data set given, or the trainer's."""
         if isinstance(dataset, str):
             known = list(self.eval_dataset) if isinstance(self.eval_dataset, Mapping) else []
             if dataset not in known:
@@ -85,9 +85,10 @@ class CaptionEvaluator:
         if generate or not self.trainer.args.prediction_loss_only:
             captions, ended = self.generate(dataset)
             described, ranks = self._describe(dataset, spoken(captions))
-            metrics |= described | self.trainer.judge_captions(captions, ended)
+            guard = self.trainer.guard
+            metrics |= described | ({} if guard is None else guard.judge(captions, ended))
             if self.trainer.compute_metrics is not None and references is not None:
-                metrics |= self._computed(dataset, captions, references, prefix)
+                metrics |= self._computed(dataset, captions, references)
         elif loss is None:
             raise ValueError(
                 "prediction_loss_only is True, and the evaluation data have no captions for a loss. Use False, or "
@@ -233,9 +234,7 @@ class CaptionEvaluator:
                 metrics[f"{prefix}rd100_recall_at_1"] = float(random["recall_at_1"])
         return metrics, ranks
 
-    def _computed(
-        self, dataset: datasets.Dataset, captions: list[str], references: list[list[str]], prefix: str
-    ) -> dict[str, Any]:
+    def _computed(self, dataset: datasets.Dataset, captions: list[str], references: list[list[str]]) -> dict[str, Any]:
         """Metrics of the user's `compute_metrics`."""
         ids = None
         if "inputs" in self.trainer.args.include_for_metrics:

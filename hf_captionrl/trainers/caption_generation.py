@@ -52,22 +52,9 @@ class LazyImages(Sequence[Any]):
         return self.dataset[self.rows[index]]["image"]
 
 
-def generate_captions(
-    captioner: Captioner,
-    images: Sequence[Any] | None,
-    *,
-    image_features: Any | None = None,
-    batch_size: int = 32,
-    progress: Callable[[int], Any] | None = None,
-    **generate_kwargs: Any,
-) -> list[str]:
-    """Caption many images, batch by batch, in eval mode.
-
-    Args:
-        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the vision tower, one row per image.
-    """
-    settings: dict[str, Any] = {"image_features": image_features, "batch_size": batch_size, "progress": progress}
-    return generate_with_ends(captioner, images, **settings, **generate_kwargs).captions
+def generate_captions(captioner: Captioner, images: Sequence[Any] | None, **settings: Any) -> list[str]:
+    """Caption many images, batch by batch, in eval mode; the settings are those of [`generate_with_ends`]."""
+    return generate_with_ends(captioner, images, **settings).captions
 
 
 def generate_with_ends(
@@ -79,7 +66,11 @@ def generate_with_ends(
     progress: Callable[[int], Any] | None = None,
     **generate_kwargs: Any,
 ) -> GeneratedCaptions:
-    """As [`generate_captions`], with the captions that the length limit truncated."""
+    """As [`generate_captions`], with the captions that the length limit truncated.
+
+    Args:
+        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the vision tower, one row per image.
+    """
     number = len(image_features) if image_features is not None else len(images or ())
     found = GeneratedCaptions([], [])
     with evaluating(captioner.model):
@@ -121,7 +112,7 @@ def vision_tower_features(
             what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
     elif frame_pooling == "native":
         raise ValueError(
-            "frame_pooling is 'native', a model's own video inputs, but the data are images. Load videos with num_frames, "
+            "frame_pooling is 'native', a model's video inputs, but the data are images. Load videos with num_frames, "
             "or leave frame_pooling out."
         )
     captioner.fixed_side_inputs(1)  # raises if the model needs more than features
@@ -177,8 +168,7 @@ class VideoFeatures(Sequence[Any]):
 def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:
     """Image features of a scorer, from the cache if possible; of a video the mean of its frames' features.
 
-    Returns:
-        `torch.Tensor` of shape `(N, D)`: Unit length, fp32.
+    Returns `(N, D)`: Unit length, fp32.
     """
     cache = FeatureCache.for_scorer(scorer, cache_dir)
     return cached_features(cache, dataset, scorer.image_features, unit_length=True).tensor().float()

@@ -53,7 +53,7 @@ class CaptionRLConfig(CaptionConfig):
     baseline: str | None = field(
         default="running_mean",
         metadata={
-            "help": f"Baseline that is subtracted from rewards: one of {sorted(BASELINES)}. A reward may have its own."
+            "help": f"Baseline that is subtracted from rewards: one of {sorted(BASELINES)}. A reward may have another."
         },
     )
     logprob_reduction: str = field(

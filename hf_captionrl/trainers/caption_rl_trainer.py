@@ -29,7 +29,6 @@ from hf_captionrl.rewards import (
 )
 from hf_captionrl.trainers.caption_rl_config import REWARD_METRIC, CaptionRLConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
-from hf_captionrl.trainers.completion_statistics import completion_statistics
 from hf_captionrl.trainers.guard_callback import GuardCallback
 from hf_captionrl.trainers.loaders import loader_settings
 from hf_captionrl.trainers.processes import gather_values, means_over_processes
@@ -66,7 +65,7 @@ class CaptionRLTrainer(CaptionTrainer):
         args ([`CaptionRLConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
         eval_dataset (`datasets.Dataset`, *optional*): The same columns.
-        scorer ([`Scorer`], *optional*): For rewards without their own scorer, and for retrieval at evaluation if there is no
+        scorer ([`Scorer`], *optional*): For rewards without a scorer, and for retrieval at evaluation if there is no
             held-out scorer.
         held_out_scorer ([`Scorer`], *optional*): Another scorer, for evaluation and for the guard: the reward scorer cannot
             detect that it is being hacked. Checkpoints are selected by `scorer`, as `reward_recall_at_1`.
@@ -115,7 +114,6 @@ class CaptionRLTrainer(CaptionTrainer):
             args.metric_for_best_model = "recall_at_1"  # there is only one scorer
         self._step_inputs: list[dict[str, Any]] = []
         self._due = False
-        self.guard: GuardCallback | None = None
         super().__init__(
             model,
             args,
@@ -280,28 +278,6 @@ class CaptionRLTrainer(CaptionTrainer):
         super().log(logs, start_time)
 
     # Guard
-
-    def judge_captions(self, captions: list[str], ended: list[bool] | None = None) -> dict[str, float]:
-        if self.guard is None or not captions:
-            return {}
-        self.guard.judge(captions, ended)
-        found = completion_statistics(captions, ended=ended)
-        return {name: found[name] for name in ("degenerate", "clipped_ratio") if name in found}
-
-    def reason_against(self, captions: list[str]) -> str | None:
-        return None if self.guard is None else self.guard.guard.reason_against(captions)
-
-    def guard_facts(self) -> dict[str, Any] | None:
-        return None if self.guard is None else self.guard.facts()
-
-    def fault_of_kept_weights(self) -> str | None:
-        if self.guard is None or (self.selection is not None and "kept_instead" not in self.selection):
-            return None
-        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is None and self.guard.refused:
-            return self.guard.refused[-1]["reason"]
-        if self.guard.rolled_back_to is not None:
-            return None
-        return self.guard.refusal(self.state.global_step) or self.guard.guard.doubt
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         if self.guard is not None:

@@ -45,7 +45,7 @@ from hf_captionrl.trainers.training_facts import write_training_facts
 __all__ = ["CaptionTrainer"]
 
 
-class CaptionTrainer(ReliableTraining, Trainer):
+class CaptionTrainer(ReliableTraining):
     """`transformers.Trainer` for image captioners.
 
     It trains any [`Captioner`], draws one caption per image and epoch, encodes the images of a frozen vision tower once, and
@@ -91,6 +91,8 @@ class CaptionTrainer(ReliableTraining, Trainer):
     config_class: ClassVar[type[CaptionConfig]] = CaptionConfig
     method_name: ClassVar[str] = "Captioning"
     """Names the output folder of a run without a configuration."""
+    selecting_scorer: Scorer | None = None
+    """Scorer of `reward_recall_at_1`, where `scorer` is held out and must not select."""
     whole_set_for: ClassVar[str | None] = None
     """Why every training image must be known before the first step; None if a stream is enough."""
     _tap_checked = False
@@ -336,8 +338,8 @@ class CaptionTrainer(ReliableTraining, Trainer):
         self.log(metrics)
         if captions is not None and self.args.log_completions and self.is_world_process_zero():
             self.evaluator.show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
-        control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self.control = control
+        handler = self.callback_handler
+        self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
         self._memory_tracker.stop_and_update_metrics(metrics)
         return metrics
 
@@ -357,8 +359,7 @@ class CaptionTrainer(ReliableTraining, Trainer):
         test_dataset = self.evaluator.read_rows(test_dataset)
         self._memory_tracker.start()
         captions, _, metrics = self.evaluator.measure(test_dataset, metric_key_prefix, generate=True)
-        control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
-        self.control = control
+        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
         self._memory_tracker.stop_and_update_metrics(metrics)
         return PredictionOutput(predictions=captions, label_ids=references_of(test_dataset), metrics=metrics)  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ __all__ = ["EpochCallback"]
 
 
 class EpochCallback(TrainerCallback):
-    """Sets the epoch of the training data, so that each epoch draws its own caption of every image.
+    """Sets the epoch of the training data, so that each epoch draws another caption of every image.
 
     Accelerate forwards the epoch to the sampler or to the data set, never to both, and a run resumed within an epoch on
     several processes restarts at epoch 0. This callback uses the trainer's state instead.

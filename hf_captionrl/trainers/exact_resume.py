@@ -8,15 +8,15 @@ import logging
 import re
 import shutil
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from hf_captionrl.checkpoints.loading import check_checkpoint, check_kwargs
-from hf_captionrl.io import FolderLock
+from hf_captionrl.io import FolderLock, write_json
 from hf_captionrl.trainers.checkpoints import (
     begin_run,
     checkpoint_fault,
@@ -30,15 +30,18 @@ from hf_captionrl.trainers.checkpoints import (
     seal_checkpoint,
 )
 from hf_captionrl.trainers.finite_weights import first_non_finite
+from hf_captionrl.trainers.processes import on_main_process
 from hf_captionrl.trainers.publishing import CheckedPush
-from hf_captionrl.trainers.selection import CheckpointSelection
+from hf_captionrl.trainers.selection import SELECTION_FILE, conclude_selection, note_selection
 from hf_captionrl.trainers.stopping import StopOnSignal
+
+if TYPE_CHECKING:
+    from hf_captionrl.trainers.guard_callback import GuardCallback
 
 __all__ = ["ReliableArguments", "ReliableTraining"]
 
 logger = logging.getLogger(__name__)
 
-_Found = TypeVar("_Found")
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 _TORCH_WRITER = ("PytorchStreamWriter", "inline_container.cc", "iostream error", "file write failed")
 
@@ -77,17 +80,23 @@ def _refuse_foreign_code(args: Any) -> None:
         )
 
 
-class ReliableTraining(CheckedPush, CheckpointSelection):
-    """Mixin of trainers for exact resume; a base class before `transformers.Trainer`.
+class ReliableTraining(CheckedPush):
+    """A Trainer with exact resume; a base class before a trainer of TRL.
 
     A checkpoint is sealed when it is complete, and older ones are removed only then. A resumed run uses the newest complete
     checkpoint. A run locks its output folder and checks before the first step that it can write there. It neither uses
     nor removes checkpoints of other runs. If weights are not finite, the run stops without saving them.
+
+    Attributes:
+        selection (`dict`, *optional*): The selected checkpoint, after a training with `load_best_model_at_end` or
+            `save_strategy="best"`, or in which the guard tripped or refused an evaluation.
+        collapsed (`str`, *optional*): Why the weights after training must not be delivered; None if they may.
+        guard ([`GuardCallback`], *optional*): Checks the captions of rollouts and evaluations.
     """
 
-    args: Any
-    accelerator: Any
-    state: Any
+    selection: dict[str, Any] | None = None
+    collapsed: str | None = None
+    guard: GuardCallback | None = None
     _run_id: str | None = None
 
     @staticmethod
@@ -100,24 +109,17 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
                 given["revision"] = check_checkpoint(model, given.get("revision"))["revision"]
             args.model_init_kwargs = {"attn_implementation": None, **given, "use_safetensors": True}
 
-    def _of_main_process(self, function: Callable[[], _Found]) -> _Found:
-        """Result or error of a function on the main process, for every process."""
-        found: list[Any] = [None, None]
-        if self.accelerator.is_main_process:
-            try:
-                found[0] = function()
-            except (OSError, ValueError, RuntimeError) as error:
-                found[1] = error
-        if self.accelerator.num_processes > 1:
-            from accelerate.utils import broadcast_object_list
-
-            broadcast_object_list(found)
-        if found[1] is not None:
-            raise found[1]
-        return found[0]
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as `transformers.Trainer.train` does, with a lock on the output folder."""
+        """Train as `transformers.Trainer.train` does, with a lock on the output folder; report the selected checkpoint.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*): A checkpoint or a folder of them; True for `args.output_dir`.
+            args (`Any`): For the Trainer.
+            kwargs (`Any`): For the Trainer.
+
+        Returns:
+            `TrainOutput`: Of the Trainer.
+        """
         with contextlib.ExitStack() as stack:
 
             def take_folder() -> None:
@@ -134,12 +136,14 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
                 _refuse_model_only(checkpoint)
                 return checkpoint, resume_run(folder, checkpoint)
 
-            self._of_main_process(take_folder)
-            checkpoint, self._run_id = self._of_main_process(choose)
+            on_main_process(self.accelerator, take_folder)
+            checkpoint, self._run_id = on_main_process(self.accelerator, choose)
             if self.args.save_on_signal:
                 stack.enter_context(StopOnSignal(self))
             with _dead_workers_named():
+                self.selection = self.collapsed = None
                 output = super().train(checkpoint, *args, **kwargs)
+                conclude_selection(self)
                 self.refuse_diverged_model()
                 return output
 
@@ -154,7 +158,11 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         """
         if not _internal_call:
             self.refuse_diverged_model()
-        super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+        super().save_model(output_dir, _internal_call)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> str:
+        self.refuse_diverged_model()
+        return super().push_to_hub(*args, **kwargs)
 
     def refuse_diverged_model(self) -> None:
         """Stop if weights are NaN or infinite.
@@ -162,18 +170,21 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         Raises:
             FloatingPointError: Naming the step and the last good checkpoint.
         """
-        self._refuse_diverged(self.model, Path(self.args.output_dir), "The model")  # type: ignore[attr-defined]
+        self._refuse_diverged(self.model, Path(self.args.output_dir), "The model")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        super()._save(output_dir, state_dict)
         # A pickle that contains the Hub's token and that no one needs: results.json has the configuration.
-        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        folder = Path(output_dir or self.args.output_dir)
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        if self.selection is not None:
+            write_json(folder / SELECTION_FILE, self.selection)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Do nothing: the Trainer would upload the optimizer's pickle. `push_to_hub` publishes the finished model."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        run = Path(self._get_output_dir(trial=trial))  # type: ignore[attr-defined]
+        run = Path(self._get_output_dir(trial=trial))
         folder = run / f"checkpoint-{self.state.global_step}"
         self._refuse_diverged(model, run, folder.name)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
@@ -181,7 +192,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
             if self.args.should_save:
                 open_checkpoint(folder, self._run_id)
             self.accelerator.wait_for_everyone()
-            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 seal_checkpoint(folder)
@@ -222,7 +233,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         # With save_total_limit=1 the Trainer removes all but the best checkpoint here, also of other runs.
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            output = super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
+            output = super()._finalize_training(*args, **kwargs)
         finally:
             self.args.save_total_limit = limit
         best = self.state.best_model_checkpoint
@@ -233,11 +244,11 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         self._renamed = bool(load_result.unexpected_keys)
         if not self._renamed:
-            super()._issue_warnings_after_load(load_result)  # type: ignore[misc]
+            super()._issue_warnings_after_load(load_result)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         self._renamed = False
-        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._load_renamed(resume_from_checkpoint)
 
     def _load_renamed(self, checkpoint: str) -> None:
@@ -247,7 +258,7 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
         the Trainer does not: it would continue with the initial weights and warn.
         """
         if self._renamed:
-            inner = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+            inner = self.accelerator.unwrap_model(self.model)
             saved = type(inner).from_pretrained(checkpoint, dtype="auto", use_safetensors=True)
             inner.load_state_dict(saved.state_dict())
 
@@ -259,14 +270,14 @@ class ReliableTraining(CheckedPush, CheckpointSelection):
             other = run_of_checkpoint(best) != self._run_id
             return "it is of another run" if other else checkpoint_fault(best)
 
-        fault = self._of_main_process(find_fault)
+        fault = on_main_process(self.accelerator, find_fault)
         if fault is None:
             self._renamed = False
-            super()._load_best_model()  # type: ignore[misc]
+            super()._load_best_model()
             self._load_renamed(str(best))
-            self.note_selection()
+            note_selection(self)
             return
-        self.note_selection(f"it is broken ({fault}), and the weights of step {self.state.global_step} are kept")
+        note_selection(self, f"it is broken ({fault}), and the weights of step {self.state.global_step} are kept")
         if self.accelerator.is_main_process:
             logger.warning("%s, the best checkpoint, is broken: %s. The last weights are kept instead.", best, fault)
 

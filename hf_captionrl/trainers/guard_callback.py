@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_captionrl.trainers.caption_rl_config import GUARD_ACTIONS
+from hf_captionrl.trainers.completion_statistics import completion_statistics
 from hf_captionrl.trainers.reward_hacking import RewardHackingGuard
 
 __all__ = ["GuardCallback"]
@@ -119,11 +120,15 @@ class GuardCallback(TrainerCallback):
         """Forget the captions of the last evaluation."""
         self._against = []
 
-    def judge(self, captions: Sequence[str], ended: Any | None = None) -> None:
-        """Check the captions of one evaluated data set, as they were generated."""
+    def judge(self, captions: Sequence[str], ended: Any | None = None) -> dict[str, float]:
+        """Check the captions of one evaluated data set, as they were generated; returns `degenerate` and `clipped_ratio`."""
+        if not captions:
+            return {}
         reason = self.guard.reason_against(captions, ended)
         if reason is not None:
             self._against.append(reason)
+        found = completion_statistics(captions, ended=ended)
+        return {name: found[name] for name in ("degenerate", "clipped_ratio") if name in found}
 
     def accepts(self, step: int) -> bool:
         """Whether the evaluation of this step may select its checkpoint; a refused one is recorded."""
@@ -138,6 +143,14 @@ class GuardCallback(TrainerCallback):
     def refusal(self, step: int) -> str | None:
         """Why the evaluation of a step was refused; None if it was not."""
         return next((entry["reason"] for entry in self.refused if entry["step"] == step), None)
+
+    def fault_of_kept_weights(self, args: TrainingArguments, state: TrainerState) -> str | None:
+        """Why weights that no evaluation selected must not be delivered; None if they may."""
+        if args.load_best_model_at_end and state.best_model_checkpoint is None and self.refused:
+            return str(self.refused[-1]["reason"])
+        if self.rolled_back_to is not None:
+            return None
+        return self.refusal(state.global_step) or self.guard.doubt
 
     def facts(self) -> dict[str, Any]:
         """Action, trips and refused evaluations, for `selected_checkpoint.json` and reports."""

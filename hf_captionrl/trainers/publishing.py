@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from transformers import Trainer
+
+from hf_captionrl.trainers.processes import on_main_process
 
 __all__ = ["CheckedPush"]
 
@@ -19,15 +22,8 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list | tuple) and value else value or None
 
 
-class CheckedPush:
-    """Mixin of trainers that replaces the upload of `transformers.Trainer` and TRL."""
-
-    args: Any
-    state: Any
-    control: Any
-    callback_handler: Any
-    hub_model_id: str | None
-    _of_main_process: Callable[[Callable[[], Any]], Any]
+class CheckedPush(Trainer):
+    """A Trainer whose upload, also that of TRL, is checked like every push."""
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Check the name of the repository; the push creates it, after its other checks.
@@ -89,7 +85,7 @@ class CheckedPush:
                 language=_first(language),
             )
 
-        self._of_main_process(write)
+        on_main_process(self.accelerator, write)
 
     def push_to_hub(
         self,
@@ -121,13 +117,11 @@ class CheckedPush:
             FileExistsError: If the repository holds other content.
             PermissionError: If the token is missing, wrong, or may not write there.
             PushError: If the Hub cannot be reached or refuses otherwise.
-            FloatingPointError: If weights are not finite.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo()
-        self.refuse_diverged_model()  # type: ignore[attr-defined]
-        self.save_model(_internal_call=True)  # type: ignore[attr-defined]
+        self.save_model(_internal_call=True)
         self.create_model_card(**{"model_name": self.hub_model_id, **kwargs})
         wanted = self.args.hub_private_repo if private is None else private
 
@@ -143,4 +137,4 @@ class CheckedPush:
             )
             return str(address)
 
-        return str(self._of_main_process(push))
+        return str(on_main_process(self.accelerator, push))

@@ -99,7 +99,7 @@ class RolloutMonitor:
         self._last = (context, rewards, advantages)
         means = self.note(named)
         self._note_metrics(context, means)
-        # The guard takes its own means over processes.
+        # The guard averages over processes itself.
         for name, value in self._watch(context).items():
             self._values[name].append(value)
         return means

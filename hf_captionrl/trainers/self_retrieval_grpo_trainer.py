@@ -123,7 +123,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             )
         if args.reward_weights is not None and reward_funcs is None:
             raise ValueError(
-                f"reward_weights is {args.reward_weights}, but configured rewards have their own weights. Set "
+                f"reward_weights is {args.reward_weights}, but configured rewards have weights already. Set "
                 "retrieval_weight, cider_weight, ..., or pass reward_funcs too."
             )
         train_dataset = training_rows(
@@ -230,7 +230,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Tensor:
-        """Rewards `(N * P, R)` of the whole rollout; each process rewards its own captions among all images."""
+        """Rewards `(N * P, R)` of the whole rollout; each process rewards its captions among all images."""
         context = self.reward_context(inputs, completions, completion_ids_list, prompts)
         mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
         if not mine.isfinite().all():

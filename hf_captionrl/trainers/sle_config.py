@@ -39,7 +39,7 @@ class SLEConfig(_RewardFields, CaptionRLConfig):
     num_generations: int = field(default=5, metadata={"help": "s, captions sampled for each image in training."})
     baseline: str | None = field(
         default="greedy",
-        metadata={"help": "Baseline of CIDEr-D; diversity has its own, the mean over the captions."},
+        metadata={"help": "Baseline of CIDEr-D; diversity has another, the mean over the captions."},
     )
     logprob_reduction: str = field(
         default="token_mean",

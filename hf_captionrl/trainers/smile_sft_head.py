@@ -101,11 +101,7 @@ def segment_loss(
 def add_smile_head(
     model: Any, config: Any, make_output: Callable[..., Any], *, ends: Tensor | None, packed: bool
 ) -> None:
-    """Let a model answer TRL's call with SMILE's loss, unless `config.mle_weight` is 1 and TRL's own head computes it.
-
-    Args:
-        ends (`torch.Tensor` of shape `(V,)`, *optional*): Of [`sentence_ends`], for sentences.
-    """
+    """Let a model answer TRL's call with SMILE's loss, unless TRL's head computes it (`config.mle_weight` is 1)."""
     trl_forward = model.forward
     factor, softcap = logit_factors(model.config)
     if not is_tappable(model.get_output_embeddings()):
@@ -160,7 +156,7 @@ def add_smile_head(
                 softcap=softcap,
             )
 
-        # As the head's own forward: FSDP2 and ZeRO-3 gather its weight there.
+        # As the head's forward: FSDP2 and ZeRO-3 gather its weight there.
         with replaced_forward(head, compute):
             total = head(hidden)
         mask = labels != IGNORE_INDEX
@@ -173,7 +169,7 @@ def add_smile_head(
 
 @contextmanager
 def plain_head_for_checks(model: Any) -> Iterator[None]:
-    """Hide a LoRA on the output projection from TRL, which refuses it because its own fused head would not train it."""
+    """Hide a LoRA on the output projection from TRL, which refuses it because its fused head would not train it."""
     if isinstance(model, str):
         yield
         return

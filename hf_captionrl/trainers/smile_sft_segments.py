@@ -44,8 +44,7 @@ def sentence_ends(tokenizer: Any, vocab_size: int) -> Tensor:
     are ignored), contains a line break, or is a special token such as the end of the text. The point of "3.14" counts as
     an end too.
 
-    Returns:
-        `torch.Tensor` of shape `(V,)`: bool.
+    Returns `(V,)`: bool.
     """
     ends = torch.zeros(vocab_size, dtype=torch.bool)
     known = min(len(tokenizer), vocab_size)
@@ -112,11 +111,7 @@ def find_segments(
 
 
 def similar_lengths(lengths: Tensor) -> Iterator[Tensor]:
-    """Groups of segments that may be padded to one length without much waste.
-
-    Args:
-        lengths (`torch.Tensor` of shape `(K,)`): Tokens of each segment.
-    """
+    """Groups of segments of lengths `(K,)` that may be padded to one length without much waste."""
     if lengths.numel() == 0:
         return
     ordered, order = lengths.sort(descending=True)

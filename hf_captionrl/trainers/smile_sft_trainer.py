@@ -30,7 +30,7 @@ class SmileSFTTrainer(ReliableTraining, SFTTrainer):
     Data, packing, labels, adapters and averaging are TRL's, and with `mle_weight=1` also the loss. A subset holds only
     the supervised tokens, including the end token, and no words of the prompt. An adapter on the output projection is
     allowed if `model` is a loaded model. TRL's entropy and token accuracy need the whole vocabulary, so they are logged
-    only where TRL's own head computes the loss, at `mle_weight=1`.
+    only where TRL's head computes the loss, at `mle_weight=1`.
 
     Trainable weights are fp32: TRL loads a model given by name in fp32, adapters and their `modules_to_save` stay in fp32
     over a 16-bit base (also in QLoRA, which TRL trains in bf16), and other trainable 16-bit weights are refused.

@@ -24,12 +24,12 @@ class SmileObjective:
 
     Args:
         mle_weight (`float`): lambda of Eq. 4, in [0, 1].
-        first_token (`str`, *optional*): `"mle"` or `"smile"`; None for the subset's own (see `smile_loss`).
+        first_token (`str`, *optional*): `"mle"` or `"smile"`; None for the subset's (see `smile_loss`).
         subset (`str`): `"caption"`, `"random"` or `"reverse"`.
         mle_label_smoothing (`float`): Label smoothing of the MLE branch.
         num_random (`int`): Words drawn for `subset="random"`.
         random_draw (`str`): Draw them per `"sequence"` or per `"position"`.
-        seed (`str`): Seed of the draw. Each caption has its own draw, so the loss does not depend on the split of a batch.
+        seed (`str`): Seed of the draw. Each caption is drawn independently, so the loss does not depend on the split of a batch.
     """
 
     def __init__(

@@ -115,14 +115,7 @@ def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
 
 
 class DecisionWriter(LineFile):
-    """Appends decisions to a file, which it locks; a context manager.
-
-    Args:
-        path: The file; created if missing.
-
-    Attributes:
-        decisions: All decisions of the file, oldest first.
-    """
+    """Appends decisions to a file, which it locks; a context manager. `decisions` holds all of the file, oldest first."""
 
     busy = "Stop the other review first."
 

@@ -101,7 +101,10 @@ class EvaluateOptions(_SourceOptions):
     folder: Path = option(positional=True, metavar="DIR", help=_BENCHMARK)
     captions: list[Path] = option([], metavar="FILE", group="captioners", help="files of `captionrl caption`")
     names: list[str] | None = option(
-        None, metavar="NAME", group="captioners", help="names of the files and models (default: their own)"
+        None,
+        metavar="NAME",
+        group="captioners",
+        help="names of the files and models (default: those of the files and models)",
     )
     models: list[str] = option([], metavar="MODEL", group="captioners", help="models that first caption the images")
     references: bool = option(

@@ -1,6 +1,6 @@
 """The review page: served locally, or as one file without a server.
 
-The page gets captions as JSON and shows them as text, never as markup. Its content security policy allows only the page's own
+The page gets captions as JSON and shows them as text, never as markup. Its content security policy allows only the page's
 script and no external requests.
 """
 
@@ -21,13 +21,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class ReviewImage:
-    """One image of the page.
-
-    Args:
-        image_id: Id in the data set.
-        source: Value of `src`: a path on the server, or the image as a data URL.
-        captions: Its human captions.
-    """
+    """One image of the page; `source` is a path on the server or a data URL."""
 
     image_id: str
     source: str

@@ -12,14 +12,12 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE
-from hf_captionrl.io import write_json
 from hf_captionrl.retrieval.bags import bag_similarities, training_bags
 from hf_captionrl.retrieval.neighbours import approximate_neighbours, nearest_neighbours, normalised, rank_rows
 
@@ -125,17 +123,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--faiss_images", type=int, default=20_000, help="Images of the comparison with faiss.")
     parser.add_argument("--faiss_width", type=int, default=256, help="Features of it.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of features and bags.")
-    parser.add_argument(
-        "--output", type=Path, default=None, help="JSON file to write, such as docs/results/benchmark_bags.json."
-    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time bags.
 
-    Returns:
-        `dict`: `exact`, with `ratio`, how often slower than the bare product; `assignment`, seconds and leftovers by
-        bag size; `faiss`, seconds and recall by the number of lists searched.
+    Returns `exact`, with `ratio`, how often slower than the bare product; `assignment`, seconds and leftovers by bag
+    size; `faiss`, seconds and recall by the number of lists searched.
     """
     import faiss
 
@@ -153,8 +147,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         if found["images_placed"] != args.images // int(size) * int(size):
             raise RuntimeError(f"bags of {size} hold {found['images_placed']} images; wrong bags are not timed.")
     result["versions"] = {"torch": torch.__version__, "numpy": np.__version__, "faiss": faiss.__version__}
-    if args.output is not None:
-        write_json(args.output, result)
     return result
 
 

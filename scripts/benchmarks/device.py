@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,9 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20, help="Timed ones.")
     parser.add_argument("--warm_up", type=int, default=5, help="Rounds before them.")
     parser.add_argument("--seed", type=int, default=0, help="Of weights, batches and order.")
-    parser.add_argument(
-        "--output", type=Path, default=None, help="JSON file to write, such as docs/results/benchmark_device.json."
-    )
 
 
 def _hardware(device: str) -> dict[str, Any]:
@@ -62,8 +58,7 @@ def _hardware(device: str) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure every part at every shape it has.
 
-    Returns:
-        `dict`: Under `parts` by part and shape what was measured, with device, command and versions.
+    Returns under `parts` by part and shape what was measured, with device, command and versions.
     """
     why = ready(args.device)
     if why is not None:

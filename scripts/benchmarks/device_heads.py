@@ -53,11 +53,7 @@ _OPTIONAL = {"Liger-Kernel": _liger, "cut-cross-entropy": _cut}
 
 
 def optional_paths() -> tuple[dict[str, Path], list[str]]:
-    """Cross-entropy by other libraries.
-
-    Returns:
-        `tuple`: Those installed by name, and the names of those that are not.
-    """
+    """Cross-entropy by other libraries. Returns those installed by name, and the names of those that are not."""
     found: dict[str, Path] = {}
     missing = []
     for name, make in _OPTIONAL.items():
@@ -106,9 +102,8 @@ def measure_heads(
 ) -> dict[str, Any]:
     """Time forward and backward of every loss at one head, trainable and frozen.
 
-    Returns:
-        `dict`: The shape, `largest_difference` from plain fp32 logits, `not_installed`, and for `trainable` and `frozen` what
-        [`measure`] gives by loss.
+    Returns the shape, `largest_difference` from plain fp32 logits, `not_installed`, and for `trainable` and `frozen`
+    what [`measure`] gives by loss.
     """
     shape = HEADS[name]
     hidden, weight, labels = _batch(shape, seed)

@@ -18,6 +18,7 @@ from hf_captionrl.rewards.self_retrieval import retrieval_rewards
 from scripts.benchmarks.bags import _features
 from scripts.benchmarks.device_timing import measure
 from scripts.benchmarks.rl_models import RLShape, _made_up_images, _scorer, _scorer_pixels, build
+from scripts.benchmarks.rl_naive import padded_text
 from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal
 
 _TINY = RLShape(
@@ -63,8 +64,7 @@ MINES = {"coco-118k": Mine(118_000, 1024, 200, 8192, 1024), "tiny": Mine(300, 8,
 def measure_rl(name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int) -> dict[str, Any]:
     """Time the reinforcement step as the trainer does it, with and without cached features, beside the usual one.
 
-    Returns:
-        `dict`: The shape, `largest_difference` of both steps in fp32, and under `steps` what [`measure`] gives.
+    Returns the shape, `largest_difference` of both steps in fp32, and under `steps` what [`measure`] gives.
     """
     shape = RL_SHAPES[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -96,9 +96,8 @@ def measure_scorer(
 ) -> dict[str, Any]:
     """Time what a scorer does for a rollout.
 
-    Returns:
-        `dict`: The shape, and under `steps` what [`measure`] gives for captions padded to the longest and to the scorer's full
-        length, images from pixels and from pictures, and rewards.
+    Returns the shape, and under `steps` what [`measure`] gives for captions padded to the longest and to the scorer's
+    full length, images from pixels and from pictures, and rewards.
     """
     shape = SCORERS[name]
     torch.manual_seed(seed)
@@ -114,15 +113,7 @@ def measure_scorer(
     columns = torch.arange(len(captions), device=device) // shape.group_size
 
     def padded() -> Any:
-        text = scorer.tokenizer(
-            captions,
-            padding="max_length",
-            truncation=True,
-            max_length=scorer.max_text_tokens,
-            return_tensors="pt",
-            return_token_type_ids=False,
-        )
-        return scorer.model.get_text_features(**text.to(device))
+        return scorer.model.get_text_features(**padded_text(scorer, captions).to(device))
 
     works = {
         "captions, padded to the longest": lambda: scorer.text_features(captions),
@@ -141,8 +132,7 @@ def measure_mining(
 ) -> dict[str, Any]:
     """Time the exact nearest neighbours beside the bare blocked product.
 
-    Returns:
-        `dict`: The sizes, and under `steps` what [`measure`] gives.
+    Returns the sizes, and under `steps` what [`measure`] gives.
     """
     mine = MINES[name]
     unit = normalised(_features(mine.images, mine.width, seed)).to(device)

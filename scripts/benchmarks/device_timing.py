@@ -1,4 +1,4 @@
-"""Time and memory of work on a GPU, by its own events; on a CPU by the clock, to test the same code."""
+"""Time and memory of work on a GPU, by CUDA events; on a CPU by the clock, to test the same code."""
 
 from __future__ import annotations
 
@@ -56,9 +56,8 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Time several pieces of work in turn, in a new order every round.
 
-    Returns:
-        `dict`: For each name `seconds` (median and quartiles) and `peak_bytes` above what was there before; what does not fit
-        into the device's memory has `out_of_memory` instead.
+    Returns for each name `seconds` (median and quartiles) and `peak_bytes` above what was there before; what does not
+    fit into the device's memory has `out_of_memory` instead.
     """
     taken: dict[str, list[float]] = {name: [] for name in works}
     full: set[str] = set()

@@ -16,13 +16,11 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hf_captionrl.io import write_json
 from hf_captionrl.metrics import self_retrieval
 from hf_captionrl.retrieval.ranking import ranks
 from hf_captionrl.text.bleu import pairwise_bleu
@@ -199,9 +197,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--training-images", type=int, default=5000, help="Images in the document frequencies.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the captions and features.")
     parser.add_argument(
-        "--output", type=Path, default=None, help="JSON file to write, such as docs/results/benchmark_metrics.json."
-    )
-    parser.add_argument(
         "--pool", type=int, nargs=3, default=(5000, 30_000, 512), help="Captions, images and features of the ranking.",
         metavar=("N", "M", "D"),
     )  # fmt: skip
@@ -210,10 +205,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time the metrics.
 
-    Returns:
-        `dict`: For `cider_d` and `pairwise_bleu` times in milliseconds and `ratio`, how often faster than pycocoevalcap
-        and a plain loop; for `ranks` and `self_retrieval` `ratio`, how often slower than the bare matrix product, and
-        the memory they add.
+    Returns for `cider_d` and `pairwise_bleu` times in milliseconds and `ratio`, how often faster than pycocoevalcap and
+    a plain loop; for `ranks` and `self_retrieval` `ratio`, how often slower than the bare matrix product, and the memory
+    they add.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -224,8 +218,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(threads)
     result["versions"] = {"torch": torch.__version__, "numpy": np.__version__}
     result |= {"processor": processor_name(), "seed": args.seed}
-    if args.output is not None:
-        write_json(args.output, result)
     return result
 
 

@@ -84,7 +84,7 @@ SHAPES = {
     "clipcap": RLShape("clipcap", 4, vocab_size=50_257, patch_size=32),
     "scenes": RLShape("scenes", 16),
 }
-"""What is measured: BLIP-base, ClipCap on CLIP ViT-B/32 and GPT-2 small, and the embedded world's captioner; the scorer of
+"""Measured shapes: BLIP-base, ClipCap on CLIP ViT-B/32 and GPT-2 small, and the embedded world's captioner; the scorer of
 the first two has the shape of CLIP ViT-B/32."""
 
 
@@ -95,7 +95,7 @@ class World:
     Args:
         shape ([`RLShape`]): What was asked for.
         captioner ([`Captioner`]): The policy; its vision tower is frozen.
-        stock (`PreTrainedModel`): A model of transformers' own (or of the architecture's own) class with the very same
+        stock (`PreTrainedModel`): A model of the class in transformers (or of the architecture) with the same
             parameter objects, which nothing of the package was attached to.
         scorer ([`Scorer`]): Rewards.
         trainer ([`SelfRetrievalTrainer`]): Of the policy.
@@ -121,7 +121,7 @@ class World:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name."""
+        """The trained parts, by name."""
         return {name: p for name, p in self.captioner.model.named_parameters() if p.requires_grad}
 
 
@@ -252,7 +252,7 @@ def build(
     captioner.freeze_vision()
     scorer.to(device)  # type: ignore[attr-defined]
     trainer = _trainer(shape, captioner, scorer, images, suppressed, Path(folder), device)
-    stock.to(device)  # its parameters are there with the policy's; buffers are its own
+    stock.to(device)  # its parameters are there with the policy's; buffers are not shared
     batch = dict(next(iter(trainer.get_train_dataloader())))
     batch["pixel_values"] = batch["pixel_values"].to(dtype)
     model.train()

@@ -5,17 +5,31 @@ Legend: B images, G captions per image, N = B * G captions, T tokens, V vocabula
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_captionrl.retrieval import HFScorer
 from scripts.benchmarks.rl_models import World
+
+
+def padded_text(scorer: HFScorer, captions: list[str]) -> Any:
+    """Tokens of captions, padded to the full length of the scorer."""
+    return scorer.tokenizer(
+        captions,
+        padding="max_length",
+        truncation=True,
+        max_length=scorer.max_text_tokens,
+        return_tensors="pt",
+        return_token_type_ids=False,
+    )
 
 
 class NaiveStep:
     """Repeats each image for its captions and encodes it in every forward pass; pads texts to the scorer's full length;
-    computes the log-probabilities of the policy that wrote in a pass of their own, from `(N, T, V)` logits.
+    computes the log-probabilities of the policy that wrote in a separate pass, from `(N, T, V)` logits.
 
     Args:
         world ([`World`]): Whose stock model it trains.
@@ -29,11 +43,7 @@ class NaiveStep:
         self.pixel_values = world.batch["pixel_values"].repeat_interleave(self.group_size, dim=0)
 
     def generate(self) -> tuple[Tensor, Tensor, list[str]]:
-        """Sample.
-
-        Returns:
-            `tuple`: Ids with the start token `(N, 1 + T)`, which of them count, and the captions.
-        """
+        """Sample. Returns ids with the start token `(N, 1 + T)`, which of them count, and the captions."""
         captioner = self.world.captioner
         settings = {"suppress_tokens": self.world.suppressed} if self.world.suppressed else {}
         self.model.eval()
@@ -52,28 +62,17 @@ class NaiveStep:
         return input_ids, mask, captions
 
     def score(self, captions: list[str], images: Callable[[], AbstractContextManager[None]] | None = None) -> Tensor:
-        """Rewards against the other images of the batch, and leave-one-out advantages.
-
-        Returns:
-            `torch.Tensor` of shape `(N,)`.
-        """
+        """Rewards against the other images of the batch, and leave-one-out advantages. Returns `(N,)`."""
         scorer, G = self.world.scorer, self.group_size
-        text = scorer.tokenizer(
-            captions,
-            padding="max_length",
-            truncation=True,
-            max_length=scorer.max_text_tokens,
-            return_tensors="pt",
-            return_token_type_ids=False,
-        ).to(self.world.scorer_pixels.device)
+        text = padded_text(scorer, captions).to(self.world.scorer_pixels.device)
         with torch.no_grad():
             text_features = F.normalize(scorer.model.get_text_features(**text).pooler_output, dim=-1)  # (N, D)
             with images() if images is not None else torch.no_grad():
                 encoded = scorer.model.get_image_features(pixel_values=self.world.scorer_pixels)
             image_features = F.normalize(encoded.pooler_output, dim=-1)  # (B, D)
         similarity = scorer.logit_scale * text_features @ image_features.T  # (N, B)
-        own = torch.arange(len(similarity), device=similarity.device) // G
-        rewards = similarity.log_softmax(-1).gather(1, own[:, None]).view(-1, G)  # (B, G)
+        targets = torch.arange(len(similarity), device=similarity.device) // G
+        rewards = similarity.log_softmax(-1).gather(1, targets[:, None]).view(-1, G)  # (B, G)
         return (rewards - (rewards.sum(1, keepdim=True) - rewards) / (G - 1)).flatten()
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -9,20 +9,18 @@ Legend: B images, G captions per image, N = B * G captions.
 import argparse
 import dataclasses
 import gc
-import json
 import statistics
 import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmarks.rl_models import SHAPES, RLShape, World, build
 from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal, counted_images
-from scripts.benchmarks.spread import summary
+from scripts.benchmarks.shapes_file import measure_shapes
+from scripts.benchmarks.spread import summary, to_cell
 from scripts.machine import processor_name
 
 TARGETS = {"blip-base": 3.0, "clipcap": 1.6}
@@ -51,10 +49,9 @@ def _step(name: str, world: World, optimizer: Any) -> dict[str, Any]:
 def measure(shape: RLShape, *, seeds: Iterable[int] = (0,), rounds: int = 3) -> dict[str, Any]:
     """Time the steps in turn.
 
-    Returns:
-        `dict`: CPU and wall `seconds` of each step and its parts (medians), `speedup` of ours over the naive step
-            (median, quartiles and value of each round), images that the captioner's tower encoded in a step, tokens a
-            caption, and how far advantages and gradients differ.
+    Returns CPU and wall `seconds` of each step and its parts (medians), `speedup` of ours over the naive step (median,
+    quartiles and value of each round), images that the captioner's tower encoded in a step, tokens per caption, and how
+    far advantages and gradients differ.
     """
     names = list(STEPS)
     steps: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -125,48 +122,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="Of torch; on a busy machine several wait for each other, and waiting counts as CPU time.",
     )
-    parser.add_argument("--images", type=int, default=None, help="Images a step, in place of the shape's own.")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=None,
-        help="JSON file to write, such as docs/results/benchmark_rl_step.json; other shapes in it are kept.",
-    )
+    parser.add_argument("--images", type=int, default=None, help="Images per step; by default those of the shape.")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Time the steps.
+    """Time the steps. Returns for each shape what [`measure`] returns, with seeds, threads and versions."""
 
-    Returns:
-        `dict`: For each shape what [`measure`] returns, with seeds, threads and versions.
-    """
-    threads = torch.get_num_threads()
-    shapes: dict[str, Any] = {}
-    if args.output is not None and args.output.exists():
-        shapes = json.loads(args.output.read_text(encoding="utf-8"))["shapes"]
-    result: dict[str, Any] = {"shapes": shapes}
-    torch.set_num_threads(args.threads)
-    try:
-        for name in args.shapes:
-            shape = SHAPES[name]
-            if args.images is not None:
-                shape = dataclasses.replace(shape, num_images=args.images)
-            shapes[name] = measure(shape, seeds=args.seeds, rounds=args.rounds) | {
-                "seeds": list(args.seeds),
-                "threads": args.threads,
-                "processor": processor_name(),
-                "versions": installed_versions(),
-            }
-            if args.output is not None:
-                write_json(args.output, result)
-    finally:
-        torch.set_num_threads(threads)
-    return result
+    def measured(name: str) -> dict[str, Any]:
+        shape = SHAPES[name]
+        if args.images is not None:
+            shape = dataclasses.replace(shape, num_images=args.images)
+        found = measure(shape, seeds=args.seeds, rounds=args.rounds)
+        machine = {"threads": args.threads, "processor": processor_name(), "versions": installed_versions()}
+        return {**found, "seeds": list(args.seeds), **machine}
 
-
-def _cells(ratio: dict[str, Any]) -> str:
-    low, high = ratio["quartiles"]
-    return f"{ratio['median']:.2f} [{low:.2f}, {high:.2f}]"
+    return measure_shapes(args, measured, threads=args.threads)
 
 
 def _row(name: str, step: str, shape: dict[str, Any]) -> str:
@@ -179,9 +149,9 @@ def _row(name: str, step: str, shape: dict[str, Any]) -> str:
         ", ".join(map(str, shape["images_encoded"][step])),
         " + ".join(f"{seconds['cpu'][part]:.2f}" for part in PARTS),
         f"{seconds['cpu']['step']:.2f}",
-        _cells(speedup["cpu"]) if speedup else "",
+        to_cell(speedup["cpu"]) if speedup else "",
         f"{TARGETS[name]:g}" if speedup and name in TARGETS else "",
-        _cells(speedup["cpu_scorer_images_too"]) if speedup else "",
+        to_cell(speedup["cpu_scorer_images_too"]) if speedup else "",
         f"{speedup['wall']['median']:.2f}" if speedup else "",
     ]
     return f"| {' | '.join(cells)} |"

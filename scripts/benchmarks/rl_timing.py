@@ -63,7 +63,7 @@ def counted_images(world: World) -> Iterator[list[int]]:
 
 
 def _ours(world: World, clock: Clock, *, cached: bool) -> Tensor:
-    """Forward and backward of the trainer's own step; with `cached`, its data loader brings features, not pixels."""
+    """Forward and backward of the trainer's step; with `cached`, its data loader brings features, not pixels."""
     inputs = dict(world.batch)
     captioner: Any = world.captioner
     if cached:

@@ -3,7 +3,7 @@ r"""How much of a training step SLE's reward takes: CIDEr-D with greedy baseline
 The reward is timed as the trainer computes it, on token ids in one batch: 100 images x 5 samples of 12 to 20 tokens and
 their 100 greedy captions, 5 references per image, document frequencies of 5,000 images. The step around it (writing,
 forward, backward, AdamW) is timed with SLETrainer itself. One of BLIP-base's shape with 100 images takes many minutes on a
-CPU: it is measured with few images, and `fixed + images * seconds an image` says what 100 take.
+CPU: it is measured with few images, and `fixed + images * seconds per image` says what 100 take.
 """
 
 import argparse
@@ -14,14 +14,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from hf_captionrl.rewards import RewardContext, RewardData, WeightedRewards, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
@@ -118,8 +116,7 @@ def _median_seconds(work: Callable[[], Any], rounds: int) -> dict[str, Any]:
 def time_reward(*, num_images: int, training_images: int, vocabulary: int, rounds: int, seed: int) -> dict[str, Any]:
     """CPU seconds from captions to advantages, for each distance.
 
-    Returns:
-        `dict`: For `"bleu34"`, `"edit"` and `"multi_reference"` median and quartiles in seconds.
+    Returns, for `"bleu34"`, `"edit"` and `"multi_reference"`, median and quartiles in seconds.
     """
     found = {}
     variants = {"bleu34": {}, "edit": {"distance": "edit"}, "multi_reference": {"diversity": "multi_reference"}}
@@ -189,17 +186,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--training-images", type=int, default=5000, help="Images in the document frequencies.")
     parser.add_argument("--vocabulary", type=int, default=30_000, help="Words of the captions that are rewarded.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of captions and weights.")
-    parser.add_argument(
-        "--output", type=Path, default=None, help="JSON file to write, such as docs/results/benchmark_sle_reward.json."
-    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time rewards and steps on one thread.
 
-    Returns:
-        `dict`: `reward` (seconds for each distance), `blip_base`, `embedded` (the shipped captioner, 100 images measured)
-            and `share` of the step for each.
+    Returns `reward` (seconds for each distance), `blip_base`, `embedded` (the shipped captioner, 100 images measured)
+    and `share` of the step for each.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -219,7 +212,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(threads)
     seconds = reward["bleu34"]["median"]
     share = {
-        # The step that was measured rewards next to nothing: at 100 images its own reward comes on top.
+        # The step that was measured rewards next to nothing: at 100 images its reward is added.
         name: seconds / (seconds + blip[name]["seconds_of_100_images"])
         for name in ("all trained", "frozen tower, cached features")
     }
@@ -235,8 +228,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "versions": installed_versions(),
         "date": datetime.date.today().isoformat(),
     }
-    if args.output is not None:
-        write_json(args.output, result)
     return result
 
 
@@ -276,6 +267,6 @@ def markdown(result: dict[str, Any]) -> str:
         f"{blip['parameters'] / 1e6:.0f} M weights) was kept and the rest scaled to 100 images. Larger batches use a "
         "processor more efficiently, so the true share is somewhat higher. With a GPU, the reward also runs on the GPU, "
         "which was not measured. The embedded captioner is the hardest case, because its 0.7 M weights make the step "
-        "cheap; its step was measured with 100 images and its own captions and rewards.",
+        "cheap; its step was measured with 100 images, its captions and rewards.",
     ]
     return "\n".join(lines)

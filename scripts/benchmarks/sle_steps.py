@@ -1,4 +1,4 @@
-r"""How long SLETrainer's own step takes, and how much of it its rewards."""
+r"""How long SLETrainer's step takes, and how much of it its rewards."""
 
 import random
 import statistics
@@ -37,8 +37,7 @@ def time_steps(
 ) -> dict[str, Any]:
     """CPU seconds of SLETrainer's step, the first one left out: it makes the optimizer's state.
 
-    Returns:
-        `dict`: Median `seconds`, `reward_seconds` within them, and all `values`.
+    Returns the median `seconds`, `reward_seconds` within them, and all `values`.
     """
     clock, rewarded = _StepClock(), []
     with tempfile.TemporaryDirectory() as folder:
@@ -85,11 +84,7 @@ def time_steps(
 
 
 def made_up_data(number: int, image_size: int, seed: int) -> tuple[datasets.Dataset, list[str]]:
-    """Noise with captions, and words enough for BLIP's vocabulary.
-
-    Returns:
-        `tuple`: The data set, and 40,000 words.
-    """
+    """Noise with captions, and words enough for BLIP's vocabulary. Returns the data set, and 40,000 words."""
     rng, choice = np.random.default_rng(seed), random.Random(seed)
     words = ["".join(choice.choices("abcdefghijklmnopqrstuvwxyz", k=choice.randint(3, 9))) for _ in range(40_000)]
     captions = [[" ".join(choice.choices(words, k=12)) for _ in range(5)] for _ in range(number)]

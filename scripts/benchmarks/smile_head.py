@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
 from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmarks.spread import spread
@@ -117,9 +115,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="Which heads to measure.")
     parser.add_argument("--rounds", type=int, default=9, help="Timed rounds after one that warms up.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the batch and of the order within a round.")
-    parser.add_argument(
-        "--output", type=Path, default=None, help="JSON file to write, such as docs/results/benchmark_smile_head.json."
-    )
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -213,8 +208,7 @@ def _measure_head(shape: Shape, trainable: bool, rounds: int, seed: int) -> dict
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time every method at every shape, with a trainable and with a frozen head.
 
-    Returns:
-        `dict`: Under "shapes", for each head CPU-seconds, ratios and transient bytes, with the command and versions.
+    Returns under "shapes", for each head CPU-seconds, ratios and transient bytes, with the command and versions.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -245,8 +239,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "versions": installed_versions(),
         "shapes": shapes,
     }
-    if args.output is not None:
-        write_json(args.output, result)
     return result
 
 

@@ -10,11 +10,9 @@ import argparse
 import copy
 import dataclasses
 import gc
-import json
 import statistics
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -22,9 +20,9 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.reports.versions import installed_versions
+from scripts.benchmarks.shapes_file import measure_shapes
 from scripts.benchmarks.smile_step import _with_interval
 from scripts.machine import processor_name
 
@@ -35,7 +33,7 @@ PATHS: dict[str, dict[str, Any] | None] = {
     "mixture": {"mle_weight": 0.01},
     "trl": None,
 }
-"""Settings of `SmileSFTConfig` for each path; None for TRL's own trainer."""
+"""Settings of `SmileSFTConfig` for each path; None for TRL's trainer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +96,7 @@ def _tokenizer() -> Any:
 def build_trainers(shape: Shape, seed: int, folder: str, number: int) -> dict[str, Any]:
     """One trainer per path, all with the same weights and data.
 
-    Returns:
-        `dict`: Trainers by name of the path, on the CPU in fp32, without activation checkpointing.
+    Returns the trainers by name of the path, on the CPU in fp32, without activation checkpointing.
     """
     from peft import LoraConfig
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -135,7 +132,7 @@ def build_trainers(shape: Shape, seed: int, folder: str, number: int) -> dict[st
             **(settings or {}),
         )
         trainers[name] = (SFTTrainer if settings is None else SmileSFTTrainer)(
-            # Base weights are frozen, so that all models can share them; adapters are their own.
+            # Base weights are frozen, so that all models can share them; each has other adapters.
             copy.deepcopy(model, memo={id(weight): weight for weight in model.parameters()}),
             args,
             train_dataset=_documents(shape, number, seed),
@@ -172,9 +169,8 @@ def _peak_bytes(trainer: Any, batch: dict[str, Any], optimizer: Any) -> int:
 def measure(shape: Shape, *, seed: int = 0, repetitions: int = 6) -> dict[str, Any]:
     """Time the steps of all paths in turn.
 
-    Returns:
-        `dict`: `tokens_per_second` of each path (all tokens of the rows, supervised or not), `speedup` of each over
-            TRL within a batch, `peak_mib` beyond weights and optimizer, and what was measured.
+    Returns `tokens_per_second` of each path (all tokens of the rows, supervised or not), `speedup` of each over TRL
+    within a batch, `peak_mib` beyond weights and optimizer, and what was measured.
     """
     names = list(PATHS)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -219,7 +215,7 @@ def measure(shape: Shape, *, seed: int = 0, repetitions: int = 6) -> dict[str, A
 
 
 def _loss_difference(trainers: dict[str, Any], batch: dict[str, Any]) -> float:
-    """The package's own path at lambda just below 1 against TRL's loss, in nats."""
+    """The package's path at lambda just below 1 against TRL's loss, in nats."""
     config = trainers["mixture"].args
     previous, config.mle_weight = config.mle_weight, 1 - 1e-9
     try:
@@ -237,34 +233,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="Which models to train.")
     parser.add_argument("--repetitions", type=int, default=10, help="Batches that every path trains on.")
     parser.add_argument("--seed", type=int, default=0, help="Of weights and data.")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=None,
-        help="JSON file to write, such as docs/results/benchmark_smile_sft.json; other shapes in it are kept.",
-    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Time the steps.
-
-    Returns:
-        `dict`: For each shape what [`measure`] returns.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    shapes: dict[str, Any] = {}
-    if args.output is not None and args.output.exists():
-        shapes = json.loads(args.output.read_text(encoding="utf-8"))["shapes"]
-    result: dict[str, Any] = {"shapes": shapes}
-    try:
-        for name in args.shapes:
-            shapes[name] = measure(SHAPES[name], seed=args.seed, repetitions=args.repetitions)
-            if args.output is not None:
-                write_json(args.output, result)
-    finally:
-        torch.set_num_threads(threads)
-    return result
+    """Time the steps. Returns for each shape what [`measure`] returns."""
+    return measure_shapes(args, lambda name: measure(SHAPES[name], seed=args.seed, repetitions=args.repetitions))
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -1,19 +1,17 @@
 r"""How long a whole training step takes with SMILE: forward, backward and optimizer, beside the MLE step.
 
 Both steps train one model on one batch, in turn in one process on one thread, so that a busy machine slows both; times
-are CPU seconds of this process. Every repetition draws a batch of its own and takes the paths in another order.
+are CPU seconds of this process. Every repetition draws another batch and takes the paths in another order.
 """
 
 import argparse
 import dataclasses
 import gc
 import itertools
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_captionrl.io import write_json
 from hf_captionrl.losses import IGNORE_INDEX, smile_loss
 from hf_captionrl.reports.versions import installed_versions
 from hf_captionrl.trainers.smile_trainer import SmileObjective
-from scripts.benchmarks.spread import summary
+from scripts.benchmarks.shapes_file import measure_shapes
+from scripts.benchmarks.spread import summary, to_cell
 from scripts.benchmarks.step_models import SHAPES, Shape, build, draw_batch
 from scripts.machine import processor_name
 
@@ -52,7 +50,7 @@ PATHS: dict[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {
     "mle": _own_loss,
     "mle-tapped": _through_tap(1.0),
 }
-"""From model and batch to the loss: SMILE and MLE through the package's tap, and `mle`, the model's own forward and loss
+"""From model and batch to the loss: SMILE and MLE through the package's tap, and `mle`, the model's forward and loss
 over full logits."""
 
 
@@ -81,7 +79,7 @@ def check_losses(model: Any, batch: dict[str, Tensor], atol: float = 1e-3) -> di
         if not difference <= atol:
             raise RuntimeError(
                 f"The loss of path {name!r} is {losses[name]:.6f}, but {expected[name]:.6f} from full logits: a time "
-                "would say nothing. Compare the captioner's tap with the model's own loss (Captioner.self_check)."
+                "would say nothing. Compare the captioner's tap with the model's loss (Captioner.self_check)."
             )
     return differences
 
@@ -117,9 +115,8 @@ def _with_interval(values: list[float]) -> dict[str, Any]:
 def measure(shape: Shape, *, seeds: Iterable[int] = (0, 1), repetitions: int = 4) -> dict[str, Any]:
     """Time the steps of all paths in turn.
 
-    Returns:
-        `dict`: `seconds` of each path (median of the step and of its parts), `speedup` of SMILE over each other path
-            (median, quartiles, interval of the median and value of each repetition), and what was measured.
+    Returns `seconds` of each path (median of the step and of its parts), `speedup` of SMILE over each other path
+    (median, quartiles, interval of the median and value of each repetition), and what was measured.
     """
     names = list(PATHS)
     steps: dict[str, list[list[float]]] = {name: [] for name in names}
@@ -176,48 +173,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="Which models to train.")
     parser.add_argument("--repetitions", type=int, default=4, help="Batches a seed that every path trains on.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="A model for each.")
-    parser.add_argument("--batch-size", type=int, default=None, help="Captions a batch, in place of the shape's own.")
     parser.add_argument(
-        "--output",
-        type=Path,
-        default=None,
-        help="JSON file to write, such as docs/results/benchmark_smile_step.json; other shapes in it are kept.",
+        "--batch-size", type=int, default=None, help="Captions per batch; by default those of the shape."
     )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Time the steps.
+    """Time the steps. Returns for each shape what [`measure`] returns, with the seeds and versions."""
 
-    Returns:
-        `dict`: For each shape what [`measure`] returns, with the seeds and versions.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    shapes: dict[str, Any] = {}
-    if args.output is not None and args.output.exists():
-        shapes = json.loads(args.output.read_text(encoding="utf-8"))["shapes"]
-    result: dict[str, Any] = {"shapes": shapes}
-    try:
-        for name in args.shapes:
-            shape = SHAPES[name]
-            if args.batch_size is not None:
-                shape = dataclasses.replace(shape, batch_size=args.batch_size)
-            measured = measure(shape, seeds=args.seeds, repetitions=args.repetitions)
-            shapes[name] = measured | {
-                "seeds": list(args.seeds),
-                "processor": processor_name(),
-                "versions": installed_versions(),
-            }
-            if args.output is not None:
-                write_json(args.output, result)
-    finally:
-        torch.set_num_threads(threads)
-    return result
+    def measured(name: str) -> dict[str, Any]:
+        shape = SHAPES[name]
+        if args.batch_size is not None:
+            shape = dataclasses.replace(shape, batch_size=args.batch_size)
+        found = measure(shape, seeds=args.seeds, repetitions=args.repetitions)
+        machine = {"processor": processor_name(), "versions": installed_versions()}
+        return {**found, "seeds": list(args.seeds), **machine}
 
-
-def _cells(ratio: dict[str, Any]) -> str:
-    low, high = ratio["quartiles"]
-    return f"{ratio['median']:.2f} [{low:.2f}, {high:.2f}]"
+    return measure_shapes(args, measured)
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -227,7 +199,7 @@ def markdown(result: dict[str, Any]) -> str:
         "## `smile_step`: the whole training step",
         "",
         "`python scripts/benchmark.py smile_step`: forward, backward and AdamW in fp32 on one thread, random weights, "
-        "captions of COCO's lengths. SMILE uses the captioner's tap with `SmileObjective`. MLE uses the model's own "
+        "captions of COCO's lengths. SMILE uses the captioner's tap with `SmileObjective`. MLE uses the model's "
         "forward and loss over full logits. *MLE, tapped* is `mle_weight=1` through the same tap, which computes logits of "
         "supervised tokens only. All paths train the same model on the same batches, alternating in one process. "
         "Speedups are ratios of CPU-seconds within a repetition, above 1 if SMILE is faster: median [quartiles], and "
@@ -247,10 +219,10 @@ def markdown(result: dict[str, Any]) -> str:
             f"{shape['median_supervised_tokens']:.0f}",
             f"{shape['trained_parameters'] / 1e6:.0f} of {shape['parameters'] / 1e6:.0f} M",
             seconds,
-            _cells(over),
+            to_cell(over),
             f"{low:.2f} to {high:.2f}",
             f"{TARGETS.get(name, 1):g}",
-            _cells(tapped),
+            to_cell(tapped),
             f"{shape['repetitions']} ({', '.join(map(str, shape['seeds']))})",
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")

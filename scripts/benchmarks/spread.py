@@ -17,3 +17,9 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
     """`median`, `quartiles` and the `values` themselves."""
     quartiles: list[float] = np.quantile(values, [0.25, 0.75]).tolist()
     return {"median": statistics.median(values), "quartiles": quartiles, "values": values}
+
+
+def to_cell(ratio: dict[str, Any]) -> str:
+    """Median and quartiles of [`summary`], for a table."""
+    low, high = ratio["quartiles"]
+    return f"{ratio['median']:.2f} [{low:.2f}, {high:.2f}]"

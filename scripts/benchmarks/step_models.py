@@ -75,7 +75,7 @@ SHAPES = {
     "clipcap": Shape("clipcap", 40, 50_257, prefix_length=10),
     "clipcap-frozen": Shape("clipcap", 40, 50_257, prefix_length=10, frozen=True),
 }
-"""What is measured. `clipcap` trains GPT-2 and the mapping network, `clipcap-frozen` the mapping network only."""
+"""Measured shapes. `clipcap` trains GPT-2 and the mapping network, `clipcap-frozen` the mapping network only."""
 
 _FEATURES = 512
 """Width of the cached features, that of CLIP ViT-B/32."""
@@ -105,7 +105,7 @@ class PrefixGPT2(GPT2LMHeadModel):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """GPT-2's own forward behind the prefix.
+        """GPT-2's forward behind the prefix.
 
         Args:
             input_ids (`torch.Tensor` of shape `(B, T)`): Start token, caption, end token.
@@ -181,8 +181,7 @@ def build(shape: Shape, seed: int) -> Any:
 def draw_batch(shape: Shape, rng: np.random.Generator) -> dict[str, Tensor]:
     """Captions of COCO's lengths, padded to the longest, with random images or features.
 
-    Returns:
-        `dict`: The inputs of the model's forward, labels among them, as the package's `collate` makes them.
+    Returns the inputs of the model's forward, labels among them, as the package's `collate` makes them.
     """
     counts = np.array(list(_LENGTHS.values()))
     lengths = rng.choice(list(_LENGTHS), shape.batch_size, p=counts / counts.sum())  # (B,)

@@ -24,11 +24,7 @@ def stored_dtypes(file: Path) -> list[str]:
 
 
 def saved_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The weights of a file.
-
-    Returns:
-        `dict[str, torch.Tensor]`: By name.
-    """
+    """The weights of a file by name."""
     with safe_open(str(file), "pt") as weights:
         return {key: weights.get_tensor(key) for key in weights.keys()}  # noqa: SIM118
 

@@ -1,1 +1,1 @@
-"""What `scripts/reproduce.py` is made of: numbers with intervals, runs, the papers' own data, and the pages."""
+"""What `scripts/reproduce.py` is made of: numbers with intervals, runs, the papers' data, and the pages."""

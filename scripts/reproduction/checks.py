@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree  # pytest's own report # nosec B405
+import xml.etree.ElementTree as ElementTree  # pytest's report # nosec B405
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -44,8 +44,7 @@ def _folder(runs_dir: Path) -> Path:
 def outcomes(report: str, tests: Sequence[str]) -> tuple[int, int]:
     """How the tests of a row ended.
 
-    Returns:
-        `tuple[int, int]`: How many cases passed, and how many tests have a case that failed or none at all.
+    Returns how many cases passed, and how many tests have a case that failed or none at all.
     """
     cases: dict[str, list[bool]] = {test: [] for test in tests}
     # Written by pytest a moment ago in a folder of our own; no other XML is read.
@@ -73,16 +72,12 @@ def has_figure(row: Mapping[str, Any]) -> bool:
 
 
 def _stands_for(row: Mapping[str, Any]) -> str:
-    """What is run for a row without a figure: its command, or its tests."""
+    """The command or the tests that are run for a row without a figure."""
     return row["command"] if row["status"] == "runs" else " ".join(row["tests"])
 
 
 def current_checks(rows: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
-    """How rows ended, of those that ended with what stands for them today, in this version.
-
-    Returns:
-        `dict`: By id of the row.
-    """
+    """How rows ended, of those that ended with what stands for them today, in this version. By id of the row."""
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     wanted = {row["id"]: _stands_for(row) for row in rows if row["status"] in ("runs", "tested")}
     made = version("hf_captionrl")
@@ -97,11 +92,7 @@ def check_rows(
     caller: Caller = call,
     told: Callable[[str], None] = print,
 ) -> dict[str, str]:
-    """Run whatever stands for rows without a figure, and keep how it ended.
-
-    Returns:
-        `dict[str, str]`: Why a row was not run, by its id.
-    """
+    """Run whatever stands for rows without a figure, and record how it ended. Returns why a row was not run, by its id."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     ended_well = {i for i, check in current_checks(rows, path).items() if check["exit_code"] == 0}
     reasons: dict[str, str] = {}

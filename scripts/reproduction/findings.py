@@ -125,11 +125,7 @@ def verdicts_of(paper: str, kind: str, number: str, results: Mapping[str, Any]) 
 
 
 def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """One page per paper.
-
-    Returns:
-        `dict[str, str]`: Markdown by file name.
-    """
+    """One page per paper, as Markdown by file name."""
     made = {}
     for paper, page in (load_findings() if findings is None else findings).items():
         body, summary = [], ["| | finding | in the paper | embedded world |", "|--:|:--|:--|:--|"]

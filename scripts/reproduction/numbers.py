@@ -14,14 +14,7 @@ _NORMAL = 1.959964
 
 @dataclass(frozen=True)
 class Measured:
-    """A number and its confidence interval.
-
-    Args:
-        value: The number, or the mean over seeds.
-        low: Lower end of the 95 % interval; None where there is none.
-        high: Its upper end.
-        values: One per seed, where there are seeds.
-    """
+    """A number or mean over seeds, and its 95 % interval; None where there is none."""
 
     value: float
     low: float | None = None

@@ -126,7 +126,7 @@ def to_markdown(
     lines = [
         "# Reproduction",
         "",
-        f"This page shows {len(entries)} numbers of the papers beside ours. {with_ours} were measured on the embedded world, {older} of these on an older version of it, {on_theirs} on the paper's own data.",
+        f"This page shows {len(entries)} numbers of the papers beside ours. {with_ours} were measured on the embedded world, {older} of these on an older version of it, {on_theirs} on the paper's data.",
         "The embedded world has small synthetic images and other captioners, so most of its numbers differ from the paper's. Compare the",
         "direction between two rows instead, as [the findings](findings_smile.md) do.",
         "",

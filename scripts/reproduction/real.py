@@ -1,4 +1,4 @@
-"""The papers' own rows: which presets can be run with the data and captioners of a folder, and what is missing for the others.
+"""The papers' rows: which presets can be run with the data and captioners of a folder, and what is missing for the others.
 
 The folder (`--data_root`) is laid out as the presets name things:
 

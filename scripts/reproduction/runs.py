@@ -89,11 +89,7 @@ class Run:
     def commands(
         self, seeds: Sequence[int], output: str, runs_dir: Path, others: Mapping[str, Run]
     ) -> list[tuple[str, str]]:
-        """What is executed, one after the other.
-
-        Returns:
-            `list[tuple[str, str]]`: Name of the marker, and the command.
-        """
+        """What is executed, one after the other: name of the marker, and the command."""
         found = []
         for number, step in enumerate(self.steps or [self.command]):
             text = self._filled(step, seeds, output).replace("{folder}", str(self.folder(runs_dir)))
@@ -125,8 +121,7 @@ def with_rows(text: str) -> str:
 def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | None:
     """The result of a run, if it is that of this command, these seeds and this version of the package.
 
-    Returns:
-        `dict` or None: The result. One that names no version or no command was made before these were recorded, and counts.
+    A result that names no version or no command was made before these were recorded, and counts.
     """
     path = output / f"{run.name}.json"
     if not path.exists():

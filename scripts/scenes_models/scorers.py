@@ -52,7 +52,7 @@ _SIZE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
 _REWARD_FACTS = ("kind", "second", "background", "colour", "count")
 
 
-def swapped(facts: Facts) -> Facts:
+def swap_objects(facts: Facts) -> Facts:
     """The facts with the two objects in each other's place, so that every relation and colour is bound wrongly."""
     return replace(facts, kind=facts.second, second=facts.kind, colour=facts.second_colour, second_colour=facts.colour)
 
@@ -105,7 +105,7 @@ def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> di
     def loss_of() -> Tensor:
         scenes, pixels = pool.draw(rng, 128)
         # Captions from the web are loose about what belongs to which object.
-        loose = [swapped(s.facts) if s.facts.second and rng.random() < 0.2 else s.facts for s in scenes]
+        loose = [swap_objects(s.facts) if s.facts.second and rng.random() < 0.2 else s.facts for s in scenes]
         captions = [random_caption(rng, facts, (0.4, 1.2)) for facts in loose]
         text = tokenizer(captions, padding=True, return_tensors="pt")
         out = model(pixel_values=pixels, input_ids=text["input_ids"], attention_mask=text["attention_mask"])
@@ -195,7 +195,7 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
             for f, full in zip(facts, is_full, strict=True)
         ]
         # Of pictures with two objects also the captions with swapped objects, which fit none of them.
-        wrong = [full_caption(swapped(f)) for f in facts[::2] if f.second]
+        wrong = [full_caption(swap_objects(f)) for f in facts[::2] if f.second]
         text = tokenizer([*captions, *wrong], padding="max_length", max_length=_TEXT_LENGTH, return_tensors="pt")
         logits = model(pixel_values=pixels, input_ids=text["input_ids"]).logits_per_text.T  # images, captions
         fits = torch.eye(len(facts), logits.shape[1])

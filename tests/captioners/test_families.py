@@ -118,7 +118,7 @@ def own_chat(captioner: Captioner, image, caption: str) -> tuple[dict[str, Tenso
 def own_logits(name: str) -> tuple[Tensor, Tensor]:
     """Logits of the captions from the original class, `(B, T - 1, V)`, and their labels.
 
-    For chat models nothing of the captioner is used: their own processor reads the whole chat, an image at a time.
+    For chat models nothing of the captioner is used: their processor reads the whole chat, one image at a time.
     """
     captioner, plain = _built(name)
     batch = batch_of(captioner)

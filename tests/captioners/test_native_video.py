@@ -248,7 +248,7 @@ def test_a_step_of_smile_on_moving_scenes(tmp_path):
     )
     loaded.check_frame_pooling("native", F)
     assert loaded.video_signature() == captioner.video_signature()
-    with pytest.raises(ValueError, match=r"'native', a model's own video inputs, but the data are images"):
+    with pytest.raises(ValueError, match=r"'native', a model's video inputs, but the data are images"):
         vision_tower_features(captioner, data.remove_columns("video_frames"), frame_pooling="native")
 
 

@@ -18,7 +18,7 @@ from tests.tiny import tiny_images
 from tests.trainers import one_step, rl_step
 
 pytestmark = [
-    pytest.mark.slow,  # test_layouts.py has each of their peculiarities in a fixture of our own
+    pytest.mark.slow,  # test_layouts.py has each of their peculiarities in a fixture
     pytest.mark.skipif(not PLACE.is_dir(), reason="no published configurations on this machine"),
     pytest.mark.usefixtures("pickles_in_this_process"),
 ]

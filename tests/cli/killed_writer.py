@@ -26,6 +26,6 @@ class KillingOs:
 
 
 def write_and_be_killed(last, arguments):
-    """Run a command until its n-th write to a growing file; in a process of its own."""
+    """Run a command until its n-th write to a growing file; in a separate process."""
     hf_captionrl.io.os = KillingOs(last)
     return main(arguments)

@@ -46,7 +46,7 @@ def test_configuration_is_found_by_its_name(called, tmp_path, monkeypatch):
     main(["train", "sle", "--config", "scenes.yaml"])
     assert called[-1][-1] == str(ROOT / "recipes/configs/sle_blip/scenes.yaml")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "scenes.yaml").write_text("alpha: 0.6")  # one's own comes first
+    (tmp_path / "scenes.yaml").write_text("alpha: 0.6")  # the user's file comes first
     main(["train", "sle", "--config", "scenes.yaml"])
     assert called[-1][-1] == "scenes.yaml"
 

@@ -121,7 +121,7 @@ def test_all_splits_in_one_file_and_each_below_the_limit(tmp_path):
     assert {name: len(ds) for name, ds in good.items()} == {"train": 100, "validation": 3, "test": 4}
     assert json.loads(path.read_text())["split"] == "validation"
     assert (report.bad_rows("train"), report.bad_fraction("validation")) == (0, 0.25)
-    # A split that was divided off train has its own name.
+    # A split that was divided off train has another name.
     _, single = check_captions(splits["test"])
     assert single.rows == {"test": 4}
 

@@ -98,7 +98,7 @@ def test_every_bare_name_offline_in_a_new_process_and_folder(nursery, tmp_path):
         "print('loaded', len(modules.MODULES))\n"
     )
     bare = "import hf_captionrl.metrics, evaluate; evaluate.load('caption_diversity')"
-    # The package's own folder holds a package with the same name as the one in the cache.
+    # The package's folder holds a package with the same name as the one in the cache.
     inside = job(tmp_path, LOAD, "inside", HF_EVALUATE_OFFLINE="1") | {"cwd": str(Path(path("emscore")).parents[1])}
     (status, said), (hidden, heard), (without, error) = nursery.run(
         job(tmp_path, code, HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),

@@ -189,7 +189,7 @@ def test_wrong_settings_are_refused(settings, message):
         EvaluationArguments(**settings)
 
 
-def test_second_references_have_their_own_cider_d(tmp_path):
+def test_second_references_have_a_separate_cider_d(tmp_path):
     rows = [{"image_id": f"i{n}", "captions": [f"a red cat {n}", "a mat"]} for n in range(12)]
     for row in rows:
         Image.new("RGB", (4, 4), (int(row["image_id"][1:]) * 9, 0, 0)).save(tmp_path / f"{row['image_id']}.png")

@@ -78,7 +78,7 @@ def test_self_retrieval_rows_have_the_settings_of_their_title(name):
     greedy = config.cider_weight and name != "ndlb/code/cider"
     assert config.baseline == ("greedy" if greedy else "running_mean")
     assert (config.bag_schedule == "paper") == ("BagCurri" in title)
-    # The paper's Table 12; Appendix C.3 gives CIDEr on HolisticCap a rate of its own.
+    # The paper's Table 12; Appendix C.3 gives CIDEr on HolisticCap another rate.
     rate = 1e-7 if config.cider_weight else 9e-8
     assert config.learning_rate == (1e-6 if name in ("ndlb/table7/row3", "ndlb/code/cider") else rate)
     assert config.retrieval_weight == (0 if "CIDEr alone" in title else 1)

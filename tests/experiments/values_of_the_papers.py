@@ -33,7 +33,7 @@ SMILE = {
     "prefix": None,
     "judge": None,
 }
-# BLIP's own finetuning with maximum likelihood smooths labels with 0.1 (code).
+# BLIP's finetuning with maximum likelihood smooths labels with 0.1 (code).
 MLE = SMILE | {"start": PRETRAINED, "mle_weight": 1.0, "smoothing": 0.1}
 # SMILE, Table 6: MSR-VTT and BLIP4video, which is not published. The paper states no settings of this training.
 VIDEO = {

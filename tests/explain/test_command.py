@@ -96,7 +96,7 @@ def test_greedy_caption_has_advantage_0_against_the_greedy_baseline(tmp_path, ca
     assert explain(tmp_path, *options) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["caption"]
-    assert found["reward"]["pool_size"] == 2  # the image's own copy is not its distractor
+    assert found["reward"]["pool_size"] == 2  # the image's copy is not its distractor
     assert found["reward"]["advantage"] == 0.0
 
 

@@ -1,4 +1,4 @@
-"""Numbers of the token-level view, against the model's own full logits and plain loops."""
+"""Numbers of the token-level view, against the model's full logits and plain loops."""
 
 import math
 
@@ -25,7 +25,7 @@ def make(name):
 
 
 def own_logits(captioner, image, caption):
-    """The model's own logits of the supervised tokens `(T, V)`, and these tokens: no tap, no objective."""
+    """The model's logits of the supervised tokens `(T, V)`, and these tokens: no tap, no objective."""
     batch = captioner.collate([image], [caption], max_length=77)
     labels = batch.pop("labels")
     kept = labels[0, 1:] != -100
@@ -125,7 +125,7 @@ def test_model_state_does_not_change():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
-def test_pushes_equal_the_gradient_at_the_tokens_own_logits(reduction):
+def test_pushes_equal_the_gradient_at_the_logits_of_the_tokens(reduction):
     captioner, image = tiny_captioner("blip"), tiny_images(1)[0]
     view = explain_caption(captioner, image, CAPTION)
     logits, ids = own_logits(captioner, image, CAPTION)

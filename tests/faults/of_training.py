@@ -43,7 +43,7 @@ def _killed_training(nursery, folder, rng, kills, within, kinds=TRAINERS) -> Ite
         again = nursery.run("train", folder=str(run), steps_file=str(steps), **settings)
         made = steps_of(steps)
         same = again.code == 0 and again.value["digest"] == whole[kind]["digest"]
-        # What was finished before the kill is gone on from: its steps are not made again.
+        # Steps that were finished before the kill are not repeated.
         lost = max(0, finished + 1 - min(made[before:], default=finished + 1))
         repeated = len(made) - len(set(made))
         yield Trial(same and not lost, lost, repeated, "" if same else f"{kind}: {again.output[-400:]}")

@@ -1,7 +1,7 @@
 """A small Hub on 127.0.0.1: enough of its HTTP for the real `huggingface_hub`, `transformers`, `peft` and `evaluate`.
 
 Repositories live in memory as commits of whole trees. Large files take LFS's way (batch, upload, verify) and are served
-from an address of their own behind a redirect, as on the Hub. Faults are planted with `HubServer.fail`.
+from another address behind a redirect, as on the Hub. Faults are planted with `HubServer.fail`.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_what_cannot_be_mended_is_said(reply, message, attempts):
     assert len(server.requests) == attempts
 
 
-def test_nobody_listens():
+def test_closed_port_is_reported():
     with Server([said("1 1")]) as server:
         url = server.url
     waits = []

@@ -52,7 +52,7 @@ def grpo(folder: Path, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("make", [maximum_likelihood, grpo], ids=["MLE", "GRPO"])
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, make):
-    # Two steps are an epoch of MLE (4 of 8 images a step) and of GRPO (4 images, 2 captions each): 3 is in the second.
+    # Two steps are an epoch of MLE (4 of 8 images per step) and of GRPO (4 images, 2 captions each): 3 is in the second.
     through = make(tmp_path / "through", max_steps=5, save_steps=3)
     through.train()
     resumed = make(tmp_path / "resumed", max_steps=5, save_steps=3)

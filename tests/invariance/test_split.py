@@ -82,7 +82,7 @@ def test_rewards_and_gradients_are_those_of_the_whole_batch(found, kind, process
 
 
 def test_rewards_of_a_part_of_the_batch_would_be_found(found):
-    """The control: candidates of one's own process only, as without a gather, are other rewards and another gradient."""
+    """The control: candidates of one process only, as without a gather, are other rewards and another gradient."""
     whole, split = found("sr", 1, 1), found(KINDS[-1], 2, 1)
     off = max(
         abs(a - b)

@@ -104,7 +104,7 @@ def test_micro_batches_add_up_to_the_step(reduction):
     number = b["mask"].sum() if reduction == "token_mean" else torch.tensor(4.0)
     parts = [of(rows, number) for rows in (slice(0, 1), slice(1, 4))]
     assert sum(parts) == close(of(slice(None), None))
-    # Dividing each part by its own number gives a different value.
+    # Dividing each part by its number gives a different value.
     assert sum(of(rows, None) for rows in (slice(0, 1), slice(1, 4))) != within(sum(parts), 1e-3)
 
 

@@ -1,7 +1,6 @@
 import argparse
 import doctest
 import importlib
-import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -77,16 +76,14 @@ def test_examples_of_docstrings_run(name):
     assert result.failed == 0
 
 
-def test_the_benchmark_runs_and_checks_its_own_numbers(tmp_path):
+def test_benchmark_runs_and_checks_its_numbers():
     parser = argparse.ArgumentParser()
     benchmark.add_arguments(parser)
-    output = tmp_path / "benchmark.json"
-    arguments = ["--rounds", "1", "--training-images", "120", "--pool", "20", "30", "8", "--output", str(output)]
+    arguments = ["--rounds", "1", "--training-images", "120", "--pool", "20", "30", "8"]
     result = benchmark.run(parser.parse_args(arguments))
     assert result["cider_d"]["largest_difference"] < resolution(10)  # CIDEr-D is at most 10
     assert result["pairwise_bleu"]["largest_difference"] < resolution(1)
     assert result["cider_d"]["ratio"] > 1
-    assert json.loads(output.read_text()) == result
     section = benchmark.markdown(result)
     assert "20 captions in a pool of 30 images, 8 features" in section
     assert f"{result['self_retrieval']['ratio']:.2f} [" in section

@@ -80,7 +80,7 @@ def test_bags_average_over_all_captions_of_all_bags():
     assert "variant:bags-2-3|" in result["signature"]
 
 
-def test_sets_rank_each_caption_among_its_own_candidates():
+def test_sets_rank_each_caption_among_separate_candidates():
     text, images = features(2, 0), features(20, 1)
     result = self_retrieval(text, images, targets=[3, 15], sets=[range(10), range(10, 20)])
     expected = [plain_ranks(text[i : i + 1], images[10 * i : 10 * i + 10], [t])[0] for i, t in ((0, 3), (1, 5))]

@@ -279,7 +279,7 @@ def test_ratio_without_weight_has_a_reason():
     assert "share" not in row.per_sample
 
 
-def test_truth_recall_counts_captions_that_fit_their_own_image_alone():
+def test_truth_recall_counts_captions_that_fit_only_the_target():
     """Facts are sets of words, and a caption fits an image that has all of its words."""
 
     def fitting(caption, words):

@@ -51,7 +51,7 @@ def write(captioner: Captioner, images: dict[str, Tensor], **settings: Any) -> t
 
 
 def given(captioner: Captioner, images: dict[str, Tensor], written: Any) -> tuple[Tensor, Tensor]:
-    """Log-probabilities `(N, T)` of the tokens by the captioner, and logits `(N, T, V)` of the model's own forward."""
+    """Log-probabilities `(N, T)` of the tokens by the captioner, and logits `(N, T, V)` of the model's forward."""
     batch = {**captioner.encode_completions(written.ids, written.mask), **images}
     labels = captioner.align_labels(batch["labels"])
     mine, logits = [], []

@@ -277,7 +277,7 @@ def test_loss_without_supervised_tokens_is_0_for_large_states(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_sum_in_half_precision_is_detected(dtype):
-    """Negative control: the same loss in the logits' own dtype exceeds the tolerance above."""
+    """Negative control: the same loss in the logits' dtype exceeds the tolerance above."""
     logits = extreme((1, 1, V), "normal", dtype, 0)
     careless = F.cross_entropy((10 * logits[0]).to(dtype), torch.tensor([3])).double()
     drawn = Drawn((10 * logits).to(dtype), torch.tensor([[3]]))

@@ -113,4 +113,4 @@ def test_sigterm_to_the_launcher_of_two_processes_saves_and_ends_in_time(tmp_pat
     assert waited < IN_TIME
     [seal] = (tmp_path / "run").glob("checkpoint-*/seal.json")
     assert checkpoint_fault(seal.parent) is None
-    assert launcher.returncode != 0  # torchrun's own: its processes ended with 0
+    assert launcher.returncode != 0  # torchrun's status: its processes ended with 0

@@ -203,7 +203,7 @@ def test_errors_of_libraries_within_training_are_faults():
 
     assert not is_input_error(error_of(training_step))
     assert is_input_error(error_of(lambda: int("x")))
-    # The package's own errors say what to change, wherever they come from.
+    # The package's errors say what to change, wherever they come from.
     source = "def training_step():\n    raise ValueError('of the package')\n"
     names = {}
     exec(compile(source, str(Path(console.__file__).with_name("trainers") / "x.py"), "exec"), names)

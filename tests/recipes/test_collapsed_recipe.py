@@ -113,7 +113,7 @@ def test_without_evaluations_the_captions_of_the_test_split_decide(tmp_path, hac
 
 
 def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
-    # Calls: test and validation before training, 2 epochs and test of the variant, then those of the recipe's own run.
+    # Calls: test and validation before training, 2 epochs and test of the variant, then those of the recipe's run.
     hack(lambda call: call in (3, 4, 5))
     variants = json.dumps({"SR (random)": {"bag_schedule": None}})
     path = recipe.main(arguments(tmp_path, *SHORT, "--variants", variants, "--perplexity_name_or_path", "none"))

@@ -40,7 +40,7 @@ def run(tmp_path_factory):
     return folder / "out"
 
 
-def test_the_table_has_the_judge_beside_the_reward(run):
+def test_table_has_columns_of_reward_scorer_and_held_out_scorer(run):
     results = json.loads((run / "results.json").read_text())
     assert [row["name"] for row in results["rows"]] == ["MLE", "SR (random)", "SR (bag curriculum)", "references"]
     for row in results["rows"]:
@@ -117,7 +117,7 @@ def test_an_evaluation_trains_nothing(tmp_path):
     assert [row["name"] for row in rows] == ["MLE", "references"]
     assert isinstance(rows[0]["reward_rd100_recall_at_1"], float)
     assert not list(path.parent.glob("model*/checkpoint-*"))
-    # A card would have to say how the captioner was made, which nobody knows here.
+    # A card would have to say how the captioner was made, which is unknown here.
     assert not (path.parent / "model" / "README.md").exists()
     start = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32).model.state_dict()
     same = load_captioner(str(path.parent / "model"), dtype=torch.float32).model.state_dict()

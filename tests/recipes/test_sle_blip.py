@@ -243,7 +243,7 @@ def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):
         recipe.main(["--output_dir", str(tmp_path), "--use_cpu", *arguments])
 
 
-def test_whoever_brings_his_own_gets_the_papers_settings():
+def test_real_data_and_model_get_the_settings_of_the_paper():
     *_, arguments, config = recipe.parse_args(["--dataset_name", "imagefolder", "--data_dir", "photos", "--use_cpu"])
     assert config.learning_rate == 1e-6
     assert config.rl_start_epoch == 0

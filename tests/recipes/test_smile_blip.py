@@ -215,7 +215,7 @@ def test_a_row_without_further_training(tmp_path):
         [f"--config={RECIPES / 'configs/smile_blip/coco.yaml'}"],
     ],
 )
-def test_whoever_brings_his_own_gets_the_papers_settings(arguments):
+def test_real_data_and_model_get_the_settings_of_the_paper(arguments):
     *_, config = recipe.parse_args(arguments)
     assert config.learning_rate == 1e-5
     assert not config.freeze_vision_tower

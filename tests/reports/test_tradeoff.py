@@ -40,7 +40,11 @@ def test_frontier_equals_brute_force(seed):
 def test_the_picture_shows_every_point_and_joins_the_frontier(tmp_path, monkeypatch):
     figures = []
     save = tradeoff.save_figure
-    monkeypatch.setattr(tradeoff, "save_figure", lambda path, figure: figures.append(figure) or save(path, figure))
+    monkeypatch.setattr(
+        tradeoff,
+        "save_figure",
+        lambda path, figure, **options: figures.append(figure) or save(path, figure, **options),
+    )
     path = write_diversity_tradeoff(tmp_path / "t.png", CURVES, title="CIDEr-D & diversity")
     with Image.open(path) as image:
         assert image.width > 600

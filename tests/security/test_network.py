@@ -1,4 +1,4 @@
-"""The suite's own lock: nothing but loopback is reached, by this process, its children or the browser."""
+"""The suite's lock: nothing but loopback is reached, by this process, its children or the browser."""
 
 import http.server
 import os

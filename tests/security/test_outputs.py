@@ -28,7 +28,7 @@ def test_a_run_leaves_none(tmp_path, monkeypatch, capfd):
     write_results(tmp_path / "run", make_results()["rows"], seed=0, config=config)
     text = (tmp_path / "run" / "results.json").read_text()
     assert json.loads(text)["config"]["model"]["first_token"] == "mle"
-    # A Trainer's own file of arguments is a pickle that holds what it was given; it is not kept.
+    # A Trainer's file of arguments is a pickle that holds what it was given; it is not kept.
     assert leaks(tmp_path) == []
     said = capfd.readouterr()
     assert not has((said.out + said.err).encode(), SECRETS)

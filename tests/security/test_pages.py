@@ -214,7 +214,7 @@ def test_unescaped_they_would_fetch(browser, tmp_path):
     )
     _, addresses, problems = outcome(browser, tmp_path / "page.html")
     assert {"http://a.example/g.css", "http://a.example/a.css"} <= set(addresses)
-    assert problems  # by the browser's own rules, names of other machines are unknown
+    assert problems  # by the browser's rules, names of other machines are unknown
 
 
 def test_behind_the_policy_an_attack_is_stopped_and_said(browser, tmp_path):

@@ -231,7 +231,7 @@ def test_a_metric_that_is_named_stays(tmp_path, scenes, scorer, held_out_scorer)
     assert trainer.args.metric_for_best_model == "length"
 
 
-def test_a_single_scorer_selects_by_its_own_recall(tmp_path, scenes, scorer):
+def test_a_single_scorer_selects_by_its_recall(tmp_path, scenes, scorer):
     trainer = build(tmp_path, scenes["train"], eval_dataset=scenes["validation"], scorer=scorer, **BEST)
     assert trainer.args.metric_for_best_model == "recall_at_1"
     assert "eval_reward_recall_at_1" not in trainer.evaluate(scenes["validation"])

@@ -239,7 +239,7 @@ def test_columns_stay_with_their_captions_on_two_processes(two, name):
     for step in range(2):
         here = [{image_id for image_id, _ in mine[step * share : (step + 1) * share]} for mine in seen]
         assert len(here[0]) == len(here[1]) == share // 2
-        assert not here[0] & here[1]  # each process rewards its own images
+        assert not here[0] & here[1]  # each process rewards its images
     logged = [entry for entry in two[0][name]["log"] if "mark" in entry]
     assert len(logged) == 2
     for step, entry in enumerate(logged):

@@ -1,4 +1,4 @@
-"""Rollouts sample from the policy's own distribution."""
+"""Rollouts sample from the policy's distribution."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Several runs in one output folder: each resumes only from its own checkpoints and keeps those of others."""
+"""Several runs in one output folder: each resumes only from its checkpoints and keeps those of others."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def without_ids(folder):
         (path / SEAL_FILE).write_text(json.dumps({"files": seal["files"]}))
 
 
-def test_killed_run_in_a_used_folder_resumes_from_its_own_checkpoint(tmp_path, caplog):
+def test_killed_run_in_a_used_folder_resumes_from_its_checkpoint(tmp_path, caplog):
     alone = toy(tmp_path / "alone", data=1)
     alone.train()
     toy(tmp_path / "used").train()
@@ -76,7 +76,7 @@ def test_killed_run_in_a_used_folder_resumes_from_its_own_checkpoint(tmp_path, c
         assert not different(weights(tmp_path / "used" / name), first[name.split("-run-")[0]])
 
 
-def test_killed_smile_run_in_a_used_folder_resumes_from_its_own_checkpoint(tmp_path):
+def test_killed_smile_run_in_a_used_folder_resumes_from_its_checkpoint(tmp_path):
     scenes = load_scenes(num_train=8, num_validation=1, num_test=0)["train"]
 
     def trainer(folder, rate, callbacks=()):

@@ -100,7 +100,7 @@ def test_two_steps_move_the_parameters(tmp_path):
     seen = []
     trainer.model.register_forward_pre_hook(lambda m, args, given: seen.append(given), with_kwargs=True)
     trainer.train()
-    # The policy gets the images as its own processor prepares them.
+    # The policy gets the images as its processor prepares them.
     images = [open_image(row["image"]) for row in trainer.caption_data]
     own = trainer.processing_class.image_processor(images=images, return_tensors="pt")["pixel_values"]
     rows = [[i for i, image in enumerate(own) if torch.equal(image, row)] for row in seen[-1]["pixel_values"]]

@@ -18,7 +18,7 @@ from tests.trainers.sft_runs import batch_of, loss_eval, make
 
 
 def test_logit_factors_are_those_of_trl(parts, tmp_path):
-    """Cohere's scale and Gemma's cap, against the model's own logits via trl's head."""
+    """Cohere's scale and Gemma's cap, against the model's logits via trl's head."""
     _, tokenizer = parts
     config = copy.deepcopy(parts[0].config)
     assert logit_factors(config) == (1.0, None)

@@ -127,7 +127,7 @@ def test_lambda_1_equals_trl(parts, tmp_path, packing, lora):
 
 
 def test_mixture_near_lambda_1_approaches_trl(parts, tmp_path):
-    """The package's own code has TRL's loss and gradients just below lambda = 1."""
+    """The package's code has TRL's loss and gradients just below lambda = 1."""
     ours = make(parts, tmp_path / "a", mle_weight=1 - 1e-9)
     theirs = make(parts, tmp_path / "b", cls=SFTTrainer, config=SFTConfig)
     losses = []

@@ -203,7 +203,7 @@ def test_resume_is_exact(tmp_path, scenes):
     assert resumed.state.global_step == 10
 
 
-def test_every_epoch_draws_its_own_captions(tmp_path, scenes):
+def test_every_epoch_draws_other_captions(tmp_path, scenes):
     seen = []
 
     class Spy(SmileTrainer):

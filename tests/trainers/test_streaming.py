@@ -58,7 +58,7 @@ def test_workers_share_the_shards(tmp_path, data):
     assert len(fit(tmp_path, data.to_iterable_dataset(num_shards=4), dataloader_num_workers=2)) > 0
 
 
-def test_two_processes_see_different_rows_and_open_only_their_own(data):
+def test_two_processes_see_different_rows_and_open_only_theirs(data):
     items = StreamedCaptions(data.to_iterable_dataset())
     shards = [list(IterableDatasetShard(items, 4, num_processes=2, process_index=rank)) for rank in range(2)]
     ids = [[item["image_id"] for item in shard] for shard in shards]

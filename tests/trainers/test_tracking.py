@@ -128,7 +128,7 @@ def test_trackers_store_what_was_logged(tmp_path, scenes, offline, monkeypatch, 
     assert len(history) == len(seen) == 2
     image_of = dict(zip(data["image_id"], data["image"], strict=True))
 
-    # trackio: numbers and tables, from its own data base and folder.
+    # trackio: numbers and tables, from its data base and folder.
     rows = trackio_rows(tmp_path)
     numbers = [row for row in rows if "train/reward" in row]
     for entry, row in zip(history, numbers, strict=True):

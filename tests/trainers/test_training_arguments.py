@@ -84,7 +84,7 @@ TESTED = {
     "torch_compile_backend": "test_a_compiled_model_learns_the_same",
     "use_cache": "test_caches_do_not_change_training",
 }
-"""Fields that this package reads itself, or that could meet its own code, and the test of each in this file."""
+"""Fields that this package reads itself, or that could conflict with its code, and the test of each in this file."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -32,7 +32,7 @@ METRIC = Metric(
     emoji="🗣️",
     summary="Fluency of captions under a language model",
     description="""\
-Perplexity of captions under a causal language model, each caption on its own: fluency, as SMILE measures it with GPT-2.
+Perplexity of captions under a causal language model, each caption scored separately: fluency, as SMILE measures it with GPT-2.
 Lower is better, but repetitive captions have a low perplexity too.
 """,
     arguments="""\

@@ -54,13 +54,7 @@ def leave_one_out(value: float, without: Any) -> np.ndarray:
 
 
 class SuiteRow:
-    """One row of a paper's table under construction.
-
-    Args:
-        captions: N captions, which may be empty.
-        seed: Seed of the bootstrap.
-        scorer: Signature of the scorer that made the features.
-    """
+    """One row of a paper's table under construction; `captions` may be empty, `scorer` is a signature."""
 
     def __init__(self, captions: Sequence[str], seed: int, scorer: str = "") -> None:
         self.texts = spoken(captions)
@@ -203,7 +197,7 @@ class SuiteRow:
         check: Callable[[str, Any], Any] | None,
         bags: Mapping[int, list[list[int]]],
     ) -> None:
-        """Set `bag_<size>_truth_recall_at_1`: the share of captions whose claims fit their own image of the bag and no other."""
+        """Set `bag_<size>_truth_recall_at_1`: the share of captions whose claims are true of the target and of no other image of the bag."""
         if facts is None or check is None:
             self.missing("no facts to check captions with", *(f"bag_{size}_truth_recall_at_1" for size in bags))
             return
