@@ -38,8 +38,8 @@ ROWS = (
     ("MLE (start)", "smile_blip_seeds.json", "MLE"),
     ("further MLE", "smile_blip_seeds.json", "MLE+MLE"),
     ("SMILE", "smile_blip_seeds.json", "SMILE"),
-    ("self-retrieval, random distractors", "self_retrieval_blip_seeds.json", "SR sampled"),
-    ("self-retrieval, bag curriculum", "self_retrieval_blip_seeds.json", "SR (bag curriculum)"),
+    ("self-retrieval, random distractors", "self_retrieval_bags_seeds.json", "SR (random)"),
+    ("self-retrieval, bag curriculum", "self_retrieval_bags_seeds.json", "SR (bag curriculum)"),
 )
 """Rows of the picture: label, file, and name of the row in it."""
 

@@ -129,6 +129,7 @@ PLOTS: tuple[Plot | CurvePlot, ...] = (
         ),
         (_RETRIEVAL, _HALLUCINATION, ("degenerate", "Degenerate ↓")),
     ),
+    CurvePlot("self_retrieval_curves.png", "self_retrieval_bags_seeds.json"),
     Plot(
         "video.png",
         "smile_video_seeds.json",

@@ -21,7 +21,9 @@ from hf_captionrl.captioners.head_tap import bypass_vision_tower
 from hf_captionrl.captioners.model_inputs import Encoding
 from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
 
-__all__ = ["Completions", "Writing"]
+__all__ = ["Completions", "Writing", "split_greedy"]
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 @dataclass
@@ -41,7 +43,14 @@ class Completions:
     mask: Tensor
 
     def rows(self, index: Tensor) -> Completions:
-        """Some of the captions, without the columns that only the others use."""
+        """Some of the captions, without the columns that only the others use.
+
+        Args:
+            index (`torch.Tensor` of shape `(K,)`): Rows to keep.
+
+        Returns:
+            [`Completions`]: K captions.
+        """
         mask = self.mask[index]
         width = max(1, int(mask.any(0).sum()))
         return Completions(
@@ -50,6 +59,13 @@ class Completions:
             ended=self.ended[index],
             mask=mask[:, :width],
         )
+
+
+def split_greedy(together: Completions, group_size: int) -> tuple[Completions, Completions]:
+    """The G captions and the greedy caption of each image, of what `generate(greedy_first=True)` returns."""
+    rows = torch.arange(len(together.captions))
+    is_greedy = rows % (group_size + 1) == 0
+    return together.rows(rows[~is_greedy]), together.rows(rows[is_greedy])
 
 
 class Writing(Encoding):
@@ -197,7 +213,8 @@ class Writing(Encoding):
             # All processes must run until the last one has finished, because they gather the weights together.
             settings.setdefault("synced_gpus", True)
         do_sample, number = self._captions_per_image(settings)
-        if not is_sharded(self.model) and settings.get("custom_generate") is None and (do_sample or number == 1):
+        decodable = do_sample or (number == 1 and not greedy_first)
+        if decodable and not is_sharded(self.model) and settings.get("custom_generate") is None:
             loop = DecodingLoop(
                 num_sampled=number if do_sample else 0,
                 greedy=greedy_first or not do_sample,
@@ -207,7 +224,8 @@ class Writing(Encoding):
                 return write({**settings, "num_return_sequences": 1, "custom_generate": loop})
         if not greedy_first:
             return write(settings)
-        greedy = write({**settings, "do_sample": False, "num_return_sequences": 1})
+        plain = {name: value for name, value in settings.items() if name not in _SAMPLING}
+        greedy = write({**plain, "do_sample": False, "num_beams": 1, "num_return_sequences": 1})
         return self._interleave(greedy, write(settings))
 
     def _captions_per_image(self, settings: dict[str, Any]) -> tuple[bool, int]:

@@ -69,7 +69,8 @@ def _preset(name: str) -> ClipScorePreset:
 
 def score_prefix(preset: str, prefix: str | None = None) -> str:
     """The prefix of captions: the given one, or the preset's."""
-    before = _preset(preset).prefix if prefix is None else prefix
+    known = _preset(preset)  # refuses unknown names, whatever the prefix
+    before = known.prefix if prefix is None else prefix
     return before if not before or before[-1].isspace() else f"{before} "
 
 

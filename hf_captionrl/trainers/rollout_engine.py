@@ -14,7 +14,7 @@ import datasets
 import torch
 from torch import Tensor
 
-from hf_captionrl.captioners.generation import Completions
+from hf_captionrl.captioners.generation import Completions, split_greedy
 from hf_captionrl.data.caption_columns import caption_lists
 from hf_captionrl.rewards import BASELINES, RewardContext, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
@@ -108,9 +108,7 @@ class RolloutEngine:
         """Completions, and the greedy one of each image for a baseline."""
         if not needs_greedy:
             return self.generate(images), None
-        together = self.generate(images, greedy_first=True)
-        rows, group = torch.arange(len(together.captions)), self.trainer.args.num_generations + 1
-        return together.rows(rows[rows % group > 0]), together.rows(rows[rows % group == 0])
+        return split_greedy(self.generate(images, greedy_first=True), self.trainer.args.num_generations)
 
     def generate(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
         """Completions of the policy for the images of several micro-batches."""

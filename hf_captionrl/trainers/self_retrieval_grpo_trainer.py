@@ -1,4 +1,4 @@
-r"""Self-retrieval of chat models at scale with TRL's GRPO, including vLLM and sequence packing.
+r"""Self-retrieval of chat models at scale with TRL's GRPO, including vLLM.
 
 Legend: B images of this process, G captions per image, N = B * G captions, T tokens, P processes, C = B * P images.
 """

@@ -7,6 +7,7 @@ from transformers import GenerationConfig
 from hf_captionrl.captioners import decoding, generation, load_captioner
 from hf_captionrl.captioners.decoding import UndecodableError, draw_tokens
 from tests.captioners.given_draws import multinomial_of
+from tests.closeness import resolution
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tiny_chat import CHAT_TYPES, tiny_chat
 from tests.tiny_families import FAMILY_NAMES, tiny_family
@@ -134,9 +135,10 @@ def test_draws_of_a_large_vocabulary_follow_the_exact_cumulative_sum():
     scores = torch.randn(6, 50_000) * 3
     uniforms = torch.rand(6)
     cumulative = scores.double().softmax(-1).cumsum(-1)
+    rounding = resolution(1.0, summands=50_000)
     for row, token in enumerate(draw_tokens(scores, uniforms).tolist()):
         before = float(cumulative[row, token - 1]) if token else 0.0
-        assert before - 1e-5 <= float(uniforms[row]) <= float(cumulative[row, token]) + 1e-5
+        assert before - rounding <= float(uniforms[row]) <= float(cumulative[row, token]) + rounding
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ def force(trainer: Any, seen: dict[str, Any]) -> None:
         return mine[g % len(mine)]
 
     def write(images, **overrides):
-        number = overrides.get("num_return_sequences", G)
-        first = number - G  # the greedy caption is another one
-        captions = [text(row, g - 5 * first) for row in rows for g in range(number)]
+        sampled = [[text(row, g) for g in range(G)] for row in rows]
+        greedy = [[text(row, 5 * (G - 1))] for row in rows] if overrides.get("greedy_first") else [[] for _ in rows]
+        captions = [caption for pair in zip(greedy, sampled, strict=True) for part in pair for caption in part]
         ids, mask = reference_ids(captioner, captions)
         return Completions(ids=ids, captions=captions, ended=mask.sum(1) > 0, mask=mask)
 

@@ -30,7 +30,14 @@ def looping(trainer):
 
 @pytest.mark.parametrize("action", ["off", "warn", "stop", "rollback"])
 def test_the_guard_acts_on_degenerate_captions(tmp_path, scenes, action, caplog):
-    arguments = {**SAMPLED, "max_steps": 6, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
+    arguments = {
+        **SAMPLED,
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "learning_rate": 0.01,
+        "seed": 1,
+    }
     trainer = build(tmp_path, scenes["train"], guard=action, guard_thresholds=GuardThresholds(window=2), **arguments)
     looping(trainer)
     trainer.train()

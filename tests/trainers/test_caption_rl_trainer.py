@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from hf_captionrl.captioners.generation import split_greedy
 from hf_captionrl.data import open_image
 from hf_captionrl.rewards import PairwiseDiversity, SelfRetrieval
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
@@ -181,7 +182,7 @@ def test_greedy_baseline_with_beam_search(tmp_path, scenes):
 
     trainer.rollouts.generate = spy
     trainer.train()
-    beams, greedy = wrote
+    beams, greedy = split_greedy(wrote[0], 1)
     assert greedy.captions == trainer_greedy(trainer, scenes)
     different = sum(a != b for a, b in zip(beams.captions, greedy.captions, strict=True))
     entry = next(e for e in trainer.state.log_history if "advantage_std" in e)

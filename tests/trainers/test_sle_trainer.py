@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hf_captionrl.captioners.generation import split_greedy
 from hf_captionrl.data import open_image
 from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards import CiderReward, FunctionReward, RewardContext, RewardData, WeightedRewards, make_baseline
@@ -264,7 +265,7 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, arguments, cut):
     trainer, rows, written = step_with_rollout(tmp_path, dataset, **split, **arguments)
     args, model = trainer.args, captioner()
     s, end = args.num_generations, model.eos_token_id
-    sampled, greedy = ([o.ids[i][o.mask[i]].tolist() for i in range(len(o.ids))] for o in written[:2])
+    sampled, greedy = ([o.ids[i][o.mask[i]].tolist() for i in range(len(o.ids))] for o in split_greedy(written[0], s))
     assert len(sampled) == s * len(rows) == s * 8
 
     def encode(texts):
@@ -358,7 +359,9 @@ def test_empty_references_are_counted_and_empty_samples_have_rewards(tmp_path, s
 
     def nothing(images, **overrides):
         out = write(images, **overrides)
-        out.ids[::2], out.captions[::2] = captioner().eos_token_id, [""] * len(out.captions[::2])
+        empty = [row for row in range(len(out.captions)) if row % 6 % 2]  # of six, the first is the greedy caption
+        out.ids[empty] = captioner().eos_token_id
+        out.captions = ["" if row in empty else caption for row, caption in enumerate(out.captions)]
         seen.append(out)
         return out
 
