@@ -58,7 +58,7 @@ def test_plots_of_the_guides_show_the_committed_results(tmp_path, monkeypatch, c
 
 def test_both_captioners_start_from_the_same(tmp_path):
     starts = []
-    for file in ("smile_blip_seeds.json", "self_retrieval_blip_seeds.json"):
+    for file in ("smile_blip_seeds.json", "self_retrieval_bags_seeds.json"):
         rows = {row["name"]: row for row in json.loads((ROOT / "docs" / "results" / file).read_text())["rows"]}
         starts.append([rows["MLE"][column]["mean"] for column, _ in COLUMNS])
     assert starts[0] == pytest.approx(starts[1])
