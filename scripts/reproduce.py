@@ -7,8 +7,8 @@
     python scripts/reproduce.py --pages                         # write the pages of finished results; runs nothing
     python scripts/reproduce.py --check                         # exit code 1 if the committed pages are out of date
 
-docs/paper_index.yaml defines the runs. A finished result with the same command, seeds and version is not computed
-again.
+docs/paper_index.yaml defines the runs. A finished result with the same command, seeds, package version and version of
+the embedded world is not computed again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from scripts.reproduction import findings  # noqa: E402
 from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
 from scripts.reproduction.page import to_markdown  # noqa: E402
 from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
-from scripts.reproduction.runs import Run, execute, finished, in_order  # noqa: E402
+from scripts.reproduction.runs import Run, execute, finished, in_order, to_run  # noqa: E402
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
@@ -96,13 +96,13 @@ def _presets(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace) -> Table:
-    results = _results(runs, args.output, args.seeds)
+    left = {name for name, run in runs.items() if to_run(run, _seeds(run, args.seeds), args.output)}
     checks = current_checks(rows, args.output / CHECKS)
     table = Table("row", "status", "embedded world", "the paper's data")
     for row in rows:
         names = dict.fromkeys(entry["run"] for entry in row.get("numbers", ()) if "run" in entry)
         said = [
-            f"{name}: {'finished' if name in results else f'to run, about {runs[name].minutes} minutes'}"
+            f"{name}: {f'to run, about {runs[name].minutes} minutes' if name in left else 'finished'}"
             for name in names
         ]
         if not has_figure(row) and row["status"] in ("runs", "tested"):
@@ -156,7 +156,7 @@ def _run_all(
     wanted = [
         name
         for name in _wanted(rows, args.only, runs)
-        if finished(runs[name], _seeds(runs[name], args.seeds), args.output) is None
+        if to_run(runs[name], _seeds(runs[name], args.seeds), args.output)
     ]
     presets = _presets(rows) if args.data_root else []
     folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}

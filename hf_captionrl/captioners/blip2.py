@@ -80,6 +80,10 @@ class Blip2Captioner(FixedPrefixCaptioner):
         """Whether the Q-Former reads the prompt."""
         return self.base_model.config.model_type == "instructblip"
 
+    @property
+    def writer(self) -> Any:
+        return self.base_model.language_model
+
     def special_token_ids(self) -> tuple[int, int, int]:
         # Generation uses the language model's configuration. OPT ends captions with a newline, not with </s>.
         config, generation = self.base_model.config.text_config, self.base_model.language_model.generation_config

@@ -14,38 +14,18 @@ import torch
 from torch import Tensor
 from transformers import EncoderDecoderCache, GenerationConfig, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.logits_process import (
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 __all__ = ["DecodingLoop", "UndecodableError", "draw_tokens"]
 
-_ROWWISE = (
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
+_ROWWISE = tuple(
+    getattr(logits_process, name)
+    for name in """ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor MinLengthLogitsProcessor
+    MinNewTokensLengthLogitsProcessor NoBadWordsLogitsProcessor NoRepeatNGramLogitsProcessor RepetitionPenaltyLogitsProcessor
+    SuppressTokensAtBeginLogitsProcessor SuppressTokensLogitsProcessor TemperatureLogitsWarper TopKLogitsWarper
+    TopPLogitsWarper""".split()
 )
 """Processors that treat every row by itself, and with which greedy and sampled rows can be processed together."""
 
@@ -115,21 +95,21 @@ class DecodingLoop:
         batch = _Batch.after_prefill(model, input_ids, outputs, model_kwargs)
         batch.repeat(per_image, folded=self.folded)
         rows = batch.rows
-        device, pad, ends = rows.device, generation_config._pad_token_tensor, generation_config._eos_token_tensor
+        device = rows.device
+        pad, ends = generation_config._pad_token_tensor.to(device), generation_config._eos_token_tensor.to(device)
         is_greedy = (torch.arange(len(rows), device=device) % per_image == 0) & self.greedy  # (N,)
         uniforms = torch.zeros(length, len(rows), device=device)
         if self.num_sampled:
             uniforms[:, ~is_greedy] = torch.rand(length, self.num_sampled * len(input_ids), device=device)
-        written = pad.to(device).repeat(len(rows), length)  # (N, T)
+        written = pad.repeat(len(rows), length)  # (N, T)
         prompt, active = batch.input_ids, torch.ones_like(is_greedy)
         step = 0
         for step in range(length):
             scores = logits_processor(batch.input_ids, batch.logits)
             chosen = self._choose(scores, uniforms[step, batch.rows], is_greedy[batch.rows])
-            chosen = torch.where(active, chosen, pad.to(device))
+            chosen = torch.where(active, chosen, pad)
             written[batch.rows, step] = chosen
-            if ends is not None:
-                active = active & ~torch.isin(chosen, ends.to(device))
+            active = active & ~torch.isin(chosen, ends)
             if step + 1 == length or not active.any():
                 break
             batch.append(chosen)
@@ -156,6 +136,8 @@ class DecodingLoop:
             other
             or mode != wanted
             or config.return_dict_in_generate
+            or config._eos_token_tensor is None
+            or config._pad_token_tensor is None
             or not model_kwargs.get("use_cache")
             or config.prefill_chunk_size is not None
             or any(type(each) not in _ROWWISE for each in processors)
@@ -190,11 +172,13 @@ class _Batch:
     model_kwargs: dict[str, Any]
     rows: Tensor  # (N,), their place in the result
     images: int  # rows of the keys and values in cross-attention
+    offset_modules: list[Any]  # with offsets per row, for positions in time, height and width
 
     @classmethod
     def after_prefill(cls, model: Any, input_ids: Tensor, outputs: Any, model_kwargs: dict[str, Any]) -> _Batch:
         rows = torch.arange(len(input_ids), device=input_ids.device)
-        batch = cls(model, input_ids, rows, model_kwargs, rows, len(rows))
+        offset_modules = [m for m in model.modules() if isinstance(getattr(m, "rope_deltas", None), Tensor)]
+        batch = cls(model, input_ids, rows, model_kwargs, rows, len(rows), offset_modules)
         batch._take(outputs)
         if not _selectable(batch.cache):
             raise UndecodableError
@@ -223,11 +207,11 @@ class _Batch:
         index = torch.arange(number, device=self.rows.device).repeat_interleave(times)
         images = index[::times] if folded else index
         self._select(index, images)
-        self.images = len(images)
+        self.logits, self.images = self.logits[index], len(images)
         self.rows = torch.arange(number * times, device=self.rows.device)
 
     def compact(self, active: Tensor) -> Tensor:
-        """Leave out finished rows if they are many; each image keeps the same number of rows."""
+        """Leave out finished rows, except for their logits, if they are many; each image keeps the same number of rows."""
         by_image = active.view(self.images, -1)  # (B, R)
         counts = by_image.sum(1)
         images = counts.nonzero().squeeze(1)
@@ -254,10 +238,9 @@ class _Batch:
                 self.cache.cross_attention_cache.batch_select_indices(images)
         else:
             self.cache.batch_select_indices(index)
-        for module in self.model.modules():  # models with positions in time, height and width keep offsets per row
-            if isinstance(getattr(module, "rope_deltas", None), Tensor):
-                module.rope_deltas = _rows_of(module.rope_deltas, index, number)
-        self.input_ids, self.logits = self.input_ids[index], self.logits[index]
+        for module in self.offset_modules:
+            module.rope_deltas = _rows_of(module.rope_deltas, index, number)
+        self.input_ids = self.input_ids[index]
 
 
 def _rows_of(value: Any, index: Tensor, number: int) -> Any:

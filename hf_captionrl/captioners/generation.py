@@ -81,7 +81,7 @@ class Writing(Encoding):
 
     @property
     def writer(self) -> Any:
-        """The module whose `generate` is called."""
+        """The module whose `generate` decodes."""
         return self.base_model
 
     @classmethod
@@ -212,8 +212,12 @@ class Writing(Encoding):
         if is_sharded(self.model):
             # All processes must run until the last one has finished, because they gather the weights together.
             settings.setdefault("synced_gpus", True)
-        do_sample, number = self._captions_per_image(settings)
-        decodable = do_sample or (number == 1 and not greedy_first)
+        do_sample, number, num_beams = (
+            self._known(settings, name) or 0 for name in ("do_sample", "num_return_sequences", "num_beams")
+        )
+        number = max(1, number)
+        # With beams, generate would prepare its inputs, and an encoder-decoder encode them, before the loop could refuse.
+        decodable = num_beams <= 1 and (do_sample or (number == 1 and not greedy_first))
         if decodable and not is_sharded(self.model) and settings.get("custom_generate") is None:
             loop = DecodingLoop(
                 num_sampled=number if do_sample else 0,
@@ -228,18 +232,11 @@ class Writing(Encoding):
         greedy = write({**plain, "do_sample": False, "num_beams": 1, "num_return_sequences": 1})
         return self._interleave(greedy, write(settings))
 
-    def _captions_per_image(self, settings: dict[str, Any]) -> tuple[bool, int]:
-        """Whether captions are sampled, and how many per image, by the arguments or the generation configs."""
-        given = settings.get("generation_config")
-        sources = [
-            settings,
-            *(vars(config) for config in (given, self.writer.generation_config) if config is not None),
-        ]
-
-        def known(name: str) -> Any:
-            return next((source[name] for source in sources if source.get(name) is not None), None)
-
-        return bool(known("do_sample")), known("num_return_sequences") or 1
+    def _known(self, settings: dict[str, Any], name: str) -> Any:
+        """A setting of `generate`, by the arguments, a given configuration, or that of the model."""
+        configs = (settings.get("generation_config"), self.writer.generation_config)
+        sources = [settings, *(vars(config) for config in configs if config is not None)]
+        return next((source[name] for source in sources if source.get(name) is not None), None)
 
     def _interleave(self, greedy: Tensor, sampled: Tensor) -> Tensor:
         """`(B, S)` and `(B * G, T)` -> `(B * (1 + G), max(S, T))`, the greedy caption of each image first."""

@@ -137,7 +137,7 @@ def to_markdown(
         "python scripts/reproduce.py --data_root DATA                    # also rows on the papers' data, if data and captioners exist",
         "```",
         "",
-        "A finished result with the same command, seeds and package version is not computed again. If the code changed within a version, delete",
+        "A finished result with the same command, seeds, package version and version of the world is not computed again. If the code changed, delete",
         "the result first. Each result contains the revision that produced it. A killed run resumes with the remaining seeds and steps.",
         "",
         "Numbers of the papers are in our units: fractions instead of percentages, CIDEr divided by 100. The interval is Student's t over seeds if",

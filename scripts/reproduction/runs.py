@@ -1,6 +1,6 @@
 """Runs of the embedded world: what is finished, what is left, and how a killed one goes on.
 
-A run's folder is named by what it does (commands and package version), so that what a kill left in it is of the same run,
+A run's folder is named by what it does (commands, versions of package and world), so that what a kill left in it is of the same run,
 and a change of either begins anew. Each step that ended well leaves a marker there.
 """
 
@@ -83,7 +83,7 @@ class Run:
 
     def folder(self, runs_dir: Path) -> Path:
         """Where its models and markers go."""
-        text = json.dumps([self.command, list(self.steps), version("hf_captionrl")])
+        text = json.dumps([self.command, list(self.steps), version("hf_captionrl"), world_version()])
         return runs_dir / f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def commands(
@@ -134,6 +134,12 @@ def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | N
     recorded = with_rows(recorded) if isinstance(recorded, str) else [with_rows(command) for command in recorded]
     same = recorded == asked and list(record.get("seeds", ())) == list(seeds)
     return record if same and made == version("hf_captionrl") else None
+
+
+def to_run(run: Run, seeds: Sequence[int], output: Path) -> bool:
+    """Whether a run has no result yet, or one of an older version of the embedded world."""
+    record = finished(run, seeds, output)
+    return record is None or bool(of_older_world(record))
 
 
 def words_of(command: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 from hf_captionrl.captioners import decoding, generation, load_captioner
 from hf_captionrl.captioners.decoding import UndecodableError, draw_tokens
@@ -159,6 +159,24 @@ def test_other_settings_use_the_loop_of_transformers(settings, monkeypatch):
     torch.set_rng_state(state)
     of_transformers(monkeypatch)
     assert found.tolist() == captioner.generate(**images, max_new_tokens=T, **settings).ids.tolist()
+
+
+@pytest.mark.parametrize("family", ["vit-gpt2", "blip2-opt", "blip2-t5", "florence2"])
+def test_inputs_of_beam_search_are_prepared_once(family, monkeypatch):
+    captioner, images = captioner_and_images(family)
+    calls = []
+    prepare = GenerationMixin._prepare_model_inputs
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return prepare(*args, **kwargs)
+
+    monkeypatch.setattr(GenerationMixin, "_prepare_model_inputs", counted)
+    captioner.generate(**images, max_new_tokens=3, num_beams=2)
+    assert len(calls) == 1
+    captioner.writer.generation_config.num_beams = 2
+    captioner.generate(**images, max_new_tokens=3)
+    assert len(calls) == 2
 
 
 def test_several_greedy_captions_of_an_image_are_refused():
