@@ -51,7 +51,6 @@ from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.experiments.samples import (
     SampleArguments,
     Sampler,
-    keep_long_references,
     write_samples,
 )
 from hf_captionrl.reports.table import COLUMNS
@@ -189,7 +188,6 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     resume = resumes(config)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
-        splits = keep_long_references(splits, sle_args.min_reference_words)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = Evaluator.from_arguments(
         splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits

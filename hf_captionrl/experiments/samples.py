@@ -25,7 +25,7 @@ from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from hf_captionrl.trainers.caption_generation import LazyImages, generate_captions, vision_tower_features
 
-__all__ = ["SampleArguments", "Sampler", "keep_long_references", "write_samples"]
+__all__ = ["SampleArguments", "Sampler", "write_samples"]
 
 
 @dataclass
@@ -41,13 +41,6 @@ class SampleArguments:
         metadata={"help": "Temperatures of the trade-off plot. The table uses 1, which is always included."},
     )
     panel_images: int = field(default=6, metadata={"help": "Images shown in panel.html; 0 writes none."})
-    min_reference_words: int = field(
-        default=0,
-        metadata={
-            "help": "Minimum number of words of a reference (COCO asked its annotators for eight). An image without "
-            "such a reference keeps its longest one."
-        },
-    )
 
     def __post_init__(self) -> None:
         if self.num_samples < 2:
@@ -56,19 +49,6 @@ class SampleArguments:
             raise ValueError(f"sample_images is {self.sample_images}. Use 1 or more, or None for all test images.")
         if not all(temperature > 0 for temperature in self.sample_temperatures):
             raise ValueError(f"sample_temperatures are {self.sample_temperatures}. Use positive numbers.")
-
-
-def keep_long_references(splits: datasets.DatasetDict, minimum: int) -> datasets.DatasetDict:
-    """Remove short references from every split."""
-
-    def of_row(row: dict[str, Any]) -> dict[str, list[str]]:
-        texts = list(row["captions"])
-        long = [text for text in texts if len(text.split()) >= minimum]
-        return {"captions": long or sorted(texts, key=lambda text: -len(text.split()))[:1]}
-
-    if minimum <= 1:
-        return splits
-    return datasets.DatasetDict({name: rows.map(of_row, load_from_cache_file=False) for name, rows in splits.items()})
 
 
 class Sampler:

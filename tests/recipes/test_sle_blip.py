@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -14,7 +13,7 @@ import torch
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import load_captions, sample_frames
 from hf_captionrl.experiments.rows import row_names
-from hf_captionrl.experiments.samples import SampleArguments, Sampler, keep_long_references
+from hf_captionrl.experiments.samples import SampleArguments, Sampler
 from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.reports.table_columns import SAMPLE_COLUMNS
 from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_stream
@@ -245,18 +244,9 @@ def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):
 
 
 def test_real_data_and_model_get_the_settings_of_the_paper():
-    *_, arguments, config = recipe.parse_args(["--dataset_name", "imagefolder", "--data_dir", "photos", "--use_cpu"])
+    *_, config = recipe.parse_args(["--dataset_name", "imagefolder", "--data_dir", "photos", "--use_cpu"])
     assert config.learning_rate == 1e-6
     assert config.rl_start_epoch == 0
-    assert arguments.min_reference_words == 0
-
-
-def test_long_references_are_kept_and_of_short_ones_the_longest():
-    rows = datasets.Dataset.from_dict({"captions": [["a dog", "a dog on the bed", "a b c d"], ["a", "a cat"]]})
-    found = keep_long_references(datasets.DatasetDict(train=rows, test=rows), 4)
-    for split in ("train", "test"):
-        assert list(found[split]["captions"]) == [["a dog on the bed", "a b c d"], ["a cat"]]
-    assert keep_long_references(datasets.DatasetDict(train=rows), 0)["train"] is rows
 
 
 def test_samples_come_from_their_seed_and_leave_the_random_state_alone():
