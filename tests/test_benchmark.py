@@ -57,6 +57,14 @@ def test_a_wrong_loss_is_not_timed(tiny, monkeypatch):
         smile_head.run(argparse.Namespace(shapes=["tiny"], rounds=1, seed=0, output=None))
 
 
+@pytest.mark.parametrize("name", sorted(benchmark.benchmarks()))
+def test_every_benchmark_has_one_set_of_options(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        benchmark.main([name, "--help"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.count(" --output OUTPUT") == 1
+
+
 def test_an_unknown_benchmark_is_refused(capsys):
     with pytest.raises(SystemExit):
         benchmark.main(["nothing"])

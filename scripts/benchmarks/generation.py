@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -116,7 +115,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this benchmark."""
     parser.add_argument("--shapes", nargs="+", choices=["blip-base", "clipcap"], default=["blip-base", "clipcap"])
     parser.add_argument("--rounds", type=int, default=5, help="Calls of each loop, for each kind of lengths.")
-    parser.add_argument("--output", type=Path, default=None, help="JSON file to write.")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
