@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 from hf_captionrl.io import atomic_write_text  # noqa: E402
 from scripts import docs_tables  # noqa: E402
 from scripts.make_paper_index import ROWS, load_index, load_rows  # noqa: E402
-from scripts.reproduction import findings  # noqa: E402
+from scripts.reproduction import findings, leaderboard  # noqa: E402
 from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
 from scripts.reproduction.page import to_markdown  # noqa: E402
 from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
@@ -65,7 +65,10 @@ def pages(
     results = _results(runs, output, seeds)
     checks = current_checks(rows, output / CHECKS)
     made = {"reproduction.md": to_markdown(rows, runs, results, output, checks=checks, reasons=reasons)}
-    return made | findings.pages(results) | (docs_tables.pages() if output.resolve() == RESULTS.resolve() else {})
+    made |= findings.pages(results)
+    return (
+        made | docs_tables.pages() | leaderboard.page(runs, results) if output.resolve() == RESULTS.resolve() else made
+    )
 
 
 def _asked(

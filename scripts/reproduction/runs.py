@@ -62,6 +62,7 @@ class Run:
         rows: Where the steps' rows stand: the result's row to its folder and which of its rows.
         after: Runs whose folders it reads.
         needs: Programs it needs.
+        leaderboard: Rows of the result that stand on docs/leaderboard.md, with their titles there.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Run:
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
     after: Sequence[str] = ()
     needs: Sequence[str] = ()
+    leaderboard: Mapping[str, str] = field(default_factory=dict)
 
     def recorded(self, seeds: Sequence[int], output: str) -> str | list[str]:
         """What a finished result has under `command` or `commands`."""
