@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 from hf_captionrl.io import atomic_write_text  # noqa: E402
 from scripts import docs_tables  # noqa: E402
 from scripts.make_paper_index import ROWS, load_index, load_rows  # noqa: E402
-from scripts.reproduction import findings, leaderboard  # noqa: E402
+from scripts.reproduction import findings, hacking, leaderboard  # noqa: E402
 from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
 from scripts.reproduction.page import to_markdown  # noqa: E402
 from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
@@ -66,9 +66,9 @@ def pages(
     checks = current_checks(rows, output / CHECKS)
     made = {"reproduction.md": to_markdown(rows, runs, results, output, checks=checks, reasons=reasons)}
     made |= findings.pages(results)
-    return (
-        made | docs_tables.pages() | leaderboard.page(runs, results) if output.resolve() == RESULTS.resolve() else made
-    )
+    if output.resolve() != RESULTS.resolve():
+        return made
+    return made | docs_tables.pages() | leaderboard.page(runs, results) | hacking.page(results)
 
 
 def _asked(

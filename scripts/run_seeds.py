@@ -66,6 +66,16 @@ def aggregate_curves(runs: Sequence[Mapping[str, Sequence[Mapping[str, float]]]]
     return found
 
 
+def guard_steps(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[int | None]]:
+    """For each row, the step at which the guard first tripped or refused an evaluation, by seed; None: at no step."""
+    found: dict[str, list[int | None]] = {}
+    for name in runs[0]["learning_curves"]:
+        guards = [run.get("selected", {}).get(name, {}).get("guard", {}) for run in runs]
+        steps = [[entry["step"] for key in ("trips", "refused") for entry in guard.get(key, ())] for guard in guards]
+        found[name] = [min(of_seed, default=None) for of_seed in steps]
+    return found
+
+
 def to_markdown(
     rows: list[dict[str, Any]],
     seeds: list[int],
@@ -137,6 +147,7 @@ def main() -> None:
     }
     if all(run.get("learning_curves") for run in runs):
         record["learning_curves"] = aggregate_curves([run["learning_curves"] for run in runs])
+        record["guard"] = guard_steps(runs)
     write_json(f"{args.output}.json", record)
     atomic_write_text(f"{args.output}.md", to_markdown(rows, args.seeds, again))
 

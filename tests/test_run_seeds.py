@@ -3,7 +3,7 @@
 import pytest
 
 from hf_captionrl.io import write_json
-from scripts.run_seeds import _of_any_machine, aggregate, to_markdown
+from scripts.run_seeds import _of_any_machine, aggregate, guard_steps, to_markdown
 
 
 def rows(length, other="SMILE"):
@@ -36,6 +36,15 @@ def test_a_number_that_one_seed_lacks_has_no_mean():
 def test_different_rows_are_refused():
     with pytest.raises(ValueError, match="different rows"):
         aggregate([rows(1.0), rows(1.0, "SLE")])
+
+
+def test_the_first_alarm_of_each_seed_is_recorded():
+    def run(**selected):
+        return {"learning_curves": {"SR": [], "CIDEr": []}, "selected": selected}
+
+    trips = {"guard": {"trips": [{"step": 132}, {"step": 150}], "refused": [{"step": 100}]}}
+    quiet = {"guard": {"trips": [], "refused": []}}
+    assert guard_steps([run(SR=trips, CIDEr=quiet), run(SR=quiet)]) == {"SR": [100, None], "CIDEr": [None, None]}
 
 
 def test_markdown_shows_what_is_missing():

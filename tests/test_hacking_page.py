@@ -1,0 +1,33 @@
+"""docs/reward_hacking.md: rises, flattery and losses by hand."""
+
+from scripts.reproduction import hacking
+
+
+def _point(reward, held_out, hallucination=0.1, length=5.0):
+    keys = (hacking.REWARD, hacking.HELD_OUT, "hallucination", "length")
+    return {
+        key: {"values": value if isinstance(value, list) else [value, value]}
+        for key, value in zip(keys, (reward, held_out, hallucination, length), strict=True)
+    }
+
+
+def test_numbers_of_a_reward_by_hand():
+    # Seed 0 peaks in the middle and loses 0.2; seed 1 peaks at the end.
+    points = [_point(0.5, 0.6), _point([0.7, 0.6], [0.8, 0.6]), _point(0.9, [0.6, 0.8], 0.3, 12.0)]
+    record = {"learning_curves": {"SR": points}, "guard": {"SR": [100, None]}, "seeds": [0, 1], "command": "a command"}
+    cells = [cell.strip() for cell in hacking.section(record).splitlines()[2].strip("|").split("|")]
+    # Half of a 95 % interval of two values that differ by 0.2: 12.706 * 0.1.
+    assert cells == [
+        "SR",
+        "+0.400",
+        "+0.100 [-1.171, 1.371]",
+        "+0.300 [-0.971, 1.571]",
+        "-0.100 [-1.371, 1.171]",
+        "0.300",
+        "12.00",
+        "100, never",
+    ]
+
+
+def test_without_a_result_the_page_names_the_command():
+    assert "python scripts/reproduce.py --only reward_hacking_seeds" in hacking.section(None)
