@@ -97,13 +97,26 @@ class LineFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        while not self._is_open():
+            pass
         try:
-            self._lock()
             self._begin(self.path.read_bytes())
         except BaseException:
             os.close(self._file)
             raise
+
+    def _is_open(self) -> bool:
+        """Open and lock the file; False if another process deleted it in between."""
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            self._lock()
+            if self.path.is_file() and os.path.samestat(os.fstat(self._file), os.stat(self.path)):
+                return True
+        except BaseException:
+            os.close(self._file)
+            raise
+        os.close(self._file)
+        return False
 
     def _begin(self, data: bytes) -> None:
         """Read the content of the file; an error here closes it."""

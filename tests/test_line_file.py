@@ -39,6 +39,22 @@ def test_a_second_writer_is_refused_until_the_first_is_closed(tmp_path):
         file.append_bytes(b"free again\n")
 
 
+def test_a_file_that_is_deleted_while_it_is_opened_is_made_again(tmp_path, monkeypatch):
+    deletions = [True, True, False]
+    real = Counting._lock
+
+    def lock_after_another_process_deleted_it(self):
+        if deletions.pop(0):
+            self.path.unlink()
+        real(self)
+
+    monkeypatch.setattr(Counting, "_lock", lock_after_another_process_deleted_it)
+    with Counting(tmp_path / "lines") as file:
+        file.append_bytes(b"kept\n")
+    assert deletions == []
+    assert (tmp_path / "lines").read_bytes() == b"kept\n"
+
+
 def test_an_error_at_the_beginning_gives_the_file_back(tmp_path):
     (tmp_path / "lines").write_bytes(b"broken\n")
     for _ in range(2):  # a lock that was kept would be another message

@@ -18,7 +18,7 @@ from hf_captionrl.album.album_result import Album, AlbumImage
 from hf_captionrl.album.candidate_scores import EncodedTexts, confusions_of
 from hf_captionrl.album.candidates import Journal, contrastive_candidates, generate_candidates
 from hf_captionrl.album.choice import Choice
-from hf_captionrl.album.constraints import check_candidates, meets_constraints, shortened
+from hf_captionrl.album.constraints import check_candidates, meets_constraints, shortened, with_word
 from hf_captionrl.album.copies import calibrate_threshold, copy_leaders
 from hf_captionrl.album.diagnosis import diagnose
 from hf_captionrl.album.distinct_captions import ChosenCaptions, distinct_captions, same_text
@@ -274,7 +274,14 @@ class AlbumEngine:
 
     def _edited(self, candidates: list[list[str]], facts: Sequence[GroupFacts]) -> list[list[str]]:
         """Candidates without what their group shares, and with the trigger."""
-        phrases = {fact.group: fact.shared if self.settings.drop_shared else () for fact in facts}
+        required = self.settings.require
+        phrases = {
+            fact.group: [
+                phrase for phrase in fact.shared if not any(with_word([phrase], word)[0] for word in required)
+            ]
+            for fact in facts
+            if self.settings.drop_shared
+        }
         found = []
         for row, mine in zip(self.rows, candidates, strict=True):
             mine_shared = phrases.get(self.groups[row], ())

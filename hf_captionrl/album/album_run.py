@@ -31,7 +31,7 @@ def journal_of(output: Path) -> Path:
 class _Reservation(LineFile):
     """Keeps other commands away from an output."""
 
-    busy = "Wait until it ends, or use another --output."
+    busy = "Wait until it ends, or use another --output without --sidecars."
 
 
 class AlbumRun:
@@ -75,13 +75,19 @@ class AlbumRun:
         self._open.clear()
 
     def _lock(self) -> None:
-        """Open the journals, and reserve every output: `NAME.candidates.jsonl` is the lock of each NAME."""
+        """Open the journals, and reserve every output: `NAME.candidates.jsonl` is the lock of each NAME.
+
+        The text files beside the images have a lock in their folder, which keeps commands with other outputs away.
+        """
         from hf_captionrl.evaluation.caption_files import CaptionWriter
 
         overwrite, journals = (
             self.options.overwrite,
             {os.path.abspath(p): p for p in map(journal_of, self.options.output)},
         )
+        if self.options.sidecars:
+            folder = os.path.commonpath([os.path.abspath(Path(path).parent) for path in self.source.paths if path])
+            self._open.append(_Reservation(Path(folder, ".captionrl.lock")))
         self.writer = CaptionWriter(journals.pop(os.path.abspath(journal_of(self.first))), overwrite=overwrite)
         self._open.append(self.writer)
         for path in journals.values():

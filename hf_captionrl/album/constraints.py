@@ -16,7 +16,7 @@ from hf_captionrl.album.phrase_removal import without_loose_end
 from hf_captionrl.album.settings import ConstraintOptions
 from hf_captionrl.text.degenerate_captions import degenerate
 
-__all__ = ["check_candidates", "meets_constraints", "script_of", "shortened"]
+__all__ = ["check_candidates", "meets_constraints", "script_of", "shortened", "with_word"]
 
 _CHUNK = 20_000
 
@@ -76,9 +76,9 @@ def meets_constraints(
     if options.max_characters is not None:
         good &= np.array([len(text) <= options.max_characters for text in flat], dtype=bool)
     for word in options.require:
-        good &= _with_word(flat, word)
+        good &= with_word(flat, word)
     for word in options.forbid:
-        good &= ~_with_word(flat, word)
+        good &= ~with_word(flat, word)
     wanted = [{script_of(text) for text in mine} - {None} for mine in old]
     if any(wanted):
         found = (script_of(text.removeprefix(trigger or "")) for text in flat)
@@ -87,6 +87,7 @@ def meets_constraints(
     return good
 
 
-def _with_word(texts: Sequence[str], word: str) -> np.ndarray:
+def with_word(texts: Sequence[str], word: str) -> np.ndarray:
+    """Which texts contain a word, `(S,)`."""
     pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
     return np.array([pattern.search(text) is not None for text in texts], dtype=bool)

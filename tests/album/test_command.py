@@ -139,6 +139,16 @@ def test_every_output_is_reserved(photos, capsys):
     assert not list(Path().glob("**/*.candidates.jsonl")), "empty journals are removed"
 
 
+def test_text_files_of_a_folder_have_one_writer(photos, capsys):
+    with LineFile(photos / ".captionrl.lock"):
+        assert album(*MODEL, "--sidecars", "--overwrite", "--output", "other.jsonl") == 2
+        assert "without --sidecars" in capsys.readouterr().err
+        assert (photos / "b.txt").read_text() == "two pigs\n"
+        assert album(*MODEL, "--output", "other.jsonl") == 0
+    assert album(*MODEL, "--sidecars", "--overwrite", "--output", "other.jsonl") == 0
+    assert not (photos / ".captionrl.lock").exists()
+
+
 def test_sidecars_are_not_overwritten(photos, capsys):
     arguments = [*MODEL, "--sidecars", "--drop_shared", "--trigger", "ohwx thing"]
     assert album(*arguments) == 2

@@ -70,6 +70,15 @@ def test_constraints_and_ranks_are_those_of_the_edited_captions(scorer, images, 
         assert_close(first.margin, second.margin, dtype=torch.float32, magnitude=1)
 
 
+def test_shared_phrases_with_a_required_word_stay(scorer, images):
+    settings = {"diagnose_only": False, "drop_shared": True, "copy_threshold": 2}
+    found = describe_album(images, None, scorer, captions=PHOTOS, require=["DOG"], **settings)
+    assert all(text in mine for text, mine in zip(found.captions, PHOTOS, strict=True))
+    assert all("constraint" not in image.problems for image in found.images)
+    without = describe_album(images, None, scorer, captions=PHOTOS, **settings)
+    assert not any("dog" in text for text in without.captions)
+
+
 def test_texts_that_become_equal_are_not_distinct_captions(scorer, images):
     texts = [["a dog", "a red dog"], ["the dog", "a blue dog"], ["dog", "a green dog"]]
     found = describe_album(images, None, scorer, captions=texts, diagnose_only=False, trigger="x", drop_shared=True)
