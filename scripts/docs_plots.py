@@ -144,17 +144,6 @@ PLOTS: tuple[Plot | CurvePlot, ...] = (
         _of_sources,
     ),
     Plot(
-        "boosting_self_retrieval.png",
-        "ndlb_order_seeds.json",
-        (
-            "generic start",
-            "SR-L, random distractors, from generic",
-            "HolisticCap start",
-            "SR-LV, bag curriculum, from HolisticCap",
-        ),
-        (_RETRIEVAL, _HALLUCINATION, _CIDER),
-    ),
-    Plot(
         "truematch.png",
         "truematch_scenes.json",
         ("every fact", "references", "scenes:blip-mle", "scenes:clipcap-mle"),

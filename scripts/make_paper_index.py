@@ -81,7 +81,7 @@ def _said(row: dict[str, Any]) -> str:
     numbers = [
         f"{entry['what']}: {_number(*find_number(entry['at'], _results(entry['run'])))}"
         for entry in row.get("numbers", ())
-        if "run" in entry
+        if "run" in entry and (RESULTS / f"{entry['run']}.json").is_file()
     ]
     parts = ["; ".join(numbers), row.get("note", "")]
     status = f"**{row['status']}**"
