@@ -1,6 +1,6 @@
 """Finetune a captioner by sequence-level exploration: captions that agree with the references and differ from each other.
 
-Without arguments, on the embedded world (4 minutes on 2 CPU cores, no network): cross-entropy, then CIDEr-D alone (SLL),
+Without arguments, on the embedded world (4 minutes on 2 CPU cores, no network): CIDEr-D alone (SLL),
 CIDEr-D with a bonus for the entropy of each word (SLL-ME), and CIDEr-D with distances between captions (SLE).
 
     accelerate launch recipes/sle_blip.py

@@ -25,6 +25,14 @@ from tests.closeness import assert_close
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = [name for name in row_names(RECIPES / "configs") if name.startswith("sle/")]
 SHORT = [
+    *(
+        "--rl_start_epoch",
+        "1",
+        "--num_train_epochs",
+        "2",
+        "--xe_learning_rate",
+        "3e-4",
+    ),  # an epoch of cross-entropy first
     *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105", "--sample_images", "6"),
     *("--max_steps", "2", "--per_device_train_batch_size", "8", "--num_generations", "3", "--num_samples", "3"),
     *("--generation_max_new_tokens", "12", "--use_cpu", "--disable_tqdm", "true", "--gallery_size", "4"),
@@ -229,7 +237,7 @@ def test_a_trainer_refuses_videos_without_cached_features(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tune", "language"], "rl_start_epoch is 1"),
+        (["--tune", "language", "--rl_start_epoch", "1", "--num_train_epochs", "2"], "rl_start_epoch is 1"),
         (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a held-out scorer"),
         (["--resume_from_checkpoint", "model/checkpoint-40"], "Use 'true'"),
         (["--alpha", "2"], "alpha is 2.0"),
@@ -241,6 +249,11 @@ def test_a_trainer_refuses_videos_without_cached_features(tmp_path):
 def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         recipe.main(["--output_dir", str(tmp_path), "--use_cpu", *arguments])
+
+
+def test_default_run_starts_from_the_trained_captioner():
+    *_, config = recipe.parse_args(["--use_cpu"])
+    assert (config.rl_start_epoch, config.learning_rate, config.max_steps) == (0, 1e-4, 200)
 
 
 def test_real_data_and_model_get_the_settings_of_the_paper():
