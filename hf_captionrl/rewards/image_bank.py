@@ -112,17 +112,20 @@ class ImageBank:
                 f"({len(lacking)} of {len(image_ids)} images lack some). Add the features of all neighbours to the bank."
             )
 
-    def compare(self, text: Tensor, targets: Tensor, image_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Cosines of captions with their distractors.
+    def compare(
+        self, text: Tensor, targets: Tensor, image_ids: Sequence[str], batch_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines of captions with their targets and distractors, and weights that stand for a batch.
 
         Args:
             text (`torch.Tensor` of shape `(N, D)`): Features of the captions; the captions of a target are adjacent.
             targets (`torch.Tensor` of shape `(B, D)`): Features of the targets.
             image_ids (`Sequence[str]`): Ids of the targets.
+            batch_size (`int`): C, the images of a batch, the target included.
 
         Returns:
-            `tuple` of two tensors of shape `(N, K)`: The cosines, and whether the image is a distractor: neither the
-            target nor a copy of it.
+            `tuple` of two tensors of shape `(N, 1 + K)`, the target first: the cosines, and the weights for
+            [`retrieval_rewards`]: 1 for the target, `(C - 1) / number` for each of its distractors, 0 for copies.
 
         Raises:
             ValueError: If a target has no distractor.
@@ -141,12 +144,15 @@ class ImageBank:
             cosines = torch.einsum("bgd,bkd->bgk", grouped, images).flatten(0, 1)  # (N, K)
             far = (images - targets[:, None]).abs().amax(2) > _COPY
         is_distractor = far & (columns != own[:, None])  # (B, K)
-        if not is_distractor.any(1).all():
-            alone = image_ids[int((~is_distractor.any(1)).nonzero()[0])]
+        number = is_distractor.sum(1, keepdim=True)  # (B, 1)
+        if not number.all():
+            alone = image_ids[int((number == 0).nonzero()[0, 0])]
             raise ValueError(
                 f"The bank holds no other image than the image {alone!r} and copies of it. Use a larger bank."
             )
-        return cosines, is_distractor.repeat_interleave(group_size, dim=0)
+        weights = (is_distractor * ((batch_size - 1) / number)).repeat_interleave(group_size, dim=0)  # (N, K)
+        of_target = (text * targets.repeat_interleave(group_size, dim=0)).sum(1, keepdim=True)  # (N, 1)
+        return torch.cat([of_target, cosines], dim=1), torch.cat([torch.ones_like(of_target), weights], dim=1)
 
 
 def training_bank(

@@ -297,7 +297,11 @@ class SelfRetrieval(Reward):
                 len(context.captions), 1
             )
         if self.distractor_scope == "bank":
-            return self._bank_rewards(self._banks[member], text, images[positions], context.image_ids, scale)
+            similarity, weights = self._banks[member].compare(
+                text, images[positions], context.image_ids, self.bank_batch_size
+            )
+            first = torch.zeros(len(text), dtype=torch.long, device=text.device)
+            return retrieval_rewards(similarity, first, self.reward_kind, scale, weights)
         compared = self._compared(images, positions, context.bag_size)  # (B, K), the target first, or None
         if compared is None:
             return retrieval_rewards(
@@ -306,22 +310,6 @@ class SelfRetrieval(Reward):
         compared = compared.repeat_interleave(context.group_size, dim=0)  # (N, K)
         first = torch.zeros(len(compared), dtype=torch.long, device=compared.device)
         return retrieval_rewards(similarity.gather(1, compared), first, self.reward_kind, scale)
-
-    def _bank_rewards(
-        self, bank: ImageBank, text: Tensor, targets: Tensor, image_ids: Sequence[str], scale: float
-    ) -> Tensor:
-        """Rewards `(N,)` of captions `(N, D)` whose distractors are images of the bank; `targets` are `(B, D)`."""
-        cosines, is_distractor = bank.compare(text, targets, image_ids)  # (N, M)
-        of_target = (text * targets.repeat_interleave(len(text) // len(targets), dim=0)).sum(1, keepdim=True)  # (N, 1)
-        number = is_distractor.sum(1, keepdim=True)  # (N, 1): M, less the target and its copies
-        weights = is_distractor * ((self.bank_batch_size - 1) / number)
-        return retrieval_rewards(
-            torch.cat([of_target, cosines], dim=1),
-            torch.zeros(len(text), dtype=torch.long, device=text.device),
-            self.reward_kind,
-            scale,
-            weights=torch.cat([torch.ones_like(of_target), weights], dim=1),
-        )
 
     @staticmethod
     def _text_features(scorer: Any, captions: list[str]) -> Tensor:
