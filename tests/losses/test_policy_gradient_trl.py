@@ -20,7 +20,7 @@ def trl_loss(b: dict[str, Tensor], loss_type: str, *, ratio: bool, beta: float) 
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *args, **kwargs: (b["log_probs"], b["entropy"], None),
         accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
-        args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+        args=SimpleNamespace(use_bias_correction_kl=False, steps_per_generation=1),
         model=SimpleNamespace(training=True),
         _metrics={"train": defaultdict(list)},
         current_gradient_accumulation_steps=1,
@@ -36,6 +36,7 @@ def trl_loss(b: dict[str, Tensor], loss_type: str, *, ratio: bool, beta: float) 
         aux_loss_enabled=False,
         _entropy_bonus_enabled=False,
     )
+    trainer.args.delta = None  # clips from above, which is off
     mask = b["mask"].long()
     inputs = {
         "prompt_ids": torch.zeros(4, 1).long(),
