@@ -70,7 +70,7 @@ class BankRewardFunction:
             raise ValueError(
                 f"The targets have no features of the image {unknown[0]!r}. Pass targets with all training images."
             )
-        rows = torch.tensor([self._row[one] for one in ids])  # (N,): every caption is a group of its own
+        rows = torch.tensor([self._row[one] for one in ids])  # (N,): each caption counts as a group
         candidates, positions = rows.unique(return_inverse=True)
         nothing = torch.empty(len(ids), 0)
         context = RewardContext(

@@ -56,7 +56,7 @@ class ImageBank:
                 "different ids. Pass one id per image, each once."
             )
         if len(self.features) < 2:
-            raise ValueError("The bank has one image, which is no distractor of itself. Use 2 or more images.")
+            raise ValueError("The bank has one image, which is not a distractor of itself. Use 2 or more images.")
         self._nearest: Tensor | None = None
         self._row: dict[str, int] = {}
         if neighbours is not None:
@@ -101,7 +101,7 @@ class ImageBank:
         unknown = [image_id for image_id in image_ids if image_id not in self._row]
         if unknown:
             raise ValueError(
-                f"The bank knows no neighbours of {len(unknown)} of {len(image_ids)} images (first: {unknown[0]!r}). Use "
+                f"The bank has no neighbours for {len(unknown)} of {len(image_ids)} images (first: {unknown[0]!r}). Use "
                 "neighbours of all training images, or a bank without neighbours."
             )
         missing = (self._nearest < 0).sum(1).tolist()
@@ -131,10 +131,10 @@ class ImageBank:
             ValueError: If a target has no distractor.
         """
         group_size = len(text) // len(targets)
-        own = torch.tensor([self._column.get(image_id, -1) for image_id in image_ids], device=self.features.device)
+        itself = torch.tensor([self._column.get(image_id, -1) for image_id in image_ids], device=self.features.device)
         if self._nearest is None:
             cosines = text @ self.features.T  # (N, M)
-            columns = torch.arange(len(self), device=own.device)[None]  # (1, M)
+            columns = torch.arange(len(self), device=itself.device)[None]  # (1, M)
             # One target at a time: (B, M, D) would not fit into memory.
             far = torch.stack([(self.features - target).abs().amax(1) > _COPY for target in targets])  # (B, M)
         else:
@@ -143,7 +143,7 @@ class ImageBank:
             grouped = text.view(len(targets), group_size, -1)  # (B, G, D)
             cosines = torch.einsum("bgd,bkd->bgk", grouped, images).flatten(0, 1)  # (N, K)
             far = (images - targets[:, None]).abs().amax(2) > _COPY
-        is_distractor = far & (columns != own[:, None])  # (B, K)
+        is_distractor = far & (columns != itself[:, None])  # (B, K)
         number = is_distractor.sum(1, keepdim=True)  # (B, 1)
         if not number.all():
             alone = image_ids[int((number == 0).nonzero()[0, 0])]

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from hf_captionrl.retrieval import NeighbourFile
+from hf_captionrl.retrieval import FeatureCache, NeighbourFile
 from hf_captionrl.rewards import BankRewardFunction, ImageBank, SelfRetrieval, retrieval_rewards
 from tests.closeness import assert_close, close
 from tests.rewards.conftest import TableScorer
@@ -99,7 +99,7 @@ def test_weighted_sum_is_the_mean_sum_over_all_batches():
 
 def test_target_and_its_copies_are_no_distractors(rollouts):
     scorer, captions = world()
-    target, others = ROWS[0], [4, 1]
+    target, others = ROWS[0], ALONE
     context = rollouts.context(captions[:G], [target])
     expected = reward_with(rollouts, scorer, bank=bank_of(scorer, others))(context)
 
@@ -131,6 +131,16 @@ def test_random_bank_is_the_same_for_every_scorer_and_process(rollouts):
     ids = [bank.image_ids for reward in (one, two) for bank in reward._banks]
     assert len(set(ids[0])) == 4
     assert ids == [ids[0]] * 4
+
+
+def test_bank_takes_the_features_of_a_cache(rollouts, tmp_path):
+    scorer, captions = world()
+    cache = FeatureCache(tmp_path, model_id="table", revision="1")
+    cache.put(IDS, scorer.images)
+    bank = ImageBank(cache.get([IDS[row] for row in ALONE]), [IDS[row] for row in ALONE], "table")
+    rewards = [reward_with(rollouts, scorer, bank=one) for one in (bank, bank_of(scorer, ALONE))]
+    found, expected = (reward(rollouts.context(captions, ROWS)) for reward in rewards)
+    assert found.equal(expected)
 
 
 # The function for TRL
@@ -220,7 +230,7 @@ def test_bank_larger_than_the_training_images_is_refused(rollouts, kind, most):
 
 def test_bank_that_is_too_small_is_refused(rollouts):
     scorer, captions = world()
-    with pytest.raises(ValueError, match=r"one image, which is no distractor of itself. Use 2 or more"):
+    with pytest.raises(ValueError, match=r"one image, which is not a distractor of itself. Use 2 or more"):
         bank_of(scorer, [3])
     images = torch.stack([scorer.images[7], scorer.images[7]])
     reward = reward_with(rollouts, scorer, bank=ImageBank(images, ["i7", "copy"], "table"))
@@ -250,7 +260,7 @@ def test_bank_without_features_of_neighbours_is_refused(rollouts):
         reward_with(rollouts, scorer, bank=bank_of(scorer, [0, 1, 2, 3, 5, 6, 7], neighbours=file))
     others = NeighbourFile(indices, torch.zeros(8, 2), ["i9", *IDS[1:]], "table@1")
     nine = ImageBank(torch.cat([scorer.images, torch.ones(1, 5)]), [*IDS, "i9"], "table", neighbours=others)
-    with pytest.raises(ValueError, match=r"knows no neighbours of 1 of 8 images .first: 'i0'.*Use neighbours of all"):
+    with pytest.raises(ValueError, match=r"has no neighbours for 1 of 8 images .first: 'i0'.*Use neighbours of all"):
         reward_with(rollouts, scorer, bank=nine)
 
 
