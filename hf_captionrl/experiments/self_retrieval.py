@@ -107,8 +107,8 @@ def run_name(config: SelfRetrievalConfig) -> str:
     """Row name of a finetuned captioner."""
     notes = []
     if config.bag_schedule is None:
-        hard = config.distractor_scope == "hard"
-        notes.append(f"{config.num_hard_distractors} hard" if hard else "random")
+        scopes = {"hard": f"{config.num_hard_distractors} hard", "bank": f"bank of {config.bank_size}"}
+        notes.append(scopes.get(config.distractor_scope, "random"))
     else:
         fixed = str(config.bag_schedule).isdigit()
         kind = " of random images" if config.bag_distractors == "random" else ""

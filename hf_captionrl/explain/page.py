@@ -17,7 +17,7 @@ from PIL import Image
 
 from hf_captionrl.explain.token_view import Alternative, CaptionView, TokenView, token_pushes
 from hf_captionrl.io import atomic_write_text
-from hf_captionrl.losses.policy_gradient import LogProbReduction
+from hf_captionrl.losses.policy_gradient import LossType
 from hf_captionrl.reports.gallery import embedded_image
 from hf_captionrl.reports.plot_style import COLOURS, new_figure, plain_label, save_figure, tidy
 from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templates
@@ -25,8 +25,8 @@ from hf_captionrl.reports.templating import TEMPLATES, content_hash, html_templa
 __all__ = ["CaptionReward", "explanation_json", "visible_token", "write_explanation", "write_explanation_picture"]
 
 _WEIGHTS = {
-    "mean": "1 / tokens of the caption",
-    "token_mean": "1 / tokens of the batch, here this caption",
+    "grpo": "1 / tokens of the caption",
+    "dapo": "1 / tokens of the batch, here this caption",
     "sum": "1",
 }
 
@@ -42,7 +42,7 @@ class CaptionReward:
         rank: Rank of the image, 1 = best.
         pool_size: Number of images in the pool, the target included.
         scorer: Name of the scorer.
-        logprob_reduction: Weight of a token in the policy gradient.
+        loss_type: Weight of a token in the policy gradient.
     """
 
     reward: float
@@ -51,7 +51,7 @@ class CaptionReward:
     rank: int
     pool_size: int
     scorer: str
-    logprob_reduction: LogProbReduction = "mean"
+    loss_type: LossType = "grpo"
 
     @property
     def advantage(self) -> float:
@@ -75,7 +75,7 @@ def explanation_json(view: CaptionView, reward: CaptionReward | None = None) -> 
         "reward": None,
     }
     if reward is not None:
-        weights, pushes = token_pushes(view, reward.advantage, logprob_reduction=reward.logprob_reduction)
+        weights, pushes = token_pushes(view, reward.advantage, loss_type=reward.loss_type)
         found["reward"] = {**asdict(reward), "advantage": reward.advantage, "weights": weights, "pushes": pushes}
     return found
 
@@ -140,7 +140,7 @@ def write_explanation(
     rows = [_row(number, token, longest) for number, token in enumerate(view.tokens, start=1)]
     shown = None
     if reward is not None:
-        weights, pushes = token_pushes(view, reward.advantage, logprob_reduction=reward.logprob_reduction)
+        weights, pushes = token_pushes(view, reward.advantage, loss_type=reward.loss_type)
         largest = max(map(abs, pushes)) or 1.0
         for row, push in zip(rows, pushes, strict=True):
             row |= {"push": f"{push:+.3f}", "push_width": 100 * abs(push) / largest, "is_up": push >= 0}
@@ -153,7 +153,7 @@ def write_explanation(
             "baseline_name": reward.baseline_name,
             "advantage": f"{reward.advantage:+.3f}",
             "weight": f"{weights[0]:+.4f}",
-            "weight_name": _WEIGHTS[reward.logprob_reduction],
+            "weight_name": _WEIGHTS[reward.loss_type],
         }
     style = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("gallery.css", "explain.css"))
     environment = html_templates()
@@ -232,7 +232,7 @@ def write_explanation_picture(
     axes[1].set_xlim(0, 1)
     axes[1].set_xlabel("Probability among the whole vocabulary")
     if reward is not None:
-        _, pushes = token_pushes(view, reward.advantage, logprob_reduction=reward.logprob_reduction)
+        _, pushes = token_pushes(view, reward.advantage, loss_type=reward.loss_type)
         axes[2].barh(places, pushes, 0.7, color=blue)
         axes[2].axvline(0.0, color="#5d6370", linewidth=0.8)
         axes[2].xaxis.set_major_locator(MaxNLocator(nbins=5))

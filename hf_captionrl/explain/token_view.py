@@ -20,7 +20,7 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.eval_mode import evaluating
 from hf_captionrl.captioners.head_tap import HeadInputs, LogProbsObjective
 from hf_captionrl.losses.linear_log_probs import head_logits
-from hf_captionrl.losses.policy_gradient import LogProbReduction, policy_gradient_loss
+from hf_captionrl.losses.policy_gradient import LossType, policy_gradient_loss
 from hf_captionrl.losses.smile import IGNORE_INDEX, fused_smile_loss, smile_loss
 from hf_captionrl.losses.vocabulary_subset import FirstToken
 
@@ -226,12 +226,12 @@ def explain_caption(
 
 
 def token_pushes(
-    view: CaptionView, advantage: float, *, logprob_reduction: LogProbReduction = "mean"
+    view: CaptionView, advantage: float, *, loss_type: LossType = "grpo"
 ) -> tuple[list[float], list[float]]:
     r"""Gradients of one step of the policy gradient at each token of the caption.
 
     With `L` the [`policy_gradient_loss`] of this one caption, the first list is `-dL / d log p_t = A w_t`, equal for all
-    tokens: the advantage `A` is that of the caption, and `w_t` is 1/T (`"mean"`, `"token_mean"`) or 1 (`"sum"`). The second
+    tokens: the advantage `A` is that of the caption, and `w_t` is 1/T (`"grpo"`, `"dapo"`) or 1 (`"sum"`). The second
     is `-dL / d z_t = A w_t (1 - p_t)`, where `z_t` is the logit of the token itself (after the softcap, if any): tokens
     with a probability near 1 hardly change.
     """
@@ -240,7 +240,7 @@ def token_pushes(
         log_probs,
         torch.tensor([advantage], dtype=torch.float64),
         torch.ones_like(log_probs, dtype=torch.bool),
-        logprob_reduction=logprob_reduction,
+        loss_type=loss_type,
     )["loss"]
     (gradient,) = torch.autograd.grad(loss, log_probs)  # (1, T)
     weights = (-gradient[0]).tolist()

@@ -76,9 +76,7 @@ class ExplainOptions(CaptionerOptions):
     )
     num_samples: int = option(8, parse=positive, group="self-retrieval", metavar="N", help="for leave_one_out")
     seed: int = option(0, group="self-retrieval", metavar="N", help="of the samples")
-    logprob_reduction: Literal["mean", "sum"] = option(
-        "mean", group="self-retrieval", help="weight of a token: 1/tokens or 1"
-    )
+    loss_type: Literal["grpo", "sum"] = option("grpo", group="self-retrieval", help="weight of a token: 1/tokens or 1")
 
 
 class _Images:
@@ -175,7 +173,7 @@ def _reward(
         rank=int(ranks_from_scores(similarity, target)[0]),
         pool_size=len(pool),
         scorer=Path(name).name if Path(name).exists() else name,
-        logprob_reduction=arguments.logprob_reduction,
+        loss_type=arguments.loss_type,
     )
 
 

@@ -10,13 +10,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-__all__ = ["REDUCTIONS", "LogProbReduction", "caption_log_probs", "policy_gradient_loss"]
+__all__ = ["LOSS_TYPES", "LossType", "caption_log_probs", "loss_normalizer", "policy_gradient_loss"]
 
-LogProbReduction = Literal["mean", "sum", "token_mean"]
-"""How the log-probability of a caption is computed from its tokens: their mean (DiscriTune's code), their sum (the
-papers' formulas), or their sum, with the loss divided by the tokens of the whole batch (SLE's code)."""
+LossType = Literal["grpo", "dapo", "dr_grpo", "sum"]
+"""How the terms of the tokens are added up, with TRL's names: `"grpo"`, the mean over the tokens of each caption, then over
+captions (DiscriTune's code); `"dapo"`, the sum divided by the tokens of the whole step (SLE's code); `"dr_grpo"`, the sum
+divided by captions times the maximum length; and `"sum"`, the sum divided by captions (the papers' formulas)."""
 
-REDUCTIONS: tuple[str, ...] = get_args(LogProbReduction)
+LOSS_TYPES: tuple[str, ...] = get_args(LossType)
 
 
 _MAX_EXPONENT = 60.0  # nats: e^60 = 1e26 can still be multiplied and summed in fp32, where exp overflows at 88
@@ -28,39 +29,50 @@ def _exp(difference: Tensor) -> Tensor:
     return near.exp() * (1 + (difference - near))
 
 
-def _check(log_probs: Tensor, mask: Tensor, reduction: str) -> None:
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"logprob_reduction is {reduction!r}. Use one of {REDUCTIONS}.")
+def _check(log_probs: Tensor, mask: Tensor, loss_type: str) -> None:
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f"loss_type is {loss_type!r}. Use one of {LOSS_TYPES}.")
     if log_probs.ndim != 2 or log_probs.shape != mask.shape:
         raise ValueError(
             f"log_probs and mask must both be (N, T). Got {tuple(log_probs.shape)} and {tuple(mask.shape)}."
         )
 
 
-def _weights(mask: Tensor, reduction: str, dtype: torch.dtype) -> Tensor:
+def _weights(mask: Tensor, loss_type: str, dtype: torch.dtype) -> Tensor:
     """`(N, T)` weight of each token in its caption, in fp32 or higher."""
     weights = mask.to(torch.promote_types(dtype, torch.float32))
-    return weights / weights.sum(1, keepdim=True).clamp(min=1) if reduction == "mean" else weights
+    return weights / weights.sum(1, keepdim=True).clamp(min=1) if loss_type == "grpo" else weights
 
 
-def caption_log_probs(log_probs: Tensor, mask: Tensor, logprob_reduction: LogProbReduction = "mean") -> Tensor:
+def loss_normalizer(mask: Tensor, loss_type: LossType, max_completion_length: int | None = None) -> Tensor | int:
+    """Z of [`policy_gradient_loss`]: captions, tokens, or captions times their maximum length; `mask` is `(N, T)`."""
+    if loss_type == "dapo":
+        return mask.sum().clamp(min=1)
+    if loss_type != "dr_grpo":
+        return max(len(mask), 1)
+    if max_completion_length is None:
+        raise ValueError("loss_type='dr_grpo' divides by max_completion_length, which is None. Pass it.")
+    return max(len(mask), 1) * max_completion_length
+
+
+def caption_log_probs(log_probs: Tensor, mask: Tensor, loss_type: LossType = "grpo") -> Tensor:
     """Log-probability of each caption.
 
     Args:
         log_probs (`torch.Tensor` of shape `(N, T)`): Log-probability of each token.
         mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, including the end token.
-        logprob_reduction: `"mean"` over the tokens; `"sum"` and `"token_mean"` both sum.
+        loss_type: `"grpo"` takes the mean over the tokens, the others sum.
 
     Returns:
         `torch.Tensor` of shape `(N,)`: Nats, at most 0; 0 for a caption without tokens.
 
     Raises:
-        ValueError: If shapes disagree or the reduction is unknown.
+        ValueError: If shapes disagree or the loss type is unknown.
     """
-    _check(log_probs, mask, logprob_reduction)
+    _check(log_probs, mask, loss_type)
     mask = mask.bool()
     # Padding may contain NaN and -inf, which must not reach the sum.
-    return (torch.where(mask, log_probs, 0.0) * _weights(mask, logprob_reduction, log_probs.dtype)).sum(1)
+    return (torch.where(mask, log_probs, 0.0) * _weights(mask, loss_type, log_probs.dtype)).sum(1)
 
 
 def policy_gradient_loss(
@@ -68,7 +80,7 @@ def policy_gradient_loss(
     advantages: Tensor,
     mask: Tensor,
     *,
-    logprob_reduction: LogProbReduction = "mean",
+    loss_type: LossType = "grpo",
     old_log_probs: Tensor | None = None,
     epsilon: float | None = None,
     ref_log_probs: Tensor | None = None,
@@ -76,11 +88,12 @@ def policy_gradient_loss(
     entropy: Tensor | None = None,
     entropy_weight: float = 0.0,
     normalizer: Tensor | float | None = None,
+    max_completion_length: int | None = None,
 ) -> dict[str, Tensor]:
     r"""Surrogate loss whose gradient is the policy gradient.
 
     Reference: Williams 1992 (REINFORCE); Dessi et al. 2023, Eq. 1; Schulman et al. 2017, Eq. 7, for the clipped ratio.
-    With `w` the weight of a token (see `LogProbReduction`), `A` the advantage of its caption and `Z` the normaliser:
+    With `w` the weight of a token (see `LossType`), `A` the advantage of its caption and `Z` the normaliser:
     `loss = -1/Z sum_nt w_nt [A_n log p_nt - beta k_nt + entropy_weight H_nt]`. With `old_log_probs`,
     `A log p` becomes `min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)`, where `r = p / p_old`. `k = exp(d) - d - 1` with
     `d = log p_ref - log p` is an unbiased, non-negative estimate of KL(p, p_ref) from the sampled token. The sampling
@@ -90,24 +103,26 @@ def policy_gradient_loss(
         log_probs (`torch.Tensor` of shape `(N, T)`): Log-probability of each token under the policy, with gradient.
         advantages (`torch.Tensor` of shape `(N,)`): Reward minus baseline of each caption; not differentiated.
         mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, including the end token.
-        logprob_reduction: Weight of each token, see `LogProbReduction`.
+        loss_type: Way of adding up the tokens, see `LossType`.
         old_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Log-probabilities under the sampling policy.
         epsilon (`float`, *optional*): Range of the clipped ratio; None does not clip.
         ref_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Log-probabilities under the reference model.
         beta (`float`): Weight of the KL penalty.
         entropy (`torch.Tensor` of shape `(N, T)`, *optional*): Entropy of the distribution of each token, in nats.
         entropy_weight (`float`): Weight of the entropy bonus.
-        normalizer (`torch.Tensor` or `float`, *optional*): Z: number of captions (tokens, for `"token_mean"`) of the
-            whole optimizer step, if this batch is a part of it. By default those of this batch.
+        normalizer (`torch.Tensor` or `float`, *optional*): Z: number of captions (`"dapo"`: tokens; `"dr_grpo"`: captions
+            times `max_completion_length`) of the whole optimizer step, if this batch is a part of it. By default those of
+            this batch.
+        max_completion_length (`int`, *optional*): For `loss_type="dr_grpo"` without a normalizer.
 
     Returns:
         `dict`: The scalar `loss`, and where they apply `kl`, `entropy` and `clipped_share`: detached sums over
         captions of token means.
 
     Raises:
-        ValueError: If shapes disagree, the reduction is unknown, or a term lacks its log-probabilities.
+        ValueError: If shapes disagree, the loss type is unknown, or a term lacks its log-probabilities.
     """
-    _check(log_probs, mask, logprob_reduction)
+    _check(log_probs, mask, loss_type)
     if advantages.shape != log_probs.shape[:1]:
         raise ValueError(f"advantages must be ({len(log_probs)},), one per caption. Got {tuple(advantages.shape)}.")
     for name, value, weight in (
@@ -120,10 +135,10 @@ def policy_gradient_loss(
         if value is not None and value.shape != log_probs.shape:
             raise ValueError(f"{name} must be {tuple(log_probs.shape)}, as log_probs. Got {tuple(value.shape)}.")
     mask = mask.bool()
-    weights = _weights(mask, logprob_reduction, log_probs.dtype)  # (N, T)
-    means = _weights(mask, "mean", log_probs.dtype)
+    weights = _weights(mask, loss_type, log_probs.dtype)  # (N, T)
+    means = _weights(mask, "grpo", log_probs.dtype)
     if normalizer is None:
-        normalizer = mask.sum().clamp(min=1) if logprob_reduction == "token_mean" else max(len(mask), 1)
+        normalizer = loss_normalizer(mask, loss_type, max_completion_length)
     # Half precision would round the advantages and overflow at e^11.
     dtype = torch.promote_types(log_probs.dtype, torch.float32)
     advantage = advantages.detach().to(dtype).unsqueeze(1)  # (N, 1)

@@ -1,14 +1,15 @@
 r"""Baselines of rewards, and the advantages of a rollout.
 
 A baseline changes the variance of the policy gradient, not its mean. Exceptions: `group_mean` scales the mean by (G-1)/G,
-`group` also rescales it per image, `group_floor` changes it, and `running_mean_inclusive` contains each caption's
-reward (with a share that falls with the number of rollouts).
+`group_floor` changes it, and `running_mean_inclusive` contains each caption's reward (with a share that falls with the
+number of rollouts). Scaling by a standard deviation also rescales it, per image or per rollout.
 
 Legend: B images, G captions per image, N = B * G captions, R rewards.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +19,12 @@ from torch import Tensor
 from hf_captionrl.rewards.base import RewardContext, WeightedRewards
 
 __all__ = [
+    "AGGREGATIONS",
     "BASELINES",
+    "REWARD_SCALES",
     "Baseline",
     "BatchMeanBaseline",
     "GreedyBaseline",
-    "GroupBaseline",
     "GroupFloorBaseline",
     "GroupMeanBaseline",
     "LeaveOneOutBaseline",
@@ -30,6 +32,10 @@ __all__ = [
     "compute_advantages",
     "make_baseline",
 ]
+
+REWARD_SCALES: tuple[str, ...] = ("group", "batch", "none")
+AGGREGATIONS: tuple[str, ...] = ("sum_then_normalize", "normalize_then_sum")
+_EPSILON = 1e-4  # added to standard deviations, as in TRL
 
 
 class Baseline:
@@ -151,23 +157,6 @@ class GroupMeanBaseline(Baseline):
         return rewards - rewards.mean(1, keepdim=True)
 
 
-class GroupBaseline(Baseline):
-    """Mean reward of all captions of the same image, in units of their standard deviation (GRPO).
-
-    Args:
-        epsilon (`float`): Added to the standard deviation.
-    """
-
-    min_group_size = 2
-
-    def __init__(self, epsilon: float = 1e-4) -> None:
-        self.epsilon = epsilon
-
-    def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
-        centred = rewards - rewards.mean(1, keepdim=True)
-        return centred / (rewards.std(1, keepdim=True) + self.epsilon)
-
-
 class GroupFloorBaseline(Baseline):
     """Mean reward of all captions of the same image, at least a floor (SLE's code of 2018).
 
@@ -192,7 +181,6 @@ BASELINES: dict[str, Callable[[], Baseline]] = {
     "running_mean_inclusive": lambda: RunningMeanBaseline(update_first=True),
     "batch_mean": BatchMeanBaseline,
     "leave_one_out": LeaveOneOutBaseline,
-    "group": GroupBaseline,
     "group_mean": GroupMeanBaseline,
     "group_floor": GroupFloorBaseline,
 }
@@ -236,17 +224,56 @@ def compute_advantages(
     context: RewardContext,
     greedy: RewardContext | None,
     mean_over_processes: Callable[[float], float],
+    *,
+    scale_rewards: str = "none",
+    multi_objective_aggregation: str = "sum_then_normalize",
 ) -> tuple[Tensor, Tensor]:
     """Advantages `(N,)` and rewards `(N, R)` of a rollout, float64 on the CPU.
 
     Rewards that share a baseline are summed before the baseline is subtracted. `greedy` is the rollout of the greedy
-    captions, for baselines that need it.
+    captions, for baselines that need it. The last two arguments are those of TRL's GRPO.
     """
     values = rewards(context)  # (N, R)
-    names = [reward.baseline or default for reward in rewards.rewards]
-    columns_of = {name: [i for i, other in enumerate(names) if other == name] for name in names}
     weights = torch.tensor(rewards.weights, dtype=values.dtype)
     shape = (len(context.rows), context.group_size)
+    number = len(context.candidates) * context.group_size  # captions of all processes
+    if multi_objective_aggregation == "normalize_then_sum":
+        grouped = values.view(*shape, -1)  # (B, G, R)
+        scaled = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + _EPSILON)
+        rewards_sum = (scaled * weights).sum(2)  # (B, G)
+        mean, deviation = _moments(rewards_sum, number, mean_over_processes)
+        return ((rewards_sum - mean) / (deviation + _EPSILON)).flatten(), values
+    total = _above_baselines(rewards, values, weights, shape, baselines, default, greedy, mean_over_processes)
+    if scale_rewards != "none":
+        rewards_sum = (values * weights).sum(1).view(shape)
+        of_group = scale_rewards == "group"
+        spread: Any = (
+            rewards_sum.std(1, keepdim=True) if of_group else _moments(rewards_sum, number, mean_over_processes)[1]
+        )
+        total = total / (spread + _EPSILON)
+    return total.flatten(), values
+
+
+def _moments(values: Tensor, number: int, mean_over_processes: Callable[[float], float]) -> tuple[float, float]:
+    """Mean and standard deviation of the `number` values of all processes."""
+    mean = mean_over_processes(float(values.mean()))
+    square = mean_over_processes(float((values - mean).square().mean()))
+    return mean, math.sqrt(square * number / max(number - 1, 1))
+
+
+def _above_baselines(
+    rewards: WeightedRewards,
+    values: Tensor,
+    weights: Tensor,
+    shape: tuple[int, int],
+    baselines: dict[str, Baseline],
+    default: str,
+    greedy: RewardContext | None,
+    mean_over_processes: Callable[[float], float],
+) -> Tensor:
+    """Weighted sums `(B, G)` of rewards minus their baselines, which are updated."""
+    names = [reward.baseline or default for reward in rewards.rewards]
+    columns_of = {name: [i for i, other in enumerate(names) if other == name] for name in names}
     total = torch.zeros(shape, dtype=values.dtype)
     compared = [i for name, columns in columns_of.items() if baselines[name].needs_greedy for i in columns]
     greedy_values = rewards(greedy, only=compared) if greedy is not None and compared else None  # (B, R)
@@ -267,4 +294,4 @@ def compute_advantages(
         total += baseline(rewards_sum, greedy_sum)
         if not baseline.update_first:
             baseline.update(mean)
-    return total.flatten(), values
+    return total

@@ -1,11 +1,13 @@
 r"""Self-retrieval: can a frozen image-text model find the image from its caption?
 
-Legend: B images, G captions per image, N = B * G captions, C images of the rollout, K images compared, D features.
+Legend: B images, G captions per image, N = B * G captions, C images of the rollout, K images compared, M images of a bank,
+D features.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,16 +17,21 @@ from torch import Tensor
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.retrieval.ranking import ranks_from_scores
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
+from hf_captionrl.rewards.image_bank import BANK_IMAGES, ImageBank, training_bank
 from hf_captionrl.rewards.registry import register_reward
 
 __all__ = ["SelfRetrieval", "retrieval_rewards"]
 
 REWARD_KINDS: tuple[str, ...] = ("log_prob", "cosine", "accuracy")
-DISTRACTOR_SCOPES: tuple[str, ...] = ("batch", "bag", "hard")
+DISTRACTOR_SCOPES: tuple[str, ...] = ("batch", "bag", "hard", "bank")
 
 
 def retrieval_rewards(
-    similarity: Tensor, columns: Tensor, reward_kind: str = "log_prob", scale: float = 1.0
+    similarity: Tensor,
+    columns: Tensor,
+    reward_kind: str = "log_prob",
+    scale: float = 1.0,
+    weights: Tensor | None = None,
 ) -> Tensor:
     r"""Reward of each caption from its similarities with its target and with the distractors.
 
@@ -36,16 +43,21 @@ def retrieval_rewards(
         columns (`torch.Tensor` of shape `(N,)`): Column of the target.
         reward_kind (`str`): `"log_prob"`, `"cosine"` or `"accuracy"`.
         scale (`float`): Factor on the cosines inside the softmax.
+        weights (`torch.Tensor` of shape `(N, K)`, *optional*): Weight of each image's exponential in the sum of the softmax;
+            1 for the target, 0 leaves an image out. None: 1 each.
 
     Returns:
         `torch.Tensor` of shape `(N,)`: Nats (at most 0), a cosine in [-1, 1], or 0 and 1; NaN where the target's similarity
         is NaN.
 
     Raises:
-        ValueError: If the kind is unknown.
+        ValueError: If the kind is unknown, or `"accuracy"` has weights.
     """
+    if weights is not None and reward_kind == "accuracy":
+        raise ValueError("reward_kind='accuracy' counts images, which have no weights. Use 'log_prob', or no weights.")
     if reward_kind == "log_prob":
-        return (scale * similarity).log_softmax(1).gather(1, columns[:, None])[:, 0]
+        logits = scale * similarity if weights is None else scale * similarity + weights.log()
+        return logits.log_softmax(1).gather(1, columns[:, None])[:, 0]
     if reward_kind == "cosine":
         return similarity.gather(1, columns[:, None])[:, 0]
     if reward_kind == "accuracy":
@@ -65,8 +77,14 @@ class SelfRetrieval(Reward):
     (`distractor_scope="bag"`). Distractors are the images of the whole rollout on all processes. Where the papers and their
     code differ, a field names both.
 
+    With `distractor_scope="bank"` the distractors are fixed images of a bank, so that the captions of a single image can be
+    rewarded: `log_prob` is `log [e(target) / (e(target) + (C - 1) / M sum_m e(m))]` with `e = exp(scale * s)`, C images per
+    batch and M images of the bank. The sum has the mean of that over the C - 1 distractors of a random batch.
+
     Args:
         scorer (`Scorer` or `str`, *optional*): The scorer or its name, or several of them; None for the trainer's.
+        bank ([`ImageBank`] or a list of them, *optional*): For `distractor_scope="bank"`, one per scorer; None makes it of
+            the training images.
         undefined_reward (`float`, *optional*): For captions without a word and features that are NaN or infinite. None:
             twice the reward of a caption that fits all images equally, 2 log(1/K); -1 for cosines; 0 for accuracies.
 
@@ -93,12 +111,26 @@ class SelfRetrieval(Reward):
     distractor_scope: str = field(
         default="batch",
         metadata={
-            "help": "Distractors: the whole 'batch', the target's 'bag', or 'hard': the images of the batch that are most "
-            "similar to the target for the scorer (DiscriTune, Tables 12 and 13)."
+            "help": "Distractors: the whole 'batch', the target's 'bag', 'hard': the images of the batch that are most "
+            "similar to the target for the scorer (DiscriTune, Tables 12 and 13), or 'bank': fixed images, which need no "
+            "other image in the batch."
         },
     )
     num_hard_distractors: int = field(
         default=10, metadata={"help": "Number of distractors for distractor_scope='hard'."}
+    )
+    bank_images: str = field(
+        default="random",
+        metadata={
+            "help": "Images of distractor_scope='bank': 'random' training images, or those 'nearest' to each target."
+        },
+    )
+    bank_size: int = field(default=1000, metadata={"help": "M, the number of images of distractor_scope='bank'."})
+    bank_batch_size: int = field(
+        default=100,
+        metadata={
+            "help": "C, the images of the batch that distractor_scope='bank' stands for: M distractors count as C - 1."
+        },
     )
     scorer_ensemble: str = field(
         default="mean",
@@ -109,6 +141,7 @@ class SelfRetrieval(Reward):
         metadata={"help": "Let the policy generate more tokens than the scorer reads; the rest is not rewarded."},
     )
     undefined_reward: float | None = None
+    bank: Any = None
 
     def __post_init__(self) -> None:
         if self.reward_kind not in REWARD_KINDS:
@@ -119,10 +152,30 @@ class SelfRetrieval(Reward):
             raise ValueError(f"scorer_ensemble is {self.scorer_ensemble!r}. Use 'mean' or 'alternate'.")
         if self.num_hard_distractors < 1:
             raise ValueError(f"num_hard_distractors is {self.num_hard_distractors}. Use 1 or more.")
+        self._check_bank()
         _ = self.scale  # checks it before the first step
         several = isinstance(self.scorer, (list, tuple))
         self.scorers: list[Any] = list(self.scorer) if several else [] if self.scorer is None else [self.scorer]
         self._features: list[Tensor] = []
+        self._banks: list[ImageBank] = []
+
+    def _check_bank(self) -> None:
+        if self.bank_images not in BANK_IMAGES:
+            raise ValueError(f"bank_images is {self.bank_images!r}. Use one of {BANK_IMAGES}.")
+        if self.bank_size < 2 or self.bank_batch_size < 2:
+            raise ValueError(
+                f"bank_size is {self.bank_size} and bank_batch_size {self.bank_batch_size}. Use 2 or more images."
+            )
+        if self.distractor_scope != "bank":
+            if self.bank is not None:
+                raise ValueError(
+                    f"A bank is given, and distractor_scope is {self.distractor_scope!r}. Use distractor_scope='bank'."
+                )
+        elif self.reward_kind == "accuracy":
+            raise ValueError(
+                "reward_kind='accuracy' with distractor_scope='bank' would depend on the size of the bank, and cannot be "
+                "weighted. Use reward_kind='log_prob'."
+            )
 
     @property
     def scale(self) -> float | None:
@@ -170,22 +223,55 @@ class SelfRetrieval(Reward):
                     f"{reads}, so the end of a caption would not be rewarded. Lower max_completion_length to {reads}, or use "
                     "allow_truncation_captions=True."
                 )
+        self.prepare_images(data.image_ids, data.image_features, data.device)
+
+    def prepare_images(
+        self, image_ids: Sequence[str], image_features: Callable[[Any], Tensor], device: torch.device
+    ) -> None:
+        """Keep the features of all images, for the loaded scorers.
+
+        Args:
+            image_ids (`Sequence[str]`): Ids of the images.
+            image_features (`Callable`): From a scorer to its features `(num_images, D)`.
+            device (`torch.device`): Device of the scorers and of the features.
+
+        Raises:
+            ValueError: If the features, or a bank, do not suit the images and the scorer.
+        """
         for scorer in self.scorers:
             if hasattr(scorer, "to"):
-                scorer.to(data.device)  # each process has another device
-        self._features = [data.image_features(scorer).to(data.device) for scorer in self.scorers]  # (num_images, D)
+                scorer.to(device)  # each process has another device
+        self._features = [image_features(scorer).to(device) for scorer in self.scorers]  # (num_images, D)
         for scorer, features in zip(self.scorers, self._features, strict=True):
-            if len(features) != len(data.image_ids):
+            if len(features) != len(image_ids):
                 raise ValueError(
-                    f"{scorer.signature} has features of {len(features)} images for {len(data.image_ids)} training images."
+                    f"{scorer.signature} has features of {len(features)} images for {len(image_ids)} training images."
                 )
+        if self.distractor_scope == "bank":
+            self._banks = [bank.to(device) for bank in self._make_banks(image_ids)]
+
+    def _make_banks(self, image_ids: Sequence[str]) -> list[ImageBank]:
+        """One bank per scorer."""
+        if self.bank is None:
+            pairs = zip(self.scorers, self._features, strict=True)
+            return [
+                training_bank(features, image_ids, scorer.signature, self.bank_images, self.bank_size)
+                for scorer, features in pairs
+            ]
+        banks = list(self.bank) if isinstance(self.bank, (list, tuple)) else [self.bank]
+        if len(banks) != len(self.scorers):
+            raise ValueError(f"There are {len(banks)} banks for {len(self.scorers)} scorers. Pass one per scorer.")
+        for bank, scorer, features in zip(banks, self.scorers, self._features, strict=True):
+            bank.check(scorer.signature, features.size(1), image_ids)
+        return banks
 
     def __call__(self, context: RewardContext) -> Tensor:
         if not self._features:
             raise RuntimeError("SelfRetrieval was not prepared. Call prepare(data) first; trainers do so.")
-        if len(context.candidates) < 2:
+        if len(context.candidates) < 2 and self.distractor_scope != "bank":
             raise ValueError(
-                "A rollout of one image has no distractors, so every caption finds it. Raise per_device_train_batch_size."
+                "A rollout of one image has no distractors, so every caption finds it. Raise per_device_train_batch_size, or "
+                "use distractor_scope='bank'."
             )
         turn = context.step % len(self.scorers)
         members = [turn] if self.scorer_ensemble == "alternate" else list(range(len(self.scorers)))
@@ -203,12 +289,19 @@ class SelfRetrieval(Reward):
         text = self._text_features(scorer, context.captions).to(images.device, torch.float32)  # (N, D)
         similarity = text @ images.T  # (N, C)
         if log:
-            targets = positions.repeat_interleave(context.group_size)
-            context.ranks = ranks_from_scores(similarity, targets)
-            context.statistics["recall_at_1"] = float((context.ranks == 1).float().mean())
+            if len(images) > 1:
+                targets = positions.repeat_interleave(context.group_size)
+                context.ranks = ranks_from_scores(similarity, targets)
+                context.statistics["recall_at_1"] = float((context.ranks == 1).float().mean())
             context.statistics["completions/truncated_by_scorer"] = scorer.count_truncated(context.captions) / max(
                 len(context.captions), 1
             )
+        if self.distractor_scope == "bank":
+            similarity, weights = self._banks[member].compare(
+                text, images[positions], context.image_ids, self.bank_batch_size
+            )
+            first = torch.zeros(len(text), dtype=torch.long, device=text.device)
+            return retrieval_rewards(similarity, first, self.reward_kind, scale, weights)
         compared = self._compared(images, positions, context.bag_size)  # (B, K), the target first, or None
         if compared is None:
             return retrieval_rewards(
@@ -264,5 +357,6 @@ class SelfRetrieval(Reward):
             "batch": len(context.candidates),
             "bag": context.bag_size,
             "hard": min(self.num_hard_distractors + 1, len(context.candidates)),
+            "bank": self.bank_batch_size,
         }[self.distractor_scope]
         return {"log_prob": -2 * math.log(max(number, 2)), "cosine": -1.0, "accuracy": 0.0}[self.reward_kind]

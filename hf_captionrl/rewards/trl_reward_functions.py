@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
 from hf_captionrl.rewards.event_loop import run_together
 
-__all__ = ["CompletionReward", "FunctionReward", "function_reward"]
+__all__ = ["CompletionReward", "FunctionReward", "completion_text", "function_reward"]
 
 _ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """Keyword arguments that TRL passes in addition to the columns of the data."""
@@ -276,6 +276,16 @@ class CompletionReward(FunctionReward):
         if wanted or (wanted is None and self._annotated):
             return [[{"role": "assistant", "content": caption}] for caption in context.captions]
         return list(context.captions)
+
+
+def completion_text(completion: Any) -> str:
+    """Text of a completion, which may be a list of chat messages."""
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1]["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
 
 
 def _is_list_of_lists(annotation: Any) -> bool:

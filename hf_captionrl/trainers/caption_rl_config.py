@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hf_captionrl.data.bag_curriculum import parse_bag_schedule
-from hf_captionrl.losses.policy_gradient import REDUCTIONS
+from hf_captionrl.losses.policy_gradient import LOSS_TYPES
 from hf_captionrl.rewards import BASELINES, make_baseline
+from hf_captionrl.rewards.advantages import AGGREGATIONS, REWARD_SCALES
 from hf_captionrl.trainers.argument_support import RL_FIELDS, Support
 from hf_captionrl.trainers.caption_config import CaptionConfig
 
@@ -56,10 +57,26 @@ class CaptionRLConfig(CaptionConfig):
             "help": f"Baseline that is subtracted from rewards: one of {sorted(BASELINES)}. A reward may have another."
         },
     )
-    logprob_reduction: str = field(
-        default="mean",
+    scale_rewards: str = field(
+        default="none",
         metadata={
-            "help": "Log-probability of a caption: 'mean' or 'sum' over its tokens, or 'token_mean' over the batch."
+            "help": "Divide advantages by the standard deviation of the rewards: of the captions of an image ('group' or True), "
+            "of all captions of a step ('batch'), or not ('none' or False). GRPO: 'group' with baseline='group_mean'."
+        },
+    )
+    multi_objective_aggregation: str = field(
+        default="sum_then_normalize",
+        metadata={
+            "help": "Several rewards: their weighted sum is compared with the baseline and scaled ('sum_then_normalize'), or "
+            "each is centred and scaled within its group, and the weighted sum within the step ('normalize_then_sum', GDPO)."
+        },
+    )
+    loss_type: str = field(
+        default="grpo",
+        metadata={
+            "help": "Loss of a step from its tokens: 'grpo', the mean over the tokens of each caption; 'dapo', the sum divided by "
+            "all tokens of the step; 'dr_grpo', the sum divided by captions times max_completion_length; 'sum', the sum "
+            "divided by captions, as the papers print it."
         },
     )
     entropy_weight: float = field(
@@ -140,8 +157,6 @@ class CaptionRLConfig(CaptionConfig):
             raise ValueError(f"temperature is {self.temperature}. Use a positive number, or do_sample=False.")
         if self.do_sample and (not 0 < self.top_p <= 1 or self.top_k < 0):
             raise ValueError(f"top_p is {self.top_p} and top_k {self.top_k}. Use 0 < top_p <= 1 and top_k >= 0.")
-        if self.logprob_reduction not in REDUCTIONS:
-            raise ValueError(f"logprob_reduction is {self.logprob_reduction!r}. Use one of {REDUCTIONS}.")
         if self.max_completion_length < 1:
             raise ValueError(f"max_completion_length is {self.max_completion_length}. Use at least 1 token.")
         if self.beta < 0 or self.entropy_weight < 0:
@@ -158,4 +173,38 @@ class CaptionRLConfig(CaptionConfig):
             raise ValueError(f"bag_recall_threshold is {self.bag_recall_threshold}. Use a share above 0, at most 1.")
         self.baseline = self.baseline or "none"
         make_baseline(self.baseline, self.num_generations, do_sample=self.explores)
+        self._check_objective()
         self.bag_schedule = parse_bag_schedule(self.bag_schedule, ("paper", "adaptive"))  # type: ignore[assignment]
+
+    def _check_objective(self) -> None:
+        """Refuse ways of forming advantages and the loss that are unknown or contradict each other."""
+        if self.loss_type == "bnpo":
+            raise ValueError(
+                "loss_type is 'bnpo', which divides by the tokens of each micro-batch, so that the gradient depends on how a "
+                "step is split. Use 'dapo', which divides by the tokens of the whole step."
+            )
+        if self.loss_type not in LOSS_TYPES:
+            raise ValueError(f"loss_type is {self.loss_type!r}. Use one of {LOSS_TYPES}.")
+        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
+        if self.scale_rewards not in REWARD_SCALES:
+            raise ValueError(f"scale_rewards is {self.scale_rewards!r}. Use one of {REWARD_SCALES}, True or False.")
+        if self.scale_rewards == "group" and self.num_generations < 2:
+            raise ValueError(
+                "scale_rewards='group' divides by the standard deviation of the captions of an image, and num_generations is "
+                f"{self.num_generations}. Use num_generations=2 or more, or scale_rewards='batch'."
+            )
+        if self.multi_objective_aggregation not in AGGREGATIONS:
+            raise ValueError(
+                f"multi_objective_aggregation is {self.multi_objective_aggregation!r}. Use one of {AGGREGATIONS}."
+            )
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            if self.scale_rewards != "none":
+                raise ValueError(
+                    f"multi_objective_aggregation='normalize_then_sum' scales each reward itself, so scale_rewards="
+                    f"{self.scale_rewards!r} would have no effect. Use scale_rewards='none'."
+                )
+            if self.baseline != "group_mean":
+                raise ValueError(
+                    "multi_objective_aggregation='normalize_then_sum' subtracts the mean of the captions of an image, and "
+                    f"baseline is {self.baseline!r}. Use baseline='group_mean'."
+                )

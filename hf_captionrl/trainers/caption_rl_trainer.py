@@ -247,7 +247,7 @@ class CaptionRLTrainer(CaptionTrainer):
             log_probs,
             inputs["advantages"],
             mask,
-            logprob_reduction=args.logprob_reduction,  # type: ignore[arg-type]
+            loss_type=args.loss_type,  # type: ignore[arg-type]
             old_log_probs=old,
             epsilon=args.epsilon,
             ref_log_probs=inputs.get("ref_log_probs"),

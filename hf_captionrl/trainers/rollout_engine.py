@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.generation import Completions, split_greedy
 from hf_captionrl.data.caption_columns import caption_lists
+from hf_captionrl.losses.policy_gradient import loss_normalizer
 from hf_captionrl.rewards import BASELINES, RewardContext, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers.processes import mean_over_processes
@@ -57,6 +58,12 @@ class RolloutEngine:
         refuse_shared_parameters(trainer.captioner.model, trainer.scorers)
         self.reference = make_reference(trainer.captioner) if args.beta else None
         names = sorted({self._baseline_name(reward) for reward in trainer.rewards.rewards})
+        if args.multi_objective_aggregation == "normalize_then_sum" and names != ["group_mean"]:
+            raise ValueError(
+                "multi_objective_aggregation='normalize_then_sum' subtracts the mean of the captions of an image from every "
+                f"reward, and the rewards have the baselines {names}. Leave out rewards with another baseline, or use "
+                "'sum_then_normalize'."
+            )
         self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.explores) for n in names}
         self.micro_batches: list[dict[str, Any]] = []
         self.normalizer: Tensor | float = 1.0
@@ -90,7 +97,14 @@ class RolloutEngine:
         context = self.reward_context(micro_batches, completions)
         greedy = None if greedy_completions is None else self.reward_context(micro_batches, greedy_completions)
         advantages, rewards = compute_advantages(
-            trainer.rewards, self.baselines, str(trainer.args.baseline), context, greedy, self._mean
+            trainer.rewards,
+            self.baselines,
+            str(trainer.args.baseline),
+            context,
+            greedy,
+            self._mean,
+            scale_rewards=trainer.args.scale_rewards,
+            multi_objective_aggregation=trainer.args.multi_objective_aggregation,
         )
         self._fill(micro_batches, completions, advantages)
         means = trainer.monitor.record(context, rewards, advantages)
@@ -171,7 +185,7 @@ class RolloutEngine:
             if self.reference is not None:
                 with torch.no_grad(), reference_policy(self.reference, captioner) as reference:
                     inputs["ref_log_probs"] = token_log_probs(reference, inputs, args)[0]
-        number = completions.mask.sum() if args.logprob_reduction == "token_mean" else len(completions.captions)
+        number = loss_normalizer(completions.mask, args.loss_type, args.max_completion_length)  # type: ignore[arg-type]
         self.normalizer = self._mean(float(number)) * self.trainer.accelerator.num_processes
 
     # Checkpoints

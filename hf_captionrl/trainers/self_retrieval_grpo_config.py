@@ -19,7 +19,8 @@ class SelfRetrievalGRPOConfig(ReliableArguments, SelfRetrievalArguments, GRPOCon
     r"""Arguments of [`SelfRetrievalGRPOTrainer`].
 
     Only what differs from [`SelfRetrievalArguments`] and TRL's `GRPOConfig` is listed. The reward ranks the
-    `generation_batch_size / num_generations` images of a rollout; DiscriTune's "1 of 100" are 100 images.
+    `generation_batch_size / num_generations` images of a rollout; DiscriTune's "1 of 100" are 100 images. With
+    `distractor_scope="bank"` a rollout may be one image.
     """
 
     prompt: str = field(

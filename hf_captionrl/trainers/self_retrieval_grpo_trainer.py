@@ -22,6 +22,7 @@ from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.data.caption_columns import caption_lists
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
+from hf_captionrl.rewards.trl_reward_functions import completion_text
 from hf_captionrl.trainers.caption_generation import scorer_features
 from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.exact_resume import ReliableTraining
@@ -273,7 +274,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         until_end, ended = completion_mask(ids, end_ids=self.eos_token_ids, pad_id=self._tokenizer.pad_token_id)
         listed = rows.tolist()
         return RewardContext(
-            captions=[_text(completion).strip() for completion in completions],
+            captions=[completion_text(completion).strip() for completion in completions],
             ids=ids.to(device),
             mask=(mask & until_end).to(device),
             ended=ended.to(device),
@@ -296,16 +297,6 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
         accumulation = self.args.gradient_accumulation_steps
         micro_step = self.state.global_step * accumulation + self._step % accumulation
         return micro_step // (self.args.steps_per_generation * self.num_iterations)
-
-
-def _text(completion: Any) -> str:
-    """Text of a completion, which may be a list of chat messages."""
-    if isinstance(completion, str):
-        return completion
-    content = completion[-1]["content"]
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
 
 
 def _named(name: str) -> Any:

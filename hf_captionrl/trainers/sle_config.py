@@ -41,10 +41,10 @@ class SLEConfig(_RewardFields, CaptionRLConfig):
         default="greedy",
         metadata={"help": "Baseline of CIDEr-D; diversity has another, the mean over the captions."},
     )
-    logprob_reduction: str = field(
-        default="token_mean",
+    loss_type: str = field(
+        default="dapo",
         metadata={
-            "help": "'token_mean' (the code): summed over captions and tokens, divided by all tokens of the batch; 'sum': "
+            "help": "'dapo' (the code): summed over captions and tokens, divided by all tokens of the batch; 'sum': "
             "Eq. 16 as printed."
         },
     )

@@ -69,7 +69,7 @@ FIELDS = {
     "diversity": "diversity",
     "distance": "distance",
     "eos": "cider_eos",
-    "reduction": "logprob_reduction",
+    "loss_type": "loss_type",
     "xe_epochs": "rl_start_epoch",
     "xe_rate": "xe_learning_rate",
     "mle_epochs": "mle_epochs",

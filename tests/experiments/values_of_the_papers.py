@@ -189,7 +189,7 @@ SLE = {
     "diversity": "pairwise",
     "distance": "bleu34",
     "baseline": "greedy",
-    "reduction": "token_mean",
+    "loss_type": "dapo",
     "eos": True,
     "xe_epochs": 5,
     "epochs": 15,

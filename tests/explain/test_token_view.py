@@ -124,20 +124,20 @@ def test_model_state_does_not_change():
     assert all(parameter.grad is None for parameter in captioner.model.parameters())
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
-def test_pushes_equal_the_gradient_at_the_logits_of_the_tokens(reduction):
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "sum"])
+def test_pushes_equal_the_gradient_at_the_logits_of_the_tokens(loss_type):
     captioner, image = tiny_captioner("blip"), tiny_images(1)[0]
     view = explain_caption(captioner, image, CAPTION)
     logits, ids = own_logits(captioner, image, CAPTION)
     advantage = -1.7
-    weights, pushes = token_pushes(view, advantage, logprob_reduction=reduction)
+    weights, pushes = token_pushes(view, advantage, loss_type=loss_type)
     logits.requires_grad_()
     log_probs = logits.log_softmax(-1)[range(len(ids)), ids]
     # REINFORCE by hand: the loss is -A log p(caption).
-    (-advantage * (log_probs.sum() if reduction == "sum" else log_probs.mean())).backward()
+    (-advantage * (log_probs.sum() if loss_type == "sum" else log_probs.mean())).backward()
     assert logits.grad is not None
     for t, token in enumerate(ids):
-        assert weights[t] == pytest.approx(advantage if reduction == "sum" else advantage / len(ids))
+        assert weights[t] == pytest.approx(advantage if loss_type == "sum" else advantage / len(ids))
         assert pushes[t] == close(-float(logits.grad[t, token]), dtype="float32")
         assert pushes[t] < 0
 

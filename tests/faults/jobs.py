@@ -71,7 +71,7 @@ COMMON: dict[str, Any] = {
     "report_to": [],
     "max_caption_length": 16,
 }
-ROLLOUT: dict[str, Any] = {"max_completion_length": 6, "guard": "warn", "logprob_reduction": "sum"}
+ROLLOUT: dict[str, Any] = {"max_completion_length": 6, "guard": "warn", "loss_type": "sum"}
 
 
 def trainer_of(kind, folder, *, callbacks=(), **changes):

@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
+from hf_captionrl.losses.policy_gradient import LOSS_TYPES
 from tests.closeness import assert_close, close, within
+
+LONGEST = 7  # tokens that a caption may have; the longest of the batch has five
 
 
 def batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -24,7 +27,7 @@ def batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor
 
 
 def loop(
-    b: dict[str, Tensor], reduction: str, *, old=False, clip=None, beta=0.0, entropy_weight=0.0
+    b: dict[str, Tensor], loss_type: str, *, old=False, clip=None, beta=0.0, entropy_weight=0.0
 ) -> dict[str, float]:
     total, named = 0.0, {"kl": 0.0, "entropy": 0.0, "clipped_share": 0.0}
     for n in range(4):
@@ -44,29 +47,30 @@ def loop(
             named["kl"] += penalty / len(tokens)
             named["entropy"] += float(b["entropy"][n, t]) / len(tokens)
             gain += entropy_weight * float(b["entropy"][n, t]) - beta * penalty
-            total += gain / (len(tokens) if reduction == "mean" else 1)
-    named["loss"] = -total / (int(b["mask"].sum()) if reduction == "token_mean" else 4)
+            total += gain / (len(tokens) if loss_type == "grpo" else 1)
+    named["loss"] = -total / {"dapo": int(b["mask"].sum()), "dr_grpo": 4 * LONGEST}.get(loss_type, 4)
     return named
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize(("old", "clip"), [(False, None), (True, None), (True, 0.2)])
 @pytest.mark.parametrize(("beta", "entropy_weight"), [(0.0, 0.0), (0.3, 0.05)])
-def test_equals_a_plain_loop(reduction, old, clip, beta, entropy_weight):
+def test_equals_a_plain_loop(loss_type, old, clip, beta, entropy_weight):
     b = batch()
     found = policy_gradient_loss(
         b["log_probs"],
         b["advantages"],
         b["mask"],
-        logprob_reduction=reduction,
+        loss_type=loss_type,
         old_log_probs=b["old"] if old else None,
         epsilon=clip,
         ref_log_probs=b["ref"],
         beta=beta,
         entropy=b["entropy"],
         entropy_weight=entropy_weight,
+        max_completion_length=LONGEST,
     )
-    expected = loop(b, reduction, old=old, clip=clip, beta=beta, entropy_weight=entropy_weight)
+    expected = loop(b, loss_type, old=old, clip=clip, beta=beta, entropy_weight=entropy_weight)
     if clip is None:
         expected.pop("clipped_share")
         assert "clipped_share" not in found
@@ -75,18 +79,18 @@ def test_equals_a_plain_loop(reduction, old, clip, beta, entropy_weight):
         assert expected["clipped_share"] > 0
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
-def test_log_probs_of_captions_equal_a_plain_loop(reduction):
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_log_probs_of_captions_equal_a_plain_loop(loss_type):
     b = batch()
-    found = caption_log_probs(b["log_probs"], b["mask"], reduction)
+    found = caption_log_probs(b["log_probs"], b["mask"], loss_type)
     for n in range(4):
         kept = [float(b["log_probs"][n, t]) for t in range(5) if b["mask"][n, t]]
-        expected = sum(kept) / (len(kept) if reduction == "mean" and kept else 1)
+        expected = sum(kept) / (len(kept) if loss_type == "grpo" and kept else 1)
         assert float(found[n]) == close(expected)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
-def test_micro_batches_add_up_to_the_step(reduction):
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_micro_batches_add_up_to_the_step(loss_type):
     b = batch()
     names = ("log_probs", "advantages", "mask")
 
@@ -94,14 +98,15 @@ def test_micro_batches_add_up_to_the_step(reduction):
         part = {n: b[n][rows] for n in names}
         loss = policy_gradient_loss(
             *(part[n] for n in names),
-            logprob_reduction=reduction,
+            loss_type=loss_type,
             ref_log_probs=b["ref"][rows],
             beta=0.1,
             normalizer=normalizer,
+            max_completion_length=LONGEST,
         )
         return float(loss["loss"])
 
-    number = b["mask"].sum() if reduction == "token_mean" else torch.tensor(4.0)
+    number = {"dapo": b["mask"].sum(), "dr_grpo": 4 * LONGEST}.get(loss_type, torch.tensor(4.0))
     parts = [of(rows, number) for rows in (slice(0, 1), slice(1, 4))]
     assert sum(parts) == close(of(slice(None), None))
     # Dividing each part by its number gives a different value.
@@ -217,7 +222,8 @@ def test_low_precision_is_summed_in_fp32():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"logprob_reduction": "median"}, "logprob_reduction is 'median'"),
+        ({"loss_type": "median"}, "loss_type is 'median'"),
+        ({"loss_type": "dr_grpo"}, "max_completion_length, which is None. Pass it"),
         ({"mask": torch.ones(4, 4)}, r"must both be \(N, T\)"),
         ({"advantages": torch.ones(4, 1)}, r"advantages must be \(4\,\)"),
         ({"beta": 0.1}, "needs ref_log_probs"),
@@ -233,7 +239,7 @@ def test_invalid_arguments_raise(changes, message):
 
 def test_caption_log_probs_rejects_invalid_arguments():
     b = batch()
-    with pytest.raises(ValueError, match="logprob_reduction"):
+    with pytest.raises(ValueError, match="loss_type"):
         caption_log_probs(b["log_probs"], b["mask"], "max")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must both be"):
         caption_log_probs(b["log_probs"][0], b["mask"][0])
@@ -241,8 +247,8 @@ def test_caption_log_probs_rejects_invalid_arguments():
 
 def test_empty_captions_give_loss_zero_not_nan():
     log_probs = torch.full((2, 3), -1.0).requires_grad_()
-    for reduction in ("mean", "sum", "token_mean"):
-        loss = policy_gradient_loss(log_probs, torch.ones(2), torch.zeros(2, 3), logprob_reduction=reduction)["loss"]
+    for loss_type in ("grpo", "sum", "dapo"):
+        loss = policy_gradient_loss(log_probs, torch.ones(2), torch.zeros(2, 3), loss_type=loss_type)["loss"]
         assert float(loss.detach()) == 0
         assert (torch.autograd.grad(loss, log_probs)[0] == 0).all()
 

@@ -53,7 +53,7 @@ class Tabular:
 
     def surrogate(self, rows: list[int], advantages: Tensor) -> Tensor:
         """Gradient of the loss of some sequences, as in one training step."""
-        loss = policy_gradient_loss(self.log_probs()[rows], advantages, self.mask[rows], logprob_reduction="sum")
+        loss = policy_gradient_loss(self.log_probs()[rows], advantages, self.mask[rows], loss_type="sum")
         return self.gradient(loss["loss"])
 
 
@@ -90,7 +90,7 @@ def expectation_over_pairs(policy: Tabular, advantages) -> Tensor:
         log_probs[pairs.flatten()],
         advantages(pairs).flatten() * weight,
         policy.mask[pairs.flatten()],
-        logprob_reduction="sum",
+        loss_type="sum",
         normalizer=2.0,
     )
     return policy.gradient(loss["loss"])
@@ -119,13 +119,19 @@ def per_pair(rewards: Tensor) -> Tensor:
     return torch.cat([baseline(pair.view(2, 1)).view(1, 2) for pair in rewards])
 
 
-@pytest.mark.parametrize("name", ["group", "group_floor"])
-def test_baselines_that_do_change_the_gradient(name):
+@pytest.mark.parametrize("scaled", [False, True])
+def test_baselines_that_do_change_the_gradient(scaled):
     """Negative control: the oracle detects baselines that depend on the caption."""
     policy = Tabular(1)
     rewards = 3 * policy.rewards  # so that some pairs reach the floor
     exact = policy.gradient((policy.probabilities() * rewards).sum())
-    found = -expectation_over_pairs(policy, lambda pairs: make_baseline(name, 2)(rewards[pairs]))
+
+    def advantages(pairs: Tensor) -> Tensor:
+        if scaled:  # by the standard deviation of the group
+            return make_baseline("group_mean", 2)(rewards[pairs]) / (rewards[pairs].std(1, keepdim=True) + 1e-4)
+        return make_baseline("group_floor", 2)(rewards[pairs])
+
+    found = -expectation_over_pairs(policy, advantages)
     nearest = (found * exact).sum() / (exact * exact).sum()
     assert (found - nearest * exact).abs().max() > 1e-3
 
@@ -169,7 +175,7 @@ def test_the_diversity_term_is_the_gradient_of_the_expected_distance(samples, ba
         policy.log_probs()[draws.flatten()],
         (rewards * weight).flatten(),
         policy.mask[draws.flatten()],
-        logprob_reduction="sum",
+        loss_type="sum",
         normalizer=float(samples),
     )
     factor = (samples - 1) / samples * (1 - 2 / samples if baseline else 1)

@@ -26,7 +26,7 @@ def test_reward_criterion():
     given = VECTORS["reward_criterion"]
     _, log_probs, mask = criterion_inputs()
     rewards = torch.tensor(given["reward"]).double()
-    found = policy_gradient_loss(log_probs, rewards, mask, logprob_reduction="token_mean")["loss"]
+    found = policy_gradient_loss(log_probs, rewards, mask, loss_type="dapo")["loss"]
     assert float(found) == close(given["mean"], dtype="float32")
     for n, expected in enumerate(given["none"]):
         rows = slice(n, n + 1)
@@ -43,15 +43,13 @@ def test_self_critical_with_leave_one_out(key, weight):
     entropy = -(distribution.exp() * distribution).sum(2)
     scores = torch.tensor(given["scores"]).double() + weight * (entropy * mask).sum(1) / mask.sum(1)
     advantages = make_baseline("leave_one_out", 2)(scores.view(2, 2)).flatten()
-    found = policy_gradient_loss(log_probs, advantages, mask, logprob_reduction="token_mean")["loss"]
+    found = policy_gradient_loss(log_probs, advantages, mask, loss_type="dapo")["loss"]
     assert float(found) == close(VECTORS[key]["loss_mean"], dtype="float32")
 
 
 def test_sle_surrogate():
     given = VECTORS["sle_surrogate"]
-    found = policy_gradient_loss(
-        *(torch.tensor(given[n]) for n in ("log_probs", "rewards", "mask")), logprob_reduction="token_mean"
-    )
+    found = policy_gradient_loss(*(torch.tensor(given[n]) for n in ("log_probs", "rewards", "mask")), loss_type="dapo")
     assert float(found["loss"]) == close(given["loss"], dtype="float32")
 
 

@@ -98,10 +98,10 @@ def test_log_probs_and_entropies():
     compare(value, HIDDEN, WEIGHT, BIAS)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "token_mean"])
+@pytest.mark.parametrize("loss_type", ["grpo", "sum", "dapo"])
 @pytest.mark.parametrize("clip", [None, 0.2])
 @pytest.mark.parametrize("ratio", [False, True])
-def test_policy_gradient_with_clip_penalty_and_entropy(reduction, clip, ratio):
+def test_policy_gradient_with_clip_penalty_and_entropy(loss_type, clip, ratio):
     b = drawn(1, 1.0)
 
     def loss(log_probs: Tensor, entropy: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def test_policy_gradient_with_clip_penalty_and_entropy(reduction, clip, ratio):
             log_probs,
             b["advantages"],
             b["mask"],
-            logprob_reduction=reduction,
+            loss_type=loss_type,
             old_log_probs=b["old"] if ratio else None,
             epsilon=clip,
             ref_log_probs=b["ref"],
@@ -120,7 +120,7 @@ def test_policy_gradient_with_clip_penalty_and_entropy(reduction, clip, ratio):
 
     compare(loss, b["log_probs"], b["entropy"])
     weights = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
-    compare(lambda x: (caption_log_probs(x, b["mask"], reduction) * weights).sum(), b["log_probs"])
+    compare(lambda x: (caption_log_probs(x, b["mask"], loss_type) * weights).sum(), b["log_probs"])
 
 
 def test_distant_policy_keeps_its_gradient():

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
-from hf_captionrl.losses.policy_gradient import REDUCTIONS
+from hf_captionrl.losses.policy_gradient import LOSS_TYPES
 from tests.closeness import assert_close, resolution
 from tests.numerics.drawn import dtypes, few, fewer, seeds
 
-reductions = st.sampled_from(REDUCTIONS)
+loss_types = st.sampled_from(LOSS_TYPES)
 scales = st.sampled_from([1.0, 100.0, 1e4])
 """Nats of a token at most: a good policy, a bad one, and one that logits of 1e4 made."""
 
@@ -31,29 +31,30 @@ def drawn(seed: int, scale: float, dtype: torch.dtype = torch.float64, lengths=(
     return found
 
 
-def loss_of(b: dict[str, Tensor], *, ratio: bool, penalty: bool, reduction: str, clip: float | None = 0.2) -> dict:
+def loss_of(b: dict[str, Tensor], *, ratio: bool, penalty: bool, loss_type: str, clip: float | None = 0.2) -> dict:
     return policy_gradient_loss(
         b["log_probs"],
         b["advantages"],
         b["mask"],
-        logprob_reduction=reduction,  # type: ignore[arg-type]
+        loss_type=loss_type,  # type: ignore[arg-type]
         old_log_probs=b["old"] if ratio else None,
         epsilon=clip,
         ref_log_probs=b["ref"] if penalty else None,
         beta=0.1 if penalty else 0.0,
         entropy=b["entropy"],
         entropy_weight=0.01,
+        max_completion_length=6,
     )
 
 
 @few
-@given(seeds, scales, dtypes, st.booleans(), st.booleans(), reductions, st.sampled_from([1.0, 0.0, 1e4]))
-def test_everything_is_finite(seed, scale, dtype, ratio, penalty, reduction, factor):
+@given(seeds, scales, dtypes, st.booleans(), st.booleans(), loss_types, st.sampled_from([1.0, 0.0, 1e4]))
+def test_everything_is_finite(seed, scale, dtype, ratio, penalty, loss_type, factor):
     """A probability ratio of e^1000 must not give NaN weights."""
     b = drawn(seed, scale, dtype)
     b["advantages"] = b["advantages"] * factor
     leaves = [b["log_probs"].requires_grad_(), b["entropy"].requires_grad_()]
-    found = loss_of(b, ratio=ratio, penalty=penalty, reduction=reduction)
+    found = loss_of(b, ratio=ratio, penalty=penalty, loss_type=loss_type)
     assert found["loss"].dtype == torch.float32
     assert all(value.isfinite() for value in found.values()), found
     for gradient in torch.autograd.grad(found["loss"], leaves):
@@ -67,11 +68,11 @@ def test_everything_is_finite(seed, scale, dtype, ratio, penalty, reduction, fac
 
 
 @few
-@given(seeds, st.booleans(), st.booleans(), reductions)
-def test_kl_of_a_distant_policy_equals_exp_while_exp_is_finite(seed, ratio, penalty, reduction):
+@given(seeds, st.booleans(), st.booleans(), loss_types)
+def test_kl_of_a_distant_policy_equals_exp_while_exp_is_finite(seed, ratio, penalty, loss_type):
     """The bound of the property above does not change smaller ratios and their gradients."""
     b = drawn(seed, 60.0)
-    found = loss_of(b, ratio=ratio, penalty=penalty, reduction=reduction)["loss"]
+    found = loss_of(b, ratio=ratio, penalty=penalty, loss_type=loss_type)["loss"]
     ours, old, ref = (torch.where(b["mask"], b[name], 0.0) for name in ("log_probs", "old", "ref"))
     gain = b["advantages"].unsqueeze(1) * ours
     if ratio:
@@ -80,16 +81,16 @@ def test_kl_of_a_distant_policy_equals_exp_while_exp_is_finite(seed, ratio, pena
     if penalty:
         gain = gain - 0.1 * ((ref - ours).exp() - (ref - ours) - 1)
     gain = (gain + 0.01 * b["entropy"]) * b["mask"]
-    number = b["mask"].sum(1, keepdim=True).clamp(min=1) if reduction == "mean" else 1
-    divisor = b["mask"].sum() if reduction == "token_mean" else len(gain)
+    number = b["mask"].sum(1, keepdim=True).clamp(min=1) if loss_type == "grpo" else 1
+    divisor = {"dapo": b["mask"].sum(), "dr_grpo": 6 * len(gain)}.get(loss_type, len(gain))
     assert_close(found, -(gain / number).sum() / divisor, magnitude=1)
 
 
 @few
-@given(seeds, reductions, st.booleans())
-def test_invariances_and_scaling(seed, reduction, ratio):
+@given(seeds, loss_types, st.booleans())
+def test_invariances_and_scaling(seed, loss_type, ratio):
     b = drawn(seed, 3.0)
-    how = {"ratio": ratio, "penalty": True, "reduction": reduction}
+    how = {"ratio": ratio, "penalty": True, "loss_type": loss_type}
     before = loss_of(b, **how)
     order = torch.randperm(3, generator=torch.Generator().manual_seed(seed))
     moved = loss_of({name: value[order] for name, value in b.items()}, **how)
@@ -105,9 +106,10 @@ def test_invariances_and_scaling(seed, reduction, ratio):
             b["log_probs"],
             k * b["advantages"],
             b["mask"],
-            logprob_reduction=reduction,  # type: ignore[arg-type]
+            loss_type=loss_type,  # type: ignore[arg-type]
             old_log_probs=b["old"] if ratio else None,
             epsilon=0.2,
+            max_completion_length=6,
         )["loss"]
         for k in (1.0, 2.0)
     )
@@ -115,13 +117,17 @@ def test_invariances_and_scaling(seed, reduction, ratio):
 
 
 @fewer
-@given(seeds, reductions)
-def test_captions_of_one_and_zero_tokens(seed, reduction):
+@given(seeds, loss_types)
+def test_captions_of_one_and_zero_tokens(seed, loss_type):
     b = drawn(seed, 1e4, lengths=(1, 1, 0))
-    found = caption_log_probs(b["log_probs"], b["mask"], reduction)
+    found = caption_log_probs(b["log_probs"], b["mask"], loss_type)
     torch.testing.assert_close(found, torch.where(b["mask"][:, 0], b["log_probs"][:, 0], 0.0))
     none = policy_gradient_loss(
-        torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, 4, dtype=torch.bool), logprob_reduction=reduction
+        torch.zeros(0, 4),
+        torch.zeros(0),
+        torch.zeros(0, 4, dtype=torch.bool),
+        loss_type=loss_type,
+        max_completion_length=6,
     )
     assert none["loss"] == 0
 

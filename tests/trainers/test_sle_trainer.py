@@ -152,9 +152,9 @@ def sampled_gradients(theta, config, batches, images):
         advantages, _ = compute_advantages(
             rewards, baselines, config.baseline, context, context_of([tuple(greedy)] * images, 1), lambda x: x
         )
-        loss = policy_gradient_loss(
-            token_log_probs(theta, context.ids), advantages, context.mask, logprob_reduction="sum"
-        )["loss"]
+        loss = policy_gradient_loss(token_log_probs(theta, context.ids), advantages, context.mask, loss_type="sum")[
+            "loss"
+        ]
         yield torch.autograd.grad(loss, theta)[0].double()
 
 
@@ -209,9 +209,9 @@ def test_baseline_of_a_symmetric_distance_removes_two_in_s(tmp_path):
 def test_loss_equals_the_authors_surrogate():
     vector = json.loads((Path(__file__).parents[1] / "vectors" / "policy_gradient.json").read_text())["sle_surrogate"]
     log_probs, mask = torch.tensor(vector["log_probs"]), torch.tensor(vector["mask"])
-    loss = policy_gradient_loss(
-        log_probs, torch.tensor(vector["rewards"]), mask, logprob_reduction=SLEConfig.logprob_reduction
-    )["loss"]
+    loss = policy_gradient_loss(log_probs, torch.tensor(vector["rewards"]), mask, loss_type=SLEConfig.loss_type)[
+        "loss"
+    ]
     assert float(loss) == close(vector["loss"], dtype="float32")
 
 

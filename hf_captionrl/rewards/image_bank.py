@@ -1,0 +1,173 @@
+r"""A bank of image features: distractors that do not depend on the batch.
+
+Legend: B targets, G captions per target, N = B * G captions, M images in the bank, K compared with a target, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_captionrl.retrieval import NeighbourFile, nearest_neighbours
+from hf_captionrl.retrieval.neighbours import normalised
+
+__all__ = ["BANK_IMAGES", "ImageBank", "training_bank"]
+
+BANK_IMAGES: tuple[str, ...] = ("random", "nearest")
+_SEED = 0  # of random images: the same on every process and in a resumed run
+_COPY = 1e-5  # largest difference between the features of copies: rounding, in units of a vector of length 1
+
+
+class ImageBank:
+    r"""Cached image features of a scorer, with which any caption can be compared.
+
+    A target, and an image with the same features, is never a distractor of its captions.
+
+    Args:
+        features (array or tensor of shape `(M, D)`): Image features, e.g. of a [`FeatureCache`].
+        image_ids (`Sequence[str]`): Ids of the M images.
+        signature (`str`): `signature` of the scorer that computed them.
+        neighbours ([`NeighbourFile`], *optional*): Nearest images of each target; only they are its distractors. None:
+            all images of the bank.
+
+    Raises:
+        ValueError: If there are fewer than two images, or an id is missing or occurs twice.
+
+    Example:
+        >>> keys = [image_hash(image) for image in images]  # doctest: +SKIP
+        >>> features = FeatureCache.for_scorer(scorer).get(keys)  # doctest: +SKIP
+        >>> bank = ImageBank(features, image_ids, scorer.signature)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, features: Any, image_ids: Sequence[Any], signature: str, neighbours: NeighbourFile | None = None
+    ) -> None:
+        self.features = normalised(features, "features of the bank")  # (M, D)
+        self.image_ids = [str(image_id) for image_id in image_ids]
+        self.signature = signature
+        self._column = {image_id: column for column, image_id in enumerate(self.image_ids)}
+        if len(self.image_ids) != len(self.features) or len(self._column) < len(self.image_ids):
+            raise ValueError(
+                f"The bank has features of {len(self.features)} images, {len(self.image_ids)} ids and {len(self._column)} "
+                "different ids. Pass one id per image, each once."
+            )
+        if len(self.features) < 2:
+            raise ValueError("The bank has one image, which is not a distractor of itself. Use 2 or more images.")
+        self._nearest: Tensor | None = None
+        self._row: dict[str, int] = {}
+        if neighbours is not None:
+            columns = torch.tensor([self._column.get(image_id, -1) for image_id in neighbours.image_ids])
+            self._nearest = columns[neighbours.indices]  # (targets, K); -1 where the bank lacks the neighbour
+            self._row = {image_id: row for row, image_id in enumerate(neighbours.image_ids)}
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def to(self, device: torch.device | str) -> ImageBank:
+        """Move the features.
+
+        Args:
+            device (`torch.device`): Device of the training.
+
+        Returns:
+            [`ImageBank`]: This bank.
+        """
+        self.features = self.features.to(device)
+        self._nearest = None if self._nearest is None else self._nearest.to(device)
+        return self
+
+    def check(self, signature: str, num_features: int, image_ids: Sequence[str]) -> None:
+        """Refuse a bank that does not suit a scorer and targets.
+
+        Args:
+            signature (`str`): Signature of the scorer.
+            num_features (`int`): D of the targets.
+            image_ids (`Sequence[str]`): Ids of all targets.
+
+        Raises:
+            ValueError: If another scorer computed the bank, or the bank lacks neighbours of a target.
+        """
+        if self.signature != signature or self.features.size(1) != num_features:
+            raise ValueError(
+                f"The bank has {self.features.size(1)} features per image by {self.signature!r}, and the targets "
+                f"{num_features} by the reward scorer {signature!r}. Compute the features of the bank with the reward scorer."
+            )
+        if self._nearest is None:
+            return
+        unknown = [image_id for image_id in image_ids if image_id not in self._row]
+        if unknown:
+            raise ValueError(
+                f"The bank has no neighbours for {len(unknown)} of {len(image_ids)} images (first: {unknown[0]!r}). Use "
+                "neighbours of all training images, or a bank without neighbours."
+            )
+        missing = (self._nearest < 0).sum(1).tolist()
+        lacking = [image_id for image_id in image_ids if missing[self._row[image_id]]]
+        if lacking:
+            raise ValueError(
+                f"The bank has no features of {missing[self._row[lacking[0]]]} neighbours of the image {lacking[0]!r} "
+                f"({len(lacking)} of {len(image_ids)} images lack some). Add the features of all neighbours to the bank."
+            )
+
+    def compare(
+        self, text: Tensor, targets: Tensor, image_ids: Sequence[str], batch_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines of captions with their targets and distractors, and weights that stand for a batch.
+
+        Args:
+            text (`torch.Tensor` of shape `(N, D)`): Features of the captions; the captions of a target are adjacent.
+            targets (`torch.Tensor` of shape `(B, D)`): Features of the targets.
+            image_ids (`Sequence[str]`): Ids of the targets.
+            batch_size (`int`): C, the images of a batch, the target included.
+
+        Returns:
+            `tuple` of two tensors of shape `(N, 1 + K)`, the target first: the cosines, and the weights for
+            [`retrieval_rewards`]: 1 for the target, `(C - 1) / number` for each of its distractors, 0 for copies.
+
+        Raises:
+            ValueError: If a target has no distractor.
+        """
+        group_size = len(text) // len(targets)
+        itself = torch.tensor([self._column.get(image_id, -1) for image_id in image_ids], device=self.features.device)
+        if self._nearest is None:
+            cosines = text @ self.features.T  # (N, M)
+            columns = torch.arange(len(self), device=itself.device)[None]  # (1, M)
+            # One target at a time: (B, M, D) would not fit into memory.
+            far = torch.stack([(self.features - target).abs().amax(1) > _COPY for target in targets])  # (B, M)
+        else:
+            columns = self._nearest[[self._row[image_id] for image_id in image_ids]]  # (B, K)
+            images = self.features[columns]  # (B, K, D)
+            grouped = text.view(len(targets), group_size, -1)  # (B, G, D)
+            cosines = torch.einsum("bgd,bkd->bgk", grouped, images).flatten(0, 1)  # (N, K)
+            far = (images - targets[:, None]).abs().amax(2) > _COPY
+        is_distractor = far & (columns != itself[:, None])  # (B, K)
+        number = is_distractor.sum(1, keepdim=True)  # (B, 1)
+        if not number.all():
+            alone = image_ids[int((number == 0).nonzero()[0, 0])]
+            raise ValueError(
+                f"The bank holds no other image than the image {alone!r} and copies of it. Use a larger bank."
+            )
+        weights = (is_distractor * ((batch_size - 1) / number)).repeat_interleave(group_size, dim=0)  # (N, K)
+        of_target = (text * targets.repeat_interleave(group_size, dim=0)).sum(1, keepdim=True)  # (N, 1)
+        return torch.cat([of_target, cosines], dim=1), torch.cat([torch.ones_like(of_target), weights], dim=1)
+
+
+def training_bank(
+    features: Tensor, image_ids: Sequence[str], signature: str, bank_images: str, bank_size: int
+) -> ImageBank:
+    """A bank of training images: `bank_size` random ones for all targets, or the nearest ones of each."""
+    nearest = bank_images == "nearest"
+    most = len(image_ids) - 1 if nearest else len(image_ids)
+    if bank_size > most:
+        raise ValueError(
+            f"bank_size is {bank_size}, and the {len(image_ids)} training images allow a bank of {most}. Lower bank_size, or "
+            "pass SelfRetrieval(scorer, bank=ImageBank(...)) with other images."
+        )
+    if nearest:
+        neighbours = NeighbourFile(*nearest_neighbours(features, bank_size), list(image_ids), signature, "image")
+        return ImageBank(features, image_ids, signature, neighbours)
+    rows = np.random.default_rng(_SEED).choice(len(image_ids), bank_size, replace=False).tolist()
+    return ImageBank(features[rows], [image_ids[row] for row in rows], signature)

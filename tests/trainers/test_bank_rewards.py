@@ -1,0 +1,98 @@
+"""Training with a bank of distractors: one image per rollout, in this package's trainers and in TRL's."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.rewards import BankRewardFunction, ImageBank
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers.caption_generation import scorer_features
+from tests.closeness import assert_close, close
+from tests.tiny_chat import tiny_chat
+from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of
+from tests.trainers.rl_step import train
+
+BANK = {"distractor_scope": "bank", "bank_size": 5, "bank_batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return load_scorer(model_path("scenes:clip-reward"))
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return load_scenes(num_train=8, num_validation=1, num_test=1)["train"]
+
+
+def bank_function(scorer, data, folder) -> BankRewardFunction:
+    features = scorer_features(scorer, data, cache_dir=str(folder))
+    targets = ImageBank(features, data["image_id"], scorer.signature)
+    return BankRewardFunction(scorer, targets, bank_size=5, bank_batch_size=8)
+
+
+def test_captioner_trains_with_one_image_per_rollout(tmp_path, data):
+    settings = {
+        "per_device_train_batch_size": 1,
+        "num_generations": 2,
+        "do_sample": True,
+        "max_steps": 1,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "max_grad_norm": 1.0,
+    }
+    trainer = train(tmp_path / "bank", data, **settings, **BANK)
+    (logged,) = [entry for entry in trainer.state.log_history if "rewards/self_retrieval/mean" in entry]
+    assert logged["rewards/self_retrieval/mean"] < 0
+    assert logged["grad_norm"] > 0
+    assert "recall_at_1" not in logged
+    with pytest.raises(ValueError, match=r"has no distractors.*use distractor_scope='bank'"):
+        train(tmp_path / "batch", data, **settings)
+
+
+def test_chat_model_gets_the_rewards_of_the_function_for_one_group(tmp_path, scorer, data):
+    trainer = make_trainer(str(tmp_path), per_device_train_batch_size=2, max_steps=1, **BANK)
+    assert trainer.args.generation_batch_size == trainer.num_generations == 2  # one image
+    found = rewards_of(trainer, CAPTIONS[:2])[:, 0]
+    image_id = [data["image_id"][0]] * 2
+    expected = bank_function(scorer, data, tmp_path / "cache")(completions=CAPTIONS[:2], image_id=image_id)
+    assert_close(found, expected, dtype="float32", magnitude=100)
+    assert len(set(expected)) == 2
+    trainer.train()
+    assert trainer.state.log_history[0]["rewards/self_retrieval/mean"] < 0
+
+
+def test_trainer_of_trl_trains_with_the_function(tmp_path, scorer, data):
+    """One prompt group per batch, and a copy of the function that was pickled, as in an asynchronous trainer."""
+    reward = pickle.loads(pickle.dumps(bank_function(scorer, data, tmp_path / "cache")))
+    model, processor = tiny_chat("llava")
+    prompts = [[{"role": "user", "content": "Describe the image."}]] * len(data)
+    given = []
+
+    def recorded(completions, image_id, **columns):
+        given.append(([completion[0]["content"] for completion in completions], image_id))
+        return reward(completions=completions, image_id=image_id, **columns)
+
+    arguments = {"num_generations": 2, "per_device_train_batch_size": 2, "max_steps": 1, "max_completion_length": 6}
+    arguments |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    arguments |= {"save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "learning_rate": 1e-2}
+    trainer = GRPOTrainer(
+        model,
+        reward_funcs=recorded,
+        args=GRPOConfig(str(tmp_path), **arguments),
+        train_dataset=data.select_columns(["image", "image_id"]).add_column("prompt", prompts),
+        processing_class=processor,
+    )
+    trainer.train()
+    ((captions, image_id),) = given
+    assert len(set(image_id)) == 1
+    alone = bank_function(scorer, data, tmp_path / "cache")(completions=captions, image_id=image_id)
+    mean = trainer.state.log_history[0]["rewards/recorded/mean"]
+    assert mean == close(float(torch.tensor(alone).mean()), dtype="float32", magnitude=100)
