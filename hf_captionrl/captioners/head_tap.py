@@ -198,7 +198,9 @@ def _image_inputs(
         raise ValueError("pixel_values and image_features have different batch sizes. Pass only one of them.")
     if rows is not None and captions_per_image(rows, features.size(0)) > 1 and not model.folds_cross_attention:
         features = repeat_rows(features, rows)
-    dtype = next((p.dtype for p in family.find_vision_tower(model).parameters()), features.dtype)
+    dtype = next(
+        (p.dtype for p in family.find_vision_tower(model).parameters() if p.is_floating_point()), features.dtype
+    )
     return family.known_features(model, features.to(dtype), inputs)
 
 
