@@ -6,18 +6,18 @@ Legend: B images, G captions per image, N = B * G captions, T tokens.
 """
 
 import argparse
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from hf_captionrl.captioners import decoding
+from hf_captionrl.captioners import Completions, decoding
 from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
@@ -35,25 +35,27 @@ _LONGEST = 20
 _END = 3
 
 
-def planned_lengths(mean: float, deviation: float, number: int) -> Tensor:
-    """Tokens of each caption `(N,)`, with the end token, from 5 to 20."""
-    return (mean + deviation * torch.randn(number)).round().long().clamp(5, _LONGEST)
+def planned_lengths(mean: float, deviation: float, number: int, *, longest: int = _LONGEST) -> Tensor:
+    """Tokens of each caption `(N,)`, with the end token, from 5 to `longest`."""
+    return (mean + deviation * torch.randn(number)).round().long().clamp(min(5, longest), longest)
 
 
 @contextmanager
 def ending_at(lengths: Tensor) -> Iterator[None]:
     """Both loops write the end token where a caption has its planned length, and no captions are shorter."""
-    ends = torch.arange(1, _LONGEST + 1).unsqueeze(1) == lengths  # (T, N)
-    draw, multinomial, steps = decoding.draw_tokens, torch.multinomial, iter(ends)
+    draw, multinomial, steps = decoding.draw_tokens, torch.multinomial, itertools.count(1)
 
     def uniforms(*size: int, **kwargs: Any) -> Tensor:
-        return torch.empty(size).uniform_(0.01, 1.0).masked_fill(ends[: size[0]], 0.0)
+        numbers = torch.empty(size, **kwargs).uniform_(0.01, 1.0)  # (T, N)
+        ends = torch.arange(1, size[0] + 1, device=numbers.device).unsqueeze(1) == lengths.to(numbers.device)
+        return numbers.masked_fill(ends, 0.0)
 
     def drawn(scores: Tensor, numbers: Tensor) -> Tensor:
         return torch.where(numbers == 0, _END, draw(scores, numbers))
 
     def sampled(probabilities: Tensor, num_samples: int) -> Tensor:
-        return torch.where(next(steps).unsqueeze(1), _END, multinomial(probabilities, num_samples))
+        ends = (lengths == next(steps)).to(probabilities.device)
+        return torch.where(ends.unsqueeze(1), _END, multinomial(probabilities, num_samples))
 
     with (
         mock.patch.object(decoding, "draw_tokens", drawn),
@@ -63,24 +65,31 @@ def ending_at(lengths: Tensor) -> Iterator[None]:
         yield
 
 
-def _seconds(world: World, loop: str, lengths: Tensor) -> tuple[float, Tensor]:
-    """CPU seconds of one call, and the lengths that it wrote."""
+def write(world: World, loop: str, lengths: Tensor, **settings: Any) -> Completions:
+    """Sampled captions of the planned lengths `(N,)`, by our loop or that of transformers.
+
+    Raises:
+        AssertionError: If the loop wrote captions of other lengths.
+    """
 
     def refuse(*args: Any, **kwargs: Any) -> Tensor:
         raise UndecodableError
 
     decode = refuse if loop == "transformers" else DecodingLoop.__call__
     with ending_at(lengths), mock.patch.object(DecodingLoop, "__call__", decode):
-        start = time.process_time()
         written = world.captioner.generate(
             image_features=world.cached_features,
-            max_new_tokens=_LONGEST,
+            max_new_tokens=world.shape.num_tokens,
             do_sample=True,
             top_k=0,
             num_return_sequences=world.shape.group_size,
             suppress_tokens=world.suppressed,
+            **settings,
         )
-        return time.process_time() - start, written.mask.sum(1)
+    wrote = written.mask.sum(1).tolist()
+    if wrote != lengths.tolist():
+        raise AssertionError(f"{loop} wrote captions of {wrote} tokens, not {lengths.tolist()}.")
+    return written
 
 
 def measure(name: str, *, rounds: int, seed: int = 0) -> dict[str, Any]:
@@ -99,11 +108,10 @@ def measure(name: str, *, rounds: int, seed: int = 0) -> dict[str, Any]:
         for turn in range(rounds + 1):  # the first round is not counted
             lengths = planned_lengths(mean, deviation, shape.num_images * shape.group_size)
             for loop in sorted(taken, reverse=bool(turn % 2)):
-                seconds, wrote = _seconds(world, loop, lengths)
-                if not torch.equal(wrote, lengths):
-                    raise AssertionError(f"{loop} wrote captions of {wrote.tolist()} tokens, not {lengths.tolist()}.")
+                start = time.process_time()
+                write(world, loop, lengths)
                 if turn:
-                    taken[loop].append(seconds)
+                    taken[loop].append(time.process_time() - start)
         ratios = [theirs / ours for theirs, ours in zip(taken["transformers"], taken["ours"], strict=True)]
         found[kind] = {
             "seconds": {loop: summary(values)["median"] for loop, values in taken.items()},
@@ -116,7 +124,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this benchmark."""
     parser.add_argument("--shapes", nargs="+", choices=["blip-base", "clipcap"], default=["blip-base", "clipcap"])
     parser.add_argument("--rounds", type=int, default=5, help="Calls of each loop, for each kind of lengths.")
-    parser.add_argument("--output", type=Path, default=None, help="JSON file to write.")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,31 +1,30 @@
-"""Whole steps on a GPU: reinforcement, the scorer, and the search for similar images.
+"""Whole steps on a GPU: SMILE, reinforcement, and the generation of captions.
 
-Legend: B images, G captions per image, N = B * G captions, Q queries, D features.
+Legend: B images, G captions per image, N = B * G captions.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import tempfile
 from typing import Any
 
+import numpy as np
 import torch
 
-from hf_captionrl.retrieval.neighbours import normalised, rank_rows
-from hf_captionrl.rewards.self_retrieval import retrieval_rewards
-from scripts.benchmarks.bags import _features
-from scripts.benchmarks.device_timing import measure
-from scripts.benchmarks.rl_models import RLShape, _made_up_images, _scorer, _scorer_pixels, build
-from scripts.benchmarks.rl_naive import padded_text
+from scripts.benchmarks import smile_step, step_models
+from scripts.benchmarks.generation import LENGTHS, planned_lengths, write
+from scripts.benchmarks.gpu_timing import Budget, Work, measure
+from scripts.benchmarks.rl_models import RLShape, World, build
+from scripts.benchmarks.rl_step import plan_lengths
 from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal
 
-_TINY = RLShape(
+TINY = RLShape(
     "blip",
     2,
     group_size=2,
-    num_tokens=3,
+    num_tokens=5,
     vocab_size=60,
     width=32,
     layers=1,
@@ -38,114 +37,142 @@ _TINY = RLShape(
 RL_SHAPES = {
     "blip-base": RLShape("blip", 32),
     "gpt2-clipcap": RLShape("clipcap", 32, vocab_size=50_257, patch_size=32),
-    "tiny": _TINY,
+    "tiny": TINY,
 }
-"""32 images x 5 captions of 20 tokens; `tiny` is for tests."""
+"""32 images x 5 captions of COCO's lengths; `tiny` is for tests."""
 
-SCORERS = {"clip-vit-b-32": RLShape("blip", 100), "tiny": _TINY}
-"""100 images and 500 captions a call."""
+COMPILED_SHAPES = {"gpt2-clipcap": RL_SHAPES["gpt2-clipcap"], "tiny": dataclasses.replace(TINY, kind="clipcap")}
+"""Where both ways to compile the decoding step work: BLIP has no static cache."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Mine:
-    """A search: the `top` nearest of `queries` among `images` of `width` features, `block` queries at once."""
-
-    images: int
-    width: int
-    top: int
-    queries: int
-    block: int
+STEP_SHAPES = {
+    "blip-base": dataclasses.replace(step_models.SHAPES["blip-base"], batch_size=32),
+    "gpt2-clipcap": step_models.SHAPES["clipcap"],
+    "gpt2-clipcap-frozen": step_models.SHAPES["clipcap-frozen"],
+    "llama-32k": step_models.SHAPES["llama-32k"],
+    "tiny": step_models.Shape("clipcap", 3, 60, width=32, layers=1, heads=2, intermediate=64, prefix_length=2),
+}
+"""Training steps with the batches of the papers; `tiny` is for tests."""
 
 
-MINES = {"coco-118k": Mine(118_000, 1024, 200, 8192, 1024), "tiny": Mine(300, 8, 5, 32, 16)}
-"""COCO's training images with image and text features of 512 each; `tiny` is for tests."""
+def _autocast(device: str, dtype: torch.dtype) -> Any:
+    # Trainable weights are fp32; 16 bits are those of autocast.
+    return torch.autocast(torch.device(device).type, dtype, enabled=dtype != torch.float32)
 
 
-def measure_rl(name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int) -> dict[str, Any]:
-    """Time the reinforcement step as the trainer does it, with and without cached features, beside the usual one.
+def measure_smile_step(
+    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int, budget: Budget
+) -> dict[str, Any]:
+    """Time forward, backward and AdamW with SMILE and with MLE.
 
-    Returns the shape, `largest_difference` of both steps in fp32, and under `steps` what [`measure`] gives.
+    Returns the size, `largest_difference` of the losses from those of full logits in fp32, and under `steps` what
+    [`measure`] gives by loss.
     """
-    shape = RL_SHAPES[name]
-    with tempfile.TemporaryDirectory() as folder:
-        # Sums of bf16 in another order differ visibly; whether both are the same step is seen in fp32.
-        difference = check_equal(build(shape, seed, folder, device=device))
-    gc.collect()
+    shape = STEP_SHAPES[name]
+    model = step_models.build(shape, seed).to(device)
+    batch = {k: v.to(device) for k, v in step_models.draw_batch(shape, np.random.default_rng(seed)).items()}
+    difference = smile_step.check_losses(model, batch)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-7, fused=True)
+
+    def step(path: Any) -> None:
+        with _autocast(device, dtype):
+            loss = path(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    works: dict[str, Work] = {key: functools.partial(step, path) for key, path in smile_step.PATHS.items()}
+    return {
+        "size": f"B {shape.batch_size}, {sum(p.numel() for p in model.parameters()) / 1e6:.0f} M weights",
+        "largest_difference": difference,
+        "steps": measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed, budget=budget),
+    }
+
+
+def _world(shape: RLShape, seed: int, device: str) -> World:
+    """Models and images; all captions of a measurement have the same planned lengths."""
     with tempfile.TemporaryDirectory() as folder:
         world = build(shape, seed, folder, device=device)
-    optimizer = torch.optim.AdamW(list(world.parameters.values()), lr=1e-7)
+    plan_lengths(world)
+    return world
+
+
+def _size(world: World) -> str:
+    shape = world.shape
+    return f"{shape.num_images} x {shape.group_size} captions"
+
+
+def measure_rl(
+    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int, budget: Budget
+) -> dict[str, Any]:
+    """Time the reinforcement step as the trainer does it, with and without cached features, beside the usual one.
+
+    Returns the size, `largest_difference` of both steps in fp32, and under `steps` what [`measure`] gives.
+    """
+    world = _world(RL_SHAPES[name], seed, device)
+    # Sums of bf16 in another order differ visibly; whether both are the same step is seen in fp32.
+    difference = check_equal(world)
+    optimizer = torch.optim.AdamW(list(world.parameters.values()), lr=1e-7, fused=True)
 
     def step(which: str) -> None:
-        # Trainable weights are fp32; 16 bits are those of autocast.
-        with torch.autocast(torch.device(device).type, dtype, enabled=dtype != torch.float32):
+        with _autocast(device, dtype):
             STEPS[which](world, Clock())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     works = {which: functools.partial(step, which) for which in STEPS}
     return {
-        "shape": dataclasses.asdict(shape),
-        "parameters": sum(p.numel() for p in world.captioner.model.parameters()),
+        "size": _size(world),
         "largest_difference": difference,
-        "steps": measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed),
+        "steps": measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed, budget=budget),
     }
 
 
-def measure_scorer(
-    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int
+def _writing_world(shape: RLShape, device: str, dtype: torch.dtype, seed: int) -> World:
+    world = _world(shape, seed, device)
+    world.captioner.model.to(dtype)
+    _ = world.cached_features  # encoded before anything is timed
+    return world
+
+
+def measure_generation(
+    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int, budget: Budget
 ) -> dict[str, Any]:
-    """Time what a scorer does for a rollout.
+    """Time sampled captions from cached features by the decoding loop of the package and that of transformers.
 
-    Returns the shape, and under `steps` what [`measure`] gives for captions padded to the longest and to the scorer's
-    full length, images from pixels and from pictures, and rewards.
+    Returns the size, and under `steps` what [`measure`] gives by loop and lengths.
     """
-    shape = SCORERS[name]
-    torch.manual_seed(seed)
-    images = _made_up_images(shape, seed)
-    scorer = _scorer(shape).to(device)
-    scorer.dtype = dtype
-    scorer.model.to(dtype)
-    pictures = [row["image"] for row in images]
-    pixels = _scorer_pixels(scorer, images, range(len(images))).to(device, dtype)
-    words = torch.randint(4, shape.scorer_vocab_size, (shape.num_images * shape.group_size, shape.num_tokens)).tolist()
-    captions = [" ".join(f"w{word - 4}" for word in row) for row in words]
-    similarity = torch.randn(len(captions), len(pictures), device=device)
-    columns = torch.arange(len(captions), device=device) // shape.group_size
-
-    def padded() -> Any:
-        return scorer.model.get_text_features(**padded_text(scorer, captions).to(device))
-
-    works = {
-        "captions, padded to the longest": lambda: scorer.text_features(captions),
-        "captions, padded to the full length": padded,
-        "images, from pixels on the device": lambda: scorer.model.get_image_features(pixel_values=pixels),
-        "images, from pictures": lambda: scorer.image_features(pictures),
-        "rewards": lambda: retrieval_rewards(similarity, columns, scale=100.0),
+    shape = RL_SHAPES[name]
+    world = _writing_world(shape, device, dtype, seed)
+    works: dict[str, Work] = {}
+    for kind, (mean, deviation) in LENGTHS.items():
+        number = shape.num_images * shape.group_size
+        lengths = planned_lengths(mean, deviation, number, longest=shape.num_tokens).to(device)
+        works |= {
+            f"{loop}, {kind}": functools.partial(write, world, loop, lengths) for loop in ("ours", "transformers")
+        }
+    return {
+        "size": _size(world),
+        "steps": measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed, budget=budget),
     }
-    with torch.no_grad():
-        found = measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed)
-    return {"shape": dataclasses.asdict(shape), "steps": found}
 
 
-def measure_mining(
-    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int
+def measure_compiled(
+    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int, budget: Budget
 ) -> dict[str, Any]:
-    """Time the exact nearest neighbours beside the bare blocked product.
+    """Time captions of COCO's lengths whose decoding step is compiled: in our loop, and by transformers with a static cache.
 
-    Returns the sizes, and under `steps` what [`measure`] gives.
+    Returns the size, and under `steps` what [`measure`] gives. Compilation happens in the first round that warms up.
     """
-    mine = MINES[name]
-    unit = normalised(_features(mine.images, mine.width, seed)).to(device)
-    rows = torch.randperm(mine.images, generator=torch.Generator().manual_seed(seed))[: mine.queries]
-    buffer = torch.empty(mine.block, mine.images, device=device)
-
-    def bare() -> None:
-        for part in rows.split(mine.block):
-            torch.mm(unit[part.to(device)], unit.T, out=buffer[: len(part)])
-
-    works = {
-        "neighbours": lambda: rank_rows(unit, mine.top, rows=rows, block_size=mine.block),
-        "bare product": bare,
+    world = _writing_world(COMPILED_SHAPES[name], device, dtype, seed)
+    ours = functools.partial(write, world, "ours", world.lengths)
+    works: dict[str, Work] = {
+        "ours": ours,
+        "ours, compile_decoding": functools.partial(ours, compile_decoding=True),
+        "transformers, static cache": functools.partial(
+            write, world, "transformers", world.lengths, cache_implementation="static"
+        ),
     }
-    found = measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed)
-    return {"shape": dataclasses.asdict(mine), "steps": found}
+    return {
+        "size": _size(world),
+        "steps": measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed, budget=budget),
+    }
