@@ -176,7 +176,7 @@ class Writing(Encoding):
         if isinstance(cache, str) and "static" in cache and not self.supports_static_cache:
             raise ValueError(
                 f"cache_implementation is {cache!r}, but {type(self.base_model).__name__} cannot decode with a static cache. "
-                "Leave it out; compile_decoding=True compiles the decoding step without one."
+                "Use 'dynamic'; compile_decoding=True compiles the decoding step with it."
             )
         if compile_decoding:
             check_compiler(self.device)
