@@ -16,9 +16,9 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
 from hf_captionrl.captioners import Completions, decoding
-from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmarks.rl_models import SHAPES, World, build
@@ -71,12 +71,9 @@ def write(world: World, loop: str, lengths: Tensor, **settings: Any) -> Completi
     Raises:
         AssertionError: If the loop wrote captions of other lengths.
     """
-
-    def refuse(*args: Any, **kwargs: Any) -> Tensor:
-        raise UndecodableError
-
-    decode = refuse if loop == "transformers" else DecodingLoop.__call__
-    with ending_at(lengths), mock.patch.object(DecodingLoop, "__call__", decode):
+    if loop == "transformers":
+        settings["custom_generate"] = GenerationMixin._sample  # what `generate` calls without our loop
+    with ending_at(lengths):
         written = world.captioner.generate(
             image_features=world.cached_features,
             max_new_tokens=world.shape.num_tokens,
@@ -106,7 +103,8 @@ def measure(name: str, *, rounds: int, seed: int = 0) -> dict[str, Any]:
     for kind, (mean, deviation) in LENGTHS.items():
         taken: dict[str, list[float]] = {"ours": [], "transformers": []}
         for turn in range(rounds + 1):  # the first round is not counted
-            lengths = planned_lengths(mean, deviation, shape.num_images * shape.group_size)
+            number = shape.num_images * shape.group_size
+            lengths = planned_lengths(mean, deviation, number, longest=shape.num_tokens)
             for loop in sorted(taken, reverse=bool(turn % 2)):
                 start = time.process_time()
                 write(world, loop, lengths)

@@ -245,13 +245,19 @@ def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, caps
 
     def spy(self, model, *args, **kwargs):
         seen.append(self.compiled)
+        assert model.config._attn_implementation == "eager"
         return decode(DecodingLoop(self.num_sampled, self.greedy, self.folded), model, *args, **kwargs)
 
     monkeypatch.setattr(DecodingLoop, "__call__", spy)
     monkeypatch.setattr(shutil, "which", lambda name: name)
     line = ["caption", "scenes:blip-mle", "--max_images", "2", "--max_new_tokens", "4", "--output"]
-    assert main([*line, str(tmp_path / "a.jsonl"), "--num_beams", "1", "--compile_decoding"]) == 0
+    more = ["--num_beams", "1", "--compile_decoding", "--attn_implementation", "eager"]
+    assert main([*line, str(tmp_path / "a.jsonl"), *more]) == 0
     assert seen == [True]
+    settings = json.loads((tmp_path / "a.run.json").read_text())["settings"]
+    assert settings["compile_decoding"] is True
+    assert settings["attn_implementation"] == "eager"
+    assert "load_in_4bit" not in settings
     assert main([*line, str(tmp_path / "b.jsonl"), "--compile_decoding"]) == 2
     assert "--num_beams is 3. Use --num_beams 1" in capsys.readouterr().err
     assert main([*line, str(tmp_path / "c.jsonl"), "--cache_implementation", "static"]) == 2
