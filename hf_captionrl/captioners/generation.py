@@ -18,7 +18,7 @@ from hf_captionrl.captioners.caption_tokens import completion_mask
 from hf_captionrl.captioners.compiled_decoding import check_compiler
 from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
 from hf_captionrl.captioners.eval_mode import evaluating
-from hf_captionrl.captioners.head_tap import bypass_vision_tower
+from hf_captionrl.captioners.head_tap import bypass_vision_tower, floating_dtype
 from hf_captionrl.captioners.model_inputs import Encoding
 from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
 
@@ -218,8 +218,7 @@ class Writing(Encoding):
         if features is None:
             features = self.encode(self.base_model, images)
             del images["pixel_values"]
-        dtype = next((p.dtype for p in self.vision_tower.parameters() if p.is_floating_point()), features.dtype)
-        features = features.to(dtype)  # (B, M, D)
+        features = features.to(floating_dtype(self.vision_tower, features.dtype))  # (B, M, D)
         before = self.prompt_ids()
         prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
         settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}

@@ -11,6 +11,7 @@ from torch import nn
 
 from hf_captionrl.captioners import captioner_loading, compiled_decoding, load_captioner
 from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
+from hf_captionrl.captioners.head_tap import floating_dtype
 from hf_captionrl.checkpoints import device_arguments
 from hf_captionrl.checkpoints.loading import check_kwargs
 from hf_captionrl.cli import main
@@ -138,6 +139,13 @@ def test_quantized_head_is_refused(saved):
     head.weight = nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
     with pytest.raises(ValueError, match=r"head of BlipForConditionalGeneration was quantized.*predictions\.decoder"):
         captioner_loading._check_head("name", captioner_loading.FAMILIES["blip"], model, set())
+
+
+def test_features_keep_the_dtype_of_weights_that_are_not_quantized():
+    tower = nn.Sequential(nn.Linear(2, 2, dtype=torch.bfloat16), nn.Linear(2, 2))
+    tower[0].weight = nn.Parameter(torch.zeros(2, 1, dtype=torch.uint8), requires_grad=False)
+    assert floating_dtype(tower, torch.float32) == torch.bfloat16  # that of the bias
+    assert floating_dtype(nn.Identity(), torch.float16) == torch.float16
 
 
 def test_quantization_of_the_command_names_what_is_missing(saved, tmp_path, monkeypatch, capsys):
