@@ -33,6 +33,7 @@ def pipeline(
     prompt: str | None = None,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> CaptionPipeline:
     """Load a captioner for inference.
@@ -43,6 +44,7 @@ def pipeline(
         prompt: Text that every caption continues; by default the model's prompt.
         dtype: Dtype of the weights; by default the checkpoint's.
         device: By default a GPU if there is one. A captioner object stays on its device.
+        model_kwargs: More arguments of `load_captioner`, such as `{"attn_implementation": "sdpa"}`.
         settings: Arguments of [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`, and
             defaults for `generate`.
 
@@ -54,7 +56,7 @@ def pipeline(
         ValueError: If the model is not a captioner.
     """
     if isinstance(model, Captioner):
-        captioner = load_captioner(model, prompt=prompt, device=device)
+        captioner = load_captioner(model, prompt=prompt, device=device, **(model_kwargs or {}))
     else:
         name = model_path(os.fspath(model))
         captioner = load_captioner(
@@ -63,6 +65,7 @@ def pipeline(
             prompt=prompt,
             dtype=dtype,
             device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            **(model_kwargs or {}),
         )
     return CaptionPipeline(captioner, **settings)
 

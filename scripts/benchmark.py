@@ -2,8 +2,8 @@
 
 Each benchmark is a module of `scripts/benchmarks/` with `add_arguments(parser)` and `run(args) -> dict` (what goes into
 its JSON); a new module with these two is a new subcommand. A module that also has `markdown(result) -> str` keeps its
-section of docs/benchmarks.md with `--write`. `--device cuda` without a name means `device --device cuda`: all GPU
-benchmarks.
+section of docs/benchmarks.md with `--write`. `gpu` is everything that a GPU has to show; it writes its section and JSON
+by default.
 """
 
 import argparse
@@ -38,8 +38,6 @@ def benchmarks() -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one benchmark and prints its result."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if "--device" in argv and not benchmarks().keys() & set(argv):
-        argv.insert(argv.index("--device"), "device")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="update the section of docs/benchmarks.md")
     parser.add_argument(
@@ -71,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.write:
         write_section(args.page, args.benchmark, text, title="Benchmarks")
         print(f"\nUpdated the section {args.benchmark!r} of {args.page}.")
-    return 0
+    return 1 if result.get("failed") else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from scripts import benchmark
 from scripts.benchmarks import smile_head
 from scripts.page_sections import replace_section
+from tests.closeness import close
 
 TINY = smile_head.Shape(B=4, V=300, D=16, prompt=2, mean=5, std=1, shortest=3, longest=8)
 
@@ -36,6 +38,7 @@ def test_runs_one_and_renews_its_section(tiny, tmp_path, capfd):
     for head in ("trainable", "frozen"):
         assert set(shape[head]["seconds"]) == set(smile_head.METHODS)
         assert shape[head]["transient_share_of_algorithm_1"]["smile"] < 1
+        assert "cross-entropy of supervised rows / SMILE" in shape[head]["ratios"]
     text = page.read_text()
     assert "old" not in text
     assert text.endswith("kept\n")
@@ -53,7 +56,7 @@ def test_a_new_section_goes_to_the_end():
 def test_a_wrong_loss_is_not_timed(tiny, monkeypatch):
     wrong = {**smile_head.METHODS, "smile": smile_head.cross_entropy}
     monkeypatch.setattr(smile_head, "METHODS", wrong)
-    with pytest.raises(RuntimeError, match="fused gradients are wrong"):
+    with pytest.raises(RuntimeError, match="gradients are wrong"):
         smile_head.run(argparse.Namespace(shapes=["tiny"], rounds=1, seed=0, output=None))
 
 
@@ -69,3 +72,23 @@ def test_an_unknown_benchmark_is_refused(capsys):
     with pytest.raises(SystemExit):
         benchmark.main(["nothing"])
     assert "invalid choice" in capsys.readouterr().err
+
+
+def test_cross_entropy_of_supervised_rows_by_a_plain_loop():
+    hidden, weight, labels = smile_head._batch(TINY, 3)
+    losses = []
+    for states, row in zip(hidden.double(), labels.tolist(), strict=True):
+        for state, label in zip(states, row, strict=True):
+            if label != -100:
+                scores = (weight.double() @ state).tolist()
+                losses.append(math.log(sum(map(math.exp, scores))) - scores[label])
+    found = float(smile_head.supervised_cross_entropy(hidden, weight, labels))
+    assert found == close(sum(losses) / len(losses), dtype="float32", magnitude=10)
+
+
+@pytest.mark.parametrize("name", benchmark.benchmarks())
+def test_every_benchmark_has_a_command_line(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        benchmark.main([name, "--help"])
+    assert end.value.code == 0
+    assert "--output" in capsys.readouterr().out

@@ -11,12 +11,14 @@ import time
 import pytest
 import torch
 
+from hf_captionrl.captioners.decoding import DecodingLoop
 from scripts.benchmarks import rl_step
+from scripts.benchmarks.generation import planned_lengths, write
 from scripts.benchmarks.rl_models import SHAPES, build
 from scripts.benchmarks.rl_naive import NaiveStep
 from scripts.benchmarks.rl_step import measure
 from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal
-from tests.closeness import assert_close, close, resolution
+from tests.closeness import assert_close, close, resolution, within
 
 SMALL = {
     "num_images": 3,
@@ -147,6 +149,42 @@ def test_structure_and_counts():
         for ratio in ratios.values():
             low, high = ratio["quartiles"]
             assert min(ratio["values"]) <= low <= ratio["median"] <= high <= max(ratio["values"])
+
+
+@pytest.mark.parametrize("name", ["blip-base", "clipcap"])
+def test_both_steps_write_captions_of_the_planned_lengths(name, tmp_path, monkeypatch):
+    world = build(TINY[name], 1, tmp_path, torch.float64)
+    calls, decode = [], DecodingLoop.__call__
+
+    def counted(self, *args, **kwargs):
+        calls.append(1)
+        return decode(self, *args, **kwargs)
+
+    monkeypatch.setattr(DecodingLoop, "__call__", counted)
+    world.lengths = torch.tensor([2, 5, 3, 4, 2, 5])
+    loops = {}
+    for step, function in STEPS.items():
+        calls.clear()
+        assert function(world, Clock()).tolist() == [2, 5, 3, 4, 2, 5]
+        loops[step] = len(calls)
+    assert loops == {"ours": 1, "ours-cached": 1, "naive": 0}  # the naive step has transformers' loop
+    gradients(world)
+    assert check_equal(world)["gradients"] < resolution(1, ulps=64)  # of padded captions
+    for loop, number in (("ours", 1), ("transformers", 0)):
+        calls.clear()
+        assert write(world, loop, world.lengths).mask.sum(1).tolist() == [2, 5, 3, 4, 2, 5]
+        assert len(calls) == number
+
+
+def test_lengths_are_those_of_coco(tmp_path):
+    torch.manual_seed(0)
+    drawn = planned_lengths(12.0, 2.6, 4000).double()
+    assert float(drawn.mean()) == within(12.0, 0.2)
+    assert float(drawn.std()) == within(2.6, 0.2)
+    world = build(dataclasses.replace(TINY["clipcap"], num_tokens=20), 1, tmp_path)
+    rl_step.plan_lengths(world)
+    assert world.lengths.shape == (6,)
+    assert 5 <= int(world.lengths.min()) < int(world.lengths.max()) <= 20
 
 
 def test_parts_that_lie_within_each_other_are_counted_once(monkeypatch):

@@ -23,6 +23,7 @@ class BlipCaptioner(Captioner):
     image_in_cross_attention = True
     joins_frames = True
     vision_path = "vision_model"
+    supports_static_cache = False
     language_lora = r"text_decoder\.bert\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"vision_model\.encoder\..*\.(qkv|fc1|fc2)"
     checkpoint_prompts: ClassVar[dict[str, str]] = {"Salesforce/blip-image-captioning": "a picture of "}

@@ -73,7 +73,9 @@ def load_captioner(
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
         base_model (*optional*): Base model of an adapter, if it is not the one in the adapter's configuration. A
             relative path in the configuration that begins with a dot is first resolved from the adapter's folder.
-        kwargs: Arguments of `from_pretrained`. Like `dtype`, they are only accepted if a model is loaded.
+        kwargs: Arguments of `from_pretrained`, such as `attn_implementation`, or `load_in_4bit=True` and
+            `load_in_8bit=True` for a quantized base (bitsandbytes, on a GPU). Like `dtype`, they are only accepted if a
+            model is loaded.
 
     Returns:
         [`Captioner`]: In eval mode if it was loaded.
@@ -83,9 +85,7 @@ def load_captioner(
         ValueError: If the model is not a captioner, has no output head or needs custom code, a file is damaged, the
             parts do not match, or arguments of loading are given for a model that is already loaded.
     """
-    kwargs = check_kwargs(kwargs)
-    if dtype is not None:
-        kwargs = {"dtype": dtype} | kwargs
+    kwargs = check_kwargs(kwargs if dtype is None else {"dtype": dtype} | kwargs)
     if kwargs and not isinstance(model, (str, os.PathLike)):
         raise ValueError(
             f"{', '.join(kwargs)} cannot be set on a {type(model).__name__} object, which is already loaded. Pass them when "
@@ -220,6 +220,12 @@ def _check_head(name: str, family: type[Captioner], model: Any, missing: set[str
         raise ValueError(
             f"{name!r} has no weights for the output head of {type(model).__name__}, so it is not a trained captioner. "
             "Load a checkpoint with a language-modelling head, or pass a model object to train it from scratch."
+        )
+    if not head.weight.is_floating_point():
+        module = next((n for n, m in model.named_modules() if m is head), "lm_head")
+        raise ValueError(
+            f"The output head of {type(model).__name__} was quantized, but losses are computed from its weights. Pass "
+            f"quantization_config=BitsAndBytesConfig(..., llm_int8_skip_modules=[{module!r}])."
         )
 
 

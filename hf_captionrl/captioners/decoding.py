@@ -7,6 +7,7 @@ Legend: B images, R captions per image, N = B * R rows, P tokens of the prompt, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from hf_captionrl.captioners.compiled_decoding import compiled_forward
 
 __all__ = ["DecodingLoop", "UndecodableError", "draw_tokens"]
 
@@ -66,11 +69,13 @@ class DecodingLoop:
         num_sampled (`int`): Sampled captions per image; 0 for the greedy one only.
         greedy (`bool`): Whether the first caption of each image is the greedy one.
         folded (`bool`): Whether cross-attention accepts B images for N rows (`captioners.shared_cross_attention`).
+        compiled (`bool`): Whether `torch.compile` compiles the forward of every token after the first.
     """
 
     num_sampled: int
     greedy: bool
     folded: bool
+    compiled: bool = False
 
     def __call__(
         self,
@@ -93,6 +98,8 @@ class DecodingLoop:
         length = generation_config.max_length - input_ids.size(1)
         outputs = model._prefill(input_ids, generation_config, model_kwargs)
         batch = _Batch.after_prefill(model, input_ids, outputs, model_kwargs)
+        if self.compiled:
+            batch.call = compiled_forward(model)
         batch.repeat(per_image, folded=self.folded)
         rows = batch.rows
         device = rows.device
@@ -173,12 +180,13 @@ class _Batch:
     rows: Tensor  # (N,), their place in the result
     images: int  # rows of the keys and values in cross-attention
     offset_modules: list[Any]  # with offsets per row, for positions in time, height and width
+    call: Callable[..., Any]  # the forward for the next token
 
     @classmethod
     def after_prefill(cls, model: Any, input_ids: Tensor, outputs: Any, model_kwargs: dict[str, Any]) -> _Batch:
         rows = torch.arange(len(input_ids), device=input_ids.device)
         offset_modules = [m for m in model.modules() if isinstance(getattr(m, "rope_deltas", None), Tensor)]
-        batch = cls(model, input_ids, rows, model_kwargs, rows, len(rows), offset_modules)
+        batch = cls(model, input_ids, rows, model_kwargs, rows, len(rows), offset_modules, model)
         batch._take(outputs)
         if not _selectable(batch.cache):
             raise UndecodableError
@@ -196,7 +204,7 @@ class _Batch:
 
     def forward(self) -> None:
         inputs = self.model.prepare_inputs_for_generation(self.input_ids, next_sequence_length=1, **self.model_kwargs)
-        self._take(self.model(**inputs, return_dict=True))
+        self._take(self.call(**inputs, return_dict=True))
 
     def append(self, tokens: Tensor) -> None:
         self.input_ids = torch.cat([self.input_ids, tokens.unsqueeze(1)], 1)

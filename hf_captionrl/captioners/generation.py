@@ -8,16 +8,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hf_captionrl.captioners.caption_tokens import completion_mask
+from hf_captionrl.captioners.compiled_decoding import check_compiler
 from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
 from hf_captionrl.captioners.eval_mode import evaluating
-from hf_captionrl.captioners.head_tap import bypass_vision_tower
+from hf_captionrl.captioners.head_tap import bypass_vision_tower, floating_dtype
 from hf_captionrl.captioners.model_inputs import Encoding
 from hf_captionrl.captioners.sharding import is_sharded, with_gathered_weights
 
@@ -73,6 +74,8 @@ class Writing(Encoding):
 
     model: Any
     base_model: Any
+    supports_static_cache: ClassVar[bool] = True
+    """Whether transformers decodes the family with `cache_implementation="static"`."""
 
     @property
     def device(self) -> torch.device:
@@ -144,6 +147,7 @@ class Writing(Encoding):
         image_features: Tensor | None = None,
         max_new_tokens: int = 40,
         greedy_first: bool = False,
+        compile_decoding: bool = False,
         **kwargs: Any,
     ) -> Completions:
         """Generate captions in eval mode. Each image is encoded once for all its captions and beams.
@@ -153,18 +157,29 @@ class Writing(Encoding):
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features to use instead of pixels.
             max_new_tokens (`int`): Longest caption, including the end token; limited by the model's positions.
             greedy_first (`bool`): Whether the sampled captions of each image follow its greedy caption.
+            compile_decoding (`bool`): Whether `torch.compile` compiles the forward of every token after the first, once for
+                all numbers of images and tokens. For greedy and sampled captions.
             kwargs: The other outputs of `encode_images`, and arguments of transformers' `generate`: `num_beams`,
-                `do_sample`, `num_return_sequences`, ...
+                `do_sample`, `num_return_sequences`, `cache_implementation`, ...
 
         Returns:
             [`Completions`]: N = B * `num_return_sequences` captions, or B * (1 + `num_return_sequences`) with
                 `greedy_first`; those of one image are consecutive.
 
         Raises:
-            ValueError: If both or neither of `pixel_values` and `image_features` are given.
+            ValueError: If both or neither of `pixel_values` and `image_features` are given, the family does not support the
+                cache, or `compile_decoding` is set but there is no compiler, or other settings exclude it.
         """
         if (pixel_values is None) == (image_features is None):
             raise ValueError("generate needs images once. Pass either pixel_values or image_features.")
+        cache = self._known(kwargs, "cache_implementation")
+        if isinstance(cache, str) and "static" in cache and not self.supports_static_cache:
+            raise ValueError(
+                f"cache_implementation is {cache!r}, but {type(self.base_model).__name__} cannot decode with a static cache. "
+                "Use 'dynamic'; compile_decoding=True compiles the decoding step with it."
+            )
+        if compile_decoding:
+            check_compiler(self.device)
         with evaluating(self.model), torch.no_grad():
             images = {name: kwargs.pop(name) for name in self.side_inputs if name in kwargs}
             if pixel_values is not None:
@@ -173,7 +188,9 @@ class Writing(Encoding):
                 images["image_features"] = image_features
             images |= self.fixed_side_inputs_missing_in(images)
             settings = {"max_new_tokens": max_new_tokens, **kwargs}
-            ids = with_gathered_weights(self.model, lambda: self._write(images, settings, greedy_first))
+            ids = with_gathered_weights(
+                self.model, lambda: self._write(images, settings, greedy_first, compile_decoding)
+            )
         mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         return Completions(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
@@ -193,14 +210,15 @@ class Writing(Encoding):
             return {}
         return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
 
-    def _write(self, images: dict[str, Tensor], settings: dict[str, Any], greedy_first: bool) -> Tensor:
+    def _write(
+        self, images: dict[str, Tensor], settings: dict[str, Any], greedy_first: bool, compiled: bool
+    ) -> Tensor:
         images = {name: value.to(self.device) for name, value in images.items()}
         features = images.pop("image_features", None)
         if features is None:
             features = self.encode(self.base_model, images)
             del images["pixel_values"]
-        dtype = next((p.dtype for p in self.vision_tower.parameters()), features.dtype)
-        features = features.to(dtype)  # (B, M, D)
+        features = features.to(floating_dtype(self.vision_tower, features.dtype))  # (B, M, D)
         before = self.prompt_ids()
         prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
         settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}
@@ -223,9 +241,15 @@ class Writing(Encoding):
                 num_sampled=number if do_sample else 0,
                 greedy=greedy_first or not do_sample,
                 folded=self.base_model.folds_cross_attention,
+                compiled=compiled,
             )
             with suppress(UndecodableError):
                 return write({**settings, "num_return_sequences": 1, "custom_generate": loop})
+        if compiled:
+            raise ValueError(
+                "compile_decoding is True, but these settings need the decoding loop of transformers, which it does not compile. "
+                "Use greedy or sampled captions (num_beams=1) with the default cache on unsharded models, or leave it out."
+            )
         if not greedy_first:
             return write(settings)
         plain = {name: value for name, value in settings.items() if name not in _SAMPLING}

@@ -32,6 +32,7 @@ class GitCaptioner(Captioner):
     family = "git"
     model_types = ("git",)
     vision_path = "git.image_encoder"
+    supports_static_cache = False
     connector_paths = ("git.visual_projection",)
     language_lora = r"git\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"git\.image_encoder\..*\.([qkv]_proj|fc1|fc2)"

@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -30,6 +31,7 @@ __all__ = [
     "HeadOutput",
     "LogProbsObjective",
     "bypass_vision_tower",
+    "floating_dtype",
     "mean_cross_entropy",
     "tap_head",
 ]
@@ -183,6 +185,11 @@ def align(states: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
     return (states[:, :-1], labels[:, 1:]) if shift else (states, labels)
 
 
+def floating_dtype(module: nn.Module, default: torch.dtype) -> torch.dtype:
+    """Dtype of the weights of a module that are not quantized; `default` without any."""
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), default)
+
+
 def _image_inputs(
     model: Any, family: Any, features: Tensor | None, batch: dict[str, Any], inputs: dict[str, Any]
 ) -> Any:
@@ -198,7 +205,7 @@ def _image_inputs(
         raise ValueError("pixel_values and image_features have different batch sizes. Pass only one of them.")
     if rows is not None and captions_per_image(rows, features.size(0)) > 1 and not model.folds_cross_attention:
         features = repeat_rows(features, rows)
-    dtype = next((p.dtype for p in family.find_vision_tower(model).parameters()), features.dtype)
+    dtype = floating_dtype(family.find_vision_tower(model), features.dtype)
     return family.known_features(model, features.to(dtype), inputs)
 
 

@@ -21,6 +21,7 @@ class Kosmos2Captioner(FixedPrefixCaptioner):
     family = "kosmos-2"
     model_types = ("kosmos-2",)
     vision_path = "vision_model"
+    supports_static_cache = False
     connector_paths = ("image_to_text_projection",)
     language_lora = r"text_model\..*\.([qkv]_proj|out_proj|fc2)"
     vision_lora = r"vision_model\..*\.([qkv]_proj|fc1|fc2)"

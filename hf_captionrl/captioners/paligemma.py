@@ -22,6 +22,7 @@ class PaliGemmaCaptioner(ChatCaptioner):
     model_types = ("paligemma",)
     default_prompt = "caption en"
     processor_class = "PaliGemmaProcessor"
+    supports_static_cache = False
 
     def plain_turn(self) -> str:
         return f"{self.processor.image_token}{self.prompt}"

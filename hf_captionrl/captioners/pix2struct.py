@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.captioner_loading import register
+from hf_captionrl.captioners.head_tap import floating_dtype
 from hf_captionrl.captioners.prompt_prefix import decoder_text
 
 __all__ = ["Pix2StructCaptioner"]
@@ -60,16 +61,15 @@ class Pix2StructCaptioner(Captioner):
             return dict(inputs)
         inputs = decoder_text(inputs)
         if (patches := inputs.pop("pixel_values", None)) is not None:
-            dtype = next(model.get_submodule(cls.vision_path).parameters()).dtype
+            dtype = floating_dtype(model.get_submodule(cls.vision_path), patches.dtype)
             inputs |= {"flattened_patches": patches.to(dtype), "attention_mask": _is_patch(patches)}
         return inputs
 
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
         patches, tower = inputs["pixel_values"], cls.find_vision_tower(model)
-        parameter = next(tower.parameters())
         mask = _is_patch(patches)
-        patches = patches.to(parameter.device, parameter.dtype)
+        patches = patches.to(next(tower.parameters()).device, floating_dtype(tower, patches.dtype))
         output = tower(flattened_patches=patches, attention_mask=mask.to(patches.device))
         return output.last_hidden_state * mask[..., None].to(patches)
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.checkpoints.device_arguments import check_attention, with_quantization
 from hf_captionrl.checkpoints.files import check_json_files, find_file, read_object
 from hf_captionrl.checkpoints.shipped import model_path
 from hf_captionrl.checkpoints.weights import ADAPTER_FILES, find_weights, usable_revision
@@ -48,6 +49,8 @@ def check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     kwargs = {k: v for k, v in kwargs.items() if k not in ("variant", "subfolder", "gguf_file", "weights_only")}
     if kwargs.get("output_loading_info"):
         raise ValueError("output_loading_info is not supported: the result is not a tuple. Omit it.")
+    check_attention(kwargs.get("attn_implementation"))
+    kwargs = with_quantization(kwargs)
     return {k: v for k, v in kwargs.items() if k not in (*_FIXED, "output_loading_info")}
 
 
@@ -178,6 +181,12 @@ def load_pretrained(
             f"The weights of {name!r} do not match its config.json ({said[:300]}). Use an intact copy of the checkpoint."
         ) from error
     except ValueError as error:
+        attention = kwargs.get("attn_implementation")
+        if attention is not None and "does not support" in str(error) and "ttention" in str(error):
+            raise ValueError(
+                f"attn_implementation is {attention!r}, which {str(error).split()[0]} does not support. Use 'eager', or leave it "
+                "out for the best one that the model supports."
+            ) from error
         if "Unrecognized configuration class" not in str(error):
             raise
         kind = getattr(checked.get("config"), "model_type", None)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hf_captionrl.evaluation.dataset_options import CaptionerOptions, DatasetOptions, LoadedSplit, load_split
 from hf_captionrl.options import option, positive
@@ -50,6 +50,24 @@ class CaptionOptions(CaptionerOptions, DatasetOptions):
     output: Path = option(Path("captions.jsonl"), metavar="FILE", help="file to write, or to resume")
     overwrite: bool = option(False, help="start again even if the file exists")
     batch_size: int = option(16, parse=positive, metavar="N", group="captioner", help="images captioned at once")
+    attn_implementation: str | None = option(
+        None,
+        metavar="NAME",
+        group="captioner",
+        help="of attention: 'sdpa', 'eager', 'flash_attention_2', ... (default: transformers')",
+    )
+    load_in_4bit: bool = option(False, group="captioner", help="quantize the weights; needs bitsandbytes and a GPU")
+    load_in_8bit: bool = option(False, group="captioner", help="the same with 8 bits")
+    compile_decoding: bool = option(
+        False,
+        group="decoding",
+        help="compile the decoding step with torch.compile; needs greedy or sampled captions (--num_beams 1)",
+    )
+    cache_implementation: Literal["dynamic", "static"] | None = option(
+        None,
+        group="decoding",
+        help="of keys and values; transformers compiles the decoding step of a static cache on a GPU",
+    )
     num_beams: int | None = option(
         None, parse=positive, metavar="N", group="decoding", help="(default: 3, or 1 with --do_sample)"
     )
@@ -80,6 +98,10 @@ def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
             f"--num_return_sequences {number} needs at least as many beams, but --num_beams is {beams}. Use --num_beams {number}, or "
             "--do_sample for random samples."
         )
+    if arguments.compile_decoding and beams > 1:
+        raise ValueError(
+            f"--compile_decoding is for greedy and sampled captions, but --num_beams is {beams}. Use --num_beams 1, or leave it out."
+        )
     if arguments.rerank is not None and number < 2:
         raise ValueError(
             f"--rerank chooses among captions, but --num_return_sequences is {number}. Use --num_return_sequences 5, for example."
@@ -99,11 +121,20 @@ def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
         "max_new_tokens": arguments.max_new_tokens,
         "repetition_penalty": arguments.repetition_penalty,
     }
+    for name in ("compile_decoding", "cache_implementation"):
+        if value := getattr(arguments, name):
+            settings[name] = value
     if beams > 1:
         settings["length_penalty"] = arguments.length_penalty
     if arguments.do_sample:
         settings |= {name: getattr(arguments, name) for name in ("temperature", "top_p", "top_k")}
     return settings
+
+
+def _loading(arguments: CaptionOptions) -> dict[str, Any]:
+    """Arguments of `load_captioner` that were set."""
+    names = ("attn_implementation", "load_in_4bit", "load_in_8bit")
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name)}
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:
@@ -189,6 +220,7 @@ def _settings(arguments: CaptionOptions, caption: CaptionPipeline, decoding: dic
     }
     if arguments.rerank is not None:
         settings["rerank"] = arguments.rerank
+    settings |= _loading(arguments)
     if arguments.do_sample:
         settings |= {"seed": arguments.seed, "batch_size": arguments.batch_size}
     return settings
@@ -299,6 +331,7 @@ def write_captions(arguments: CaptionOptions) -> None:
             prompt=arguments.prompt,
             dtype=getattr(torch, arguments.dtype),
             device=arguments.device,
+            model_kwargs=_loading(arguments),
         )
         settings = _settings(arguments, caption, decoding)
         unknown = sorted(set(writer.done) - split.all_ids)

@@ -25,6 +25,9 @@ __all__ = [
 ]
 
 
+_QUANTIZED = ("load_in_4bit", "load_in_8bit")
+
+
 @dataclass
 class ModelArguments:
     """The captioner, and the parts of it that are finetuned."""
@@ -47,6 +50,11 @@ class ModelArguments:
     attn_implementation: str | None = field(
         default=None, metadata={"help": "'sdpa', 'eager', 'flash_attention_2', ...; None: transformers' choice."}
     )
+    load_in_4bit: bool = field(
+        default=False,
+        metadata={"help": "Quantize the frozen base of a LoRA to 4 bits. Needs --tune, bitsandbytes and a GPU."},
+    )
+    load_in_8bit: bool = field(default=False, metadata={"help": "The same with 8 bits."})
     # Copied from the trainer's configuration, because the recipe loads the model; not an argument.
     model_init_kwargs: dict[str, Any] = field(default_factory=dict, init=False)
     fresh_language_model: bool = field(
@@ -85,6 +93,7 @@ class ModelArguments:
         settings: dict[str, Any] = {"revision": self.model_revision, "dtype": self.dtype}
         if self.attn_implementation is not None:
             settings["attn_implementation"] = self.attn_implementation
+        settings |= {name: True for name in _QUANTIZED if getattr(self, name)}
         settings |= self.model_init_kwargs
         captioner = load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
         if self.fresh_language_model:
@@ -93,6 +102,12 @@ class ModelArguments:
 
     def __post_init__(self) -> None:
         check_model_init_kwargs({"dtype": self.dtype})
+        for name in _QUANTIZED:
+            if getattr(self, name) and self.tune is None:
+                raise ValueError(
+                    f"{name} is set, but tune is not, so all weights are trained, which quantized weights cannot be. Use --tune language, "
+                    "vision or both."
+                )
         if self.lora_init not in ("peft", "paper"):
             raise ValueError(f"lora_init is {self.lora_init!r}. Use 'peft' or 'paper'.")
         if self.lora_init == "paper" and self.tune is None:

@@ -6,6 +6,7 @@ Legend: B images, G captions per image, N = B * G captions, T tokens.
 """
 
 import argparse
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,9 +16,9 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
-from hf_captionrl.captioners import decoding
-from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
+from hf_captionrl.captioners import Completions, decoding
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmarks.rl_models import SHAPES, World, build
@@ -34,25 +35,27 @@ _LONGEST = 20
 _END = 3
 
 
-def planned_lengths(mean: float, deviation: float, number: int) -> Tensor:
-    """Tokens of each caption `(N,)`, with the end token, from 5 to 20."""
-    return (mean + deviation * torch.randn(number)).round().long().clamp(5, _LONGEST)
+def planned_lengths(mean: float, deviation: float, number: int, *, longest: int = _LONGEST) -> Tensor:
+    """Tokens of each caption `(N,)`, with the end token, from 5 to `longest`."""
+    return (mean + deviation * torch.randn(number)).round().long().clamp(min(5, longest), longest)
 
 
 @contextmanager
 def ending_at(lengths: Tensor) -> Iterator[None]:
     """Both loops write the end token where a caption has its planned length, and no captions are shorter."""
-    ends = torch.arange(1, _LONGEST + 1).unsqueeze(1) == lengths  # (T, N)
-    draw, multinomial, steps = decoding.draw_tokens, torch.multinomial, iter(ends)
+    draw, multinomial, steps = decoding.draw_tokens, torch.multinomial, itertools.count(1)
 
     def uniforms(*size: int, **kwargs: Any) -> Tensor:
-        return torch.empty(size).uniform_(0.01, 1.0).masked_fill(ends[: size[0]], 0.0)
+        numbers = torch.empty(size, **kwargs).uniform_(0.01, 1.0)  # (T, N)
+        ends = torch.arange(1, size[0] + 1, device=numbers.device).unsqueeze(1) == lengths.to(numbers.device)
+        return numbers.masked_fill(ends, 0.0)
 
     def drawn(scores: Tensor, numbers: Tensor) -> Tensor:
         return torch.where(numbers == 0, _END, draw(scores, numbers))
 
     def sampled(probabilities: Tensor, num_samples: int) -> Tensor:
-        return torch.where(next(steps).unsqueeze(1), _END, multinomial(probabilities, num_samples))
+        ends = (lengths == next(steps)).to(probabilities.device)
+        return torch.where(ends.unsqueeze(1), _END, multinomial(probabilities, num_samples))
 
     with (
         mock.patch.object(decoding, "draw_tokens", drawn),
@@ -62,24 +65,28 @@ def ending_at(lengths: Tensor) -> Iterator[None]:
         yield
 
 
-def _seconds(world: World, loop: str, lengths: Tensor) -> tuple[float, Tensor]:
-    """CPU seconds of one call, and the lengths that it wrote."""
+def write(world: World, loop: str, lengths: Tensor, **settings: Any) -> Completions:
+    """Sampled captions of the planned lengths `(N,)`, by our loop or that of transformers.
 
-    def refuse(*args: Any, **kwargs: Any) -> Tensor:
-        raise UndecodableError
-
-    decode = refuse if loop == "transformers" else DecodingLoop.__call__
-    with ending_at(lengths), mock.patch.object(DecodingLoop, "__call__", decode):
-        start = time.process_time()
+    Raises:
+        AssertionError: If the loop wrote captions of other lengths.
+    """
+    if loop == "transformers":
+        settings["custom_generate"] = GenerationMixin._sample  # what `generate` calls without our loop
+    with ending_at(lengths):
         written = world.captioner.generate(
             image_features=world.cached_features,
-            max_new_tokens=_LONGEST,
+            max_new_tokens=world.shape.num_tokens,
             do_sample=True,
             top_k=0,
             num_return_sequences=world.shape.group_size,
             suppress_tokens=world.suppressed,
+            **settings,
         )
-        return time.process_time() - start, written.mask.sum(1)
+    wrote = written.mask.sum(1).tolist()
+    if wrote != lengths.tolist():
+        raise AssertionError(f"{loop} wrote captions of {wrote} tokens, not {lengths.tolist()}.")
+    return written
 
 
 def measure(name: str, *, rounds: int, seed: int = 0) -> dict[str, Any]:
@@ -96,13 +103,13 @@ def measure(name: str, *, rounds: int, seed: int = 0) -> dict[str, Any]:
     for kind, (mean, deviation) in LENGTHS.items():
         taken: dict[str, list[float]] = {"ours": [], "transformers": []}
         for turn in range(rounds + 1):  # the first round is not counted
-            lengths = planned_lengths(mean, deviation, shape.num_images * shape.group_size)
+            number = shape.num_images * shape.group_size
+            lengths = planned_lengths(mean, deviation, number, longest=shape.num_tokens)
             for loop in sorted(taken, reverse=bool(turn % 2)):
-                seconds, wrote = _seconds(world, loop, lengths)
-                if not torch.equal(wrote, lengths):
-                    raise AssertionError(f"{loop} wrote captions of {wrote.tolist()} tokens, not {lengths.tolist()}.")
+                start = time.process_time()
+                write(world, loop, lengths)
                 if turn:
-                    taken[loop].append(seconds)
+                    taken[loop].append(time.process_time() - start)
         ratios = [theirs / ours for theirs, ours in zip(taken["transformers"], taken["ours"], strict=True)]
         found[kind] = {
             "seconds": {loop: summary(values)["median"] for loop, values in taken.items()},

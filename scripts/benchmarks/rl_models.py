@@ -50,7 +50,8 @@ class RLShape:
             other arguments only those of the rollout count).
         num_images (`int`): B.
         group_size (`int`): G.
-        num_tokens (`int`): T; the end token is forbidden, except for `"scenes"`, so that all captions are this long.
+        num_tokens (`int`): T, the longest caption. Special tokens are never sampled, except for `"scenes"`, so captions are
+            this long unless `World.lengths` plans their lengths.
         vocab_size (`int`): Of the captioner.
         width (`int`): Of its text model and vision tower.
         layers (`int`): Of both.
@@ -102,6 +103,7 @@ class World:
         batch (`dict`): One micro-batch of its data loader: all B images.
         scorer_pixels (`torch.Tensor` of shape `(B, 3, H, W)`): The same images, prepared for the scorer.
         suppressed (`list[int]`): Tokens that are never sampled.
+        lengths (`torch.Tensor` of shape `(N,)`, *optional*): Planned tokens of the sampled captions.
     """
 
     shape: RLShape
@@ -112,6 +114,7 @@ class World:
     batch: dict[str, Tensor]
     scorer_pixels: Tensor
     suppressed: list[int]
+    lengths: Tensor | None = None
 
     @functools.cached_property
     def cached_features(self) -> Tensor:

@@ -7,12 +7,13 @@ import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
 
 from hf_captionrl.losses import IGNORE_INDEX
+from scripts.benchmarks.generation import ending_at
 from scripts.benchmarks.rl_models import World
 from scripts.benchmarks.rl_naive import NaiveStep
 
@@ -62,6 +63,11 @@ def counted_images(world: World) -> Iterator[list[int]]:
             hook.remove()
 
 
+def _planned(world: World) -> AbstractContextManager[None]:
+    """Generate captions of the planned lengths, if there are any."""
+    return nullcontext() if world.lengths is None else ending_at(world.lengths)
+
+
 def _ours(world: World, clock: Clock, *, cached: bool) -> Tensor:
     """Forward and backward of the trainer's step; with `cached`, its data loader brings features, not pixels."""
     inputs = dict(world.batch)
@@ -72,7 +78,7 @@ def _ours(world: World, clock: Clock, *, cached: bool) -> Tensor:
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with clock.part("generate"):
+            with clock.part("generate"), _planned(world):
                 return function(*args, **kwargs)
 
         return call
@@ -94,7 +100,7 @@ def _ours(world: World, clock: Clock, *, cached: bool) -> Tensor:
 def _naive(world: World, clock: Clock) -> Tensor:
     """Forward and backward of the step as it is usually written."""
     step = NaiveStep(world)
-    with clock.part("generate"):
+    with clock.part("generate"), _planned(world):
         input_ids, mask, captions = step.generate()
     with clock.part("score"):
         advantages = step.score(captions, lambda: clock.part("scorer_images"))
@@ -127,7 +133,8 @@ def check_equal(world: World, atol: float = 1e-3, rtol: float = 1e-4) -> dict[st
         `dict[str, float]`: Both differences, `"advantages"` and `"gradients"`.
     """
     inputs, naive = dict(world.batch), NaiveStep(world)
-    world.trainer.rollouts.roll_out([inputs])
+    with _planned(world):
+        world.trainer.rollouts.roll_out([inputs])
     world.trainer.compute_loss(world.trainer.model, inputs).backward()
     ours = _gradients(world)
     captions = world.captioner.decode(inputs["labels"].clamp(min=0), inputs["labels"] != IGNORE_INDEX)

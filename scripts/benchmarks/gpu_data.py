@@ -1,4 +1,4 @@
-"""Whole steps on a GPU: reinforcement, the scorer, and the search for similar images.
+"""What surrounds the captioner on a GPU: the scorer, the search for similar images, and the loading of images.
 
 Legend: B images, G captions per image, N = B * G captions, Q queries, D features.
 """
@@ -6,43 +6,23 @@ Legend: B images, G captions per image, N = B * G captions, Q queries, D feature
 from __future__ import annotations
 
 import dataclasses
-import functools
-import gc
-import tempfile
+import io
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
+from hf_captionrl.data import open_image
 from hf_captionrl.retrieval.neighbours import normalised, rank_rows
 from hf_captionrl.rewards.self_retrieval import retrieval_rewards
 from scripts.benchmarks.bags import _features
-from scripts.benchmarks.device_timing import measure
-from scripts.benchmarks.rl_models import RLShape, _made_up_images, _scorer, _scorer_pixels, build
+from scripts.benchmarks.gpu_steps import TINY
+from scripts.benchmarks.gpu_timing import Budget, measure
+from scripts.benchmarks.rl_models import RLShape, _image_processor, _made_up_images, _scorer, _scorer_pixels
 from scripts.benchmarks.rl_naive import padded_text
-from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal
 
-_TINY = RLShape(
-    "blip",
-    2,
-    group_size=2,
-    num_tokens=3,
-    vocab_size=60,
-    width=32,
-    layers=1,
-    heads=2,
-    image_size=32,
-    scorer_text_width=32,
-    scorer_layers=1,
-    scorer_vocab_size=60,
-)
-RL_SHAPES = {
-    "blip-base": RLShape("blip", 32),
-    "gpt2-clipcap": RLShape("clipcap", 32, vocab_size=50_257, patch_size=32),
-    "tiny": _TINY,
-}
-"""32 images x 5 captions of 20 tokens; `tiny` is for tests."""
-
-SCORERS = {"clip-vit-b-32": RLShape("blip", 100), "tiny": _TINY}
+SCORERS = {"clip-vit-b-32": RLShape("blip", 100), "tiny": TINY}
 """100 images and 500 captions a call."""
 
 
@@ -61,38 +41,22 @@ MINES = {"coco-118k": Mine(118_000, 1024, 200, 8192, 1024), "tiny": Mine(300, 8,
 """COCO's training images with image and text features of 512 each; `tiny` is for tests."""
 
 
-def measure_rl(name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int) -> dict[str, Any]:
-    """Time the reinforcement step as the trainer does it, with and without cached features, beside the usual one.
+@dataclasses.dataclass(frozen=True)
+class Photos:
+    """`number` JPEG files of `width` x `height` pixels, prepared for a vision tower of `size` x `size`."""
 
-    Returns the shape, `largest_difference` of both steps in fp32, and under `steps` what [`measure`] gives.
-    """
-    shape = RL_SHAPES[name]
-    with tempfile.TemporaryDirectory() as folder:
-        # Sums of bf16 in another order differ visibly; whether both are the same step is seen in fp32.
-        difference = check_equal(build(shape, seed, folder, device=device))
-    gc.collect()
-    with tempfile.TemporaryDirectory() as folder:
-        world = build(shape, seed, folder, device=device)
-    optimizer = torch.optim.AdamW(list(world.parameters.values()), lr=1e-7)
+    number: int
+    width: int
+    height: int
+    size: int
 
-    def step(which: str) -> None:
-        # Trainable weights are fp32; 16 bits are those of autocast.
-        with torch.autocast(torch.device(device).type, dtype, enabled=dtype != torch.float32):
-            STEPS[which](world, Clock())
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
-    works = {which: functools.partial(step, which) for which in STEPS}
-    return {
-        "shape": dataclasses.asdict(shape),
-        "parameters": sum(p.numel() for p in world.captioner.model.parameters()),
-        "largest_difference": difference,
-        "steps": measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed),
-    }
+PHOTOS = {"coco-640": Photos(32, 640, 480, 224), "tiny": Photos(2, 24, 16, 8)}
+"""A batch of COCO's photos; `tiny` is for tests."""
 
 
 def measure_scorer(
-    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int
+    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int, budget: Budget
 ) -> dict[str, Any]:
     """Time what a scorer does for a rollout.
 
@@ -123,12 +87,12 @@ def measure_scorer(
         "rewards": lambda: retrieval_rewards(similarity, columns, scale=100.0),
     }
     with torch.no_grad():
-        found = measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed)
-    return {"shape": dataclasses.asdict(shape), "steps": found}
+        found = measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed, budget=budget)
+    return {"size": f"{shape.num_images} images, {len(captions)} captions", "steps": found}
 
 
 def measure_mining(
-    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int
+    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int, budget: Budget
 ) -> dict[str, Any]:
     """Time the exact nearest neighbours beside the bare blocked product.
 
@@ -147,5 +111,40 @@ def measure_mining(
         "neighbours": lambda: rank_rows(unit, mine.top, rows=rows, block_size=mine.block),
         "bare product": bare,
     }
-    found = measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed)
-    return {"shape": dataclasses.asdict(mine), "steps": found}
+    found = measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed, budget=budget)
+    size = f"{mine.top} nearest of {mine.queries} among {mine.images} images x {mine.width} features, fp32"
+    return {"size": size, "steps": found}
+
+
+def measure_loader(
+    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int, budget: Budget
+) -> dict[str, Any]:
+    """Time the way of a batch of photos to the device: decoding and preparing in this process, without workers, and copying.
+
+    Returns the sizes, and under `steps` what [`measure`] gives.
+    """
+    photos = PHOTOS[name]
+    rng = np.random.default_rng(seed)
+    files = []
+    for _ in range(photos.number):
+        # Enlarged noise gives files of about the length of photos.
+        noise = rng.integers(0, 256, (photos.height // 8, photos.width // 8, 3), dtype=np.uint8)
+        with io.BytesIO() as file:
+            Image.fromarray(noise).resize((photos.width, photos.height)).save(file, "JPEG", quality=90)
+            files.append(file.getvalue())
+    prepare = _image_processor(photos.size)
+
+    def decoded() -> list[Image.Image]:
+        return [open_image(file) for file in files]
+
+    def prepared() -> torch.Tensor:
+        return prepare(images=decoded(), return_tensors="pt")["pixel_values"]
+
+    works = {
+        "decode": decoded,
+        "decode and processor": prepared,
+        "decode, processor and copy to the device": lambda: prepared().to(device, dtype),
+    }
+    found = measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed, budget=budget)
+    size = f"{photos.number} JPEGs of {photos.width} x {photos.height}, {len(files[0]) // 1024} KiB each"
+    return {"size": size, "steps": found}
