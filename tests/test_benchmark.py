@@ -84,11 +84,3 @@ def test_cross_entropy_of_supervised_rows_by_a_plain_loop():
                 losses.append(math.log(sum(map(math.exp, scores))) - scores[label])
     found = float(smile_head.supervised_cross_entropy(hidden, weight, labels))
     assert found == close(sum(losses) / len(losses), dtype="float32", magnitude=10)
-
-
-@pytest.mark.parametrize("name", benchmark.benchmarks())
-def test_every_benchmark_has_a_command_line(name, capsys):
-    with pytest.raises(SystemExit) as end:
-        benchmark.main([name, "--help"])
-    assert end.value.code == 0
-    assert "--output" in capsys.readouterr().out
