@@ -20,7 +20,7 @@ class Collates(Protocol):
 
     def collate(
         self,
-        images: Sequence[Image.Image] | None,
+        images: Sequence[Image.Image] | torch.Tensor | None,
         captions: Sequence[str],
         *,
         image_features: torch.Tensor | None = None,
@@ -29,6 +29,7 @@ class Collates(Protocol):
         """Make one batch.
 
         Args:
+            images (`Sequence` or `torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Images, or their prepared pixels.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of the images.
         """
         ...
@@ -60,7 +61,7 @@ class CaptionCollator:
         if not features:
             # Images of a stream are decoded here.
             images = [
-                item["image"] if isinstance(item["image"], Image.Image) else open_image(item["image"])
+                item["image"] if isinstance(item["image"], Image.Image | torch.Tensor) else open_image(item["image"])
                 for item in items
                 if item["image"] is not None
             ]
@@ -69,7 +70,8 @@ class CaptionCollator:
                     f"{len(items) - len(images)} of {len(items)} items have neither image nor image_features, "
                     f"and each needs one. Use the items of a CaptionDataset."
                 )
-            return self.captioner.collate(images, captions, image_features=None, max_length=self.max_length)
+            inputs = images if isinstance(images[0], Image.Image) else torch.stack(images)
+            return self.captioner.collate(inputs, captions, image_features=None, max_length=self.max_length)
         shapes = sorted({tuple(feature.shape) for feature in features})
         if len(features) != len(items) or len(shapes) > 1:
             raise ValueError(

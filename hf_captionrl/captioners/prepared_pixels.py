@@ -1,0 +1,95 @@
+"""An image processor in two parts: images to 8-bit pixels, and pixels to inputs of the vision tower.
+
+Legend: B images, H x W the input size of the vision tower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import PIL
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from hf_captionrl.captioners.model_inputs import Encoding
+
+__all__ = ["PreparedPixels", "processor_settings"]
+
+_ONLY_RESIZED: dict[str, Any] = {"do_rescale": False, "do_normalize": False}
+_ONLY_SCALED: dict[str, Any] = {
+    **dict.fromkeys(("do_resize", "do_center_crop", "do_pad", "do_convert_rgb"), False),
+    "input_data_format": "channels_first",
+}
+_PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20))
+
+
+def processor_settings(image_processor: Any) -> str:
+    """All settings of an image processor as JSON, with its class: those of Pillow and torchvision round differently."""
+    settings = {key: str(value) for key, value in image_processor.to_dict().items()}
+    return json.dumps({**settings, "class": type(image_processor).__name__}, sort_keys=True)
+
+
+class PreparedPixels:
+    """The two parts of a captioner's image processor.
+
+    Both are compared with the whole processor on images of noise. ValueError, with the reason, if they are not equal to the
+    last bit.
+    """
+
+    def __init__(self, captioner: Encoding) -> None:
+        self.processor = captioner.image_processor
+        captioner.fixed_side_inputs(1)  # raises if inputs besides the pixels depend on the image
+        noise = np.random.default_rng(0)
+        probes = [Image.fromarray(noise.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in _PROBE_SIZES]
+        if "pixel_values" not in (found := self.processor(images=probes[:1], return_tensors="pt")):
+            raise self._refusal(f"returns {', '.join(found)}: patches, normalised by the mean of their image")
+        whole = captioner.encode_images(probes)["pixel_values"]
+        self.row_shape, self.dtype = whole.shape[1:], whole.dtype
+        rows = [self.prepare(image) for image in probes]
+        self.shape = tuple(rows[0].shape)  # (3, H, W)
+        if len({row.shape for row in rows}) > 1 or self.row_shape.numel() != rows[0].numel():
+            raise self._refusal("returns tiles or keeps the size of an image")
+        if not torch.equal(self.normalise(torch.stack(rows)), whole):
+            raise self._refusal("changes pixels after normalising them")
+
+    def _refusal(self, reason: str) -> ValueError:
+        return ValueError(
+            f"The {type(self.processor).__name__} cannot be split into pixels and their normalisation: it {reason}. Leave out "
+            "cache_pixels."
+        )
+
+    @property
+    def signature(self) -> str:
+        """Hash of all that determines the pixels."""
+        parts = [processor_settings(self.processor), PIL.__version__, torchvision.__version__, str(self.shape)]
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
+
+    def prepare(self, image: Any) -> Tensor:
+        """`(3, H, W)` uint8: the image as the vision tower reads it, before it is rescaled and normalised."""
+        found = self.processor(images=[image], **_ONLY_RESIZED, return_tensors="pt")["pixel_values"]
+        pixels = found.to(torch.uint8).flatten(0, -4).squeeze(0)
+        if (
+            found.dtype != torch.uint8 and not (pixels == found).all()
+        ):  # processors that pad return whole numbers as floats
+            raise self._refusal("does more with pixels than to resize and crop them")
+        return pixels
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """`(B, 3, H, W)` uint8 -> `pixel_values`."""
+        processor = self.processor
+        if not hasattr(processor, "rescale_and_normalize"):  # a processor of Pillow and NumPy
+            rows = processor(images=list(pixels), **_ONLY_SCALED, return_tensors="pt")["pixel_values"]
+            return rows.view(-1, *self.row_shape)
+        names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+        settings = [getattr(processor, name) for name in names]
+        settings = [tuple(value) if isinstance(value, list) else value for value in settings]
+        rows = torch.empty(pixels.shape, dtype=self.dtype)
+        for row, target in zip(pixels, rows, strict=True):  # one at a time, which stays in the processor's cache
+            target.copy_(processor.rescale_and_normalize(row, *settings))
+        return rows.view(-1, *self.row_shape)
