@@ -114,10 +114,14 @@ def cached_pixels(
         pixels = processor.prepare(open_image(value))
         return pixels if form == "uint8" else _to_jpeg(pixels, size)
 
-    cache = FeatureCache(
-        directory, model_id="pixels", revision=processor.signature, what=f"pixels_{form}", dtype="uint8"
-    )
+    cache = pixel_rows(processor, form, directory)
     return CachedPixels(image_rows(cache, dataset, read, torch.stack, batch_size=batch_size, progress=progress))
+
+
+def pixel_rows(processor: Prepares, form: PixelForm, directory: str | os.PathLike | None) -> FeatureCache:
+    """The cache of the pixels of one processor in one form."""
+    signature = processor.signature
+    return FeatureCache(directory, model_id="pixels", revision=signature, what=f"pixels_{form}", dtype="uint8")
 
 
 def _to_jpeg(pixels: Tensor, size: int) -> Tensor:

@@ -248,8 +248,37 @@ def _noted(path, lines):
     os.close(file)
 
 
-def cache(folder, *, asked, at=None, limit=None):
-    """Fill a cache of features."""
+class NotingPixels:
+    """First part of an image processor that notes which image it is asked for."""
+
+    def __init__(self, images, asked=None):
+        from hf_captionrl.data import open_image
+        from hf_captionrl.retrieval import image_hash
+        from tests.tiny import tiny_captioner
+
+        self.parts, self.asked = tiny_captioner("blip").prepared_pixels, asked
+        self.shape, self.signature = self.parts.shape, self.parts.signature
+        self.paths = sorted(Path(images).iterdir(), key=lambda path: KEYS.index(path.stem))
+        self.images = [open_image(path) for path in self.paths]
+        self.numbers = {image_hash(image): number for number, image in enumerate(self.images)}
+
+    def prepare(self, image):
+        from hf_captionrl.retrieval import image_hash
+
+        if self.asked:
+            _noted(self.asked, [self.numbers[image_hash(image)]])
+        return self.parts.prepare(image)
+
+    def rows(self):
+        """The images as a data set."""
+        import datasets
+
+        return datasets.Dataset.from_dict({"image": [*map(str, self.paths)]}).cast_column("image", datasets.Image())
+
+
+def cache(folder, *, asked, at=None, limit=None, images=None):
+    """Fill a cache of features, or of prepared pixels if there is a folder of images."""
+    from hf_captionrl.data import cached_pixels
     from hf_captionrl.retrieval import feature_cache
 
     if limit is not None:
@@ -260,22 +289,36 @@ def cache(folder, *, asked, at=None, limit=None):
         _noted(asked, rows)
         return truth([KEYS[row] for row in rows])
 
+    pixels = NotingPixels(images, asked) if images else None
+    dataset = pixels.rows() if pixels else None
     store = feature_cache.FeatureCache(folder, model_id="tiny", revision="r1")
     with Moment(at) as moment:
-        store.get_or_compute(KEYS, compute, batch_size=8)
+        if pixels:
+            cached_pixels(dataset, pixels, directory=folder, batch_size=8, progress=False)
+        else:
+            store.get_or_compute(KEYS, compute, batch_size=8)
     return {"calls": moment.calls}
 
 
-def cached(folder):
-    """Keys in a cache, and whether their features are right."""
+def cached(folder, *, images=None):
+    """Keys in a cache, and whether their features or pixels are right."""
     import numpy as np
 
+    from hf_captionrl.data.pixel_cache import pixel_rows
+    from hf_captionrl.data.source_keys import source_keys
     from hf_captionrl.retrieval.feature_cache import FeatureCache
 
-    store = FeatureCache(folder, model_id="tiny", revision="r1")
-    there = [key for key in KEYS if key in store]
-    right = not there or bool(np.array_equal(np.asarray(store.get(there)), truth(there)))
-    return {"keys": there, "right": right}
+    if images is None:
+        store = FeatureCache(folder, model_id="tiny", revision="r1")
+        there = [key for key in KEYS if key in store]
+        right = not there or bool(np.array_equal(np.asarray(store.get(there)), truth(there)))
+        return {"keys": there, "right": right}
+    pixels = NotingPixels(images)
+    store, names = pixel_rows(pixels, "uint8", folder), source_keys(pixels.rows(), folder)
+    known = [number for number, name in enumerate(names) if name in store]
+    expected = [pixels.prepare(pixels.images[number]).numpy() for number in known]
+    right = not known or bool(np.array_equal(np.asarray(store.get([names[n] for n in known])), np.stack(expected)))
+    return {"keys": [KEYS[number] for number in known], "right": right}
 
 
 def command(arguments, *, at=None):
