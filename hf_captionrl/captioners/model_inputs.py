@@ -109,11 +109,11 @@ class Encoding(ABC):
         """
         return torch.stack([self.prepared_pixels.prepare(image) for image in images])
 
-    def encode_pixels(self, pixels: Tensor) -> dict[str, Tensor]:
+    def encode_pixels(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
         """Prepare pixels for the model; with `prepare_pixels` bit-exactly `encode_images`.
 
         Args:
-            pixels (`torch.Tensor` of shape `(B, 3, H, W)`): Output of `prepare_pixels`.
+            pixels (`Sequence[torch.Tensor]`): B tensors of shape `(3, H, W)`, rows of `prepare_pixels`.
 
         Returns:
             `dict`: As for `encode_images`.
@@ -122,6 +122,17 @@ class Encoding(ABC):
             ValueError: As for `prepare_pixels`.
         """
         return {"pixel_values": self.prepared_pixels.normalise(pixels), **self.fixed_side_inputs(len(pixels))}
+
+    def encode_inputs(self, images: Sequence[Any]) -> dict[str, Tensor]:
+        """`encode_images`, or `encode_pixels` if the images are prepared.
+
+        Args:
+            images (`Sequence`): B images, or rows of `prepare_pixels`.
+
+        Returns:
+            `dict`: As for `encode_images`.
+        """
+        return self.encode_pixels(images) if isinstance(images[0], Tensor) else self.encode_images(images)
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
         """Check that the model supports a frame pooling.
@@ -229,7 +240,7 @@ class Encoding(ABC):
 
     def collate(
         self,
-        images: Sequence[Image.Image] | Tensor | None,
+        images: Sequence[Image.Image] | Sequence[Tensor] | None,
         captions: Sequence[str],
         *,
         image_features: Tensor | None = None,
@@ -238,7 +249,7 @@ class Encoding(ABC):
         """Create a batch from images, or their features, and captions.
 
         Args:
-            images (`Sequence[PIL.Image.Image]` or `torch.Tensor`, *optional*): B images, or their `prepare_pixels`.
+            images (`Sequence`, *optional*): B images (`PIL.Image.Image`), or rows of `prepare_pixels`.
             captions (`Sequence[str]`): B captions, or a multiple of B; the captions of one image are consecutive.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features to use instead of images.
             max_length (`int`): Longest row in tokens, including start token, prompt and end token.
@@ -253,7 +264,7 @@ class Encoding(ABC):
             raise ValueError("A batch needs images once. Pass either images or image_features.")
         batch = self.encode_captions(captions, max_length=max_length)
         if images is not None:
-            batch |= self.encode_pixels(images) if isinstance(images, Tensor) else self.encode_images(images)
+            batch |= self.encode_inputs(images)
         elif image_features is not None:
             batch |= {"image_features": image_features, **self.fixed_side_inputs(len(image_features))}
         return batch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,18 +51,21 @@ class PreparedPixels:
         if "pixel_values" not in (found := self.processor(images=probes[:1], return_tensors="pt")):
             raise self._refusal(f"returns {', '.join(found)}: patches, normalised by the mean of their image")
         whole = captioner.encode_images(probes)["pixel_values"]
-        self.row_shape, self.dtype = whole.shape[1:], whole.dtype
-        rows = [self.prepare(image) for image in probes]
+        self.row_shape = whole.shape[1:]
+        rows = [self.prepare(torch.from_numpy(np.array(image)).permute(2, 0, 1)) for image in probes]
         self.shape = tuple(rows[0].shape)  # (3, H, W)
         if len({row.shape for row in rows}) > 1 or self.row_shape.numel() != rows[0].numel():
             raise self._refusal("returns tiles or keeps the size of an image")
-        if not torch.equal(self.normalise(torch.stack(rows)), whole):
+        self._fused = _fused_normalisation(self.processor)
+        if self._fused is not None and not torch.equal(self.normalise(rows), whole):
+            self._fused = None  # processors of Pillow and NumPy round differently
+        if self._fused is None and not torch.equal(self.normalise(rows), whole):
             raise self._refusal("changes pixels after normalising them")
 
     def _refusal(self, reason: str) -> ValueError:
         return ValueError(
             f"The {type(self.processor).__name__} cannot be split into pixels and their normalisation: it {reason}. Leave out "
-            "cache_pixels."
+            "cache_pixels and image_decoder."
         )
 
     @property
@@ -80,16 +84,22 @@ class PreparedPixels:
             raise self._refusal("does more with pixels than to resize and crop them")
         return pixels
 
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """`(B, 3, H, W)` uint8 -> `pixel_values`."""
-        processor = self.processor
-        if not hasattr(processor, "rescale_and_normalize"):  # a processor of Pillow and NumPy
-            rows = processor(images=list(pixels), **_ONLY_SCALED, return_tensors="pt")["pixel_values"]
-            return rows.view(-1, *self.row_shape)
-        names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
-        settings = [getattr(processor, name) for name in names]
-        settings = [tuple(value) if isinstance(value, list) else value for value in settings]
-        rows = torch.empty(pixels.shape, dtype=self.dtype)
-        for row, target in zip(pixels, rows, strict=True):  # one at a time, which stays in the processor's cache
-            target.copy_(processor.rescale_and_normalize(row, *settings))
+    def normalise(self, pixels: Sequence[Tensor]) -> Tensor:
+        """B tensors `(3, H, W)`, uint8 -> `pixel_values`."""
+        if self._fused is None:
+            rows = self.processor(images=list(pixels), **_ONLY_SCALED, return_tensors="pt")["pixel_values"]
+        else:
+            mean, std = self._fused
+            rows = torch.empty(len(pixels), *self.shape)
+            for row, target in zip(pixels, rows, strict=True):  # one at a time, which stays in the CPU's cache
+                target.copy_(row).sub_(mean).div_(std)
         return rows.view(-1, *self.row_shape)
+
+
+def _fused_normalisation(processor: Any) -> tuple[Tensor, Tensor] | None:
+    """Mean and standard deviation of 8-bit values, `(3, 1, 1)`, as torchvision's processors compute them."""
+    if not (processor.do_rescale and processor.do_normalize):
+        return None
+    scale = 1.0 / processor.rescale_factor
+    mean, std = (torch.tensor(value).view(-1, 1, 1) * scale for value in (processor.image_mean, processor.image_std))
+    return mean, std

@@ -16,7 +16,7 @@ from hf_captionrl.data.loading import (
     load_caption_splits,
     load_captions,
 )
-from hf_captionrl.data.pixel_cache import CachedPixels, PixelForm, cached_pixels
+from hf_captionrl.data.pixel_cache import CachedPixels, DecodedPixels, PixelForm, cached_pixels
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
 from hf_captionrl.data.raw_splits import SourceArguments
 from hf_captionrl.data.streaming import StreamedCaptions
@@ -45,6 +45,7 @@ __all__ = [
     "CaptionDataset",
     "CaptionItem",
     "ChosenSplit",
+    "DecodedPixels",
     "FramePooling",
     "ImageError",
     "ImageReader",

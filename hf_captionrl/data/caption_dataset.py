@@ -112,7 +112,7 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         seed (`int`): Seed of the draw.
         image_features (`Any`, *optional*): Cached outputs of the frozen vision tower, indexable by row: a tensor, an
             array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
-        pixels ([`CachedPixels`], *optional*): Prepared pixels, indexable by row. Images are then never opened.
+        pixels ([`CachedPixels`] or [`DecodedPixels`], *optional*): Prepared pixels, indexable by row.
         transform (`Callable`, *optional*): RGB image to image, applied after opening.
         max_pixels (`int`): As for `open_image`.
         resample (`bool`): `False` keeps the captions of epoch 0 and ignores `set_epoch`. For evaluation, because

@@ -20,7 +20,7 @@ class Collates(Protocol):
 
     def collate(
         self,
-        images: Sequence[Image.Image] | torch.Tensor | None,
+        images: Sequence[Image.Image] | Sequence[torch.Tensor] | None,
         captions: Sequence[str],
         *,
         image_features: torch.Tensor | None = None,
@@ -29,7 +29,7 @@ class Collates(Protocol):
         """Make one batch.
 
         Args:
-            images (`Sequence` or `torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Images, or their prepared pixels.
+            images (`Sequence`, *optional*): B images, or their prepared pixels, `(3, H, W)` each.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of the images.
         """
         ...
@@ -70,8 +70,7 @@ class CaptionCollator:
                     f"{len(items) - len(images)} of {len(items)} items have neither image nor image_features, "
                     f"and each needs one. Use the items of a CaptionDataset."
                 )
-            inputs = images if isinstance(images[0], Image.Image) else torch.stack(images)
-            return self.captioner.collate(inputs, captions, image_features=None, max_length=self.max_length)
+            return self.captioner.collate(images, captions, image_features=None, max_length=self.max_length)
         shapes = sorted({tuple(feature.shape) for feature in features})
         if len(features) != len(items) or len(shapes) > 1:
             raise ValueError(

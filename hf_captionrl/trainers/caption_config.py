@@ -63,6 +63,12 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
             "(exact), 'jpeg' (a tenth of the disk; pixels of photographs change by 2 to 4 of 255). For trained vision towers."
         },
     )
+    image_decoder: str = field(
+        default="pillow",
+        metadata={
+            "help": "'torchvision' decodes JPEGs without Pillow: the same pixels in less time. cache_pixels always does."
+        },
+    )
     frame_pooling: str = field(
         default="mean",
         metadata={
@@ -115,6 +121,8 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
         self.cache_pixels = {True: "uint8", False: None}.get(self.cache_pixels, self.cache_pixels)  # type: ignore[call-overload]
         if self.cache_pixels not in (None, "uint8", "jpeg"):
             raise ValueError(f"cache_pixels is {self.cache_pixels!r}. Use 'uint8' (exact), 'jpeg' or None.")
+        if self.image_decoder not in ("pillow", "torchvision"):
+            raise ValueError(f"image_decoder is {self.image_decoder!r}. Use 'pillow' or 'torchvision'.")
         if self.cache_pixels and self.cache_image_features:
             raise ValueError(
                 f"cache_pixels is {self.cache_pixels!r}, but cache_image_features already stores what is computed from the pixels. "

@@ -83,13 +83,8 @@ def generate_with_ends(
                 inputs["image_features"] = torch.from_numpy(features)
             else:
                 assert images is not None
-                part = [images[i] for i in rows]
-                is_prepared = isinstance(part[0], Tensor)
-                inputs = (
-                    captioner.encode_pixels(torch.stack(part))
-                    if is_prepared
-                    else captioner.encode_images([open_image(image) for image in part])
-                )
+                part = (images[i] for i in rows)
+                inputs = captioner.encode_inputs([i if isinstance(i, Tensor) else open_image(i) for i in part])
             completions = captioner.generate(**inputs, **generate_kwargs)
             found.captions.extend(completions.captions)
             found.ended.extend(completions.ended.tolist())

@@ -8,7 +8,7 @@ import datasets
 from torch import Tensor
 
 from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.data import CachedPixels, PixelForm, cached_pixels, frames_of
+from hf_captionrl.data import CachedPixels, DecodedPixels, PixelForm, cached_pixels, frames_of
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_generation import scorer_features, vision_tower_features
@@ -21,7 +21,7 @@ class ImageFeatures:
 
     def __init__(self) -> None:
         self.of_vision_tower: dict[int, tuple[datasets.Dataset, Any]] = {}
-        self._pixels: dict[int, tuple[datasets.Dataset, CachedPixels]] = {}
+        self._pixels: dict[int, tuple[datasets.Dataset, CachedPixels | DecodedPixels]] = {}
         self._of_scorers: dict[tuple[int, int], tuple[Any, Any, Tensor]] = {}
 
     def vision_tower(self, captioner: Captioner, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
@@ -44,14 +44,19 @@ class ImageFeatures:
             self.of_vision_tower[id(dataset)] = (dataset, features)
         return self.of_vision_tower[id(dataset)][1]
 
-    def pixels(self, captioner: Captioner, dataset: datasets.Dataset, args: CaptionConfig) -> CachedPixels | None:
-        """Prepared pixels of the images; None where images are read in each step."""
-        if args.cache_pixels is None:
+    def pixels(
+        self, captioner: Captioner, dataset: datasets.Dataset, args: CaptionConfig
+    ) -> CachedPixels | DecodedPixels | None:
+        """Prepared pixels of the images; None where Pillow reads images in each step, or features replace them."""
+        if args.cache_pixels is None and (args.image_decoder == "pillow" or args.cache_image_features):
             return None
         if id(dataset) not in self._pixels:
-            form = cast(PixelForm, args.cache_pixels)
-            found = cached_pixels(dataset, captioner.prepared_pixels, form=form, directory=args.feature_cache_dir)
-            self._pixels[id(dataset)] = (dataset, found)
+            parts, folder = captioner.prepared_pixels, args.feature_cache_dir
+            if args.cache_pixels is None:
+                self._pixels[id(dataset)] = (dataset, DecodedPixels(dataset, parts))
+            else:
+                form = cast(PixelForm, args.cache_pixels)
+                self._pixels[id(dataset)] = (dataset, cached_pixels(dataset, parts, form=form, directory=folder))
         return self._pixels[id(dataset)][1]
 
     def inputs(self, captioner: Captioner, dataset: datasets.Dataset, args: CaptionConfig) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def test_items_and_batches_hold_pixels(tmp_path, monkeypatch, blip):
     items = CaptionDataset(dataset, pixels=pixels)
     monkeypatch.setattr(Image, "open", None)  # any call raises
     batch = CaptionCollator(Kept())([items[2], items[0]])
-    assert torch.equal(batch["images"], torch.stack([pixels[2], pixels[0]]))
+    assert torch.equal(torch.stack(batch["images"]), torch.stack([pixels[2], pixels[0]]))
     assert (items[2]["image_id"], items[2]["image_features"]) == ("id-2", None)
     for more, named in (
         ({"image_features": pixels}, "image_features and pixels"),

@@ -248,15 +248,21 @@ def _noted(path, lines):
     os.close(file)
 
 
+@functools.cache
+def _image_processor():
+    from tests.tiny import tiny_captioner
+
+    return tiny_captioner("blip").prepared_pixels
+
+
 class NotingPixels:
     """First part of an image processor that notes which image it is asked for."""
 
     def __init__(self, images, asked=None):
         from hf_captionrl.data import open_image
         from hf_captionrl.retrieval import image_hash
-        from tests.tiny import tiny_captioner
 
-        self.parts, self.asked = tiny_captioner("blip").prepared_pixels, asked
+        self.parts, self.asked = _image_processor(), asked
         self.shape, self.signature = self.parts.shape, self.parts.signature
         self.paths = sorted(Path(images).iterdir(), key=lambda path: KEYS.index(path.stem))
         self.images = [open_image(path) for path in self.paths]

@@ -30,6 +30,7 @@ def features(nursery, folder, rng, kills):
 def killed_cache(nursery, folder, rng, kills, **more) -> Iterator[Trial]:
     """Kill the same filling again and again; what was cached stays, and the last one finishes."""
     folder.mkdir()
+    nursery.warm("cached", folder=str(folder / "warm"), **more)
     whole = nursery.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0, **more)
     assert whole.code == 0, whole.output
     store, asked = folder / "store", folder / "asked"

@@ -49,9 +49,11 @@ def outcome(trainer):
 @pytest.mark.parametrize("kind", ["smile", "caption-rl"])
 def test_losses_captions_and_weights_are_equal_to_the_last_bit(tmp_path, scenes, kind):
     plain = outcome(trainer_of(kind, tmp_path / "plain", scenes))
+    decoded = outcome(trainer_of(kind, tmp_path / "decoded", scenes, image_decoder="torchvision"))
     cached = outcome(trainer_of(kind, tmp_path / "cached", scenes, cache_pixels=True))
-    assert cached[:3] == plain[:3]
-    assert all(torch.equal(value, plain[3][name]) for name, value in cached[3].items())
+    for found in (decoded, cached):
+        assert found[:3] == plain[:3]
+        assert all(torch.equal(value, plain[3][name]) for name, value in found[3].items())
     assert list((tmp_path / "cached" / "cache").glob("pixels_uint8-*"))
     assert not list((tmp_path / "plain").glob("cache/pixels*"))
 
@@ -91,6 +93,7 @@ def test_a_new_model_of_a_search_gets_its_own_pixels(tmp_path, scenes):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
+        ({"image_decoder": "ffmpeg"}, "image_decoder is 'ffmpeg'. Use 'pillow' or 'torchvision'"),
         ({"cache_pixels": "png"}, "cache_pixels is 'png'. Use 'uint8'"),
         (
             {"cache_pixels": True, "cache_image_features": True, "freeze_vision_tower": True},
@@ -116,6 +119,9 @@ def test_streams_videos_and_tiles_are_refused(tmp_path, scenes):
     assert isinstance(stream, datasets.IterableDataset)
     with pytest.raises(ValueError, match="cache_pixels prepares every image before training"):
         SmileTrainer(tiny_captioner("blip"), config, stream)
+    decoding = SmileConfig(str(tmp_path), **SETTINGS, image_decoder="torchvision")
+    with pytest.raises(ValueError, match="image_decoder='torchvision' reads images by their row"):
+        SmileTrainer(tiny_captioner("blip"), decoding, stream)
     videos = scenes["train"].add_column(VIDEO_FRAMES, [4] * len(scenes["train"]))
     with pytest.raises(ValueError, match=r"The data are videos .* Leave out cache_pixels"):
         SmileTrainer(tiny_captioner("blip"), config, videos)
