@@ -89,7 +89,7 @@ def measure(side: int, *, rounds: int) -> dict[str, Any]:
         batches = {name: call() for name, call in calls.items()}
         for name in ("torchvision", "cache"):
             if not torch.equal(batches[name], batches["default"]):
-                raise AssertionError(f"The pixels of {name!r} are not those of the image processor.")
+                raise RuntimeError(f"The pixels of {name!r} are not those of the image processor.")
         taken: dict[str, list[float]] = {name: [] for name in calls}
         for turn in range(rounds + 1):  # the first round is not counted
             for name in sorted(calls, reverse=bool(turn % 2)):
