@@ -52,7 +52,7 @@ def paths(folder: Path, side: int) -> tuple[dict[str, Callable[[], Tensor]], dic
     settings = {"size": {"height": side, "width": side}}
     plain = ImageInputs(transformers.BlipImageProcessorPil(**settings))
     ours = ImageInputs(transformers.BlipImageProcessor(**settings))
-    stored = {
+    stored: dict[str, Any] = {
         "torchvision": DecodedPixels(dataset, ours.prepared_pixels),
         "cache": cached_pixels(dataset, ours.prepared_pixels, directory=folder / "cache", progress=False),
         "jpeg": cached_pixels(dataset, ours.prepared_pixels, form="jpeg", directory=folder / "cache", progress=False),

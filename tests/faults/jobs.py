@@ -259,20 +259,17 @@ class NotingPixels:
     """First part of an image processor that notes which image it is asked for."""
 
     def __init__(self, images, asked=None):
-        from hf_captionrl.data import open_image
-        from hf_captionrl.retrieval import image_hash
+        from hf_captionrl.data.decoding import decode_image
 
         self.parts, self.asked = _image_processor(), asked
         self.shape, self.signature = self.parts.shape, self.parts.signature
         self.paths = sorted(Path(images).iterdir(), key=lambda path: KEYS.index(path.stem))
-        self.images = [open_image(path) for path in self.paths]
-        self.numbers = {image_hash(image): number for number, image in enumerate(self.images)}
+        self.images = [decode_image(path) for path in self.paths]
+        self.numbers = {image.numpy().tobytes(): number for number, image in enumerate(self.images)}
 
     def prepare(self, image):
-        from hf_captionrl.retrieval import image_hash
-
         if self.asked:
-            _noted(self.asked, [self.numbers[image_hash(image)]])
+            _noted(self.asked, [self.numbers[image.numpy().tobytes()]])
         return self.parts.prepare(image)
 
     def rows(self):
