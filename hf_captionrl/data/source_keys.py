@@ -65,7 +65,7 @@ def source_keys(
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
     found: list[str | _File] = []
-    with workers() as pool, progress_bar(len(column), progress, "image files") as bar:
+    with workers() as pool, progress_bar(len(column), progress, "image files", delay=1.0) as bar:
         for batch in column.iter(_ROWS_AT_ONCE):
             found.extend(pool.map(_hash_or_file, batch["image"]))
             if bar is not None:

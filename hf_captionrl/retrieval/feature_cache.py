@@ -356,15 +356,17 @@ class FeatureCache:
         return text
 
 
-def progress_bar(total: int, progress: bool | str, label: str) -> contextlib.AbstractContextManager[Any]:
-    """A progress bar over images, or None; a string is its label."""
+def progress_bar(
+    total: int, progress: bool | str, label: str, *, delay: float = 0.0
+) -> contextlib.AbstractContextManager[Any]:
+    """A progress bar over images, shown after some seconds, or None; a string is its label."""
     if not progress:
         # Not a disabled tqdm: it takes a lock that forked processes share, and a process that is killed while it has
         # the lock blocks all others.
         return contextlib.nullcontext()
     from tqdm.auto import tqdm
 
-    return tqdm(total=total, desc=progress if isinstance(progress, str) else label, unit="img")
+    return tqdm(total=total, desc=progress if isinstance(progress, str) else label, unit="img", delay=delay)
 
 
 def _check_keys(keys: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Rows of a data set are known by their files: a warm cache opens no image, and a changed file is read again."""
 
 import os
+import threading
 import time
 
 import datasets
@@ -9,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.data import ImageError, cached_features
+from hf_captionrl.data import ImageError, cached_features, feature_extraction
 from hf_captionrl.data import source_keys as module
 from hf_captionrl.data.source_keys import source_keys
 from hf_captionrl.retrieval import FeatureCache
@@ -71,6 +72,37 @@ def test_a_known_file_is_not_read_again(tmp_path, monkeypatch):
     assert source_keys(dataset, tmp_path / "cache") == first
     with pytest.raises(AssertionError):
         source_keys(dataset, tmp_path / "empty")
+
+
+def test_images_are_decoded_and_hashed_by_several_threads_with_a_bar(tmp_path, monkeypatch, capsys):
+    dataset, _ = files(tmp_path / "images", 6)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2}, raising=False)
+    together = threading.Barrier(3)
+
+    def waiting(function):
+        def waited(value):
+            together.wait(timeout=20)  # raises unless three threads arrive
+            return function(value)
+
+        return waited
+
+    monkeypatch.setattr(module, "_file_hash", waiting(module._file_hash))
+    monkeypatch.setattr(feature_extraction, "open_image", waiting(feature_extraction.open_image))
+    cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r")
+    cached_features(cache, dataset, Encode())
+    shown = capsys.readouterr().err
+    assert "Hashing files: 100%" in shown
+    assert "Encoding images: 100%" in shown
+
+
+def test_processes_of_a_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    found = []
+    for processes in ("1", "3", "16"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        with module.workers() as pool:
+            found.append(pool._max_workers)
+    assert found == [8, 2, 1]
 
 
 @pytest.mark.parametrize("change", ["time", "size"])

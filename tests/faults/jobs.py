@@ -241,55 +241,25 @@ def truth(keys):
     return np.stack([np.random.default_rng(zlib.crc32(key.encode())).standard_normal(16) for key in keys]).astype("f4")
 
 
-def _noted(path, lines):
+def noted(path, lines):
     """Note what was computed, in a way that a kill does not lose."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.write(file, "".join(f"{line}\n" for line in lines).encode())
     os.close(file)
 
 
-@functools.cache
-def _image_processor():
-    from tests.tiny import tiny_captioner
-
-    return tiny_captioner("blip").prepared_pixels
-
-
-class NotingPixels:
-    """First part of an image processor that notes which image it is asked for."""
-
-    def __init__(self, images, asked=None):
-        from hf_captionrl.data.decoding import decode_image
-
-        self.parts, self.asked = _image_processor(), asked
-        self.shape, self.signature = self.parts.shape, self.parts.signature
-        self.paths = sorted(Path(images).iterdir(), key=lambda path: KEYS.index(path.stem))
-        self.images = [decode_image(path) for path in self.paths]
-        self.numbers = {image.numpy().tobytes(): number for number, image in enumerate(self.images)}
-
-    def prepare(self, image):
-        if self.asked:
-            _noted(self.asked, [self.numbers[image.numpy().tobytes()]])
-        return self.parts.prepare(image)
-
-    def rows(self):
-        """The images as a data set."""
-        import datasets
-
-        return datasets.Dataset.from_dict({"image": [*map(str, self.paths)]}).cast_column("image", datasets.Image())
-
-
 def cache(folder, *, asked, at=None, limit=None, images=None):
     """Fill a cache of features, or of prepared pixels if there is a folder of images."""
     from hf_captionrl.data import cached_pixels
     from hf_captionrl.retrieval import feature_cache
+    from tests.faults.noting_pixels import NotingPixels
 
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     feature_cache._FLUSH_BYTES = 0  # every batch is written
 
     def compute(rows):
-        _noted(asked, rows)
+        noted(asked, rows)
         return truth([KEYS[row] for row in rows])
 
     pixels = NotingPixels(images, asked) if images else None
@@ -310,6 +280,7 @@ def cached(folder, *, images=None):
     from hf_captionrl.data.pixel_cache import pixel_rows
     from hf_captionrl.data.source_keys import source_keys
     from hf_captionrl.retrieval.feature_cache import FeatureCache
+    from tests.faults.noting_pixels import NotingPixels
 
     if images is None:
         store = FeatureCache(folder, model_id="tiny", revision="r1")
@@ -357,7 +328,7 @@ class Noting:
 
     def complete(self, prompts):
         for position, text in self.inner.complete(prompts):
-            _noted(self.path, [f"{prompts[position].stage}/{prompts[position].image_id}"])
+            noted(self.path, [f"{prompts[position].stage}/{prompts[position].image_id}"])
             yield position, text
 
 

@@ -9,6 +9,7 @@ from hf_captionrl.data.video import VIDEO_FRAMES
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
+from recipes import smile_blip
 from tests.tiny import tiny_captioner
 
 from .one_step import PLAIN_SGD, weights
@@ -111,6 +112,14 @@ def test_cache_pixels_is_a_switch_or_a_form(tmp_path):
         value: SmileConfig(str(tmp_path), cache_pixels=value).cache_pixels for value in (True, False, None, "jpeg")
     }
     assert forms == {True: "uint8", False: None, None: None, "jpeg": "jpeg"}
+
+
+def test_recipes_take_it_instead_of_cached_features(tmp_path):
+    base = ["--output_dir", str(tmp_path), "--cache_pixels", "jpeg", "--freeze_vision_tower", "false"]
+    config = smile_blip.parse_args([*base, "--cache_image_features", "false"])[-1]
+    assert (config.cache_pixels, config.cache_image_features, config.image_decoder) == ("jpeg", False, "pillow")
+    with pytest.raises(ValueError, match="Use one of them"):
+        smile_blip.parse_args([*base[:4], "--cache_image_features", "--freeze_vision_tower"])
 
 
 def test_streams_videos_and_tiles_are_refused(tmp_path, scenes):
