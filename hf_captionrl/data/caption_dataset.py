@@ -196,18 +196,9 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
             number = item - int(self._ends[index])  # from the end: -1 is the last caption
         row = self._rows[index]
         image_id = str(row["image_id"])
-        image: Image.Image | torch.Tensor | None = None
-        features = None
-        if self._pixels is not None:
-            image = self._pixels[index]
-        elif self._image_features is None:
-            try:
-                image = open_image(row["image"], max_pixels=self._max_pixels)
-            except ImageError as error:
-                error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
-                raise
-            if self._transform is not None:
-                image = self._transform(image)
+        image, features = None, None
+        if self._image_features is None:
+            image = self._open(index, row, image_id)
         else:
             # Copied, because memory maps are read-only and a view would pickle the whole map.
             row_features = self._image_features[index]
@@ -223,6 +214,16 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
             "image_id": image_id,
             "index": index,
         }
+
+    def _open(self, index: int, row: dict[str, Any], image_id: str) -> Image.Image | torch.Tensor:
+        try:
+            if self._pixels is not None:
+                return self._pixels[index]
+            image = open_image(row["image"], max_pixels=self._max_pixels)
+        except ImageError as error:
+            error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
+            raise
+        return image if self._transform is None else self._transform(image)
 
 
 def _as_list(captions: str | Sequence[str] | None) -> Sequence[str]:

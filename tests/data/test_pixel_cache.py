@@ -11,7 +11,15 @@ import transformers
 from PIL import Image
 
 from hf_captionrl.captioners.prepared_pixels import PreparedPixels
-from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_pixels, open_image, pixel_cache
+from hf_captionrl.data import (
+    CaptionCollator,
+    CaptionDataset,
+    DecodedPixels,
+    ImageError,
+    cached_pixels,
+    open_image,
+    pixel_cache,
+)
 from hf_captionrl.data.video import VIDEO_FRAMES
 from tests.closeness import within
 from tests.data.photos import embedded, png
@@ -120,6 +128,18 @@ def test_videos_and_unknown_forms_are_refused(tmp_path, blip):
     videos = embedded(2).add_column(VIDEO_FRAMES, [4, 4])
     with pytest.raises(ValueError, match=r"videos .* cache_image_features=True"):
         cached_pixels(videos, blip, directory=tmp_path)
+
+
+def test_a_row_that_cannot_be_decoded_is_named(blip):
+    images = [{"bytes": data, "path": None} for data in (png(0), png(1)[:60])]
+    columns = {"image": images, "image_id": ["good", "bad"], "captions": [["a"], ["b"]]}
+    dataset = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image(decode=False))
+    items = CaptionDataset(dataset, pixels=DecodedPixels(dataset, blip))
+    assert items[0]["image"].shape == (3, 64, 64)
+    with pytest.raises(ImageError) as error:
+        items[1]
+    assert error.value.reason == "image_truncated"
+    assert "row 1, image_id 'bad'" in error.value.__notes__[0]
 
 
 class Kept:
