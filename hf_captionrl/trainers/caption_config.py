@@ -118,7 +118,8 @@ class CaptionConfig(ReliableArguments, TrainingArguments):
                 "cache_image_features encodes each image once, which requires a frozen vision tower. "
                 "Set freeze_vision_tower=True too, or cache_image_features=False."
             )
-        self.cache_pixels = {True: "uint8", False: None}.get(self.cache_pixels, self.cache_pixels)  # type: ignore[call-overload]
+        # A switch in Python, YAML or on the command line.
+        self.cache_pixels = {"true": "uint8", "false": None}.get(str(self.cache_pixels).lower(), self.cache_pixels)
         if self.cache_pixels not in (None, "uint8", "jpeg"):
             raise ValueError(f"cache_pixels is {self.cache_pixels!r}. Use 'uint8' (exact), 'jpeg' or None.")
         if self.image_decoder not in ("pillow", "torchvision"):
