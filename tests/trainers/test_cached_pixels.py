@@ -108,10 +108,8 @@ def test_settings_without_a_meaning_are_refused(tmp_path, settings, match):
 
 
 def test_cache_pixels_is_a_switch_or_a_form(tmp_path):
-    forms = {
-        value: SmileConfig(str(tmp_path), cache_pixels=value).cache_pixels for value in (True, False, None, "jpeg")
-    }
-    assert forms == {True: "uint8", False: None, None: None, "jpeg": "jpeg"}
+    expected = {True: "uint8", "true": "uint8", False: None, "false": None, None: None, "jpeg": "jpeg"}
+    assert {value: SmileConfig(str(tmp_path), cache_pixels=value).cache_pixels for value in expected} == expected
 
 
 def test_recipes_take_it_instead_of_cached_features(tmp_path):
