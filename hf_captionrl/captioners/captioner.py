@@ -6,7 +6,6 @@ Legend: B images or captions, N = B * captions per image, T tokens, V vocabulary
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from hf_captionrl.captioners.adapters import Adapting
 from hf_captionrl.captioners.generation import Writing
 from hf_captionrl.captioners.head_tap import LogProbsObjective, bypass_vision_tower, tap_head
 from hf_captionrl.captioners.head_tap_check import check_tap
+from hf_captionrl.captioners.prepared_pixels import processor_settings
 from hf_captionrl.captioners.processor_checks import check_image_size, check_special_tokens
 from hf_captionrl.captioners.saving import Saving
 from hf_captionrl.captioners.sharding import with_gathered_weights
@@ -327,8 +327,7 @@ class Captioner(Writing, Adapting, Saving):
             value = value.full_tensor() if hasattr(value, "full_tensor") else value
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        settings = {key: str(value) for key, value in self.image_processor.to_dict().items()}
-        digest.update(json.dumps(settings, sort_keys=True).encode())
+        digest.update(processor_settings(self.image_processor).encode())
         name = os.path.basename(str(getattr(self.base_model, "name_or_path", "")).rstrip("/"))
         return f"{name or self.family}@{digest.hexdigest()}"
 

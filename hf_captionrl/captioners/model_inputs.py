@@ -1,6 +1,6 @@
 """Converts images and captions to batches, and token ids to captions.
 
-Legend: B images or captions, N captions, T tokens, M image tokens, D features.
+Legend: B images or captions, N captions, T tokens, M image tokens, D features, H x W pixels of the vision tower's input.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.captioners.caption_tokens import completion_mask, encode, pad_rows, prompt_token_ids
+from hf_captionrl.captioners.prepared_pixels import PreparedPixels
 
 __all__ = ["Encoding"]
 
@@ -43,6 +45,7 @@ class Encoding(ABC):
     start_token_id: int
     eos_token_id: int
     pad_token_id: int
+    _prepared: PreparedPixels | None = None
 
     @property
     @abstractmethod
@@ -84,6 +87,52 @@ class Encoding(ABC):
         """
         pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
         return {"pixel_values": pixels, **self.fixed_side_inputs(len(images))}
+
+    @property
+    def prepared_pixels(self) -> PreparedPixels:
+        """The image processor in two parts; raises ValueError, with the reason, if it cannot be split."""
+        if self._prepared is None or self._prepared.processor is not self.image_processor:
+            self._prepared = PreparedPixels(self)
+        return self._prepared
+
+    def prepare_pixels(self, images: Sequence[Image.Image]) -> Tensor:
+        """Resize and crop images as the vision tower reads them, without rescaling and normalising them.
+
+        Args:
+            images (`Sequence[PIL.Image.Image]`): B images.
+
+        Returns:
+            `torch.Tensor` of shape `(B, 3, H, W)`: uint8.
+
+        Raises:
+            ValueError: If the image processor does more than resize, crop, rescale and normalise.
+        """
+        return torch.stack([self.prepared_pixels.prepare(image) for image in images])
+
+    def encode_pixels(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Prepare pixels for the model; with `prepare_pixels` bit-exactly `encode_images`.
+
+        Args:
+            pixels (`Sequence[torch.Tensor]`): B tensors of shape `(3, H, W)`, rows of `prepare_pixels`.
+
+        Returns:
+            `dict`: As for `encode_images`.
+
+        Raises:
+            ValueError: As for `prepare_pixels`.
+        """
+        return {"pixel_values": self.prepared_pixels.normalise(pixels), **self.fixed_side_inputs(len(pixels))}
+
+    def encode_inputs(self, images: Sequence[Any]) -> dict[str, Tensor]:
+        """`encode_images`, or `encode_pixels` if the images are prepared.
+
+        Args:
+            images (`Sequence`): B images, or rows of `prepare_pixels`.
+
+        Returns:
+            `dict`: As for `encode_images`.
+        """
+        return self.encode_pixels(images) if isinstance(images[0], Tensor) else self.encode_images(images)
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
         """Check that the model supports a frame pooling.
@@ -191,7 +240,7 @@ class Encoding(ABC):
 
     def collate(
         self,
-        images: Sequence[Image.Image] | None,
+        images: Sequence[Image.Image] | Sequence[Tensor] | None,
         captions: Sequence[str],
         *,
         image_features: Tensor | None = None,
@@ -200,7 +249,7 @@ class Encoding(ABC):
         """Create a batch from images, or their features, and captions.
 
         Args:
-            images (`Sequence[PIL.Image.Image]`, *optional*): B images.
+            images (`Sequence`, *optional*): B images (`PIL.Image.Image`), or rows of `prepare_pixels`.
             captions (`Sequence[str]`): B captions, or a multiple of B; the captions of one image are consecutive.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features to use instead of images.
             max_length (`int`): Longest row in tokens, including start token, prompt and end token.
@@ -215,7 +264,7 @@ class Encoding(ABC):
             raise ValueError("A batch needs images once. Pass either images or image_features.")
         batch = self.encode_captions(captions, max_length=max_length)
         if images is not None:
-            batch |= self.encode_images(images)
+            batch |= self.encode_inputs(images)
         elif image_features is not None:
             batch |= {"image_features": image_features, **self.fixed_side_inputs(len(image_features))}
         return batch

@@ -16,6 +16,7 @@ from hf_captionrl.data.loading import (
     load_caption_splits,
     load_captions,
 )
+from hf_captionrl.data.pixel_cache import CachedPixels, DecodedPixels, PixelForm, cached_pixels
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
 from hf_captionrl.data.raw_splits import SourceArguments
 from hf_captionrl.data.streaming import StreamedCaptions
@@ -39,13 +40,16 @@ __all__ = [
     "SPLITS",
     "VIDEO_REMEDIES",
     "BagCurriculumSampler",
+    "CachedPixels",
     "CaptionCollator",
     "CaptionDataset",
     "CaptionItem",
     "ChosenSplit",
+    "DecodedPixels",
     "FramePooling",
     "ImageError",
     "ImageReader",
+    "PixelForm",
     "QuarantineEntry",
     "QuarantineError",
     "QuarantineReport",
@@ -53,6 +57,7 @@ __all__ = [
     "StreamedCaptions",
     "VideoError",
     "cached_features",
+    "cached_pixels",
     "check_captions",
     "choose_split",
     "clean_caption",

@@ -22,14 +22,15 @@ class CaptionItem(TypedDict):
     """One training example.
 
     Attributes:
-        image (`PIL.Image.Image`, *optional*): RGB; `None` if there are `image_features`.
+        image (`PIL.Image.Image` or `torch.Tensor`, *optional*): RGB; with `pixels` its prepared pixels, `(3, H, W)` uint8;
+            `None` if there are `image_features`.
         image_features (`torch.Tensor` of shape `(M, D)`, *optional*): Cached output of the vision tower.
         caption (`str`): The caption drawn for this epoch.
         image_id (`str`): Id of the image.
         index (`int`): Row of the image in the data set.
     """
 
-    image: Image.Image | None
+    image: Image.Image | torch.Tensor | None
     image_features: torch.Tensor | None
     caption: str
     image_id: str
@@ -111,6 +112,7 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         seed (`int`): Seed of the draw.
         image_features (`Any`, *optional*): Cached outputs of the frozen vision tower, indexable by row: a tensor, an
             array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
+        pixels ([`CachedPixels`] or [`DecodedPixels`], *optional*): Prepared pixels, indexable by row.
         transform (`Callable`, *optional*): RGB image to image, applied after opening.
         max_pixels (`int`): As for `open_image`.
         resample (`bool`): `False` keeps the captions of epoch 0 and ignores `set_epoch`. For evaluation, because
@@ -119,8 +121,9 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
             caption, in the order of the images.
 
     Raises:
-        ValueError: If a column is missing, an image has no caption with `captions_per_image="all"`, `image_features` has another number of rows than `ds`, or `ds` holds videos
-            without `image_features`.
+        ValueError: If a column is missing, an image has no caption with `captions_per_image="all"`, `image_features` or
+            `pixels` has another number of rows than `ds`, more than one of `image_features`, `pixels` and `transform` is given,
+            or `ds` holds videos without `image_features`.
     """
 
     def __init__(
@@ -129,13 +132,16 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         *,
         seed: int = 0,
         image_features: Any | None = None,
+        pixels: Sequence[torch.Tensor] | None = None,
         transform: Callable[[Image.Image], Image.Image] | None = None,
         max_pixels: int = MAX_PIXELS,
         resample: bool = True,
         captions_per_image: Literal["one", "all"] = "one",
     ) -> None:
         super().__init__(seed)
-        needed = {"image_id", "captions"} | ({"image"} if image_features is None else set())
+        prepared = {"image_features": image_features, "pixels": pixels}
+        given = [name for name, rows in prepared.items() if rows is not None]
+        needed = {"image_id", "captions"} | (set() if given else {"image"})
         missing = sorted(needed - set(ds.column_names))
         if missing:
             raise ValueError(
@@ -148,14 +154,19 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
                 "of cached_features; trainers do so with freeze_vision_tower=True and "
                 "cache_image_features=True."
             )
-        if image_features is not None and len(image_features) != len(ds):
-            raise ValueError(
-                f"image_features has {len(image_features)} rows and the data set {len(ds)}; they must be equal. "
-                f"Compute the features again from this data set."
-            )
-        # Other columns (and, with features, the image's bytes) are never read.
+        if len(given) + (transform is not None) > 1:
+            given += ["transform"] * (transform is not None)
+            raise ValueError(f"{' and '.join(given)} exclude each other: each determines the image. Pass one of them.")
+        for name in given:
+            if (number := len(prepared[name])) != len(ds):  # type: ignore[arg-type]
+                raise ValueError(
+                    f"{name} has {number} rows and the data set {len(ds)}; they must be equal. Compute the {name} again from "
+                    "this data set."
+                )
+        # Other columns (and, with features or pixels, the image's bytes) are never read.
         self._rows = undecoded(ds.select_columns(sorted(needed)).with_format(None))
         self._image_features = image_features
+        self._pixels = pixels
         self._transform = transform
         self._max_pixels = max_pixels
         self._resample = resample
@@ -187,13 +198,7 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         image_id = str(row["image_id"])
         image, features = None, None
         if self._image_features is None:
-            try:
-                image = open_image(row["image"], max_pixels=self._max_pixels)
-            except ImageError as error:
-                error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
-                raise
-            if self._transform is not None:
-                image = self._transform(image)
+            image = self._open(index, row, image_id)
         else:
             # Copied, because memory maps are read-only and a view would pickle the whole map.
             row_features = self._image_features[index]
@@ -209,6 +214,16 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
             "image_id": image_id,
             "index": index,
         }
+
+    def _open(self, index: int, row: dict[str, Any], image_id: str) -> Image.Image | torch.Tensor:
+        try:
+            if self._pixels is not None:
+                return self._pixels[index]
+            image = open_image(row["image"], max_pixels=self._max_pixels)
+        except ImageError as error:
+            error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
+            raise
+        return image if self._transform is None else self._transform(image)
 
 
 def _as_list(captions: str | Sequence[str] | None) -> Sequence[str]:

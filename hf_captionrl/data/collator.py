@@ -20,7 +20,7 @@ class Collates(Protocol):
 
     def collate(
         self,
-        images: Sequence[Image.Image] | None,
+        images: Sequence[Image.Image] | Sequence[torch.Tensor] | None,
         captions: Sequence[str],
         *,
         image_features: torch.Tensor | None = None,
@@ -29,6 +29,7 @@ class Collates(Protocol):
         """Make one batch.
 
         Args:
+            images (`Sequence`, *optional*): B images, or their prepared pixels, `(3, H, W)` each.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of the images.
         """
         ...
@@ -60,7 +61,7 @@ class CaptionCollator:
         if not features:
             # Images of a stream are decoded here.
             images = [
-                item["image"] if isinstance(item["image"], Image.Image) else open_image(item["image"])
+                item["image"] if isinstance(item["image"], Image.Image | torch.Tensor) else open_image(item["image"])
                 for item in items
                 if item["image"] is not None
             ]

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from hf_captionrl.data.caption_columns import undecoded
 from hf_captionrl.data.images import open_image
+from hf_captionrl.data.source_keys import source_keys, workers
 from hf_captionrl.data.video import frames_of, sample_frames, video_hash
-from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
+from hf_captionrl.retrieval import FeatureCache, FeatureView
 
-__all__ = ["FramePooling", "VideoPooling", "cached_features", "iterate_images", "pool_frames"]
+__all__ = ["FramePooling", "VideoPooling", "cached_features", "image_rows", "iterate_images", "pool_frames"]
 
 FramePooling = Literal["mean", "concat", "ordered"]
 """How features of frames are combined to features of a video."""
@@ -91,7 +92,10 @@ def cached_features(
     unit_length: bool = False,
     pooling: VideoPooling = "mean",
 ) -> FeatureView:
-    """Features of every image, from the cache if they are in it; keyed by image content.
+    """Features of every image, from the cache if they are in it; keyed by the bytes of the image's file.
+
+    Only images whose features are missing are decoded, in as many threads as there are cores. A file is recognised by its
+    path, size and modification time; a changed file is hashed again.
 
     The features of a video are computed from those of its frames (`sample_frames`, "uniform") by `pool_frames`; its key
     is the hash of its file with the pooling and the number of frames.
@@ -117,13 +121,27 @@ def cached_features(
     """
     if frames_of(dataset):
         return _video_features(cache, dataset, encode, batch_size, progress, unit_length, pooling)
-    column = undecoded(dataset).select_columns("image")
-    keys = [image_hash(image) for image in iterate_images(dataset)]
+    return image_rows(cache, dataset, open_image, encode, batch_size=batch_size, progress=progress)
 
-    def compute(rows: list[int]) -> Tensor:
-        return encode([open_image(column[i]["image"]) for i in rows])
 
-    return cache.get_or_compute(keys, compute, batch_size=batch_size, progress=progress)
+def image_rows(
+    cache: FeatureCache,
+    dataset: datasets.Dataset,
+    read: Callable[[Any], Any],
+    encode: Callable[[list[Any]], Any],
+    *,
+    batch_size: int,
+    progress: str | bool,
+) -> FeatureView:
+    """Cached rows of all images; missing ones are read in threads, one undecoded value at a time, and encoded together."""
+    column = undecoded(dataset).select_columns("image").with_format(None)
+    keys = source_keys(dataset, cache.root, progress=progress and "Checking image files")
+    with workers() as pool:
+
+        def compute(rows: list[int]) -> Any:
+            return encode(list(pool.map(read, column[rows]["image"])))
+
+        return cache.get_or_compute(keys, compute, batch_size=batch_size, progress=progress)
 
 
 def _video_features(

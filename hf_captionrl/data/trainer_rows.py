@@ -139,8 +139,11 @@ def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCapti
         raise ValueError(
             f"train_dataset is an IterableDatasetDict of {list(dataset)}. Pass one of them, e.g. ['train']."
         )
-    if getattr(args, "cache_image_features", False):
-        whole_set_for = whole_set_for or "cache_image_features encodes every image before training"
+    for name, verb in (("cache_image_features", "encodes"), ("cache_pixels", "prepares")):
+        if getattr(args, name, None):
+            whole_set_for = whole_set_for or f"{name} {verb} every image before training"
+    if getattr(args, "image_decoder", "pillow") != "pillow":
+        whole_set_for = whole_set_for or f"image_decoder={args.image_decoder!r} reads images by their row"
     if whole_set_for is not None:
         raise ValueError(_refused("train_dataset", dataset, whole_set_for))
     if args is None or args.max_steps <= 0:

@@ -69,7 +69,8 @@ class FeatureCache:
             only needed if `model_id` does not contain it.
         what: Kind of features, such as `"image"` or `"vision_tower"`.
         namespace: Data set of the keys if they are ids and not content hashes (two data sets may have an id "1").
-        dtype: Storage type, `"float16"` or `"float32"`; by default that of the features (bfloat16 becomes float32).
+        dtype: Storage type, `"float16"`, `"float32"` or `"uint8"` (pixels); by default that of the features (bfloat16
+            becomes float32).
         verify_bytes: Requests up to this size are verified before they are returned, and damaged rows are computed
             again. Larger requests are verified row by row when they are read; a damaged row is dropped and raises
             `OSError`.
@@ -89,8 +90,8 @@ class FeatureCache:
         dtype: str | None = None,
         verify_bytes: int = 4 << 30,
     ):
-        if dtype not in (None, "float16", "float32"):
-            raise ValueError(f"dtype is {dtype!r}. Use 'float16', 'float32' or None (as computed).")
+        if dtype not in (None, "float16", "float32", "uint8"):
+            raise ValueError(f"dtype is {dtype!r}. Use 'float16', 'float32', 'uint8' or None (as computed).")
         self.root = Path(directory) if directory is not None else default_cache_dir()
         model, _, signed = model_id.partition("@")
         revision = "|".join(part for part in (signed, revision) if part)
@@ -248,7 +249,7 @@ class FeatureCache:
     ) -> None:
         pending: list[tuple[list[str], Any]] = []
         size, written_at = 0, time.monotonic()
-        with _bar(len(todo), progress, f"{self.identity['what']} features") as bar:
+        with progress_bar(len(todo), progress, f"{self.identity['what']} features") as bar:
             for offset in range(0, len(todo), batch_size):
                 part = todo[offset : offset + batch_size]
                 if bar is not None:
@@ -267,12 +268,12 @@ class FeatureCache:
                     pending, size, written_at = [], 0, time.monotonic()
 
     def _rows(self, keys: list[str], features: Any) -> np.ndarray:
-        """Features as a finite float16 or float32 array with one row per key."""
-        if hasattr(
-            features, "detach"
-        ):  # a torch tensor; torch is not imported, because readers of a cache do not need it
+        """Features as an array of the stored type with one row per key; refuses rows that are not finite."""
+        # A torch tensor; torch is not imported, because readers of a cache do not need it.
+        if hasattr(features, "detach"):
             features = features.detach().cpu()
-            features = (features if str(features.dtype) == "torch.float16" else features.float()).numpy()
+            exact = str(features.dtype) in ("torch.float16", "torch.uint8")
+            features = (features if exact else features.float()).numpy()
         rows = np.asarray(features)
         if rows.ndim < 2 or len(rows) != len(keys):
             raise ValueError(
@@ -280,6 +281,10 @@ class FeatureCache:
                 "dimensions. Return the features of exactly the requested positions."
             )
         stored = self.identity["dtype"] or ("float16" if rows.dtype == np.float16 else "float32")
+        if stored == "uint8":
+            if rows.dtype != np.uint8:
+                raise ValueError(f"Rows are {rows.dtype}, and this cache holds uint8. Return pixels before rescaling.")
+            return rows
         with np.errstate(over="ignore"):
             rows = rows.astype(stored, copy=False)
         finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
@@ -351,14 +356,17 @@ class FeatureCache:
         return text
 
 
-def _bar(total: int, progress: bool | str, label: str) -> contextlib.AbstractContextManager[Any]:
+def progress_bar(
+    total: int, progress: bool | str, label: str, *, delay: float = 0.0
+) -> contextlib.AbstractContextManager[Any]:
+    """A progress bar over images, shown after some seconds, or None; a string is its label."""
     if not progress:
         # Not a disabled tqdm: it takes a lock that forked processes share, and a process that is killed while it has
         # the lock blocks all others.
         return contextlib.nullcontext()
     from tqdm.auto import tqdm
 
-    return tqdm(total=total, desc=progress if isinstance(progress, str) else label, unit="img")
+    return tqdm(total=total, desc=progress if isinstance(progress, str) else label, unit="img", delay=delay)
 
 
 def _check_keys(keys: Sequence[str]) -> list[str]:

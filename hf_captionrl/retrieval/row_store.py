@@ -30,7 +30,7 @@ __all__ = ["RowStore", "StoreMismatchError", "drop_rows", "key_digest"]
 _VERSION = 1
 _RECORD = struct.Struct("<16sII")  # key digest, checksum of the row, checksum of this record and its position
 _DROPPED = bytes(_RECORD.size)  # the record of a dropped row
-_DTYPES = ("float16", "float32")
+_DTYPES = ("float16", "float32", "uint8")
 
 
 class StoreMismatchError(ValueError):
@@ -185,7 +185,7 @@ class RowStore:
     # ---------------------------------------------------------------- writing
 
     def append(self, digests: Sequence[bytes], rows: np.ndarray) -> None:
-        """Add `(N, *shape)` float16 or float32 rows; existing keys (of this or another process) are not changed."""
+        """Add `(N, *shape)` float16, float32 or uint8 rows; existing keys (of this or another process) are not changed."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(self.directory / "lock", timeout=self.lock_timeout_s):
             self.refresh()

@@ -115,7 +115,7 @@ class CaptionEvaluator:
         }
         mine = generate_with_ends(
             trainer.captioner,
-            None if features is not None else LazyImages(dataset, rows),
+            None if features is not None else LazyImages(self._pixels(dataset) or dataset, rows),
             image_features=features,
             batch_size=args.generation_batch_size or args.per_device_eval_batch_size,
             **settings,
@@ -137,7 +137,7 @@ class CaptionEvaluator:
         items = CaptionDataset(
             dataset,
             seed=args.seed if args.data_seed is None else args.data_seed,
-            image_features=trainer.features.vision_tower(trainer.captioner, dataset, args),
+            **trainer.features.inputs(trainer.captioner, dataset, args),
             resample=False,
         )
         size, number = args.per_device_eval_batch_size, len(rows)
@@ -200,6 +200,9 @@ class CaptionEvaluator:
             share = -(-number // accelerator.num_processes)
             rows += [number - 1] * (share - len(rows))
         return rows
+
+    def _pixels(self, dataset: datasets.Dataset) -> Any:
+        return self.trainer.features.pixels(self.trainer.captioner, dataset, self.trainer.args)
 
     def _known_features(self, dataset: datasets.Dataset, rows: Sequence[int]) -> Any:
         """Output of the frozen vision tower for some rows, by position; None where images are read."""

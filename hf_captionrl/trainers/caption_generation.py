@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.eval_mode import evaluating
-from hf_captionrl.data import cached_features, frames_of, open_image, sample_frames
+from hf_captionrl.data import CachedPixels, cached_features, frames_of, open_image, sample_frames
 from hf_captionrl.data.feature_extraction import VideoPooling, pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
 
@@ -39,9 +39,9 @@ class GeneratedCaptions(NamedTuple):
 
 
 class LazyImages(Sequence[Any]):
-    """Images of some rows of a data set, decoded on access, because a test split does not fit into memory."""
+    """Images, or prepared pixels, of some rows, read on access, because a test split does not fit into memory."""
 
-    def __init__(self, dataset: datasets.Dataset, rows: Sequence[int]) -> None:
+    def __init__(self, dataset: datasets.Dataset | CachedPixels, rows: Sequence[int]) -> None:
         self.dataset = dataset
         self.rows = rows
 
@@ -49,7 +49,8 @@ class LazyImages(Sequence[Any]):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.dataset[self.rows[index]]["image"]
+        found = self.dataset[self.rows[index]]
+        return found if isinstance(found, Tensor) else found["image"]
 
 
 def generate_captions(captioner: Captioner, images: Sequence[Any] | None, **settings: Any) -> list[str]:
@@ -82,7 +83,8 @@ def generate_with_ends(
                 inputs["image_features"] = torch.from_numpy(features)
             else:
                 assert images is not None
-                inputs = captioner.encode_images([open_image(images[i]) for i in rows])
+                part = (images[i] for i in rows)
+                inputs = captioner.encode_inputs([i if isinstance(i, Tensor) else open_image(i) for i in part])
             completions = captioner.generate(**inputs, **generate_kwargs)
             found.captions.extend(completions.captions)
             found.ended.extend(completions.ended.tolist())

@@ -187,8 +187,8 @@ class CaptionTrainer(ReliableTraining):
         self._tap_checked = False
         if isinstance(self.caption_collator, CaptionCollator):
             self.caption_collator.captioner = self.captioner
-        if self.args.cache_image_features and self._train_source is not None:
-            self.features.of_vision_tower.clear()  # the new tower may differ
+        if (self.args.cache_image_features or self.args.cache_pixels) and self._train_source is not None:
+            self.features.forget_inputs()  # the new tower may differ
             self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
         return self.captioner.model
 
@@ -197,12 +197,12 @@ class CaptionTrainer(ReliableTraining):
     def _caption_dataset(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions):
             return dataset
-        features = self.features.vision_tower(self.captioner, dataset, args)
+        inputs = self.features.inputs(self.captioner, dataset, args)
         if number := frames_of(dataset):
             # Saved with the model, which must read videos in the same way later.
             self.captioner.frame_pooling, self.captioner.num_frames = args.frame_pooling, number
         seed = args.seed if args.data_seed is None else args.data_seed
-        return CaptionDataset(dataset, seed=seed, image_features=features, **more)
+        return CaptionDataset(dataset, seed=seed, **inputs, **more)
 
     def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
         """Image features of a scorer, computed once per data set; of a video the mean of its frames' features.

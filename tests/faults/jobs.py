@@ -241,41 +241,58 @@ def truth(keys):
     return np.stack([np.random.default_rng(zlib.crc32(key.encode())).standard_normal(16) for key in keys]).astype("f4")
 
 
-def _noted(path, lines):
+def noted(path, lines):
     """Note what was computed, in a way that a kill does not lose."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.write(file, "".join(f"{line}\n" for line in lines).encode())
     os.close(file)
 
 
-def cache(folder, *, asked, at=None, limit=None):
-    """Fill a cache of features."""
+def cache(folder, *, asked, at=None, limit=None, images=None):
+    """Fill a cache of features, or of prepared pixels if there is a folder of images."""
+    from hf_captionrl.data import cached_pixels
     from hf_captionrl.retrieval import feature_cache
+    from tests.faults.noting_pixels import NotingPixels
 
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     feature_cache._FLUSH_BYTES = 0  # every batch is written
 
     def compute(rows):
-        _noted(asked, rows)
+        noted(asked, rows)
         return truth([KEYS[row] for row in rows])
 
+    pixels = NotingPixels(images, asked) if images else None
+    dataset = pixels.rows() if pixels else None
     store = feature_cache.FeatureCache(folder, model_id="tiny", revision="r1")
     with Moment(at) as moment:
-        store.get_or_compute(KEYS, compute, batch_size=8)
+        if pixels:
+            cached_pixels(dataset, pixels, directory=folder, batch_size=8, progress=False)
+        else:
+            store.get_or_compute(KEYS, compute, batch_size=8)
     return {"calls": moment.calls}
 
 
-def cached(folder):
-    """Keys in a cache, and whether their features are right."""
+def cached(folder, *, images=None):
+    """Keys in a cache, and whether their features or pixels are right."""
     import numpy as np
 
+    from hf_captionrl.data.pixel_cache import pixel_rows
+    from hf_captionrl.data.source_keys import source_keys
     from hf_captionrl.retrieval.feature_cache import FeatureCache
+    from tests.faults.noting_pixels import NotingPixels
 
-    store = FeatureCache(folder, model_id="tiny", revision="r1")
-    there = [key for key in KEYS if key in store]
-    right = not there or bool(np.array_equal(np.asarray(store.get(there)), truth(there)))
-    return {"keys": there, "right": right}
+    if images is None:
+        store = FeatureCache(folder, model_id="tiny", revision="r1")
+        there = [key for key in KEYS if key in store]
+        right = not there or bool(np.array_equal(np.asarray(store.get(there)), truth(there)))
+        return {"keys": there, "right": right}
+    pixels = NotingPixels(images)
+    store, names = pixel_rows(pixels, "uint8", folder), source_keys(pixels.rows(), folder)
+    known = [number for number, name in enumerate(names) if name in store]
+    expected = [pixels.prepare(pixels.images[number]).numpy() for number in known]
+    right = not known or bool(np.array_equal(np.asarray(store.get([names[n] for n in known])), np.stack(expected)))
+    return {"keys": [KEYS[number] for number in known], "right": right}
 
 
 def command(arguments, *, at=None):
@@ -311,7 +328,7 @@ class Noting:
 
     def complete(self, prompts):
         for position, text in self.inner.complete(prompts):
-            _noted(self.path, [f"{prompts[position].stage}/{prompts[position].image_id}"])
+            noted(self.path, [f"{prompts[position].stage}/{prompts[position].image_id}"])
             yield position, text
 
 

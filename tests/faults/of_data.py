@@ -7,36 +7,53 @@ import json
 import shutil
 from collections.abc import Iterator
 
+from tests.data.photos import png
 from tests.faults.campaign import Trial, area, damage
 from tests.faults.jobs import KEYS
 
 
-@area("features", "kill -9 while features are cached")
+@area("features", "kill -9 while features or pixels are cached")
 def features(nursery, folder, rng, kills):
-    counted = nursery.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0)
-    assert counted.code == 0, counted.output
+    """Caches of features and of prepared pixels in turn, three kills each."""
+    images = folder / "images"
+    images.mkdir()
+    for number, key in enumerate(KEYS):
+        (images / f"{key}.png").write_bytes(png(number))
     done = 0
     while done < kills:
-        store, asked = folder / f"cache-{done}", folder / f"asked-{done}"
-        there: list[str] = []
-        for number in range(min(3, kills - done)):  # the same cache again and again
-            # A later run has less to do: at most what is left of the calls, or the moment would lie behind its end.
-            left = counted.value["calls"] * (len(KEYS) - len(there)) // len(KEYS) if number else counted.value["calls"]
-            paid = len(asked.read_text().split()) if asked.exists() else 0
-            killed = nursery.run("cache", folder=str(store), asked=str(asked), at=rng.randint(1, max(1, left)))
-            assert killed.killed, killed.output
-            found = nursery.run("cached", folder=str(store)).value
-            lost = len(set(there) - set(found["keys"]))
-            computed = [KEYS[int(row)] for row in asked.read_text().split()[paid:]] if asked.exists() else []
-            repeated = len(set(computed) & set(there))
-            there = found["keys"]
-            done += 1
-            yield Trial(found["right"] and not lost and not repeated, lost, repeated, killed.output[-300:])
-        last = nursery.run("cache", folder=str(store), asked=str(asked))
-        assert last.code == 0, last.output
-        found = nursery.run("cached", folder=str(store)).value
-        assert found["keys"] == KEYS
-        assert found["right"]
+        more = {"images": str(images)} if done // 3 % 2 else {}
+        number = min(3, kills - done)
+        yield from killed_cache(nursery, folder / f"cache-{done}", rng, number, **more)
+        done += number
+
+
+def killed_cache(nursery, folder, rng, kills, **more) -> Iterator[Trial]:
+    """Kill the same filling again and again; what was cached stays, and the last one finishes."""
+    folder.mkdir()
+    nursery.warm("cached", folder=str(folder / "warm"), **more)
+    whole = nursery.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0, **more)
+    assert whole.code == 0, whole.output
+    store, asked = folder / "store", folder / "asked"
+    there: list[str] = []
+    for number in range(kills):
+        # A later run has less to do: at most what is left of the calls, or the moment would lie behind its end.
+        left = whole.value["calls"] * (len(KEYS) - len(there)) // len(KEYS) if number else whole.value["calls"]
+        paid = len(asked.read_text().split()) if asked.exists() else 0
+        # Threads do not make the same calls in each run.
+        at = rng.randint(1, max(1, left * 9 // 10 if more else left))
+        killed = nursery.run("cache", folder=str(store), asked=str(asked), at=at, **more)
+        assert killed.killed, killed.output
+        found = nursery.run("cached", folder=str(store), **more).value
+        lost = len(set(there) - set(found["keys"]))
+        computed = [KEYS[int(row)] for row in asked.read_text().split()[paid:]] if asked.exists() else []
+        repeated = len(set(computed) & set(there))
+        there = found["keys"]
+        yield Trial(found["right"] and not lost and not repeated, lost, repeated, killed.output[-300:])
+    last = nursery.run("cache", folder=str(store), asked=str(asked), **more)
+    assert last.code == 0, last.output
+    found = nursery.run("cached", folder=str(store), **more).value
+    assert found["keys"] == KEYS
+    assert found["right"]
 
 
 @area("cache", "a file of the feature cache cut or changed")

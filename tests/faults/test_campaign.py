@@ -2,14 +2,17 @@
 
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 
 from scripts.fault_campaign import table
+from tests.data.photos import png
 from tests.faults.areas import AREAS, run_area
-from tests.faults.jobs import TRAINERS
+from tests.faults.jobs import KEYS, TRAINERS
+from tests.faults.of_data import killed_cache
 
 ROOT = Path(__file__).parents[2]
 # Killed writers of captions, features, answers and pushes have quick tests of their own, beside what they write; a kill while
@@ -24,6 +27,17 @@ def test_one_fault(nursery, name):
     kills = len(TRAINERS) if name == "training" else 1  # of each trainer
     row = run_area(nursery, name, kills, seed=1)
     assert (row["survived"], row["lost"]) == (kills, 0), row["notes"]
+
+
+def test_a_pixel_cache_killed_while_it_is_filled_is_completed_by_the_same_command(nursery, tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for number, key in enumerate(KEYS):
+        (images / f"{key}.png").write_bytes(png(number))
+    trials = [*killed_cache(nursery, tmp_path / "run", random.Random(3), 3, images=str(images))]
+    assert [(trial.survived, trial.lost, trial.repeated) for trial in trials] == [(True, 0, 0)] * 3
+    stored = sorted((tmp_path / "run" / "asked").read_text().split(), key=int)
+    assert [*map(str, range(len(KEYS)))] == sorted(set(stored), key=int)  # every image was prepared
 
 
 @pytest.mark.slow

@@ -1,0 +1,106 @@
+"""Keys of images from the bytes of their files, so that no image is decoded to find it in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+from PIL import Image
+
+from hf_captionrl.data.caption_columns import undecoded
+from hf_captionrl.data.images import media_source, open_image
+from hf_captionrl.retrieval import FeatureCache, image_hash
+from hf_captionrl.retrieval.feature_cache import progress_bar
+
+__all__ = ["source_keys", "workers"]
+
+_ROWS_AT_ONCE = 256
+# A file that changes twice within the resolution of its file system's clock keeps its modification time.
+_SETTLED_NS = 2_000_000_000
+
+
+class _File(NamedTuple):
+    path: str
+    state: str  # path, size and modification time
+
+
+@contextmanager
+def workers() -> Iterator[ThreadPoolExecutor]:
+    """Threads of this process, as many as its share of the processor's cores.
+
+    Threads, because hashing, decoding and resizing release the interpreter lock and nothing is copied between processes.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    with ThreadPoolExecutor(max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def source_keys(
+    dataset: datasets.Dataset, directory: str | os.PathLike | None = None, *, progress: str | bool = False
+) -> list[str]:
+    """One key per row: the hash of its image's bytes.
+
+    A file that was hashed before is known by its path, size and modification time, and is not read again.
+
+    Args:
+        directory: Root of the feature caches; file hashes are cached there.
+        progress: Whether to show a progress bar, or its label.
+
+    Raises:
+        ImageError: If a row has no image, or its file does not exist.
+    """
+    column = undecoded(dataset).select_columns("image").with_format(None)
+    found: list[str | _File] = []
+    with workers() as pool, progress_bar(len(column), progress, "image files", delay=1.0) as bar:
+        for batch in column.iter(_ROWS_AT_ONCE):
+            found.extend(pool.map(_hash_or_file, batch["image"]))
+            if bar is not None:
+                bar.update(len(batch["image"]))
+        files = [(row, file) for row, file in enumerate(found) if isinstance(file, _File)]
+        keys = ["" if isinstance(key, _File) else key for key in found]
+        if files:
+
+            def compute(rows: list[int]) -> np.ndarray:
+                hashes = pool.map(_file_hash, (files[i][1].path for i in rows))
+                return np.stack([np.frombuffer(bytes.fromhex(h), np.uint8) for h in hashes])  # (rows, 16)
+
+            known = FeatureCache(directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8")
+            states = [file.state for _, file in files]
+            view = known.get_or_compute(
+                states, compute, batch_size=_ROWS_AT_ONCE, progress=progress and "Hashing files"
+            )
+            for (row, _), digest in zip(files, np.asarray(view), strict=True):
+                keys[row] = digest.tobytes().hex()
+    # Keys of `image_hash` are those of decoded pixels.
+    return [f"file {key}" for key in keys]
+
+
+def _hash_or_file(value: Any) -> str | _File:
+    source, _ = media_source(value)
+    if isinstance(source, Image.Image):
+        return image_hash(open_image(source))
+    if isinstance(source, io.BytesIO):
+        return hashlib.blake2b(source.getbuffer(), digest_size=16).hexdigest()
+    status = os.stat(source)
+    if abs(time.time_ns() - status.st_mtime_ns) < _SETTLED_NS:
+        return _file_hash(source)
+    return _File(source, f"{Path(source).absolute()}\n{status.st_size}\n{status.st_mtime_ns}")
+
+
+def _file_hash(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

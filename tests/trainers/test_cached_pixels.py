@@ -1,0 +1,134 @@
+"""Training from cached pixels: the same bits as from images, without opening one."""
+
+import datasets
+import pytest
+import torch
+from PIL import Image
+
+from hf_captionrl.data.video import VIDEO_FRAMES
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
+from recipes import smile_blip
+from tests.tiny import tiny_captioner
+
+from .one_step import PLAIN_SGD, weights
+
+SETTINGS = {
+    **PLAIN_SGD,
+    "freeze_vision_tower": False,
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "generation_num_beams": 1,
+    "generation_max_new_tokens": 6,
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+    "report_to": "none",
+}
+
+
+def trainer_of(kind, folder, scenes, **settings):
+    settings = {**SETTINGS, "feature_cache_dir": str(folder / "cache"), **settings}
+    data = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
+    if kind == "smile":
+        return SmileTrainer(tiny_captioner("blip"), SmileConfig(str(folder / "out"), **settings), **data)
+    settings |= {"num_generations": 2, "max_completion_length": 6, "guard": "off"}
+    scorer = load_scorer(model_path("scenes:clip-reward"))
+    config = CaptionRLConfig(str(folder / "out"), **settings)
+    return CaptionRLTrainer(tiny_captioner("git"), ["self_retrieval"], config, scorer=scorer, **data)
+
+
+def outcome(trainer):
+    """Losses of the steps and of the evaluation, captions, and weights."""
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert len(losses) == 2
+    captions = trainer.generate_captions(trainer.evaluator.eval_dataset)
+    return losses, trainer.evaluate()["eval_loss"], captions, weights(trainer)
+
+
+@pytest.mark.parametrize("kind", ["smile", "caption-rl"])
+def test_losses_captions_and_weights_are_equal_to_the_last_bit(tmp_path, scenes, kind):
+    plain = outcome(trainer_of(kind, tmp_path / "plain", scenes))
+    decoded = outcome(trainer_of(kind, tmp_path / "decoded", scenes, image_decoder="torchvision"))
+    cached = outcome(trainer_of(kind, tmp_path / "cached", scenes, cache_pixels=True))
+    for found in (decoded, cached):
+        assert found[:3] == plain[:3]
+        assert all(torch.equal(value, plain[3][name]) for name, value in found[3].items())
+    assert list((tmp_path / "cached" / "cache").glob("pixels_uint8-*"))
+    assert not list((tmp_path / "plain").glob("cache/pixels*"))
+
+
+def test_a_run_with_a_warm_cache_opens_no_image(tmp_path, scenes, monkeypatch):
+    cold = outcome(trainer_of("smile", tmp_path, scenes, cache_pixels="uint8"))
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("an image was opened")
+
+    monkeypatch.setattr(Image, "open", refuse)
+    warm = outcome(trainer_of("smile", tmp_path, scenes, cache_pixels="uint8", dataloader_num_workers=1))
+    assert warm[:3] == cold[:3]
+    with pytest.raises(Exception, match="an image was opened"):
+        outcome(trainer_of("smile", tmp_path / "plain", scenes))
+
+
+def test_jpegs_change_the_loss_little(tmp_path, scenes):
+    losses = {form: outcome(trainer_of("smile", tmp_path, scenes, cache_pixels=form))[0] for form in ("uint8", "jpeg")}
+    first = [found[0] for found in losses.values()]
+    assert first[0] != first[1]
+    assert first[0] == pytest.approx(first[1], rel=0.02)
+
+
+def test_a_new_model_of_a_search_gets_its_own_pixels(tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), **SETTINGS, cache_pixels=True, feature_cache_dir=str(tmp_path / "cache"))
+    policies = [tiny_captioner("blip"), tiny_captioner("blip")]
+    policies[1].image_processor.resample = Image.Resampling.NEAREST
+    trainer = SmileTrainer(None, config, scenes["train"], model_init=iter(policies).__next__)
+    image = scenes["train"][0]["image"]
+    assert torch.equal(trainer.train_dataset[0]["image"], policies[0].prepare_pixels([image])[0])
+    trainer.call_model_init()
+    assert torch.equal(trainer.train_dataset[0]["image"], policies[1].prepare_pixels([image])[0])
+    assert not torch.equal(*(policy.prepare_pixels([image]) for policy in policies))
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"image_decoder": "ffmpeg"}, "image_decoder is 'ffmpeg'. Use 'pillow' or 'torchvision'"),
+        ({"cache_pixels": "png"}, "cache_pixels is 'png'. Use 'uint8'"),
+        (
+            {"cache_pixels": True, "cache_image_features": True, "freeze_vision_tower": True},
+            r"cache_pixels is 'uint8', but cache_image_features already stores .* Use one of them",
+        ),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(tmp_path, settings, match):
+    with pytest.raises(ValueError, match=match):
+        SmileConfig(str(tmp_path), **{**SETTINGS, **settings})
+
+
+def test_cache_pixels_is_a_switch_or_a_form(tmp_path):
+    expected = {True: "uint8", "true": "uint8", False: None, "false": None, None: None, "jpeg": "jpeg"}
+    assert {value: SmileConfig(str(tmp_path), cache_pixels=value).cache_pixels for value in expected} == expected
+
+
+def test_recipes_take_it_instead_of_cached_features(tmp_path):
+    base = ["--output_dir", str(tmp_path), "--cache_pixels", "jpeg", "--freeze_vision_tower", "false"]
+    config = smile_blip.parse_args([*base, "--cache_image_features", "false"])[-1]
+    assert (config.cache_pixels, config.cache_image_features, config.image_decoder) == ("jpeg", False, "pillow")
+    with pytest.raises(ValueError, match="Use one of them"):
+        smile_blip.parse_args([*base[:4], "--cache_image_features", "--freeze_vision_tower"])
+
+
+def test_streams_videos_and_tiles_are_refused(tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), **SETTINGS, cache_pixels=True, feature_cache_dir=str(tmp_path / "cache"))
+    stream = scenes["train"].to_iterable_dataset()
+    assert isinstance(stream, datasets.IterableDataset)
+    with pytest.raises(ValueError, match="cache_pixels prepares every image before training"):
+        SmileTrainer(tiny_captioner("blip"), config, stream)
+    decoding = SmileConfig(str(tmp_path), **SETTINGS, image_decoder="torchvision")
+    with pytest.raises(ValueError, match="image_decoder='torchvision' reads images by their row"):
+        SmileTrainer(tiny_captioner("blip"), decoding, stream)
+    videos = scenes["train"].add_column(VIDEO_FRAMES, [4] * len(scenes["train"]))
+    with pytest.raises(ValueError, match=r"The data are videos .* Leave out cache_pixels"):
+        SmileTrainer(tiny_captioner("blip"), config, videos)
