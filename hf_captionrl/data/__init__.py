@@ -5,7 +5,7 @@ from hf_captionrl.data.caption_cleaning import CAPTION_REMEDIES, MAX_CAPTION_WOR
 from hf_captionrl.data.caption_dataset import CaptionDataset, CaptionItem, draw_caption
 from hf_captionrl.data.caption_exchange import exchange_captions
 from hf_captionrl.data.collator import CaptionCollator
-from hf_captionrl.data.feature_extraction import FramePooling, cached_features, iterate_images, pool_frames
+from hf_captionrl.data.feature_extraction import FramePooling, cached_features, pool_frames
 from hf_captionrl.data.image_reader import ImageReader
 from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, open_image, verify_image
 from hf_captionrl.data.loading import (
@@ -67,7 +67,6 @@ __all__ = [
     "frames_of",
     "hash_split",
     "is_video",
-    "iterate_images",
     "load_caption_splits",
     "load_captions",
     "open_image",

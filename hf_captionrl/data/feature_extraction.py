@@ -5,7 +5,7 @@ Legend: N rows, F frames of a video, n videos of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import datasets
@@ -19,28 +19,12 @@ from hf_captionrl.data.source_keys import source_keys, workers
 from hf_captionrl.data.video import frames_of, sample_frames, video_hash
 from hf_captionrl.retrieval import FeatureCache, FeatureView
 
-__all__ = ["FramePooling", "VideoPooling", "cached_features", "image_rows", "iterate_images", "pool_frames"]
+__all__ = ["FramePooling", "VideoPooling", "cached_features", "image_rows", "pool_frames"]
 
 FramePooling = Literal["mean", "concat", "ordered"]
 """How features of frames are combined to features of a video."""
 VideoPooling = FramePooling | Literal["native"]
 """As `FramePooling`, or with the model's video inputs."""
-
-
-def iterate_images(dataset: datasets.Dataset) -> Iterator[Image.Image]:
-    """Open the images of a data set one after the other.
-
-    Args:
-        dataset (`datasets.Dataset`): With an `image` column.
-
-    Returns:
-        `Iterator[PIL.Image.Image]`: RGB images; only one is held at a time.
-
-    Raises:
-        ImageError: If an image cannot be read.
-    """
-    for row in undecoded(dataset).select_columns("image"):
-        yield open_image(row["image"])
 
 
 def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") -> Tensor:
