@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.engine import Stage
-from hf_captionrl.evaluation.dataset_options import LoadedSplit, load_split
+from hf_captionrl.evaluation.dataset_options import LoadedSplit
+from hf_captionrl.evaluation.image_stage import ImageStage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,47 +135,33 @@ def load_batch_captioner(
     return BatchCaptioner(options, decoding, split, loaded, reader, scorer)
 
 
-class CaptionStage(Stage):
-    """Captions of shards: `image_id`, `captions`; `reason` and `detail` of images that cannot be read.
+class CaptionStage(ImageStage):
+    """Captions of shards, in the column `captions`.
 
     Args:
         options: Options of the command.
         decoding: Settings for `generate`.
-        ids: [`ids_digest`] of the images; a process that finds other images stops.
+        ids: Digest of the images.
     """
 
     def __init__(self, options: CaptionOptions, decoding: dict[str, Any], ids: str) -> None:
-        self.options, self.decoding, self.ids = copy.copy(options), decoding, ids
-        self._captioner: BatchCaptioner | None = None
+        super().__init__(options, ids)
+        self.decoding = decoding
 
-    def load(self) -> None:
-        split = load_split(self.options, quarantine_path=None, require_captions=False, expected_ids=self.ids)
+    def load_model(self, split: LoadedSplit) -> ImageReader:
         self._captioner = load_batch_captioner(self.options, self.decoding, split)
+        return self._captioner.reader
 
     def made_by(self) -> dict[str, Any]:
         from hf_captionrl.retrieval import model_fingerprint
 
-        assert self._captioner is not None
         captioner = self._captioner.pipeline.captioner
         return {"weights": model_fingerprint(captioner.base_model), "prompt": captioner.prompt}
 
-    def schema(self) -> pa.Schema:
+    def columns(self) -> dict[str, pa.DataType]:
         import pyarrow as pa
 
-        text = pa.string()
-        return pa.schema([("image_id", text), ("captions", pa.list_(text)), ("reason", text), ("detail", text)])
+        return {"captions": pa.list_(pa.string())}
 
-    def __call__(self, rows: range) -> list[dict[str, Any]]:
-        captioner = self._captioner
-        assert captioner is not None
-        texts: dict[int, list[str]] = {}
-        for batch, _ in captioner.batches(rows, set()):
-            texts |= captioner(batch)
-        faults = {entry.row: entry for entry in captioner.reader.report().entries}
-        found = []
-        for row in rows:
-            written: dict[str, Any] = {"image_id": captioner.reader.ids[row], "captions": texts.get(row)}
-            if row not in texts:
-                written |= {"reason": faults[row].reason, "detail": faults[row].detail}
-            found.append(written)
-        return found
+    def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
+        return {row: {"captions": texts} for row, texts in self._captioner(rows).items()}

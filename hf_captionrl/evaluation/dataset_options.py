@@ -27,6 +27,7 @@ __all__ = [
     "device_option",
     "ids_digest",
     "load_split",
+    "source_settings",
 ]
 
 
@@ -231,6 +232,17 @@ def load_split(
             "that all machines share, and leave the data unchanged while the command runs."
         )
     return LoadedSplit(rows, all_ids, chosen.split, chosen.sizes)
+
+
+def source_settings(arguments: DatasetOptions) -> dict[str, Any]:
+    """The images that the options name, as settings of an output."""
+    # Two folders may hold files of the same names.
+    places = (arguments.data_dir, arguments.image_root)
+    return {
+        "dataset": arguments.dataset,
+        "source": [None if place is None else os.path.realpath(place) for place in places],
+        "split": arguments.split,
+    }
 
 
 def ids_digest(dataset: datasets.Dataset) -> str:

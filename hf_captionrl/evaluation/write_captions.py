@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Container
 from dataclasses import dataclass
@@ -11,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_captionrl.engine import EngineOptions, refuse_other_settings
-from hf_captionrl.evaluation.dataset_options import CaptionerOptions, DatasetOptions, LoadedSplit, load_split
+from hf_captionrl.evaluation.dataset_options import (
+    CaptionerOptions,
+    DatasetOptions,
+    LoadedSplit,
+    load_split,
+    source_settings,
+)
 from hf_captionrl.options import option, positive
 
 if TYPE_CHECKING:
@@ -125,17 +130,7 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
 
 def _settings(arguments: CaptionOptions, decoding: dict[str, Any]) -> dict[str, Any]:
     """Settings of the captions; an output is resumed only with equal settings."""
-    settings = {
-        "model": arguments.model,
-        "dtype": arguments.dtype,
-        "dataset": arguments.dataset,
-        # Two folders may hold files of the same names.
-        "source": [
-            None if place is None else os.path.realpath(place) for place in (arguments.data_dir, arguments.image_root)
-        ],
-        "split": arguments.split,
-        **decoding,
-    }
+    settings = {"model": arguments.model, "dtype": arguments.dtype, **source_settings(arguments), **decoding}
     if arguments.rerank is not None:
         settings["rerank"] = arguments.rerank
     if arguments.do_sample:
@@ -248,51 +243,12 @@ def _write_lines(arguments: CaptionOptions, output: Path, decoding: dict[str, An
 
 def _write_shards(arguments: CaptionOptions, output: Path, decoding: dict[str, Any]) -> dict[str, Any]:
     """Write or resume a folder of Parquet shards, in several processes or on a cluster."""
-    from tqdm import tqdm
-
-    from hf_captionrl.data.quarantine import QuarantineReport, quarantine_entry, stop_if_too_many
-    from hf_captionrl.engine import ShardFolder, read_shards, run_stage
     from hf_captionrl.evaluation.caption_stage import CaptionStage
-    from hf_captionrl.evaluation.dataset_options import ids_digest
+    from hf_captionrl.evaluation.image_stage import run_on_images
 
-    per_shard = arguments.rows_per_shard or 64 * arguments.batch_size
-    if per_shard % arguments.batch_size:
-        raise ValueError(
-            f"--rows_per_shard {per_shard} is not a multiple of --batch_size {arguments.batch_size}. Use "
-            f"{-(-per_shard // arguments.batch_size) * arguments.batch_size}."
-        )
-    if output.suffix == ".jsonl":
-        raise ValueError(
-            f"--output {str(output)!r} names a file, but --processes and --engine write a folder of Parquet shards. Use "
-            f"{str(output.with_suffix(''))!r}."
-        )
-    split = load_split(arguments, quarantine_path=None, require_captions=False)
-    ids = ids_digest(split.dataset)
-    number = len(split.dataset)
-    settings = _settings(arguments, decoding) | {"images": ids, "batch_size": arguments.batch_size}
-    shards = ShardFolder(output, settings, num_rows=number, rows_per_shard=per_shard, overwrite=arguments.overwrite)
-    before = number - sum(len(shards.rows(shard)) for shard in shards.unfinished())
-    with tqdm(total=number, initial=before, unit=" images", disable=None) as progress:
-        done = run_stage(CaptionStage(arguments, decoding, ids), shards, arguments, progress=progress.update)
-    if done["manifest"] is None:
-        entries = []  # another launched process finishes
-    else:
-        entries = [
-            quarantine_entry(row, found["image_id"], split.split, "image", found["reason"], found["detail"], "row")
-            for row, found in enumerate(read_shards(output, ["image_id", "reason", "detail"]))
-            if found["reason"] is not None
-        ]
-    report = QuarantineReport({split.split: number}, tuple(entries), output / "quarantine.jsonl")
-    if entries:
-        report.write()
-        stop_if_too_many(report, split.split, arguments.max_bad_fraction)
-    return {
-        "output": str(output),
-        "split": arguments.split,
-        "images": number - len(entries),
-        "of": len(split.all_ids),
-        "written": number - before - len(entries),
-        "resumed": before,
-        "shards": done["shards"],
-        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in entries],
-    }
+    return run_on_images(
+        arguments,
+        output,
+        lambda: _settings(arguments, decoding),
+        lambda ids: CaptionStage(arguments, decoding, ids),
+    )
