@@ -11,14 +11,16 @@ from hf_captionrl.engine.actor import Actor, raise_packed
 if TYPE_CHECKING:
     from hf_captionrl.engine.options import EngineOptions
 
-__all__ = ["RayActor", "run_on_ray"]
+__all__ = ["RayActor", "connect", "run_on_ray"]
 
 
 class RayActor:
     """The actor in a process of the cluster. Errors are part of the answer: Ray would wrap them in its messages."""
 
-    def __init__(self, actor: Actor) -> None:
+    def __init__(self, actor: Actor, folder: str) -> None:
         self.actor = actor
+        if os.path.isdir(folder):
+            os.chdir(folder)  # relative paths mean the same as where the command was given
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"shard": batch["shard"], "error": [self.actor.attempt(int(shard)) for shard in batch["shard"]]}
@@ -37,7 +39,7 @@ def _import_ray() -> Any:
     return ray
 
 
-def _connect(ray: Any, address: str | None) -> bool:
+def connect(ray: Any, address: str | None) -> bool:
     """Connect to the cluster, or start one; returns whether the connection is new."""
     if ray.is_initialized():
         return False
@@ -64,7 +66,7 @@ def _actors(ray: Any, wanted: int | None) -> tuple[int, int]:
 def run_on_ray(actor: Actor, todo: list[int], options: EngineOptions) -> Iterator[int]:
     """Numbers of shards, as they are finished. Ray Data starts dead actors again and repeats their shards."""
     ray = _import_ray()
-    is_new = _connect(ray, options.address)
+    is_new = connect(ray, options.address)
     try:
         number, gpus = _actors(ray, options.processes)
         context = ray.data.DataContext.get_current()
@@ -73,7 +75,7 @@ def run_on_ray(actor: Actor, todo: list[int], options: EngineOptions) -> Iterato
         numbers = ray.data.from_items([{"shard": shard} for shard in todo], override_num_blocks=len(todo))
         done = numbers.map_batches(
             RayActor,
-            fn_constructor_args=(actor,),
+            fn_constructor_args=(actor, os.getcwd()),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(number, len(todo))),
             num_cpus=1,

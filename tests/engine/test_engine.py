@@ -1,13 +1,14 @@
 """Shards in this process and in several: resuming, killed workers, refusals."""
 
 import json
+import os
 import pickle
 
 import pytest
 
 from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
 from hf_captionrl.engine.actor import Actor
-from hf_captionrl.engine.ray_engine import RayActor
+from hf_captionrl.engine.ray_engine import RayActor, connect
 from tests.engine.toy import Squares, expected, pids
 
 ROWS, PER_SHARD = 23, 5
@@ -160,7 +161,7 @@ def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes):
                 raise StrangeError("no way")
             return super().__call__(rows)
 
-    actor = RayActor(Actor(Fails(notes, fail_at=7), shards(tmp_path)))
+    actor = RayActor(Actor(Fails(notes, fail_at=7), shards(tmp_path)), os.getcwd())
     answer = actor({"shard": [0, 1, 2]})
     assert answer["shard"] == [0, 1, 2]
     assert answer["error"][0] == b""
@@ -169,3 +170,18 @@ def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes):
     assert [str(error) for error in errors] == ["Row 7 is bad. Remove it.", "StrangeError: no way"]
     assert "in __call__" in errors[0].__notes__[0]  # where it happened in the worker
     assert len(list((tmp_path / "out").glob("part-*"))) == 1
+
+
+def test_address_without_a_cluster_is_refused():
+    class Ray:
+        """Stands for the module, whose search for a cluster takes seconds."""
+
+        def is_initialized(self):
+            return False
+
+        def init(self, address, **settings):
+            assert "include_dashboard" not in settings  # only Ray that starts here has one
+            raise ConnectionError("Could not find any running Ray instance.")
+
+    with pytest.raises(ValueError, match=r"'auto': no Ray cluster answers .* Start one with `ray start --head`"):
+        connect(Ray(), "auto")

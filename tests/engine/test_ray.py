@@ -60,9 +60,3 @@ def test_captions_of_a_cluster_equal_those_of_one_process(cluster, tmp_path):
     assert main([*few, "--output", str(tmp_path / "shards"), *engine]) == 0
     one, ray_captions = read_caption_file(tmp_path / "one.jsonl"), read_caption_file(tmp_path / "shards")
     assert list(ray_captions.captions.items()) == list(one.captions.items())
-
-
-def test_address_without_a_cluster_is_refused(tmp_path):
-    shards = ShardFolder(tmp_path / "out", {}, num_rows=2, rows_per_shard=1)
-    with pytest.raises(ValueError, match="'auto': no Ray cluster answers"):
-        run_stage(Squares(tmp_path), shards, EngineOptions(engine="ray", address="auto"))
