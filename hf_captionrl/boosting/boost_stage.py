@@ -31,7 +31,7 @@ class BoostStage(Stage):
         self.options, self.ids = copy.copy(options), ids
 
     def load(self) -> None:
-        from hf_captionrl.boosting.boost import load_backend
+        from hf_captionrl.boosting.backends import load_backend
 
         self._dataset = load_split(self.options, quarantine_path=None, expected_ids=self.ids).dataset
         roles = ("text", "vision")

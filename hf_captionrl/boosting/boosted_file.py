@@ -16,8 +16,8 @@ from hf_captionrl.boosting.answers import ANSWER_REMEDIES
 from hf_captionrl.boosting.conflicts import scene_conflicts, text_conflicts
 from hf_captionrl.boosting.journal import read_journals
 from hf_captionrl.boosting.prompts import STAGES
-from hf_captionrl.boosting.rows import Known, Row
-from hf_captionrl.boosting.shards import INPUT, checked_rows
+from hf_captionrl.boosting.rows import Known, Row, checked_rows
+from hf_captionrl.boosting.shards import INPUT
 from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecoded
 from hf_captionrl.data.images import ImageError, image_bytes, verify_image
 from hf_captionrl.io import atomic_write_bytes, atomic_write_text

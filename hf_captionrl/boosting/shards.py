@@ -10,20 +10,20 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 
 from hf_captionrl.boosting.answers import ANSWER_REMEDIES, MAX_ANSWER_WORDS, answer_fault, clean_answer, is_truncated
 from hf_captionrl.boosting.journal import JournalWriter, journal_name, read_journals
 from hf_captionrl.boosting.prompts import STAGES
-from hf_captionrl.boosting.rows import Known, Row, entry_of
+from hf_captionrl.boosting.rows import Known, Row, checked_rows, entry_of
 from hf_captionrl.data.caption_columns import undecoded
 from hf_captionrl.data.images import ImageError, open_image
-from hf_captionrl.data.quarantine import QuarantineError, QuarantineReport, check_captions
+from hf_captionrl.data.quarantine import QuarantineReport
 from hf_captionrl.language_models.backend import Backend, BackendError, Failure, Truncated
 
-__all__ = ["INPUT", "ShardReport", "boost_shard", "checked_rows"]
+__all__ = ["INPUT", "ShardReport", "boost_shard"]
 
 logger = logging.getLogger(__name__)
 
@@ -141,20 +141,6 @@ def _input_faults(report: QuarantineReport) -> list[dict[str, Any]]:
         for e in report.entries
         if e.dropped == "row"
     ]
-
-
-def checked_rows(
-    dataset: datasets.Dataset, *, check_images: bool | Literal["header"] = False, max_bad_fraction: float | None = None
-) -> tuple[datasets.Dataset, QuarantineReport]:
-    """`check_captions`; without a limit, all rows may be bad."""
-    try:
-        return check_captions(
-            dataset, check_images=check_images, max_bad_fraction=1.0 if max_bad_fraction is None else max_bad_fraction
-        )
-    except QuarantineError as error:
-        if max_bad_fraction is not None:
-            raise
-        return dataset.select([]), error.report
 
 
 def boost_shard(
