@@ -185,7 +185,11 @@ STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]]
     "retrieval": ("Evaluation: ranks in the whole pool, RD100, bootstrap", _retrieval, (4_000, 16_000, 64_000)),
     "cider": ("Evaluation: CIDEr-D with five references", _cider, (1_000, 4_000, 16_000)),
     "boosting": ("Boosting: three captions per image by rule", _boosting, (100, 400, 1_600)),
-    "caption_shards": ("Captions on shards: the embedded BLIP, 3 beams, 72 pixels", _caption_shards, (128, 512, 2_048)),
+    "caption_shards": (
+        "Captions on shards: the embedded BLIP, 3 beams, 72 pixels",
+        _caption_shards,
+        (128, 512, 2_048),
+    ),
     "feature_shards": ("Features on shards: the embedded CLIP", _feature_shards, (256, 1_024, 4_096)),
 }
 """Description, preparation and sizes in rows, by name."""

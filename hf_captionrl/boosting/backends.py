@@ -47,7 +47,7 @@ def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) 
         return SceneDescriber(facts, **rates, seed=arguments.seed)
     revision = getattr(arguments, f"{role}_revision")
     if kind == "openai":
-        url = getattr(arguments, f"{role}_url") or arguments.text_url
+        url = str(getattr(arguments, f"{role}_url") or arguments.text_url)
         return language_models.HTTPBackend(
             url,
             name,

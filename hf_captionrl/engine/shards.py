@@ -22,7 +22,7 @@ from hf_captionrl.io import atomic_write_bytes, to_plain, write_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["MANIFEST", "ShardFolder", "read_shards", "refuse_other_settings"]
+__all__ = ["MANIFEST", "ShardFolder", "read_manifest", "read_shards", "refuse_other_settings"]
 
 MANIFEST = "manifest.json"
 """Name of the manifest."""
@@ -89,7 +89,7 @@ class ShardFolder:
             for old in (path, *self.folder.glob("part-*.parquet")):
                 old.unlink(missing_ok=True)
         if path.is_file():
-            refuse_other_settings(_read_manifest(self.folder)["settings"], self._settings)
+            refuse_other_settings(read_manifest(self.folder)["settings"], self._settings)
         elif any(self.folder.glob("part-*.parquet")):
             raise ValueError(
                 f"{str(self.folder)!r} has shards, but {MANIFEST} with their settings is missing. {_REMEDY}"
@@ -181,7 +181,7 @@ class ShardFolder:
             made_by = loaded
             shards.append({"file": name, "rows": count})
         self._write_manifest(made_by=made_by, rows=sum(shard["rows"] for shard in shards), shards=shards)
-        return _read_manifest(self.folder)
+        return read_manifest(self.folder)
 
 
 def _footer(path: Path) -> tuple[int, dict[str, Any]]:
@@ -192,7 +192,19 @@ def _footer(path: Path) -> tuple[int, dict[str, Any]]:
         return file.metadata.num_rows, json.loads((file.schema_arrow.metadata or {}).get(_MADE_BY, b"{}"))
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the manifest of a folder of shards.
+
+    Args:
+        folder (`str` or `Path`): The folder.
+
+    Returns:
+        `dict[str, Any]`: `settings`, and if all shards exist `shards`, `rows` and `made_by`.
+
+    Raises:
+        ValueError: If it is not a manifest.
+    """
+    folder = Path(folder)
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -221,7 +233,7 @@ def read_shards(folder: str | os.PathLike[str], columns: Sequence[str] | None = 
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"{str(folder)!r} has no {MANIFEST}. Use a folder that --processes or --engine wrote.")
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     if "shards" not in manifest:
         raise ValueError(f"{str(folder)!r} is unfinished. Use the same command again to resume.")
     for shard in manifest["shards"]:
