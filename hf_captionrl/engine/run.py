@@ -59,7 +59,8 @@ def run_stage(
             f"{world} processes were launched, and each would start more. Use `accelerate launch` without --processes and "
             "--engine ray, or one of them without it."
         )
-    for shard in _finished(stage, shards, todo[rank::world], options):
+    # By number: launched processes look for missing shards at different times, and must not divide different lists.
+    for shard in _finished(stage, shards, [shard for shard in todo if shard % world == rank], options):
         if progress is not None:
             progress(len(shards.rows(shard)))
     summary["manifest"] = shards.finish() if world == 1 or not shards.unfinished() else None

@@ -88,9 +88,9 @@ def test_launched_processes_share_the_shards(tmp_path, notes, monkeypatch):
     with pytest.raises(ValueError, match="2 processes were launched"):
         run_stage(Squares(notes), shards(tmp_path), EngineOptions(processes=2))
     monkeypatch.setenv("RANK", "0")
-    # Its list of missing shards starts at another one than that of process 1, so it is asked twice.
-    run_stage(Squares(notes), shards(tmp_path))
+    # It starts when process 1 has finished, and divides the shards in the same way.
     assert run_stage(Squares(notes), shards(tmp_path))["manifest"]["rows"] == ROWS
+    assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
 
 
 @pytest.mark.parametrize(
