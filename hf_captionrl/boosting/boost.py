@@ -44,11 +44,12 @@ def _load(arguments: BoostOptions) -> datasets.Dataset:
     return rows
 
 
-def _settings(arguments: BoostOptions, ids: str) -> dict[str, Any]:
+def _settings(arguments: BoostOptions, dataset: datasets.Dataset) -> dict[str, Any]:
     """Settings of the captions; the answers of other models stay in the journals."""
+    data = {"images": ids_digest(dataset), "references": ids_digest(dataset, "captions")}
     names = ("text", "vision", "text_revision", "vision_revision", "max_new_tokens", "seed", "max_words")
     scenes = ("error_rate", "mention_rate")
-    return source_settings(arguments) | {"images": ids} | {name: getattr(arguments, name) for name in names + scenes}
+    return source_settings(arguments) | data | {name: getattr(arguments, name) for name in names + scenes}
 
 
 def _write_statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def boost(arguments: BoostOptions) -> None:
     number, ids = len(dataset), ids_digest(dataset)
     shards = ShardFolder(
         output / SHARDS_FOLDER,
-        _settings(arguments, ids),
+        _settings(arguments, dataset),
         num_rows=number,
         rows_per_shard=arguments.rows_per_shard or 64 * arguments.rows_at_once,
         overwrite=arguments.overwrite,

@@ -77,7 +77,7 @@ def reopen_shards(shards: ShardFolder, retry_quarantined: bool) -> None:
 
     missing = set(shards.unfinished())
     for shard, name in enumerate(shards.names):
-        if shard in missing:
+        if shard in missing or not shards.is_mine(shard):
             continue
         column = pyarrow.parquet.read_table(shards.folder / name, columns=["quarantine"])["quarantine"]
         reasons = {json.loads(line)["reason"] for line in column.to_pylist() if line is not None}

@@ -2,7 +2,14 @@
 
 from hf_captionrl.engine.options import EngineOptions
 from hf_captionrl.engine.run import run_stage
-from hf_captionrl.engine.shards import MANIFEST, ShardFolder, read_shards, refuse_other_settings
+from hf_captionrl.engine.shards import (
+    MANIFEST,
+    ShardFolder,
+    launched,
+    read_manifest,
+    read_shards,
+    refuse_other_settings,
+)
 from hf_captionrl.engine.stages import Stage
 
 __all__ = [
@@ -10,6 +17,8 @@ __all__ = [
     "EngineOptions",
     "ShardFolder",
     "Stage",
+    "launched",
+    "read_manifest",
     "read_shards",
     "refuse_other_settings",
     "run_stage",

@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_captionrl.engine.actor import Actor, raise_packed
 from hf_captionrl.engine.options import EngineOptions
-from hf_captionrl.engine.shards import ShardFolder
+from hf_captionrl.engine.shards import ShardFolder, launched
 from hf_captionrl.engine.stages import Stage
 
 __all__ = ["run_stage"]
@@ -53,14 +53,13 @@ def run_stage(
     options.check_engine()
     todo = shards.unfinished()
     summary: dict[str, Any] = {"shards": len(shards.names), "resumed": len(shards.names) - len(todo)}
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    world = launched()[1]
     if world > 1 and options.uses_shards and (options.engine == "ray" or (options.processes or 1) > 1):
         raise ValueError(
             f"{world} processes were launched, and each would start more. Use `accelerate launch` without --processes and "
             "--engine ray, or one of them without it."
         )
-    # By number: launched processes look for missing shards at different times, and must not divide different lists.
-    for shard in _finished(stage, shards, [shard for shard in todo if shard % world == rank], options):
+    for shard in _finished(stage, shards, [shard for shard in todo if shards.is_mine(shard)], options):
         if progress is not None:
             progress(len(shards.rows(shard)))
     summary["manifest"] = shards.finish() if world == 1 or not shards.unfinished() else None
@@ -76,7 +75,7 @@ def _finished(stage: Stage, shards: ShardFolder, todo: list[int], options: Engin
 
         yield from run_on_ray(Actor(stage, shards), todo, options)
         return
-    number = options.processes or (1 if int(os.environ.get("WORLD_SIZE", "1")) > 1 else _num_gpus() or 1)
+    number = options.processes or (1 if launched()[1] > 1 else _num_gpus() or 1)
     if number > 1:
         yield from _in_processes(Actor(stage, shards), todo, min(number, len(todo)))
         return

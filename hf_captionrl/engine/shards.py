@@ -22,13 +22,22 @@ from hf_captionrl.io import atomic_write_bytes, to_plain, write_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["MANIFEST", "ShardFolder", "read_manifest", "read_shards", "refuse_other_settings"]
+__all__ = ["MANIFEST", "ShardFolder", "launched", "read_manifest", "read_shards", "refuse_other_settings"]
 
 MANIFEST = "manifest.json"
 """Name of the manifest."""
 
 _REMEDY = "Use --overwrite to start again, or another --output."
 _MADE_BY = b"made_by"
+
+
+def launched() -> tuple[int, int]:
+    """Rank of this process and number of processes, below `accelerate launch` or torchrun.
+
+    Returns:
+        `tuple[int, int]`: (0, 1) otherwise.
+    """
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], remedy: str = _REMEDY) -> None:
@@ -85,6 +94,11 @@ class ShardFolder:
         sizes = {"num_rows": num_rows, "rows_per_shard": rows_per_shard}
         self._settings = to_plain({**settings, **sizes})
         path = self.folder / MANIFEST
+        if overwrite and launched()[1] > 1:
+            raise ValueError(
+                f"Launched processes start at different times, so none can discard the shards of {str(folder)!r}. Remove the folder "
+                "instead of --overwrite."
+            )
         if overwrite:
             for old in (path, *self.folder.glob("part-*.parquet")):
                 old.unlink(missing_ok=True)
@@ -113,6 +127,18 @@ class ShardFolder:
         """
         start = shard * self.rows_per_shard
         return range(start, min(start + self.rows_per_shard, self.num_rows))
+
+    def is_mine(self, shard: int) -> bool:
+        """Whether this process works on a shard: all, or below `accelerate launch` its part.
+
+        Args:
+            shard (`int`): From 0.
+
+        Returns:
+            `bool`: By the number alone, because launched processes look for missing shards at different times.
+        """
+        rank, world = launched()
+        return shard % world == rank
 
     def unfinished(self) -> list[int]:
         """Shards that are missing.

@@ -245,9 +245,9 @@ def source_settings(arguments: DatasetOptions) -> dict[str, Any]:
     }
 
 
-def ids_digest(dataset: datasets.Dataset) -> str:
-    """Digest of the image ids, in their order."""
-    text = json.dumps([str(image_id) for image_id in dataset["image_id"][:]])
+def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:
+    """Digest of the image ids, or of another column, in their order."""
+    text = json.dumps([str(value) for value in dataset[column][:]])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

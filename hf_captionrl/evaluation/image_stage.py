@@ -106,9 +106,12 @@ def run_on_images(
         )
     split = load_split(arguments, quarantine_path=None, require_captions=require_captions)
     ids, number = ids_digest(split.dataset), len(split.dataset)
+    made_from = {"images": ids, "batch_size": arguments.batch_size}
+    if require_captions:
+        made_from["references"] = ids_digest(split.dataset, "captions")
     shards = ShardFolder(
         output,
-        {**settings(), "images": ids, "batch_size": arguments.batch_size},
+        {**settings(), **made_from},
         num_rows=number,
         rows_per_shard=per_shard,
         overwrite=arguments.overwrite,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from hf_captionrl.engine import EngineOptions
+from hf_captionrl.engine import EngineOptions, launched
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, SimilarityOptions, load_split
 from hf_captionrl.options import option, positive
 
@@ -66,7 +65,7 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     """Output file and bag sizes, checked before anything slow."""
     arguments.check_engine()
     neighbours = arguments.mode == "neighbours"
-    if arguments.uses_shards and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if arguments.uses_shards and launched()[1] > 1:
         raise ValueError(
             "`accelerate launch` starts several processes, but one writes the neighbours. Use --processes."
         )

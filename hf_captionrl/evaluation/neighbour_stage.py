@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.engine import EngineOptions, ShardFolder, Stage, read_shards, run_stage
-from hf_captionrl.engine.shards import read_manifest
+from hf_captionrl.engine import EngineOptions, ShardFolder, Stage, read_manifest, read_shards, run_stage
 
 if TYPE_CHECKING:
     import pyarrow as pa

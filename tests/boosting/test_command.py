@@ -59,7 +59,7 @@ def test_shards_give_the_same_file(tmp_path, capsys):
     assert [entry for entry in read_journals(three[0]) if entry["stage"] == "blend"] == blends
 
 
-def test_shards_that_may_gain_rows_are_worked_on_again(tmp_path, monkeypatch):
+def test_shards_that_may_gain_rows_are_worked_on_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("no_proxy", "*")
     arguments = [*photographs(tmp_path / "photos"), "--split", "all", "--output", str(tmp_path / "out")]
     arguments += ["--rows_per_shard", "4", "--tries", "1", "--backoff_s", "0.01", "--max_failures", "99"]
@@ -75,6 +75,14 @@ def test_shards_that_may_gain_rows_are_worked_on_again(tmp_path, monkeypatch):
         assert len(content(tmp_path / "out/captions.parquet")) == 12
         assert sum(path.stat().st_mtime_ns != before for path, before in parts.items()) == 1
         assert 1 <= len(server.requests) - asked <= 3
+        # Another reference: only its image is asked about again.
+        file, asked = tmp_path / "photos/metadata.jsonl", len(server.requests)
+        first, *others = file.read_text().splitlines()
+        file.write_text("\n".join([json.dumps(json.loads(first) | {"captions": ["a pig", "two pigs"]}), *others]))
+        assert main(arguments) == 2
+        assert "written with references" in capsys.readouterr().err
+        assert main([*arguments, "--overwrite"]) == 0
+        assert len(server.requests) - asked == 2  # BlendCap and HolisticCap
 
 
 @pytest.mark.slow  # each process imports everything; shards are compared with one run above
