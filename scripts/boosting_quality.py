@@ -24,10 +24,11 @@ from hf_captionrl.boosting import (
     SceneDescriber,
     SceneWriter,
     boost_shard,
-    merge_journals,
+    boosted_rows,
     scene_conflicts,
     source_statistics,
     text_conflicts,
+    write_boosted_captions,
     write_source_histogram,
 )
 from hf_captionrl.data import open_image
@@ -56,7 +57,8 @@ def boosted(seed: int, error_rate: float, num_test: int) -> datasets.Dataset:
     }
     with tempfile.TemporaryDirectory() as folder:
         boost_shard(scenes, folder, **backends)
-        report = merge_journals(scenes, folder, exact_facts=True, **backends)
+        found = boosted_rows(scenes, folder, exact_facts=True, **backends)
+        report = write_boosted_captions(scenes, folder, found)
         return datasets.Dataset.from_parquet(str(report.path), cache_dir=folder, keep_in_memory=True)
 
 

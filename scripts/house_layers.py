@@ -39,6 +39,7 @@ LAYERS: dict[int, dict[str, str]] = {
         "trainers": "`transformers.Trainer` with our losses and rewards",
         "reports": "tables, plots, HTML templates",
         "evaluate_modules": "thin `evaluate` modules over `metrics`",
+        "engine": "shards of rows in processes or on a Ray cluster",
         "language_models": "models that answer prompts: local, vLLM, endpoints",
     },
     3: {

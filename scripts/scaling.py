@@ -144,6 +144,35 @@ def _boosting(count: int, folder: Path) -> Part:
     return work
 
 
+def _on_shards(options: Any, make: Callable[[str], Any], folder: Path) -> Part:
+    """Work on all shards in this process, without loading the model."""
+    from hf_captionrl.engine import ShardFolder, run_stage
+    from hf_captionrl.evaluation.dataset_options import ids_digest, load_split
+
+    rows = load_split(options, quarantine_path=None, require_captions=False).dataset
+    stage = make(ids_digest(rows))
+    stage.load()
+    stage.load = lambda: None
+    shards = ShardFolder(folder / "shards", {}, num_rows=len(rows), rows_per_shard=16 * options.batch_size)
+    return lambda: run_stage(stage, shards)
+
+
+def _caption_shards(count: int, folder: Path) -> Part:
+    from hf_captionrl.evaluation.caption_stage import CaptionStage
+    from hf_captionrl.evaluation.write_captions import CaptionOptions
+
+    options = CaptionOptions(model="scenes:blip-mle", split="train", max_images=count)
+    decoding = {"do_sample": False, "num_beams": 3, "num_return_sequences": 1, "max_new_tokens": 40}
+    return _on_shards(options, lambda ids: CaptionStage(options, decoding, ids), folder)
+
+
+def _feature_shards(count: int, folder: Path) -> Part:
+    from hf_captionrl.evaluation.write_features import FeaturesOptions, FeatureStage
+
+    options = FeaturesOptions(features="image", split="train", max_images=count)
+    return _on_shards(options, lambda ids: FeatureStage(options, ids), folder)
+
+
 STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]] = {
     "features_write": (
         "Features: written to the cache, 512 numbers per row",
@@ -156,6 +185,12 @@ STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]]
     "retrieval": ("Evaluation: ranks in the whole pool, RD100, bootstrap", _retrieval, (4_000, 16_000, 64_000)),
     "cider": ("Evaluation: CIDEr-D with five references", _cider, (1_000, 4_000, 16_000)),
     "boosting": ("Boosting: three captions per image by rule", _boosting, (100, 400, 1_600)),
+    "caption_shards": (
+        "Captions on shards: the embedded BLIP, 3 beams, 72 pixels",
+        _caption_shards,
+        (128, 512, 2_048),
+    ),
+    "feature_shards": ("Features on shards: the embedded CLIP", _feature_shards, (256, 1_024, 4_096)),
 }
 """Description, preparation and sizes in rows, by name."""
 

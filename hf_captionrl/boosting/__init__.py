@@ -6,8 +6,8 @@ from typing import Any
 __all__ = [
     "ANSWER_REMEDIES",
     "STAGES",
+    "BoostedFile",
     "Conflict",
-    "MergeReport",
     "SceneDescriber",
     "SceneWriter",
     "ShardReport",
@@ -15,22 +15,23 @@ __all__ = [
     "answer_fault",
     "blend_prompt",
     "boost_shard",
+    "boosted_rows",
     "clean_answer",
     "holistic_prompt",
-    "merge_journals",
     "scene_conflicts",
     "source_statistics",
     "text_conflicts",
     "visual_prompt",
+    "write_boosted_captions",
     "write_source_histogram",
 ]
 
 # datasets and matplotlib take seconds to import; a name loads its module when it is first used.
 _MODULES = {
     "answers": ("ANSWER_REMEDIES", "answer_fault", "clean_answer"),
+    "boosted_file": ("BoostedFile", "UnfinishedError", "boosted_rows", "write_boosted_captions"),
     "caption_statistics": ("source_statistics", "write_source_histogram"),
     "conflicts": ("Conflict", "scene_conflicts", "text_conflicts"),
-    "merging": ("MergeReport", "UnfinishedError", "merge_journals"),
     "prompts": ("STAGES", "blend_prompt", "holistic_prompt", "visual_prompt"),
     "scene_backends": ("SceneDescriber", "SceneWriter"),
     "shards": ("ShardReport", "boost_shard"),

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_captionrl.boosting.merging import MergeReport
+    from hf_captionrl.boosting.boosted_file import BoostedFile
     from hf_captionrl.boosting.options import BoostOptions
-    from hf_captionrl.language_models import Backend
 
 __all__ = ["BOOSTED_FILE", "rewrite_boosted_card", "write_boosted"]
 
@@ -39,43 +38,43 @@ def _name(folder: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
 
 
-def write_boosted(arguments: BoostOptions, merged: MergeReport, text: Backend, vision: Backend) -> Path:
-    """Write `boosting.json` and the card beside merged captions."""
+def write_boosted(arguments: BoostOptions, written: BoostedFile, made_by: Mapping[str, Any]) -> Path:
+    """Write `boosting.json` and the card beside the captions; `made_by`: model and revision of both backends."""
     import pyarrow.parquet
 
     from hf_captionrl.hub import DatasetCardFacts, public_values
 
     embedded = arguments.dataset == "scenes"
     source = "hf_captionrl scenes" if embedded else str(public_values(arguments.dataset))
-    columns = pyarrow.parquet.read_schema(merged.path).names
+    columns = pyarrow.parquet.read_schema(written.path).names
     by = "the facts of the scenes" if embedded else "word lists, which find only a few conflicts"
     split = "all splits" if arguments.split == "all" else f"the {arguments.split} split"
     named = {
-        role: f"{public_values(backend.model)}, revision {backend.revision or 'not named'}"
-        for role, backend in (("language model", text), ("vision model", vision))
+        role: f"{public_values(made_by[name][0])}, revision {made_by[name][1] or 'not named'}"
+        for role, name in (("language model", "text"), ("vision model", "vision"))
     }
     facts = DatasetCardFacts(
-        dataset_id=arguments.repo_id or _name(merged.path.parent),
+        dataset_id=arguments.repo_id or _name(written.path.parent),
         kind="boosted captions",
-        file=merged.path.name,
+        file=written.path.name,
         source=source,
         source_license=arguments.source_license_of(arguments.dataset),
-        description=f"Richer captions of {merged.rows} images, {split} of {source}.",
+        description=f"Richer captions of {written.rows} images, {split} of {source}.",
         made_with={
             **named,
             "method": "Visual Caption Boosting (No Detail Left Behind, section 2), prompts of its Appendix A.1",
             "seed": arguments.seed,
         },
         columns={name: _COLUMNS.get(name, "as in the source") for name in columns},
-        sizes={str(arguments.split): merged.rows},
+        sizes={str(arguments.split): written.rows},
         license=arguments.license,
-        checked=f"{merged.conflicts} of {merged.rows} HolisticCaps contradict their BlendCap, by {by}; {merged.quarantined} rows were "
+        checked=f"{written.conflicts} of {written.rows} HolisticCaps contradict their BlendCap, by {by}; {written.quarantined} rows were "
         "left out as unusable. No one has read the captions.",
         language=arguments.language,
         # Paths of image files cannot be published: a push requires --embed_images or --no_images.
         has_images="image" in columns,
     )
-    return _write(merged.path.parent, facts, {"rows": merged.rows, "quarantined": merged.quarantined})
+    return _write(written.path.parent, facts, {"rows": written.rows, "quarantined": written.quarantined})
 
 
 def _write(folder: Path, facts: Any, counts: Mapping[str, Any]) -> Path:
@@ -98,6 +97,6 @@ def rewrite_boosted_card(folder: Path, changes: Mapping[str, Any]) -> Path:
         facts = DatasetCardFacts(**manifest["card"])
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is not a manifest of boosted captions ({error}). Write it again with `captionrl boost ... --merge`."
+            f"{path} is not a manifest of boosted captions ({error}). Write it again with the same `captionrl boost` command."
         ) from None
     return _write(folder, replace(facts, **changes), {name: manifest.get(name) for name in ("rows", "quarantined")})

@@ -1,14 +1,15 @@
 """The journal: one line per answer, appended when the answer arrives, so that no answer is lost.
 
 Each line reaches the operating system immediately, so it survives `kill -9`; flushes to the disk, against a loss of power, come
-in batches. Readers skip an incomplete last line of a killed run, and the next writer removes it. Each shard writes its own
-journal and reads those of all shards, so the number of shards can change between runs.
+in batches. Readers skip an incomplete last line of a killed run, and the next writer removes it. A journal is
+named after the rows that its shard covers. A shard reads every journal of its rows, so the size of shards can change between runs.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,24 @@ __all__ = ["JournalWriter", "journal_name", "journals", "read_journal", "read_jo
 
 _FSYNC_EVERY = 64
 _PATTERN = "journal-*.jsonl"
+_NAME = re.compile(r"journal-(\d{9,})-(\d{9,})\.jsonl")
 
 
-def journal_name(shard: int, num_shards: int) -> str:
-    """File name of a shard's journal."""
-    return f"journal-{shard:05d}-of-{num_shards:05d}.jsonl"
+def journal_name(rows: range) -> str:
+    """File name of the journal of some rows."""
+    return f"journal-{rows.start:09d}-{rows.stop:09d}.jsonl"
 
 
-def journals(folder: str | os.PathLike[str]) -> list[Path]:
-    """All journals of a folder, sorted by name."""
-    return sorted(Path(folder).glob(_PATTERN))
+def journals(folder: str | os.PathLike[str], rows: range | None = None) -> list[Path]:
+    """Journals of a folder that cover some of the rows, sorted by name; None: all."""
+    found = sorted(Path(folder).glob(_PATTERN))
+    return found if rows is None else [path for path in found if _overlaps(path, rows)]
+
+
+def _overlaps(path: Path, rows: range) -> bool:
+    match = _NAME.fullmatch(path.name)
+    # A journal with another name may be about any row.
+    return match is None or (int(match[1]) < rows.stop and rows.start < int(match[2]))
 
 
 def _lines(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
@@ -52,15 +61,15 @@ def read_journal(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return list(_lines(path.read_bytes(), path))
 
 
-def read_journals(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All entries of all journals of a folder."""
-    return [entry for path in journals(folder) for entry in read_journal(path)]
+def read_journals(folder: str | os.PathLike[str], rows: range | None = None) -> list[dict[str, Any]]:
+    """All entries of the journals that cover some of the rows; None: of all journals."""
+    return [entry for path in journals(folder, rows) for entry in read_journal(path)]
 
 
 class JournalWriter(LineFile):
     """Appends entries to the journal of one shard, which it locks; a context manager. `torn`: bytes removed from its end."""
 
-    busy = "Wait until it has finished, or use another shard or output."
+    busy = "Wait until it has finished, or use another --output."
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from hf_captionrl.engine import EngineOptions
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, PublicationOptions
 from hf_captionrl.options import option, positive
 
@@ -13,17 +14,17 @@ __all__ = ["BoostOptions"]
 
 
 @dataclass
-class BoostOptions(DatasetOptions, PublicationOptions):
+class BoostOptions(EngineOptions, DatasetOptions, PublicationOptions):
     """Visual Caption Boosting (No Detail Left Behind, section 2).
 
     A language model blends the references of an image into a BlendCap, a vision model describes the image (VisualCap), and
     the language model adds the new details to the BlendCap (HolisticCap). Where the two contradict, the BlendCap wins.
 
-    The output folder gets a journal of every answer, captions.parquet, quarantine.jsonl, statistics.json and lengths.png, and
+    The output folder gets the journals of all answers, Parquet shards, captions.parquet, quarantine.jsonl, statistics.json and lengths.png, and
     README.md, the card with which `captionrl push` publishes it. To train on the captions, boost the split that is trained
     on with --split train; the default is test, as in all commands.
 
-    After a crash or `kill -9`, give the same command again: no question is asked twice.
+    After a crash or `kill -9`, give the same command again: finished shards are skipped, and no question is asked twice.
     """
 
     examples: ClassVar[str] = """
@@ -40,16 +41,17 @@ class BoostOptions(DatasetOptions, PublicationOptions):
           captionrl boost --dataset scenes --split train --output boosted
           captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted \\
               --text transformers:mistralai/Mistral-7B-Instruct-v0.2 --vision transformers:Salesforce/instructblip-vicuna-7b
-          captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --shard 3/8 \\
+          captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --processes 8 \\
               --text openai:mistral --text_url http://127.0.0.1:8000/v1 --vision openai:llava --vision_url http://127.0.0.1:8001/v1
           accelerate launch --config_file recipes/accelerate/ddp.yaml -m hf_captionrl.cli boost --dataset scenes --split train \\
-              --output boosted                                 one shard per process
+              --output boosted                                 shards in turn
 
-        publish: --embed_images includes images that are files, --no_images leaves them out; --merge asks nothing:
-          captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --merge --no_images
+          captionrl boost --dataset OWNER/NAME --split train --output /shared/boosted --engine ray --address auto \\
+              --text vllm:mistralai/Mistral-7B-Instruct-v0.2 --vision transformers:Salesforce/instructblip-vicuna-7b
+
+        publish: --embed_images includes images that are files, --no_images leaves them out; a finished run asks nothing:
+          captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --no_images
           captionrl push boosted --repo_id me/coco-boosted
-
-        Shards on several machines: copy their journals into one folder and give the command with --merge.
     """
 
     output: Path = option(Path("boosted"), metavar="DIR", help="folder to write into")
@@ -85,8 +87,9 @@ class BoostOptions(DatasetOptions, PublicationOptions):
     error_rate: float = option(0.15, metavar="X", group="backends", help="of the describer of scenes, in [0, 1]")
     mention_rate: float = option(0.85, metavar="X", group="backends", help="of the describer of scenes, in [0, 1]")
     seed: int = option(0, metavar="N", group="backends", help="of the describer of scenes, and of sampling")
-    shard: str = option("0/1", metavar="I/N", group="run", help="only every N-th row, starting at row I (from 0)")
-    merge: bool = option(False, group="run", help="ask nothing; merge the existing journals")
+    overwrite: bool = option(
+        False, group="run", help="write the shards again, for other models or settings; known answers are kept"
+    )
     attempts: int = option(
         3, parse=positive, metavar="N", group="run", help="answers per prompt until one passes the checks"
     )
@@ -103,3 +106,8 @@ class BoostOptions(DatasetOptions, PublicationOptions):
         group="run",
         help="also count its tokens; the paper uses CLIP's (default: scenes:siglip-held-out on scenes, else none)",
     )
+
+    @property
+    def uses_shards(self) -> bool:
+        """Always."""
+        return True

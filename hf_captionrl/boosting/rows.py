@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
+
+import datasets
 
 from hf_captionrl.boosting.answers import ANSWER_REMEDIES
 from hf_captionrl.boosting.prompts import STAGES, blend_prompt, holistic_prompt, visual_prompt
+from hf_captionrl.data.quarantine import QuarantineError, QuarantineReport, check_captions
 from hf_captionrl.language_models.backend import Backend
 from hf_captionrl.language_models.prompt import Prompt
 
-__all__ = ["Known", "Row", "entry_of"]
+__all__ = ["Known", "Row", "checked_rows", "entry_of"]
 
 _FIELDS = ("model", "revision", "prompt_hash", "time", "attempt")
 
@@ -122,3 +125,17 @@ class Row:
             "remedy": self.fault.get("remedy") or ANSWER_REMEDIES[reason],
             "dropped": "row",
         }
+
+
+def checked_rows(
+    dataset: datasets.Dataset, *, check_images: bool | Literal["header"] = False, max_bad_fraction: float | None = None
+) -> tuple[datasets.Dataset, QuarantineReport]:
+    """`check_captions`; without a limit, all rows may be bad."""
+    try:
+        return check_captions(
+            dataset, check_images=check_images, max_bad_fraction=1.0 if max_bad_fraction is None else max_bad_fraction
+        )
+    except QuarantineError as error:
+        if max_bad_fraction is not None:
+            raise
+        return dataset.select([]), error.report

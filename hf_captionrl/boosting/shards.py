@@ -1,4 +1,4 @@
-"""Visual Caption Boosting of one shard: ask, check, write to the journal, ask again; resumable.
+"""Visual Caption Boosting of some rows: ask, check, write to the journal, ask again; resumable.
 
 Source: Gaur et al. 2024, "No Detail Left Behind", section 2. BlendCap and VisualCap are independent; the HolisticCap needs
 both. Each answer is in the journal before the next question is asked.
@@ -7,7 +7,7 @@ both. Each answer is in the journal before the next question is asked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ import datasets
 from hf_captionrl.boosting.answers import ANSWER_REMEDIES, MAX_ANSWER_WORDS, answer_fault, clean_answer, is_truncated
 from hf_captionrl.boosting.journal import JournalWriter, journal_name, read_journals
 from hf_captionrl.boosting.prompts import STAGES
-from hf_captionrl.boosting.rows import Known, Row, entry_of
+from hf_captionrl.boosting.rows import Known, Row, checked_rows, entry_of
 from hf_captionrl.data.caption_columns import undecoded
 from hf_captionrl.data.images import ImageError, open_image
-from hf_captionrl.data.quarantine import QuarantineReport, check_captions
+from hf_captionrl.data.quarantine import QuarantineReport
 from hf_captionrl.language_models.backend import Backend, BackendError, Failure, Truncated
 
 __all__ = ["INPUT", "ShardReport", "boost_shard"]
@@ -33,10 +33,10 @@ INPUT = "input"
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Counts of the rows of a shard.
+    """Counts of the rows.
 
     Args:
-        rows (`int`): Rows of the shard.
+        rows (`int`): All rows.
         done (`int`): Rows with all three captions.
         resumed (`int`): Rows that were done before this run.
         quarantined (`int`): Rows left out, with a reason in the journal.
@@ -52,8 +52,8 @@ class ShardReport:
     torn: int
 
 
-class _Shard:
-    """The loop over one shard; keeps its journal open."""
+class _Work:
+    """The questions about some rows; keeps their journal open."""
 
     def __init__(self, journal: JournalWriter, known: Known, backends: dict[str, Backend], options: dict[str, Any]):
         self.journal, self.known, self.backends = journal, known, backends
@@ -149,20 +149,18 @@ def boost_shard(
     *,
     text: Backend,
     vision: Backend,
-    shard: int = 0,
-    num_shards: int = 1,
+    rows: range | None = None,
     attempts: int = 3,
     max_words: int = MAX_ANSWER_WORDS,
     rows_at_once: int = 64,
-    max_bad_fraction: float = 0.05,
+    max_bad_fraction: float | None = 0.05,
     max_failures: int = 20,
     retry_quarantined: bool = False,
-    progress: Callable[[int], None] | None = None,
 ) -> ShardReport:
-    """Ask for all captions of every `num_shards`-th row, and write each answer to the shard's journal.
+    """Ask for all captions of some rows, and write each answer to their journal.
 
-    A killed run resumes, also with another number of shards, because all journals of the folder are read. Rows are checked
-    before any question, so a missing image costs no request.
+    A killed run resumes, because the journals of the rows are read. Rows are checked before any question, so a missing
+    image costs no request.
 
     Args:
         dataset (`datasets.Dataset`): The whole data set, with `image`, `image_id` and `captions` as returned by
@@ -170,26 +168,23 @@ def boost_shard(
         folder (`str` or `Path`): Folder of the journals.
         text ([`Backend`]): Writes BlendCap and HolisticCap.
         vision ([`Backend`]): Writes VisualCap.
-        shard (`int`): Index of the shard, from 0.
-        num_shards (`int`): Number of shards.
+        rows (`range`, *optional*): The rows; by default all.
         attempts (`int`): Largest number of answers per stage of a row until one passes the checks.
         max_words (`int`): Longest accepted answer.
         rows_at_once (`int`): Rows per batch of prompts, and of images in memory.
-        max_bad_fraction (`float`): Largest fraction of unusable rows, in [0, 1]; above it the shard does not start.
+        max_bad_fraction (`float`, *optional*): Largest fraction of unusable rows, in [0, 1]; above it nothing is asked. None:
+            no limit.
         max_failures (`int`): Failures in a row after which the run stops.
         retry_quarantined (`bool`): Ask again for rows with `attempts` bad answers.
-        progress (`Callable`, *optional*): Called with the number of rows finished since the last call.
 
     Returns:
         [`ShardReport`]: Counts.
 
     Raises:
         ValueError: If an option is out of range, the vision backend does not see images, too many rows are bad, or another
-            process works on the shard.
+            process works on the rows.
         BackendError: If a backend fails for every prompt.
     """
-    if not 0 <= shard < num_shards:
-        raise ValueError(f"shard is {shard} of {num_shards}. Count shards from 0 to {num_shards - 1}.")
     if min(attempts, rows_at_once, max_failures, max_words) < 1:
         raise ValueError(
             f"attempts ({attempts}), rows_at_once ({rows_at_once}), max_failures ({max_failures}) and max_words "
@@ -198,18 +193,17 @@ def boost_shard(
     if not vision.sees_images:
         raise ValueError(f"The vision backend {vision.model!r} does not see images. Use one that does.")
     backends = {"blend": text, "visual": vision, "holistic": text}
-    folder = Path(folder)
-    mine = range(shard, len(dataset), num_shards)
-    with JournalWriter(folder / journal_name(shard, num_shards)) as journal:
-        entries = read_journals(folder)
+    folder, mine = Path(folder), range(len(dataset)) if rows is None else rows
+    with JournalWriter(folder / journal_name(mine)) as journal:
+        entries = read_journals(folder, mine)
         known = Known(entries)
         if not len(mine):
             return ShardReport(0, 0, 0, 0, 0, journal.torn)
         options = {"attempts": attempts, "max_words": max_words, "max_failures": max_failures}
-        work = _Shard(journal, known, backends, options | {"retry_quarantined": retry_quarantined})
+        work = _Work(journal, known, backends, options | {"retry_quarantined": retry_quarantined})
         chosen = dataset.select(mine)
         # Only headers: images are decoded once, when they are sent.
-        good, report = check_captions(chosen, check_images="header", max_bad_fraction=max_bad_fraction)
+        good, report = checked_rows(chosen, check_images="header", max_bad_fraction=max_bad_fraction)
         seen = {(entry["image_id"], entry["reason"]) for entry in entries if entry["stage"] == INPUT}
         for entry in _input_faults(report):
             if (entry["image_id"], entry["reason"]) not in seen:
@@ -219,12 +213,12 @@ def boost_shard(
         images_of = undecoded(good)
         for start in range(0, len(good), rows_at_once):
             part = images_of.select(range(start, min(start + rows_at_once, len(good))))
-            rows = [
+            batch = [
                 Row(number_of[str(image_id)], str(image_id), references)
                 for image_id, references in zip(part["image_id"][:], part["captions"][:], strict=True)
             ]
             images: dict[int, Any] = {}
-            for at, row in enumerate(rows):
+            for at, row in enumerate(batch):
                 row.recall(known, backends)
                 resumed += row.is_done
                 if "visual" not in row.answers:
@@ -233,11 +227,9 @@ def boost_shard(
                     except ImageError as error:
                         work.image_fault(row, error)
             for stage in STAGES:
-                work.ask(rows, stage, images)
+                work.ask(batch, stage, images)
             journal.flush()
-            done += sum(row.is_done for row in rows)
-            if progress is not None:
-                progress(len(rows))
+            done += sum(row.is_done for row in batch)
         result = ShardReport(len(mine), done, resumed, len(mine) - done, work.asked, journal.torn)
-    logger.info("shard %d of %d: %s", shard, num_shards, result)
+    logger.info("rows %d to %d: %s", mine.start, mine.stop - 1, result)
     return result

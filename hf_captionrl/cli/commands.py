@@ -50,6 +50,13 @@ COMMANDS: tuple[Command, ...] = (
         function="write_pages",
     ),
     Command(
+        "features",
+        "compute the features of a scorer for every image, resumable",
+        options="evaluation.write_features:FeaturesOptions",
+        function="write_features",
+        resumes=True,
+    ),
+    Command(
         "bags",
         "mine bags of similar images",
         options="evaluation.mine_bags:BagsOptions",

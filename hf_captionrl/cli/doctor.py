@@ -84,6 +84,7 @@ def _devices() -> list[Finding]:
 def _optional_modules() -> list[Finding]:
     without = {
         "faiss": "bags of millions of images: pip install 'hf-captionrl[faiss]'",
+        "ray": "--engine ray, for several machines: pip install 'hf-captionrl[ray]'",
         "av": "videos other than GIF, WebP and PNG: pip install 'hf-captionrl[video]'",
         "spacy": "captions shortened to subject and verb: pip install 'hf-captionrl[analysis]'",
         "vllm": "fast generation for SelfRetrievalGRPOTrainer and boosting: pip install vllm",

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 _ROW_FILES = {".json", ".jsonl", ".ndjson", ".csv"}
 _SAVED_FILES = ("state.json", "dataset_dict.json")  # of `save_to_disk`
 _DATA_SUFFIXES = {".parquet", ".arrow", ".tar"}  # files of a data set; a .csv or .zip may be anything
+_HUB_FILES = "hf://"
+_LOADERS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 _SUFFIXES = ".jpg, .png, .webp"
 
 
@@ -39,6 +41,8 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
     if root is not None and not root.is_dir():
         raise FileNotFoundError(f"image_root ({str(root)!r}) is not a folder. Use the folder that holds the images.")
     path = Path(dataset_name).expanduser()
+    if dataset_name.startswith(_HUB_FILES):
+        return _read_with_datasets(dataset_name, path, arguments, root)
     if dataset_name == "imagefolder":
         if data_dir is None:
             raise ValueError("dataset_name 'imagefolder' needs a folder. Set data_dir to a folder of images.")
@@ -203,7 +207,15 @@ def _is_bare_folder(folder: Path) -> FolderListing | None:
 
 def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArguments, root: Path | None) -> Source:
     try:
-        if path.is_dir() and any((path / name).is_file() for name in _SAVED_FILES):
+        if is_hub_file := dataset_name.startswith(_HUB_FILES):
+            if path.suffix not in _LOADERS:
+                raise ValueError(f"hf:// needs files that end in {', '.join(_LOADERS)}, or leave hf://datasets/ out")
+            if arguments.revision is not None:
+                raise ValueError(
+                    f"files on the Hub name their revision: hf://datasets/OWNER/NAME@{arguments.revision}/..."
+                )
+            loaded = datasets.load_dataset(_LOADERS[path.suffix], data_files=dataset_name)
+        elif path.is_dir() and any((path / name).is_file() for name in _SAVED_FILES):
             loaded = datasets.load_from_disk(str(path))
         elif path.is_file():
             kind = path.suffix.lower().lstrip(".")
@@ -226,7 +238,7 @@ def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArgument
             f"or .parquet file, a folder, or a data set on the Hub (dataset_config chooses its configuration)."
         ) from error
     # datasets names a file, and a data set saved without splits, "train".
-    named = isinstance(loaded, dict) and not path.is_file()
+    named = isinstance(loaded, dict) and not path.is_file() and not is_hub_file
     if not isinstance(loaded, dict):
         loaded = {"train": loaded}
     splits: dict[str, datasets.Dataset | list[Row]] = {}

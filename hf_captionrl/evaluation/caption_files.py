@@ -1,4 +1,4 @@
-"""Files of captions: one JSON object per line, `{"image_id": ..., "caption": ..., "captions": [...]}`.
+"""Files of captions: one JSON object per line, `{"image_id": ..., "caption": ..., "captions": [...]}`; folders of Parquet shards.
 
 `captions` is present if an image has several; `caption` is then the first of them. Lines are appended and flushed batch by
 batch. If a killed run left an incomplete last line, the next run truncates it.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.engine import MANIFEST, read_shards
 from hf_captionrl.io import LineFile, to_plain
 
 __all__ = ["CaptionFile", "CaptionWriter", "read_caption_file"]
@@ -83,9 +84,20 @@ def _parse_all(data: bytes, path: Path) -> dict[str, list[str]]:
     return found
 
 
+def _read_folder(folder: Path) -> dict[str, list[str]]:
+    """Captions of the Parquet shards of a finished folder, without images that could not be read."""
+    rows = read_shards(folder, ["image_id", "captions"])
+    return {row["image_id"]: row["captions"] for row in rows if row["captions"] is not None}
+
+
 def read_caption_file(path: str | os.PathLike[str], *, name: str | None = None) -> CaptionFile:
-    """Read a complete file. Captions may be empty: an empty caption is a result."""
+    """Read a complete file, or a finished folder of shards. Captions may be empty: an empty caption is a result."""
     path = Path(path)
+    if (path / MANIFEST).is_file():
+        captions = _read_folder(path)
+        if not captions:
+            raise ValueError(f"{path} holds no captions: no image could be read. Read its quarantine.jsonl.")
+        return CaptionFile(name or path.name, path, captions)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Write one with `captionrl caption`.")
     data = path.read_bytes()

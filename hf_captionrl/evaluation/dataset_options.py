@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ __all__ = [
     "SimilarityOptions",
     "cache_dir_option",
     "device_option",
+    "ids_digest",
     "load_split",
+    "source_settings",
 ]
 
 
@@ -168,8 +172,12 @@ def load_split(
     *,
     quarantine_path: str | os.PathLike[str] | None,
     require_captions: bool = True,
+    expected_ids: str | None = None,
 ) -> LoadedSplit:
-    """Load the images that the options name, and describe them on stderr. Bad rows are listed in a file."""
+    """Load the images that the options name, and describe them on stderr. Bad rows are listed in a file.
+
+    With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images.
+    """
     from hf_captionrl.data import check_captions, choose_split
 
     embedded = arguments.dataset == "scenes"
@@ -204,7 +212,7 @@ def load_split(
     arguments.split = chosen.split
     rows: Any = chosen.dataset
     all_ids = set(map(str, rows["image_id"][:]))
-    if not embedded:
+    if not embedded and expected_ids is None:
         print(f"captionrl: {_described(arguments, len(rows), chosen.sizes)}", file=sys.stderr)
     if arguments.max_images is not None:
         rows = rows.select(range(min(arguments.max_images, len(rows))))
@@ -218,7 +226,29 @@ def load_split(
         )
         if not report.entries:
             path.unlink(missing_ok=True)
+    if expected_ids is not None and ids_digest(rows) != expected_ids:
+        raise ValueError(
+            f"--dataset {arguments.dataset!r} has other images in this process than in the one that started it. Use a path "
+            "that all machines share, and leave the data unchanged while the command runs."
+        )
     return LoadedSplit(rows, all_ids, chosen.split, chosen.sizes)
+
+
+def source_settings(arguments: DatasetOptions) -> dict[str, Any]:
+    """The images that the options name, as settings of an output."""
+    # Two folders may hold files of the same names.
+    places = (arguments.data_dir, arguments.image_root)
+    return {
+        "dataset": arguments.dataset,
+        "source": [None if place is None else os.path.realpath(place) for place in places],
+        "split": arguments.split,
+    }
+
+
+def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:
+    """Digest of the image ids, or of another column, in their order."""
+    text = json.dumps([str(value) for value in dataset[column][:]])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _described(arguments: DatasetOptions | argparse.Namespace, number: int, sizes: dict[str, int]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from hf_captionrl.engine import EngineOptions, launched
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, SimilarityOptions, load_split
 from hf_captionrl.options import option, positive
 
@@ -16,8 +17,10 @@ _SIZES = {"truematch": (3, 5, 7), "training": (2, 3, 5, 7, 10, 15, 20)}
 
 
 @dataclass
-class BagsOptions(SimilarityOptions, DatasetOptions):
+class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
     """Find images that look alike, by a scorer's features of images, or of images and captions.
+
+    With --feature_shards the features and ids are those of `captionrl features`, and no image is opened.
 
     The file holds image ids, similarities, and the scorer's name and revision. Readers refuse bags of other features.
     """
@@ -33,6 +36,7 @@ class BagsOptions(SimilarityOptions, DatasetOptions):
           captionrl bags --dataset scenes --split train --mode neighbours --output neighbours.safetensors
           captionrl bags --dataset dataset_coco.json --image_root coco --split train --scorer openai/clip-vit-base-patch32 \\
               --features image --mode training --bag_sizes 20 --output bags.json
+          captionrl bags --feature_shards features --mode neighbours --output neighbours.safetensors --processes 8
     """
 
     output: Path | None = option(
@@ -42,6 +46,9 @@ class BagsOptions(SimilarityOptions, DatasetOptions):
     )
     mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what to mine, see below")
     approximate: bool = option(False, group="similarity", help="search with faiss, and print the measured recall")
+    feature_shards: Path | None = option(
+        None, metavar="DIR", group="similarity", help="output of `captionrl features`, instead of the images"
+    )
     bag_sizes: list[int] | None = option(
         None,
         parse=positive,
@@ -56,7 +63,14 @@ class BagsOptions(SimilarityOptions, DatasetOptions):
 
 def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     """Output file and bag sizes, checked before anything slow."""
+    arguments.check_engine()
     neighbours = arguments.mode == "neighbours"
+    if arguments.uses_shards and launched()[1] > 1:
+        raise ValueError(
+            "`accelerate launch` starts several processes, but one writes the neighbours. Use --processes."
+        )
+    if arguments.uses_shards and not neighbours:
+        raise ValueError(f"--mode {arguments.mode} runs in one process. Leave --processes and --engine out.")
     output = arguments.output or Path("neighbours.safetensors" if neighbours else "bags.parquet")
     endings = (".safetensors",) if neighbours else (".parquet", ".json")
     if output.is_dir() or output.suffix not in endings:
@@ -85,39 +99,52 @@ def mine_bags(arguments: BagsOptions) -> None:
 
     import torch
 
+    from hf_captionrl.evaluation.neighbour_stage import neighbours_on_shards, read_feature_shards
     from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
     from hf_captionrl.retrieval.bag_files import BagFile, NeighbourFile, save_bags, save_neighbours
     from hf_captionrl.retrieval.bags import bag_similarities, candidate_bags, curate_bags, training_bags
     from hf_captionrl.retrieval.neighbours import approximate_neighbours, nearest_neighbours
 
-    split = load_split(
-        arguments,
-        quarantine_path=output.with_suffix(".quarantine.jsonl"),
-        require_captions=arguments.features == "multimodal",
-    )
-    ids = [str(i) for i in split.dataset["image_id"][:]]
+    if arguments.feature_shards is not None:
+        ids, features, signature = read_feature_shards(arguments.feature_shards, arguments.features)
+    else:
+        split = load_split(
+            arguments,
+            quarantine_path=output.with_suffix(".quarantine.jsonl"),
+            require_captions=arguments.features == "multimodal",
+        )
+        ids = [str(i) for i in split.dataset["image_id"][:]]
     least = max(sizes, default=2)
     if len(ids) < least:
         raise ValueError(f"the split has {len(ids)} images, but a bag needs {least}. Lower --bag_sizes.")
-    scorer = similarity_scorer(arguments)
-    features = features_of(arguments, split.dataset, scorer, arguments.features)
+    if arguments.feature_shards is None:
+        scorer = similarity_scorer(arguments)
+        features, signature = features_of(arguments, split.dataset, scorer, arguments.features), scorer.signature
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     summary: dict[str, Any] = {
         "output": str(output),
         "mode": arguments.mode,
         "images": len(ids),
-        "scorer": scorer.signature,
+        "scorer": signature,
         "features": arguments.features,
     }
     if arguments.mode != "truematch":
         top = min(arguments.top, len(ids) - 1)
-        if arguments.approximate:
+        if arguments.uses_shards:
+            settings = {"scorer": signature, "features": arguments.features}
+            folder = output.with_suffix(".shards")
+            neighbours, similarities, recall = neighbours_on_shards(
+                features, top, folder, arguments, approximate=arguments.approximate, settings=settings
+            )
+            if recall is not None:
+                summary["recall"] = recall
+        elif arguments.approximate:
             neighbours, similarities, summary["recall"] = approximate_neighbours(features, top)
         else:
             neighbours, similarities = nearest_neighbours(features, top, device=device)
         summary["neighbours"] = top
     if arguments.mode == "neighbours":
-        save_neighbours(output, NeighbourFile(neighbours, similarities, ids, scorer.signature, arguments.features))
+        save_neighbours(output, NeighbourFile(neighbours, similarities, ids, signature, arguments.features))
     else:
         bags: list[list[str]] = []
         scores: list[float] = []
@@ -131,11 +158,11 @@ def mine_bags(arguments: BagsOptions) -> None:
             bags += [[ids[row] for row in bag] for bag in rows.tolist()]
             scores += score.tolist()
             summary["bags"][str(size)] = {"number": len(rows), "similarity": float(score.mean())}
-        save_bags(output, BagFile(bags, scores, scorer.signature, arguments.features, arguments.mode))
+        save_bags(output, BagFile(bags, scores, signature, arguments.features, arguments.mode))
     if arguments.json:
         print(json.dumps(summary))
         return
-    print(f"{output}: {len(ids)} images, {arguments.features} features of {scorer.signature}")
+    print(f"{output}: {len(ids)} images, {arguments.features} features of {signature}")
     if "recall" in summary:
         print(f"  found {summary['recall']:.3f} of the true neighbours, measured on a sample")
     if "neighbours" in summary and arguments.mode == "neighbours":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import datasets
@@ -14,7 +15,7 @@ from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer
 from hf_captionrl.retrieval.bags import multimodal_features
 from hf_captionrl.scenes.models import model_path
 
-__all__ = ["features_of", "similarity_features", "similarity_scorer"]
+__all__ = ["features_of", "mean_text_features", "similarity_features", "similarity_scorer"]
 
 
 def similarity_features(
@@ -33,19 +34,23 @@ def similarity_features(
     )
     if kind == "image":
         return images.tensor().float()
-    captions = dataset["captions"][:]
+    captions, ids = dataset["captions"][:], dataset["image_id"][:]
     means = []
     for start in range(
         0, len(captions), 1024
     ):  # all captions at once would take five times the memory of the image features
-        groups = captions[start : start + 1024]
-        for i, group in enumerate(groups, start):
-            if not group:
-                raise ValueError(f"image {dataset['image_id'][i]!r} has no caption. Use --features image.")
-        rows = scorer.text_features([caption for group in groups for caption in group]).float().cpu()
-        splits = np.cumsum([len(group) for group in groups])[:-1].tolist()
-        means.append(torch.stack([part.mean(dim=0) for part in rows.tensor_split(splits)]))
+        means.append(mean_text_features(scorer, captions[start : start + 1024], ids[start : start + 1024]))
     return multimodal_features(images.tensor().float(), torch.cat(means))
+
+
+def mean_text_features(scorer: Scorer, groups: Sequence[Sequence[str]], ids: Sequence[Any]) -> Tensor:
+    """Mean feature of the captions of each image, `(B, D)`: fp32, on the CPU."""
+    for image_id, group in zip(ids, groups, strict=True):
+        if not group:
+            raise ValueError(f"image {image_id!r} has no caption. Use --features image.")
+    rows = scorer.text_features([caption for group in groups for caption in group]).float().cpu()
+    splits = np.cumsum([len(group) for group in groups])[:-1].tolist()
+    return torch.stack([part.mean(dim=0) for part in rows.tensor_split(splits)])
 
 
 def similarity_scorer(arguments: Any) -> Any:

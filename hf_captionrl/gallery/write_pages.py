@@ -86,6 +86,7 @@ def _captions(
     import torch
 
     from hf_captionrl.captioners import load_captioner
+    from hf_captionrl.engine import MANIFEST
     from hf_captionrl.evaluation.caption_files import read_caption_file
     from hf_captionrl.scenes.models import model_path
     from hf_captionrl.trainers.caption_generation import LazyImages, generate_captions
@@ -94,7 +95,7 @@ def _captions(
     files = {
         name: read_caption_file(source, name=name).aligned(ids, split.all_ids)
         for name, source in zip(names, arguments.captions, strict=True)
-        if Path(source).is_file() or Path(source).suffix == ".jsonl"
+        if Path(source).is_file() or Path(source).suffix == ".jsonl" or (Path(source) / MANIFEST).is_file()
     }
     found = {}
     for name, source in zip(names, arguments.captions, strict=True):

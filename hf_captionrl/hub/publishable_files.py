@@ -130,7 +130,7 @@ def _check_image_paths(name: str, path: Path) -> None:
                 if found:
                     raise ValueError(
                         f"{name} refers to images by local paths, such as {os.path.basename(found)!r}, which others cannot "
-                        "access. Embed the images, or omit them (`captionrl boost ... --merge --embed_images`, or "
+                        "access. Embed the images, or omit them (`captionrl boost ... --embed_images`, or "
                         "--no_images)."
                     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from hf_captionrl.boosting.journal import journals, read_journals
 from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
 from hf_captionrl.scenes.models import model_path
@@ -25,8 +26,8 @@ def boost(folder, *more):
 def test_default_run_needs_no_model(tmp_path, capsys):
     assert boost(tmp_path, "--json") == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert summary["done"] == 8
-    assert summary["merged"]["rows"] == 8
+    assert (summary["rows"], summary["resumed"], summary["shards"]) == (8, 0, 1)
+    assert summary["captions"]["rows"] == 8
     statistics = json.loads((tmp_path / "statistics.json").read_text())
     assert statistics["references"]["captions"] == 40
     lengths = [len(row["holistic_caption"].split()) for row in content(tmp_path / "captions.parquet")]
@@ -36,19 +37,59 @@ def test_default_run_needs_no_model(tmp_path, capsys):
     tokens = [len(tokenizer(row["holistic_caption"]).input_ids) for row in content(tmp_path / "captions.parquet")]
     assert statistics["HolisticCap"]["mean_tokens"] == pytest.approx(sum(tokens) / 8)
     assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    (journal,) = journals(tmp_path)
+    before = journal.stat().st_mtime_ns
     assert boost(tmp_path, "--json") == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["asked"] == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["resumed"] == 8
+    assert journal.stat().st_mtime_ns == before  # nothing is asked
 
 
-def test_last_shard_merges(tmp_path, capsys):
+def test_shards_give_the_same_file(tmp_path, capsys):
     assert boost(tmp_path / "one") == 0
-    assert boost(tmp_path / "two", "--shard", "1/2") == 0
-    assert not (tmp_path / "two/captions.parquet").exists()
-    assert "4 of 8 rows" in capsys.readouterr().err
-    assert boost(tmp_path / "two", "--merge") == 2
-    assert boost(tmp_path / "two", "--shard", "0/2") == 0
+    assert boost(tmp_path / "three", "--rows_per_shard", "3") == 0
+    assert content(tmp_path / "three/captions.parquet") == content(tmp_path / "one/captions.parquet")
+    assert len(journals(tmp_path / "three")) == len(list((tmp_path / "three/shards").glob("part-*"))) == 3
+    # Other settings need --overwrite; the answers that stay valid are not asked for again.
+    three = tmp_path / "three", "--rows_per_shard", "3"
+    blends = [entry for entry in read_journals(three[0]) if entry["stage"] == "blend"]
+    assert boost(*three, "--error_rate", "0.5") == 2
+    assert "written with error_rate 0.15, but error_rate is now 0.5" in capsys.readouterr().err
+    assert boost(*three, "--error_rate", "0.5", "--overwrite") == 0
+    assert content(three[0] / "captions.parquet") != content(tmp_path / "one/captions.parquet")
+    assert [entry for entry in read_journals(three[0]) if entry["stage"] == "blend"] == blends
+
+
+def test_shards_that_may_gain_rows_are_worked_on_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("no_proxy", "*")
+    arguments = [*photographs(tmp_path / "photos"), "--split", "all", "--output", str(tmp_path / "out")]
+    arguments += ["--rows_per_shard", "4", "--tries", "1", "--backoff_s", "0.01", "--max_failures", "99"]
+    begun = []
+    with ChatServer(endpoint_answer(scenes()), lambda number, _: 503 if number < 1 and not begun else "ok") as server:
+        arguments += ["--text", "openai:w", "--vision", "openai:d", "--text_url", server.url]
+        assert main(arguments) == 0
+        assert len(content(tmp_path / "out/captions.parquet")) == 11  # one question failed
+        begun.append(True)
+        asked = len(server.requests)
+        parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/shards").glob("part-*")}
+        assert main(arguments) == 0
+        assert len(content(tmp_path / "out/captions.parquet")) == 12
+        assert sum(path.stat().st_mtime_ns != before for path, before in parts.items()) == 1
+        assert 1 <= len(server.requests) - asked <= 3
+        # Another reference: only its image is asked about again.
+        file, asked = tmp_path / "photos/metadata.jsonl", len(server.requests)
+        first, *others = file.read_text().splitlines()
+        file.write_text("\n".join([json.dumps(json.loads(first) | {"captions": ["a pig", "two pigs"]}), *others]))
+        assert main(arguments) == 2
+        assert "written with references" in capsys.readouterr().err
+        assert main([*arguments, "--overwrite"]) == 0
+        assert len(server.requests) - asked == 2  # BlendCap and HolisticCap
+
+
+@pytest.mark.slow  # each process imports everything; shards are compared with one run above
+def test_processes_of_the_command_equal_one_process(tmp_path):
+    assert boost(tmp_path / "one") == 0
+    assert boost(tmp_path / "two", "--processes", "2", "--rows_per_shard", "2") == 0
     assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
-    assert boost(tmp_path / "two", "--merge") == 0
 
 
 @pytest.mark.slow  # launched by accelerate; shards are compared with one run above
@@ -60,13 +101,14 @@ def test_two_processes_equal_one_process(tmp_path):
     words = launch.split()
     command = [sys.executable, "-m", "accelerate.commands.launch", *words[2:4], "--num_processes", "2"]
     command += ["--main_process_port", "0", *words[4:], "--max_images", "8", "--output", str(tmp_path / "two")]
+    command += ["--rows_per_shard", "4"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
     assert sorted(path.name for path in (tmp_path / "two").glob("journal-*")) == [
-        "journal-00000-of-00002.jsonl",
-        "journal-00001-of-00002.jsonl",
+        "journal-000000000-000000004.jsonl",
+        "journal-000000004-000000008.jsonl",
     ]
 
 
@@ -92,13 +134,13 @@ def test_endpoint_boosts_a_folder_of_images(tmp_path, monkeypatch, capsys):
         assert main(arguments) == 0
         assert asked == len(server.requests) > 0
         assert server.headers[0]["Authorization"] == "Bearer sk-very-secret"
-    for path in (tmp_path / "out").iterdir():
+    for path in filter(Path.is_file, (tmp_path / "out").rglob("*")):
         assert b"secret" not in path.read_bytes()
     said = capsys.readouterr()
     assert "secret" not in said.out + said.err
     rows = content(tmp_path / "out/captions.parquet")
     assert all(Path(row["image"]["path"]).is_absolute() and row["image"]["bytes"] is None for row in rows)
-    assert main([*arguments, "--merge", "--embed_images"]) == 0
+    assert main([*arguments, "--embed_images"]) == 0
     assert all(row["image"]["bytes"] for row in content(tmp_path / "out/captions.parquet"))
 
 
@@ -132,8 +174,7 @@ def test_truncated_annotation_file_is_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--shard", "2/2"], "--shard '2/2'"),
-        (["--shard", "one"], "--shard 'one'"),
+        (["--address", "auto"], "--address 'auto' is for Ray"),
         (["--text", "gpt"], "--text is 'gpt'"),
         (["--text", "captioner:scenes:blip-mle"], "--text is"),
         (["--text", "openai:m"], "needs an address"),

@@ -10,14 +10,29 @@ ENTRY = {"image_id": "1", "stage": "blend", "text": "half \ud83d of an emoji\u20
 
 
 def test_entries_are_readable_immediately(tmp_path):
-    path = tmp_path / "out" / journal_name(0, 2)
+    path = tmp_path / "out" / journal_name(range(64, 128))
     with JournalWriter(path) as journal:
         journal.append(ENTRY)
         assert read_journal(path) == [ENTRY]  # not closed, not flushed
         journal.append(ENTRY | {"image_id": "2"})
     assert [entry["image_id"] for entry in read_journal(path)] == ["1", "2"]
     assert journals(tmp_path / "out") == [path]
-    assert path.name == "journal-00000-of-00002.jsonl"
+    assert path.name == "journal-000000064-000000128.jsonl"
+
+
+def test_journals_of_rows_are_those_that_overlap(tmp_path):
+    names = [journal_name(rows) for rows in (range(4), range(4, 8), range(6, 9))] + ["journal-older.jsonl"]
+    for name in names:
+        (tmp_path / name).touch()
+
+    def found(rows):
+        return {path.name for path in journals(tmp_path, rows)}
+
+    assert found(range(4)) == {names[0], names[3]}
+    assert found(range(5, 6)) == {names[1], names[3]}
+    assert found(range(3, 7)) == set(names)
+    assert found(range(9, 12)) == {names[3]}
+    assert {path.name for path in journals(tmp_path)} == set(names)
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])

@@ -1,7 +1,7 @@
 """`kill -9` of `captionrl boost` with an endpoint that fails from time to time: no answer is lost or asked for twice.
 
-Kills come right after a request, and at any time from the start of the process to behind the merge; of one process, and of
-one of two shards that run at once. After every run the merged file is compared with that of a run that nothing disturbed.
+Kills come right after a request, and at any time from the start of the process to behind its last file; of runs of one shard and
+of three. After every run the file is compared with that of a run that nothing disturbed.
 """
 
 import collections
@@ -28,6 +28,7 @@ from tests.boosting.server import ChatServer
 ROOT = Path(__file__).resolve().parents[2]
 SCENES = 30
 CONCURRENCY = 2
+PER_SHARD = 14
 # By number of the request since the run began: its undisturbed forerunner has none of them.
 FAULTS = {3: 429, 20: "garbage", 41: "cut"}
 
@@ -134,8 +135,10 @@ def paid(folder):
 
 
 def tear(folder, rng):
-    """State after a loss of power: half of the last line."""
+    """State after a loss of power: half of the last line. Journals of finished shards are on the disk."""
     for path in journals(folder):
+        if any((folder / "shards").glob(f"part-{int(path.name.split('-')[1]) // PER_SHARD:05d}-*")):
+            continue
         data = path.read_bytes()
         last = data[: data.rstrip(b"\n").rfind(b"\n") + 1]
         if len(data) > len(last) + 2:
@@ -145,7 +148,7 @@ def tear(folder, rng):
 def kill(world, warm, pid, when, rng):
     """Kill a child after some requests or some time; True if it was still running."""
     if when == "request":
-        # Faults and the other shard make requests, too; the child is through before the last ones come.
+        # Faults make requests, too; the child is through before the last ones come.
         assert world.server.wait_for(len(world.server.requests) + rng.randint(1, SCENES // 2))
     else:
         time.sleep(
@@ -156,17 +159,15 @@ def kill(world, warm, pid, when, rng):
     return warm.wait(pid) == -signal.SIGKILL
 
 
-def campaign(world, warm, folder, *, seed, when, kills=2, shards=1):
-    """Kill a run some times, then let it finish; returns how many kills hit a running process, and how many the merge."""
+def campaign(world, warm, folder, *, seed, when, kills=2, per_shard=PER_SHARD):
+    """Kill a run some times, then let it finish; returns how many kills hit a running process, and how many the last file."""
     rng, server = random.Random(seed), world.server
     world.begun, world.hit = len(server.requests), set()
-    shown = [["--shard", f"{shard}/{shards}"] for shard in range(shards)]
+    arguments = world.arguments(folder, "--rows_per_shard", per_shard)
     met = merging = 0
     for _ in range(kills):
         begun, before = len(server.requests), paid(folder)
-        pids = [warm.start(world.arguments(folder, *shard)) for shard in shown]
-        lived = kill(world, warm, pids[0], when, rng)
-        assert all(warm.wait(pid) == 0 for pid in pids[1:])
+        lived = kill(world, warm, warm.start(arguments), when, rng)
         met += lived
         merging += lived and len(paid(folder)) == len(paid(world.folder))
         # What stood in the journal when this run began was not asked again, and a merged file is a whole one.
@@ -176,23 +177,22 @@ def campaign(world, warm, folder, *, seed, when, kills=2, shards=1):
         if rng.random() < 0.5 and folder.exists():
             tear(folder, rng)
     begun, before = len(server.requests), paid(folder)
-    for shard in shown:
-        assert warm.wait(warm.start(world.arguments(folder, *shard))) == 0
+    assert warm.wait(warm.start(arguments)) == 0
     assert not {question(body) for body in server.requests[begun:]} & before
     assert content(folder / "captions.parquet") == content(world.folder / "captions.parquet")
     assert (folder / "statistics.json").read_bytes() == (world.folder / "statistics.json").read_bytes()
     entries = [entry for path in journals(folder) for entry in read_journal(path)]
     assert len({(e["image_id"], e["stage"]) for e in entries}) == len(entries) == 3 * SCENES
     assert world.hit == set(FAULTS)
-    # Twice asked is only what was on its way when the process died, torn (a line of each shard), or failed at the server.
+    # Twice asked is only what was on its way when the process died, torn (a line of the shard), or failed at the server.
     spent = len(server.requests) - world.begun - 3 * SCENES
-    assert spent <= kills * (CONCURRENCY + shards) + len(FAULTS)
+    assert spent <= kills * (CONCURRENCY + 1) + len(FAULTS)
     return met, merging
 
 
-@pytest.mark.parametrize(("when", "shards"), [("request", 1), ("time", 2)])
-def test_killed_run_equals_uninterrupted_run(world, warm, tmp_path, when, shards):
-    met, _ = campaign(world, warm, tmp_path / "killed", seed=1, when=when, shards=shards)
+@pytest.mark.parametrize(("when", "per_shard"), [("request", PER_SHARD), ("time", SCENES)])
+def test_killed_run_equals_uninterrupted_run(world, warm, tmp_path, when, per_shard):
+    met, _ = campaign(world, warm, tmp_path / "killed", seed=1, when=when, per_shard=per_shard)
     assert met or when == "time"
 
 
@@ -201,9 +201,9 @@ def test_killed_run_equals_uninterrupted_run(world, warm, tmp_path, when, shards
 def test_twenty_killed_runs_equal_uninterrupted_runs(world, warm, tmp_path):
     found = collections.Counter()
     for seed in range(20):
-        when, shards = ("request", "time", "time", "time")[seed % 4], (1, 2)[seed % 5 == 4]
-        met, merging = campaign(world, warm, tmp_path / str(seed), seed=seed, when=when, shards=shards)
-        found += collections.Counter({"runs": 1, "kills": 2, "living": met, "merging": merging, "shards": shards == 2})
+        when, per_shard = ("request", "time", "time", "time")[seed % 4], (SCENES, PER_SHARD)[seed % 5 == 4]
+        met, merging = campaign(world, warm, tmp_path / str(seed), seed=seed, when=when, per_shard=per_shard)
+        found += collections.Counter({"runs": 1, "kills": 2, "living": met, "merging": merging})
     print(dict(found))
     assert found["living"] >= 20
     assert found["merging"] >= 1

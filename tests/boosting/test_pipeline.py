@@ -1,11 +1,18 @@
-"""Boosting of shards: questions, resuming, and faulty rows."""
+"""Boosting of rows: questions, resuming, and faulty rows."""
 
 import json
 
 import datasets
 import pytest
 
-from hf_captionrl.boosting import SceneDescriber, SceneWriter, UnfinishedError, boost_shard, merge_journals
+from hf_captionrl.boosting import (
+    SceneDescriber,
+    SceneWriter,
+    UnfinishedError,
+    boost_shard,
+    boosted_rows,
+    write_boosted_captions,
+)
 from hf_captionrl.boosting.journal import journal_name, read_journal
 from hf_captionrl.data import QuarantineError, check_captions, load_captions
 from hf_captionrl.data.caption_columns import replace_column, undecoded
@@ -13,9 +20,13 @@ from hf_captionrl.language_models import BackendError, Failure, Truncated
 from tests.boosting.doubles import content, facts_of, pair, scenes
 
 
+def write(rows, folder, backends, **options):
+    return write_boosted_captions(rows, folder, boosted_rows(rows, folder, **backends), **options)
+
+
 def boost(rows, folder, backends, **options):
     report = boost_shard(rows, folder, **backends, **options)
-    return report, merge_journals(rows, folder, **backends)
+    return report, write(rows, folder, backends)
 
 
 def quarantine(folder):
@@ -74,7 +85,7 @@ def test_embedded_images_have_no_local_paths(tmp_path, embed):
     rows = with_image(rows, 4, {"bytes": None, "path": str(tmp_path / "b.png")})
     backends = pair(scenes())
     boost_shard(rows, tmp_path, **backends)
-    merged = merge_journals(rows, tmp_path, embed_images=embed, **backends)
+    merged = write(rows, tmp_path, backends, embed_images=embed)
     found = undecoded(datasets.Dataset.from_parquet(str(merged.path), cache_dir=str(tmp_path / "cache")))["image"]
     assert found[3] == {"bytes": image["bytes"], "path": "a.png"}
     embedded = {"bytes": image["bytes"], "path": "b.png"}
@@ -92,18 +103,18 @@ def test_finished_run_asks_nothing(tmp_path):
     assert content(tmp_path / "captions.parquet") == before
 
 
-def test_any_number_of_shards_gives_the_same_file(tmp_path):
+def test_any_ranges_of_rows_give_the_same_file(tmp_path):
     rows = scenes()
     boost(rows, tmp_path / "one", pair(rows))
     backends = pair(rows)
-    boost_shard(rows, tmp_path / "two", shard=1, num_shards=2, **backends)
+    boost_shard(rows, tmp_path / "two", rows=range(3, 9), **backends)
     with pytest.raises(UnfinishedError, match="6 of 12 rows"):
-        merge_journals(rows, tmp_path / "two", **backends)
-    # The rest with three shards: answers of the first run are not asked again.
-    reports = [boost_shard(rows, tmp_path / "two", shard=i, num_shards=3, **backends) for i in range(3)]
+        write(rows, tmp_path / "two", backends)
+    # Other ranges of rows: answers of the first run are not asked again.
+    reports = [boost_shard(rows, tmp_path / "two", rows=range(i, i + 4), **backends) for i in (0, 4, 8)]
     assert sum(report.resumed for report in reports) == 6
     assert len(backends["text"].asked) == 24
-    merge_journals(rows, tmp_path / "two", **backends)
+    write(rows, tmp_path / "two", backends)
     assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
 
 
@@ -114,7 +125,7 @@ def test_blend_cap_is_kept_if_the_vision_model_fails(tmp_path):
     assert report.done == 0
     assert len(failing["text"].asked) == 12
     with pytest.raises(ValueError, match="All 12 rows"):
-        merge_journals(rows, tmp_path, **failing)
+        write(rows, tmp_path, failing)
     assert {entry["reason"] for entry in quarantine(tmp_path)} == {"backend_failed"}
     mended = pair(rows)
     report, _ = boost(rows, tmp_path, mended)
@@ -266,7 +277,7 @@ def test_truncated_image_is_quarantined(tmp_path):
         assert entry["row"] == 7
         assert entry["column"] == "visual"
         assert entry["reason"].startswith("image_")
-    journal = read_journal(tmp_path / journal_name(0, 1))
+    journal = read_journal(tmp_path / journal_name(range(40)))
     assert sum("reason" in line for line in journal) == 1  # written once
     # After a repair, the row is finished.
     assert boost(scenes(40), tmp_path, backends)[1].rows == 40
@@ -279,23 +290,29 @@ def test_repaired_image_is_asked_about(tmp_path, part):
     backends = pair(scenes(40))
     boost(with_image(scenes(40), 7, {"path": None, **value}), tmp_path, backends, attempts=1)
     with pytest.raises(UnfinishedError, match="1 of 40"):  # the image is no longer broken
-        merge_journals(scenes(40), tmp_path, **backends)
+        write(scenes(40), tmp_path, backends)
     assert boost(scenes(40), tmp_path, backends, attempts=1)[1].rows == 40
     bad = scenes(40)["image_id"][7]
     assert [attempt for _, image_id, attempt in backends["vision"].asked if image_id == bad] == [0]
 
 
-def test_shard_with_missing_images_stops_without_requests(tmp_path):
+def test_rows_with_missing_images_stop_without_requests(tmp_path):
     images = undecoded(scenes())["image"][:]
-    images[1::2] = [{"bytes": None, "path": f"elsewhere/{i}.png"} for i in range(6)]
+    images[6:] = [{"bytes": None, "path": f"elsewhere/{i}.png"} for i in range(6)]
     rows = replace_column(scenes(), "image", images, datasets.Image())
     backends = pair(rows)
-    assert boost_shard(rows, tmp_path, shard=0, num_shards=2, **backends).done == 6
+    assert boost_shard(rows, tmp_path, rows=range(6), **backends).done == 6
     asked = len(backends["text"].asked)
     with pytest.raises(QuarantineError, match="image_not_found"):
-        boost_shard(rows, tmp_path, shard=1, num_shards=2, **backends)
+        boost_shard(rows, tmp_path, rows=range(6, 12), **backends)
+    # Without a limit, as in a shard, all rows are quarantined.
+    assert boost_shard(rows, tmp_path, rows=range(6, 12), max_bad_fraction=None, **backends).quarantined == 6
     assert len(backends["text"].asked) == asked
-    assert boost_shard(scenes(), tmp_path, shard=1, num_shards=2, **backends).done == 6
+    found = boosted_rows(rows, tmp_path, rows=range(6, 12), **backends)
+    assert [(row["row"], json.loads(row["quarantine"])["reason"]) for row in found] == [
+        (row, "image_not_found") for row in range(6, 12)
+    ]
+    assert boost_shard(scenes(), tmp_path, rows=range(6, 12), **backends).done == 6
 
 
 def test_row_without_captions_is_quarantined(tmp_path):
@@ -305,12 +322,6 @@ def test_row_without_captions_is_quarantined(tmp_path):
     _, merged = boost(rows, tmp_path, pair(rows))
     assert merged.rows == 39
     assert quarantine(tmp_path)[0]["row"] == 3
-
-
-@pytest.mark.parametrize("shard", [(2, 2), (-1, 2)])
-def test_invalid_shards_are_refused(tmp_path, shard):
-    with pytest.raises(ValueError, match="Count shards from 0"):
-        boost_shard(scenes(), tmp_path, shard=shard[0], num_shards=shard[1], **pair(scenes()))
 
 
 def test_vision_backend_must_see_images(tmp_path):

@@ -45,6 +45,7 @@ RUNS = {
     "evaluate": [*FILES, "--suite", "smile", "--language_model", "none", "--cache_dir", "cache"],
     "benchmark": ["winoground", "--data_dir", "winoground", "--scorer", "scenes:clip-reward"],
     "gallery": [*FILES, "--cache_dir", "cache"],
+    "features": ["--max_images", "3", "--features", "image", "--cache_dir", "cache"],
     "bags": [*FEW, "--bag_sizes", "3"],
     "truematch build": ["--output", "truematch", *FEW, "--bag_sizes", "3"],
     "truematch review": ["truematch", "--export", "review.html"],

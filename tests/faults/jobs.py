@@ -334,14 +334,14 @@ class Noting:
 
 def boost(folder, *, asked, number=12, at=None):
     """Boost a few scenes."""
-    from hf_captionrl.boosting import boost_shard, merge_journals
+    from hf_captionrl.boosting import boost_shard, boosted_rows, write_boosted_captions
     from tests.boosting.doubles import pair, scenes
 
     rows = scenes(number)
     backends: dict[str, Any] = {name: Noting(backend.inner, asked) for name, backend in pair(rows).items()}
     with Moment(at) as moment:
         boost_shard(rows, folder, rows_at_once=5, **backends)
-        merge_journals(rows, folder, **backends)
+        write_boosted_captions(rows, folder, boosted_rows(rows, folder, **backends))
     return {"calls": moment.calls}
 
 

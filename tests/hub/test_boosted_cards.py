@@ -85,12 +85,12 @@ def test_local_paths_of_images_are_not_published(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"by local paths, such as '\w+.png'") as error:
         folder_contents(tmp_path / "out", "dataset")
     assert str(tmp_path) not in str(error.value)
-    assert main([*command, "--merge", "--no_images"]) == 0
+    assert main([*command, "--no_images"]) == 0
     assert "captions.parquet" in folder_contents(tmp_path / "out", "dataset").published
     card = (tmp_path / "out/README.md").read_text()
     assert "The images are not part of this data set" in card
     assert "| image |" not in card
-    assert main([*command, "--merge", "--embed_images"]) == 0
+    assert main([*command, "--embed_images"]) == 0
     assert "captions.parquet" in folder_contents(tmp_path / "out", "dataset").published
     assert str(tmp_path).encode() not in (tmp_path / "out/captions.parquet").read_bytes()
-    assert main([*command, "--merge", "--embed_images", "--no_images"]) == 2
+    assert main([*command, "--embed_images", "--no_images"]) == 2

@@ -1,0 +1,163 @@
+"""Runs a stage on the unfinished shards of a folder: in this process, in several processes, or on Ray Data.
+
+Every process takes a shard, works on it and writes its file. What is finished is known from the files alone, so a worker that
+dies costs at most its shard, which another one repeats.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from hf_captionrl.engine.actor import Actor, raise_packed
+from hf_captionrl.engine.options import EngineOptions
+from hf_captionrl.engine.shards import ShardFolder, launched
+from hf_captionrl.engine.stages import Stage
+
+__all__ = ["run_stage"]
+
+_DEATHS = 3
+"""Deaths of workers without a finished shard in between, after which the run stops."""
+
+
+def run_stage(
+    stage: Stage,
+    shards: ShardFolder,
+    options: EngineOptions | None = None,
+    *,
+    progress: Callable[[int], object] | None = None,
+) -> dict[str, Any]:
+    """Work on every shard that is not finished.
+
+    Below `accelerate launch` or torchrun, each process takes its part of the shards.
+
+    Args:
+        stage ([`Stage`]): The work.
+        shards ([`ShardFolder`]): Where the results are written.
+        options ([`EngineOptions`], *optional*): Processes of this machine or Ray actors. None: in this process.
+        progress (`Callable`, *optional*): Called with the rows of each shard that this run has finished.
+
+    Returns:
+        `dict[str, Any]`: `shards`, `resumed` (shards of an earlier run), and `manifest`; None below `accelerate launch` while
+        other processes are working.
+
+    Raises:
+        ImportError: If Ray is needed and not installed.
+        RuntimeError: If workers die again and again.
+        ValueError: If there is no cluster at the address; and what the stage raises.
+    """
+    options = options or EngineOptions()
+    options.check_engine()
+    todo = shards.unfinished()
+    summary: dict[str, Any] = {"shards": len(shards.names), "resumed": len(shards.names) - len(todo)}
+    world = launched()[1]
+    if world > 1 and options.uses_shards and (options.engine == "ray" or (options.processes or 1) > 1):
+        raise ValueError(
+            f"{world} processes were launched, and each would start more. Use `accelerate launch` without --processes and "
+            "--engine ray, or one of them without it."
+        )
+    for shard in _finished(stage, shards, [shard for shard in todo if shards.is_mine(shard)], options):
+        if progress is not None:
+            progress(len(shards.rows(shard)))
+    summary["manifest"] = shards.finish() if world == 1 or not shards.unfinished() else None
+    return summary
+
+
+def _finished(stage: Stage, shards: ShardFolder, todo: list[int], options: EngineOptions) -> Iterator[int]:
+    """Numbers of shards, as they are finished."""
+    if not todo:
+        return
+    if options.engine == "ray":
+        from hf_captionrl.engine.ray_engine import run_on_ray
+
+        yield from run_on_ray(Actor(stage, shards), todo, options)
+        return
+    number = options.processes or (1 if launched()[1] > 1 else _num_gpus() or 1)
+    if number > 1:
+        yield from _in_processes(Actor(stage, shards), todo, min(number, len(todo)))
+        return
+    _use_gpu_of_rank()
+    actor = Actor(stage, shards)
+    for shard in todo:
+        actor.work(shard)
+        yield shard
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _use_gpu_of_rank() -> None:
+    """Below `accelerate launch`, let "cuda" be the GPU of this process."""
+    if (rank := os.environ.get("LOCAL_RANK")) is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(rank))
+
+
+# --- processes of this machine ------------------------------------------------------------------------------------
+
+_actor: Actor | None = None
+
+
+def _start_worker(actor: Actor, numbers: Any, gpus: list[str]) -> None:
+    global _actor
+    if gpus:
+        # Before CUDA is used: "cuda" is then this worker's GPU.
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[numbers.get() % len(gpus)]
+    _actor = actor
+
+
+def _work(shard: int) -> bytes:
+    assert _actor is not None
+    return _actor.attempt(shard)
+
+
+def _gpu_names() -> list[str]:
+    count = _num_gpus()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(i) for i in range(count)] if names is None else names.split(",")[:count]
+
+
+def _in_processes(actor: Actor, todo: list[int], number: int) -> Iterator[int]:
+    """Spawned processes; if one dies, the pool is started again for the shards that are missing."""
+    from multiprocessing import get_context
+
+    deaths, gpus = 0, _gpu_names()
+    while todo:
+        context = get_context("spawn")
+        numbers: Any = context.Queue()
+        for worker in range(number):
+            numbers.put(worker)
+        pool = ProcessPoolExecutor(
+            number, mp_context=context, initializer=_start_worker, initargs=(actor, numbers, gpus)
+        )
+        try:
+            waiting: dict[Future[bytes], int] = {pool.submit(_work, shard): shard for shard in todo}
+            while waiting:
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    raise_packed(future.result())
+                    shard = waiting.pop(future)
+                    todo.remove(shard)
+                    deaths = 0
+                    yield shard
+        except BrokenProcessPool as error:
+            # A worker may have died after it wrote its shard.
+            missing = set(actor.shards.unfinished())
+            written = [shard for shard in todo if shard not in missing]
+            todo = [shard for shard in todo if shard in missing]
+            deaths = 0 if written else deaths + 1
+            yield from written
+            if deaths >= _DEATHS:
+                raise RuntimeError(
+                    f"A worker died {deaths} times without finishing a shard ({len(todo)} are left), perhaps because memory ran "
+                    f"out. Use fewer --processes than {number}, or a smaller --batch_size; the same command resumes."
+                ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,52 @@
+"""A stage: what each process does with a shard of rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Stage"]
+
+
+class Stage(ABC):
+    """A function of a shard of rows, with models and data that are loaded once per process.
+
+    A stage is pickled and sent to every process before `load`, so `__init__` holds only settings. Every process reads its
+    rows from the source itself: on several machines, paths must name the same data on each.
+
+    The result of a shard must not depend on the process and on earlier shards. Seeds come from the rows.
+    """
+
+    @abstractmethod
+    def load(self) -> None:
+        """Load models and data. Called once per process, before the first shard."""
+
+    def made_by(self) -> dict[str, Any]:
+        """What is known after `load` and affects the result, such as a fingerprint of weights; equal in all shards.
+
+        Returns:
+            `dict[str, Any]`: Values that JSON can represent.
+        """
+        return {}
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Columns of the result.
+
+        Returns:
+            `pyarrow.Schema`: Of every shard.
+        """
+
+    @abstractmethod
+    def __call__(self, rows: range) -> list[dict[str, Any]]:
+        """Work on one shard.
+
+        Args:
+            rows (`range`): Numbers of the rows in the source.
+
+        Returns:
+            `list[dict[str, Any]]`: Rows of the result, in the order of the source.
+        """

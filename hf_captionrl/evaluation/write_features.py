@@ -1,0 +1,133 @@
+"""`captionrl features`: features of a scorer for every image, in Parquet shards and in the feature cache."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hf_captionrl.engine import EngineOptions, read_shards
+from hf_captionrl.evaluation.dataset_options import DatasetOptions, LoadedSplit, SimilarityOptions, source_settings
+from hf_captionrl.evaluation.image_stage import ImageStage, run_on_images
+from hf_captionrl.options import option
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hf_captionrl.data import ImageReader
+
+__all__ = ["FeatureStage", "FeaturesOptions", "write_features"]
+
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass
+class FeaturesOptions(EngineOptions, SimilarityOptions, DatasetOptions):
+    """Compute the features of a scorer once for every image: in processes of this machine, or on a Ray cluster.
+
+    The output is a folder of Parquet shards with a manifest: image_id, key (hash of the pixels), image, and with --features
+    multimodal text, the mean feature of the captions. The image features are then put into the feature cache of this
+    machine, where training, evaluation and `captionrl bags` find them.
+
+    The same command skips finished shards.
+    """
+
+    examples: ClassVar[str] = """
+        examples:
+          captionrl features --dataset scenes --features image --output features
+          captionrl features --dataset OWNER/NAME --split train --scorer openai/clip-vit-base-patch32 --output features \\
+              --processes 8
+          captionrl features --dataset OWNER/NAME --split train --output /shared/features --engine ray --address auto
+    """
+
+    output: Path = option(Path("features"), metavar="DIR", help="folder of the shards")
+    overwrite: bool = option(False, help="start again even if the folder has shards")
+    fill_cache: bool = option(True, help="put the features of the images into the feature cache")
+
+    @property
+    def uses_shards(self) -> bool:
+        """Always."""
+        return True
+
+
+class FeatureStage(ImageStage):
+    """Features of shards: `key`, `image` and `text`."""
+
+    def __init__(self, options: FeaturesOptions, ids: str) -> None:
+        super().__init__(options, ids, require_captions=options.features == "multimodal")
+
+    def load_model(self, split: LoadedSplit) -> ImageReader:
+        from hf_captionrl.data import ImageReader
+        from hf_captionrl.evaluation.similarity import similarity_scorer
+
+        self._scorer = similarity_scorer(self.options)
+        self._captions = split.dataset["captions"] if self.options.features == "multimodal" else None
+        return ImageReader(split.dataset, split=split.split, max_bad_fraction=self.options.max_bad_fraction)
+
+    def made_by(self) -> dict[str, Any]:
+        return {"scorer": self._scorer.signature}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        import pyarrow as pa
+
+        return {"key": pa.string(), "image": pa.list_(pa.float32()), "text": pa.list_(pa.float32())}
+
+    def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
+        from hf_captionrl.evaluation.similarity import mean_text_features
+        from hf_captionrl.retrieval import image_hash
+
+        opened = {row: image for row in rows if (image := self.reader.open(row)) is not None}
+        if not opened:
+            return {}
+        images = self._scorer.image_features(list(opened.values())).float().cpu().numpy()  # (B, D)
+        found = {
+            row: {"key": image_hash(image), "image": feature}
+            for (row, image), feature in zip(opened.items(), images, strict=True)
+        }
+        if self._captions is not None:
+            groups = [self._captions[row] for row in opened]
+            texts = mean_text_features(self._scorer, groups, [self.reader.ids[row] for row in opened]).numpy()
+            for row, feature in zip(opened, texts, strict=True):
+                found[row]["text"] = feature
+        return found
+
+
+def _fill_cache(arguments: FeaturesOptions) -> int:
+    """Put the features of the shards into the cache; returns the number of rows that were new."""
+    import numpy as np
+
+    from hf_captionrl.evaluation.similarity import similarity_scorer
+    from hf_captionrl.retrieval import FeatureCache
+
+    cache = FeatureCache.for_scorer(similarity_scorer(arguments), arguments.cache_dir)
+    before = len(cache)
+    rows = (row for row in read_shards(arguments.output, ["key", "image"]) if row["key"] is not None)
+    while part := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        first = {row["key"]: row["image"] for row in reversed(part)}
+        new = [list(first)[at] for at in cache.missing(list(first))]
+        if new:
+            cache.put(new, np.array([first[key] for key in new], dtype=np.float32))
+    return len(cache) - before
+
+
+def write_features(arguments: FeaturesOptions) -> None:
+    """Write the features."""
+    arguments.check_engine()
+    summary = run_on_images(
+        arguments,
+        arguments.output,
+        lambda: source_settings(arguments) | {"scorer": arguments.scorer, "features": arguments.features},
+        lambda ids: FeatureStage(arguments, ids),
+        require_captions=arguments.features == "multimodal",
+    )
+    if arguments.fill_cache and summary["finished"]:
+        summary["cached"] = _fill_cache(arguments)
+    if arguments.json:
+        print(json.dumps(summary))
+        return
+    text = f"{summary['output']}: features of {summary['images']:,} of {summary['of']:,} images in {summary['shards']:,} shards"
+    if bad := len(summary["unreadable"]):
+        text += f"; {bad:,} cannot be read and are listed in {arguments.output / 'quarantine.jsonl'}"
+    print(text + ".")
