@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
+import builtins
+import json
 import traceback
 from typing import Any
 
@@ -19,13 +20,13 @@ class Actor:
         self.stage, self.shards = stage, shards
         self._made_by: dict[str, Any] | None = None
 
-    def attempt(self, shard: int) -> bytes:
+    def attempt(self, shard: int) -> str:
         """Write one shard; returns the packed error, or nothing. An error must not depend on how it is transported."""
         try:
             self.work(shard)
         except Exception as error:
             return _packed(error)
-        return b""
+        return ""
 
     def work(self, shard: int) -> None:
         """Write one shard."""
@@ -37,18 +38,19 @@ class Actor:
         self.shards.write(shard, self.stage(self.shards.rows(shard)), self.stage.schema(), self._made_by)
 
 
-def _packed(error: Exception) -> bytes:
-    """An error that another process can raise again, with the traceback of this one as a note."""
-    error.add_note("".join(traceback.format_exception(error)))
-    try:
-        data = pickle.dumps(error)
-        pickle.loads(data)  # an error of this process # nosec B301
-    except Exception:
-        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return data
+def _packed(error: Exception) -> str:
+    """An error as text, with the traceback of this process."""
+    # Errors of Unicode are the only ones that cannot be made from a message.
+    kinds = (each for each in type(error).__mro__ if each.__module__ == "builtins" and "Unicode" not in each.__name__)
+    kind = next(each.__name__ for each in kinds)
+    name = "" if kind == type(error).__name__ else f"{type(error).__name__}: "
+    return json.dumps([kind, f"{name}{error}", "".join(traceback.format_exception(error))])
 
 
-def raise_packed(data: bytes) -> None:
-    """Raise the error of a worker, if there is one."""
-    if data:
-        raise pickle.loads(data)  # by a worker of this run # nosec B301
+def raise_packed(text: str) -> None:
+    """Raise the error of a worker, if there is one, as the class of Python that it is or inherits from."""
+    if text:
+        kind, message, trace = json.loads(text)
+        error = getattr(builtins, kind)(message)
+        error.add_note(trace)
+        raise error

@@ -114,7 +114,7 @@ def _start_worker(actor: Actor, numbers: Any, gpus: list[str]) -> None:
     _actor = actor
 
 
-def _work(shard: int) -> bytes:
+def _work(shard: int) -> str:
     assert _actor is not None
     return _actor.attempt(shard)
 
@@ -139,7 +139,7 @@ def _in_processes(actor: Actor, todo: list[int], number: int) -> Iterator[int]:
             number, mp_context=context, initializer=_start_worker, initargs=(actor, numbers, gpus)
         )
         try:
-            waiting: dict[Future[bytes], int] = {pool.submit(_work, shard): shard for shard in todo}
+            waiting: dict[Future[str], int] = {pool.submit(_work, shard): shard for shard in todo}
             while waiting:
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     raise_packed(future.result())

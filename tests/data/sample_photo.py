@@ -1,13 +1,16 @@
 """A real photograph: Grace Hopper, US Navy, public domain, which matplotlib ships (512 x 606)."""
 
+from pathlib import Path
+
 import datasets
-from matplotlib.cbook import get_sample_data
+import matplotlib
 from PIL import Image
 
 
 def photograph(number=0, side=640):
     """A crop of the photograph, scaled to `side` pixels; each number is another crop, odd ones are mirrored."""
-    with get_sample_data("grace_hopper.jpg") as file, Image.open(file) as opened:
+    file = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
+    with Image.open(file) as opened:
         image = opened.convert("RGB")
     left, top = 12 * (number % 8), 16 * (number % 7)
     image = image.crop((left, top, left + 400, top + 300)).resize((side, side * 3 // 4), Image.Resampling.BICUBIC)
