@@ -166,10 +166,11 @@ def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes):
     answer = actor({"shard": [0, 1, 2]})
     assert answer["shard"] == [0, 1, 2]
     assert answer["error"][0] == ""
-    with pytest.raises(ValueError, match=r"^Row 7 is bad\. Remove it\.$") as error:
+    with pytest.raises(ValueError, match="Row 7 is bad") as error:
         raise_packed(answer["error"][1])
+    assert str(error.value) == "Row 7 is bad. Remove it."
     assert "in __call__" in error.value.__notes__[0]  # where it happened in the worker
-    with pytest.raises(LookupError, match=r"^StrangeError: no way$"):
+    with pytest.raises(LookupError, match="StrangeError: no way"):
         raise_packed(answer["error"][2])
     assert len(list((tmp_path / "out").glob("part-*"))) == 1
 
