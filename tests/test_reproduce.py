@@ -251,7 +251,6 @@ NOT_RUN_YET = {
     "ndlb_holistic_seeds",
     "reward_hacking_seeds",
     "sle_frontier_seeds",
-    "smile_from_scratch_seeds",
 }
 
 

@@ -21,11 +21,15 @@ def test_published_table_equals_published_numbers():
     page = (DOCS / "boosting.md").read_text()
     assert to_markdown(result) in (DOCS / "full_tables.md").read_text()
     assert statistics_to_markdown(result) in page
-    found = sum(part["by_words"] for part in result["conflicts_with_blend_cap"]["VisualCap"])
-    assert f"the word lists find {found}, and flag no other" in page
-    assert found == sum(part["both"] for part in result["conflicts_with_blend_cap"]["VisualCap"])
+    conflicts = result["conflicts_with_blend_cap"]["VisualCap"]
+    found, flagged = (sum(part[key] for part in conflicts) for key in ("both", "by_words"))
+    assert f"the word lists find {found}; they flag {flagged - found} others" in page
     claims = result["claims"]
-    assert claims["holistic_wrong_over_visual_wrong"]["interval"][1] <= 0.25
+    remaining = claims["holistic_wrong_over_visual_wrong"]
+    assert (
+        f"A share of {remaining['value']:.3f} [{remaining['interval'][0]:.3f}, {remaining['interval'][1]:.3f}]" in page
+    )
+    assert remaining["interval"][1] < 1
     assert claims["holistic_recall_minus_blend_recall"]["interval"][0] > 0
     assert all(gain["rd100"]["interval"][0] > 0 for gain in result["recall_at_1_gains"].values())
 
@@ -56,7 +60,7 @@ def test_a_small_measurement_runs(tmp_path):
     result = json.loads(path.read_text())
     low, high = result["recall_at_1"]["HolisticCap"]["rd100"]["interval"]
     assert low <= result["recall_at_1"]["HolisticCap"]["rd100"]["value"] <= high
-    assert result["claims"]["BlendCap"]["hallucination"]["value"] == 0
+    assert 0 < result["claims"]["BlendCap"]["hallucination"]["value"] < 0.05  # annotators are wrong in 3 % of their claims
     assert (tmp_path / "l.png").read_bytes().startswith(b"\x89PNG")
     assert result["statistics"]["references"]["captions"] == 600
     # ClipSc by a plain loop: 100 times the cosine of each caption and its image.
