@@ -250,7 +250,6 @@ NOT_RUN_YET = {
     "ndlb_generic_seeds",
     "ndlb_holistic_seeds",
     "reward_hacking_seeds",
-    "sle_frontier_seeds",
 }
 
 

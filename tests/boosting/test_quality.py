@@ -60,7 +60,9 @@ def test_a_small_measurement_runs(tmp_path):
     result = json.loads(path.read_text())
     low, high = result["recall_at_1"]["HolisticCap"]["rd100"]["interval"]
     assert low <= result["recall_at_1"]["HolisticCap"]["rd100"]["value"] <= high
-    assert 0 < result["claims"]["BlendCap"]["hallucination"]["value"] < 0.05  # annotators are wrong in 3 % of their claims
+    assert (
+        0 < result["claims"]["BlendCap"]["hallucination"]["value"] < 0.05
+    )  # annotators are wrong in 3 % of their claims
     assert (tmp_path / "l.png").read_bytes().startswith(b"\x89PNG")
     assert result["statistics"]["references"]["captions"] == 600
     # ClipSc by a plain loop: 100 times the cosine of each caption and its image.
