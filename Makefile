@@ -58,7 +58,7 @@ test-versions: $(VENV)/.installed-test  ## Tests against the lowest, a middle an
 	$(TESTING) $(BIN)/python scripts/test_versions.py
 
 check: $(VENV)/.installed-test  ## Lint, format, types, architecture, docstrings, configs
-	@$(BIN)/python scripts/check.py check-imports check-house check-pages check-types check-lint
+	@$(BIN)/python scripts/check.py
 
 check-house: $(VENV)/.installed-test
 	$(OFFLINE) $(BIN)/python scripts/check_house.py --except modules configs

@@ -1,7 +1,10 @@
-"""Run the parts of `make check`, two at a time, the longest first; each uses one core. `make --jobs` is not used,
-because it fails under some process supervisors ("wait: No child processes").
+"""Run the parts of `make check`, two at a time, the longest first; each uses one core.
 
-    python scripts/check.py check-house check-types ...
+    python scripts/check.py                             # all
+    python scripts/check.py check-house check-types     # targets of the Makefile
+
+make only prints the commands of a part, and a shell runs them: under some process supervisors make loses the processes that it
+waits for ("wait: No child processes"), with and without `--jobs`.
 """
 
 from __future__ import annotations
@@ -14,24 +17,29 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 JOBS = 2
+PARTS = ("check-imports", "check-house", "check-pages", "check-types", "check-lint")
 
 
 def run_part(target: str) -> tuple[str, int, str]:
     """Name, exit code and output of a target of the Makefile."""
-    # Remove the flags of the calling make, which would pass on its job server.
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
-    }
-    run = subprocess.run(
-        [shutil.which("make") or "make", "--no-print-directory", target],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    return target, run.returncode, run.stdout
+    # Remove the flags of the calling make, which would pass on its job server, and what the Makefile does not export.
+    left_out = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+
+    commands = run(shutil.which("make") or "make", "--no-print-directory", "--dry-run", target)
+    done = commands if commands.returncode else run("/bin/sh", "-evc", commands.stdout)
+    return target, done.returncode, done.stdout
 
 
 def main(targets: list[str]) -> int:
@@ -40,7 +48,7 @@ def main(targets: list[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     failed = []
     with ThreadPoolExecutor(JOBS) as pool:
-        for part in as_completed([pool.submit(run_part, target) for target in targets]):
+        for part in as_completed([pool.submit(run_part, target) for target in targets or PARTS]):
             target, code, output = part.result()
             print(output, end="", flush=True)
             if code:

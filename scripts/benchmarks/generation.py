@@ -19,11 +19,9 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from hf_captionrl.captioners import Completions, decoding
-from hf_captionrl.io import write_json
-from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmarks.rl_models import SHAPES, World, build
+from scripts.benchmarks.shapes_file import measure_each
 from scripts.benchmarks.spread import summary
-from scripts.machine import processor_name
 
 TARGET = 1.5
 """How many times as fast as transformers' loop ours has to be with captions of COCO's lengths."""
@@ -126,18 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time the loops on one thread."""
-    threads = torch.get_num_threads()
-    result: dict[str, Any] = {"shapes": {}, "rounds": args.rounds, "processor": processor_name()}
-    result["versions"] = installed_versions()
-    torch.set_num_threads(1)
-    try:
-        for name in args.shapes:
-            result["shapes"][name] = measure(name, rounds=args.rounds)
-            if args.output is not None:
-                write_json(args.output, result)
-    finally:
-        torch.set_num_threads(threads)
-    return result
+    return measure_each("shapes", args.shapes, lambda each: measure(each, rounds=args.rounds), args)
 
 
 def markdown(result: dict[str, Any]) -> str:

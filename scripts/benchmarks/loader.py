@@ -17,10 +17,8 @@ from torch import Tensor
 from hf_captionrl.captioners.model_inputs import Encoding
 from hf_captionrl.data import DecodedPixels, cached_pixels, open_image
 from hf_captionrl.data.caption_columns import undecoded
-from hf_captionrl.io import write_json
-from hf_captionrl.reports.versions import installed_versions
+from scripts.benchmarks.shapes_file import measure_each
 from scripts.benchmarks.spread import summary, to_cell
-from scripts.machine import processor_name
 from tests.data.sample_photo import photographs
 
 TARGETS = {"torchvision": 1.8, "cache": 15.0}
@@ -116,18 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Time the paths on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    result: dict[str, Any] = {"sides": {}, "rounds": args.rounds, "processor": processor_name()}
-    result["versions"] = installed_versions()
-    try:
-        for side in args.sides:
-            result["sides"][str(side)] = measure(side, rounds=args.rounds)
-            if args.output is not None:
-                write_json(args.output, result)
-    finally:
-        torch.set_num_threads(threads)
-    return result
+    return measure_each("sides", args.sides, lambda each: measure(each, rounds=args.rounds), args)
 
 
 def markdown(result: dict[str, Any]) -> str:

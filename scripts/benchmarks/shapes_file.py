@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from hf_captionrl.io import write_json
+from hf_captionrl.reports.versions import installed_versions
+from scripts.machine import processor_name
+
+
+def measure_each(
+    kind: str, names: Sequence[Any], measure: Callable[[Any], dict[str, Any]], args: argparse.Namespace
+) -> dict[str, Any]:
+    """Measure on one thread, and write `args.output` after each. Returns the results by name under `kind`, and how they were made."""
+    threads = torch.get_num_threads()
+    result: dict[str, Any] = {kind: {}, "rounds": args.rounds, "processor": processor_name()}
+    result["versions"] = installed_versions()
+    torch.set_num_threads(1)
+    try:
+        for name in names:
+            result[kind][str(name)] = measure(name)
+            if args.output is not None:
+                write_json(args.output, result)
+    finally:
+        torch.set_num_threads(threads)
+    return result
 
 
 def measure_shapes(
