@@ -19,6 +19,7 @@ __all__ = ["BANK_IMAGES", "ImageBank", "training_bank"]
 
 BANK_IMAGES: tuple[str, ...] = ("random", "nearest")
 _SEED = 0  # of random images: the same on every process and in a resumed run
+_NEAR = 0.999  # cosine that copies exceed, whatever the rounding
 _COPY = 1e-5  # largest difference between the features of copies: rounding, in units of a vector of length 1
 
 
@@ -135,8 +136,7 @@ class ImageBank:
         if self._nearest is None:
             cosines = text @ self.features.T  # (N, M)
             columns = torch.arange(len(self), device=itself.device)[None]  # (1, M)
-            # One target at a time: (B, M, D) would not fit into memory.
-            far = torch.stack([(self.features - target).abs().amax(1) > _COPY for target in targets])  # (B, M)
+            far = self._far(targets)
         else:
             columns = self._nearest[[self._row[image_id] for image_id in image_ids]]  # (B, K)
             images = self.features[columns]  # (B, K, D)
@@ -153,6 +153,13 @@ class ImageBank:
         weights = (is_distractor * ((batch_size - 1) / number)).repeat_interleave(group_size, dim=0)  # (N, K)
         of_target = (text * targets.repeat_interleave(group_size, dim=0)).sum(1, keepdim=True)  # (N, 1)
         return torch.cat([of_target, cosines], dim=1), torch.cat([torch.ones_like(of_target), weights], dim=1)
+
+    def _far(self, targets: Tensor) -> Tensor:
+        """`(B, M)`: whether an image is no copy of the target. Only pairs with a cosine near 1 are compared number by number."""
+        near = targets @ self.features.T > _NEAR
+        rows, columns = near.nonzero(as_tuple=True)
+        near[rows, columns] = (self.features[columns] - targets[rows]).abs().amax(1) <= _COPY
+        return ~near
 
 
 def training_bank(
