@@ -47,8 +47,8 @@ ENVIRONMENTS: dict[str, Mapping[str, str]] = {
     "middle": {
         "torch": "2.10.0",
         "torchvision": "0.25.0",
-        "transformers": "5.14.1",
-        "peft": "0.19.1",
+        "transformers": "5.20.2",
+        "peft": "0.21.0",
         "accelerate": "1.12.0",
         "datasets": "5.0.0",
     },

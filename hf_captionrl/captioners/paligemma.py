@@ -5,7 +5,11 @@ Legend: N captions, T tokens of the text.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import transformers
+from packaging import version
 from torch import Tensor
 
 from hf_captionrl.captioners.captioner_loading import register
@@ -26,6 +30,12 @@ class PaliGemmaCaptioner(ChatCaptioner):
 
     def plain_turn(self) -> str:
         return f"{self.processor.image_token}{self.prompt}"
+
+    @classmethod
+    def softcap(cls, model: Any) -> float | None:
+        # Before transformers 5.23, PaliGemma's forward did not apply the soft cap of its language model.
+        applied = version.parse(transformers.__version__) >= version.parse("5.23.0")
+        return super().softcap(model) if applied else None
 
     @classmethod
     def text_types(cls, input_ids: Tensor) -> Tensor:
