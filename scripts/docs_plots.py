@@ -113,22 +113,6 @@ PLOTS: tuple[Plot | CurvePlot, ...] = (
     ),
     CurvePlot("smile_curves.png", "smile_blip_seeds.json", tuple(CURVES[i] for i in (0, 2, 3, 4, 5))),
     CurvePlot("smile_subsets.png", "smile_subset_seeds.json", (("length", "Mean length (words)"), _RETRIEVAL)),
-    Plot(
-        "self_retrieval.png",
-        "self_retrieval_blip_seeds.json",
-        (
-            "MLE",
-            "SR greedy",
-            "SR greedy, no baseline",
-            "SR greedy, bag curriculum",
-            "SR sampled",
-            "SR sampled, no baseline",
-            "SR sampled, CIDEr 0.5",
-            "SR (bag curriculum)",
-            "references",
-        ),
-        (_RETRIEVAL, _HALLUCINATION, ("degenerate", "Degenerate ↓")),
-    ),
     CurvePlot("self_retrieval_curves.png", "self_retrieval_bags_seeds.json"),
     Plot(
         "video.png",

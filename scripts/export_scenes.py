@@ -26,14 +26,7 @@ from hf_captionrl.hub.publish_checks import check_card, check_name
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.dataset import WORLD_VERSION
-
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "captions": {},
-    "alt_text": {"annotators": "alt_text"},
-    "shapes": {"kind": "shapes"},
-}
-"""Arguments of [`load_scenes`] by the name of the configuration."""
+from hf_captionrl.scenes.dataset import CONFIGURATIONS, WORLD_VERSION
 
 COLUMNS: dict[str, str] = {
     "image": "72 x 72 pixels, PNG",

@@ -247,6 +247,8 @@ def test_every_figure_of_the_index_is_on_the_page():
 
 
 NOT_RUN_YET = {
+    "discritune_seeds",
+    "discritune_transfer_seeds",
     "ndlb_generic_seeds",
     "ndlb_holistic_seeds",
     "reward_hacking_seeds",
@@ -284,11 +286,7 @@ def test_commands_recorded_before_there_were_rows_name_rows_of_today():
     ]
     translated = "\n".join(map(runs.with_rows, recorded))
     used = set(re.findall(r"--row ([\w./-]+)", translated))
-    assert (
-        {"ndlb/scenes/all", "smile/scenes/table5", "smile/scenes/simplest-smile"}
-        <= used
-        <= set(row_names(runs.CONFIGS))
-    )
+    assert {"smile/scenes/table5", "smile/scenes/simplest-smile"} <= used <= set(row_names(runs.CONFIGS))
     left = set(re.findall(r"--config (recipes/configs/[\w./-]+)", translated))
     assert all((ROOT / name).is_file() for name in left)
 

@@ -73,20 +73,29 @@ class _Splits:
     in_memory: bool = False
 
 
-def _load_embedded(name: str, caption_column: str, num_frames: int, splits: tuple[str, ...]) -> _Splits:
+def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...]) -> _Splits:
+    from hf_captionrl.scenes import load_moving_scenes, load_scenes  # late: only this branch needs the artwork
+    from hf_captionrl.scenes.dataset import CONFIGURATIONS
+
+    num_frames, caption_column = arguments.num_frames, arguments.caption_column
+    config = arguments.dataset_config or "captions"
     moving = name == "moving_scenes"
+    if config not in (["captions"] if moving else CONFIGURATIONS):
+        raise ValueError(
+            f"dataset_config is {config!r}, but {name!r} has {'only captions' if moving else sorted(CONFIGURATIONS)}. Use one of "
+            "these, or leave it out."
+        )
     if moving != bool(num_frames):
         raise ValueError(
             f"num_frames is {num_frames}, but {name!r} are {'clips of 6 frames' if moving else 'images'}. "
             f"Use {'4' if moving else '0'}."
         )
-    from hf_captionrl.scenes import load_moving_scenes, load_scenes  # late: only this branch needs the artwork
-
     if moving:
         made = load_moving_scenes()
     else:
         # The test split is drawn first, so it is the same without the others, and 10 times faster.
-        made = load_scenes(num_train=0, num_validation=0) if splits == ("test",) else load_scenes()
+        sizes = {"num_train": 0, "num_validation": 0} if splits == ("test",) else {}
+        made = load_scenes(**CONFIGURATIONS[config], **sizes)
     made = datasets.DatasetDict({n: _scenes_captions(rows, caption_column) for n, rows in made.items()})
     return _Splits(name, dict(_with_frames(made, num_frames) if moving else made))
 
@@ -120,7 +129,7 @@ def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
 def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] = ()) -> _Splits:
     """Every split as the source has it; of the embedded data perhaps only those `wanted`."""
     if isinstance(data, str) and data in _EMBEDDED:
-        return _load_embedded(data, arguments.caption_column, arguments.num_frames, wanted)
+        return _load_embedded(data, arguments, wanted)
     in_memory = not isinstance(data, str | Path)
     source = _source_in_memory(data, arguments.image_root) if in_memory else read_source(str(data), arguments)
     if source.holds_videos and not arguments.num_frames:
@@ -158,7 +167,8 @@ def load_caption_splits(
     `dataset_name` is one of:
 
     - `"scenes"`: the embedded data, or `"moving_scenes"`, its clips, with `num_frames`;
-      `caption_column="full_caption"` selects the detailed captions.
+      `caption_column="full_caption"` selects the detailed captions, and `dataset_config="alt_text"` or `"shapes"` another
+      domain.
     - `"imagefolder"` with `data_dir`, or the folder itself: `metadata.jsonl` (or .csv, .parquet) with a `file_name`
       and captions per line, in the folder or in `train/`, `validation/`, `test/`. With `require_captions=False` also a
       folder that holds only images, with subfolders; ids are the relative paths.

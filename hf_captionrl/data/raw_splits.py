@@ -33,7 +33,7 @@ class SourceArguments:
     """Location and columns of a caption data set.
 
     Args:
-        dataset_config (`str`, *optional*): Configuration of a Hub data set.
+        dataset_config (`str`, *optional*): Configuration of a Hub data set, or of the embedded one.
         revision (`str`, *optional*): Revision of a Hub data set.
         data_dir (`str` or `Path`, *optional*): Folder of `"imagefolder"`.
         image_root (`str` or `Path`, *optional*): Folder that paths in the image column are relative to. Paths that

@@ -67,7 +67,9 @@ class DatasetOptions(CommandOptions):
     )
     test_share: float = option(0.1, parse=share, metavar="X", help="the same for test")
     split_seed: int = option(0, metavar="N", help="seed of that hash, as in training")
-    dataset_config: str | None = option(None, metavar="NAME", help="configuration of a data set on the Hub")
+    dataset_config: str | None = option(
+        None, metavar="NAME", help="configuration of a data set on the Hub; of scenes: alt_text or shapes"
+    )
     dataset_revision: str | None = option(None, metavar="REV", help="its branch, tag or commit")
     data_dir: str | None = option(None, metavar="DIR", help="folder of 'imagefolder', with its subfolders")
     image_root: str | None = option(None, metavar="DIR", help="folder that image paths are relative to")

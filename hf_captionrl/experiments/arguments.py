@@ -166,7 +166,9 @@ class DataArguments:
             "'concadia' with --data_dir, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
         },
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "Configuration of a data set on the Hub; of scenes: alt_text or shapes."}
+    )
     dataset_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the data set."})
     data_dir: str | None = field(
         default=None, metadata={"help": "Folder of 'imagefolder': images and a metadata.jsonl."}

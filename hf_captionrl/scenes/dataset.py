@@ -69,6 +69,13 @@ DOMAINS: dict[str, tuple[Annotator, ...]] = {"captions": ANNOTATORS, "alt_text":
 KINDS: dict[str, tuple[str, ...]] = {"emoji": EMOJI_KINDS, "shapes": SHAPE_KINDS}
 """Kinds of things by the name of their set."""
 
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "captions": {},
+    "alt_text": {"annotators": "alt_text"},
+    "shapes": {"kind": "shapes"},
+}
+"""Arguments of [`load_scenes`] by the name of the configuration of the data set."""
+
 
 def scene_stream(seed: int, kinds: tuple[str, ...] = EMOJI_KINDS) -> Iterator[Scene]:
     """Endless scenes, for training models on more than the data set holds.

@@ -351,6 +351,25 @@ def test_detailed_captions_of_the_scenes(monkeypatch):
         load_caption_splits("scenes", caption_column="caption")
 
 
+def test_domains_of_the_scenes_are_configurations(monkeypatch):
+    small = functools.partial(hf_captionrl.scenes.load_scenes, num_train=4, num_validation=3, num_test=0)
+    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", small)
+    plain, other, shapes = (
+        load_caption_splits("scenes", dataset_config=name)["train"] for name in (None, "alt_text", "shapes")
+    )
+    assert plain["image_id"] == other["image_id"]
+    assert plain[0]["image"].tobytes() == other[0]["image"].tobytes()
+    assert plain["captions"] != other["captions"]
+    assert other["captions"] == small(annotators="alt_text")["train"]["captions"]
+    assert shapes["captions"] == small("shapes")["train"]["captions"]
+    with pytest.raises(
+        ValueError, match=r"dataset_config is 'shape', but 'scenes' has \['alt_text', 'captions', 'shapes'\]"
+    ):
+        load_caption_splits("scenes", dataset_config="shape")
+    with pytest.raises(ValueError, match="'moving_scenes' has only captions"):
+        load_caption_splits("moving_scenes", dataset_config="shapes", num_frames=4)
+
+
 def test_scenes(monkeypatch):
     small = functools.partial(hf_captionrl.scenes.load_scenes, num_train=20, num_validation=3, num_test=15)
     monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", small)

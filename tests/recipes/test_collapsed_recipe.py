@@ -154,5 +154,5 @@ def test_recipes_go_back_and_select_by_default():
     *_, config = load_recipe().parse_args(["--use_cpu"])
     assert (config.guard, config.load_best_model_at_end) == ("rollback", True)
     # The study of what collapses trains every run to its end.
-    *_, config = recipe.parse_args(["--row", "ndlb/scenes/all", "--use_cpu"])
+    *_, config = recipe.parse_args(["--row", "ndlb/scenes/hacking", "--use_cpu"])
     assert (config.guard, config.load_best_model_at_end) == ("warn", False)

@@ -96,6 +96,10 @@ def one_folder(tmp_path_factory):
 # The table
 
 
+LATER = {"activation_checkpointing", "activation_checkpointing_kwargs"}
+"""Fields that the oldest supported transformers does not have."""
+
+
 @pytest.mark.parametrize("table", [BASE_FIELDS, RL_FIELDS], ids=["base", "rl"])
 def test_every_training_argument_has_a_support_status(table):
     undecided = FIELDS - table.keys()
@@ -103,7 +107,7 @@ def test_every_training_argument_has_a_support_status(table):
         f"TrainingArguments of the installed transformers has new fields: {sorted(undecided)}. Decide in "
         "hf_captionrl/trainers/argument_support.py whether each works, is refused or is none of training."
     )
-    gone = table.keys() - FIELDS
+    gone = table.keys() - FIELDS - LATER
     assert not gone, f"TrainingArguments has no longer {sorted(gone)}. Remove them from argument_support.py."
 
 
