@@ -1,5 +1,8 @@
 """The picture of an album before and after: what counts as good, and that it is drawn."""
 
+import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 from PIL import Image
@@ -8,18 +11,28 @@ from hf_captionrl.album.album_result import AlbumImage
 from hf_captionrl.scenes import load_scenes
 from scripts.album_picture import draw, marked
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def test_good_captions_are_unique_found_and_true():
     facts = load_scenes(num_train=0, num_validation=0, num_test=8)["test"][0]["facts"]
     true, wrong = f"some {facts['kind']}s", "three thousand red whales"
     assert facts["kind"] != "whale"
     found = [
-        AlbumImage("0", true, rank=1, is_distinct=True),
-        AlbumImage("1", true, rank=2, is_distinct=True),
-        AlbumImage("2", true, rank=1, is_distinct=False),
-        AlbumImage("3", wrong, rank=1, is_distinct=True),
+        AlbumImage("0", true, is_distinct=True),
+        AlbumImage("1", true, is_distinct=True),
+        AlbumImage("2", true, is_distinct=False),
+        AlbumImage("3", wrong, is_distinct=True),
     ]
-    assert [good for _, good in marked(SimpleNamespace(images=found), [facts] * 4)] == [True, False, False, False]
+    marks = marked(SimpleNamespace(images=found), [facts] * 4, [1, 2, 1, 1])
+    assert [good for _, good in marks] == [True, False, False, False]
+
+
+def test_readme_has_the_numbers():
+    good = json.loads((ROOT / "docs/results/album_picture.json").read_text())["good"]
+    found = re.findall(r"(\d+) % \[(\d+), (\d+)\]", (ROOT / "README.md").read_text())
+    expected = [[good[name]["value"], *good[name]["interval"]] for name in ("before", "after")]
+    assert [[int(number) for number in row] for row in found] == [[round(100 * n) for n in row] for row in expected]
 
 
 def test_picture(tmp_path):
@@ -27,7 +40,7 @@ def test_picture(tmp_path):
     captions = {"before": [("a pig " * 9, False)] * 3, "after": [("a $pig", True), ("_b", True), ("", False)]}
     path = draw(tmp_path / "album.png", pictures, captions)
     with Image.open(path) as image:
-        assert image.size == (round(2.1 * 3 * 150), round(4.6 * 150))
+        assert image.size == (round(2.1 * 3 * 150), round(4.2 * 150))
         colours = image.convert("RGB").getcolors(2**20)
     found = {colour for _, colour in colours}
     assert {(0x11, 0x63, 0x29), (0xB3, 0x26, 0x1E)} <= found
