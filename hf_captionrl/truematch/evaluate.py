@@ -87,8 +87,8 @@ def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: S
 
 def _evaluator(arguments: EvaluateOptions, dataset: datasets.Dataset, source: str, bags: dict[int, Any]) -> Evaluator:
     """The held-out scorer on the images and bags."""
-    from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.evaluation_models import load_evaluators
+    from hf_captionrl.evaluation.evaluator import Evaluator
 
     scorer, _, reasons = load_evaluators(source, arguments.scorer, "none")
     if scorer is None:
