@@ -57,6 +57,13 @@ COMMANDS: tuple[Command, ...] = (
         resumes=True,
     ),
     Command(
+        "pixels",
+        "prepare every image for a captioner once, resumable",
+        options="evaluation.write_pixels:PixelsOptions",
+        function="write_pixels",
+        resumes=True,
+    ),
+    Command(
         "bags",
         "mine bags of similar images",
         options="evaluation.mine_bags:BagsOptions",

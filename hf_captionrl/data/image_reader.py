@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import datasets
 from PIL import Image
@@ -18,6 +20,8 @@ from hf_captionrl.data.quarantine import (
 )
 
 __all__ = ["ImageReader"]
+
+T = TypeVar("T")
 
 
 class ImageReader:
@@ -58,10 +62,25 @@ class ImageReader:
             `PIL.Image.Image | None`: RGB; `None` if it cannot be read (see `report`).
 
         Raises:
+            QuarantineError: As `read`.
+        """
+        return self.read(row, lambda value: open_image(value, max_pixels=self._max_pixels))
+
+    def read(self, row: int, decode: Callable[[Any], T]) -> T | None:
+        """What a function makes of the image of a row.
+
+        Args:
+            row (`int`): From 0.
+            decode (`Callable`): From the undecoded image, a path or bytes; raises `ImageError` if it cannot be read.
+
+        Returns:
+            The result of `decode`; `None` if the image cannot be read (see `report`).
+
+        Raises:
             QuarantineError: If more images cannot be read than `max_bad_fraction` allows. The list is written before.
         """
         try:
-            return open_image(self._images[row]["image"], max_pixels=self._max_pixels)
+            return decode(self._images[row]["image"])
         except ImageError as error:
             self._entries[row] = quarantine_entry(
                 row, self.ids[row], self._split, "image", error.reason, error.detail, "row"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import datasets
@@ -127,24 +127,33 @@ def cached_pixels(
     """
     if form not in get_args(PixelForm):
         raise ValueError(f"form is {form!r}. Use 'uint8' (exact) or 'jpeg' (a tenth of the space).")
+    refuse_videos(dataset)
+    cache, read = pixel_rows(processor.signature, form, directory), row_reader(processor, form)
+    return CachedPixels(image_rows(cache, dataset, read, torch.stack, batch_size=batch_size, progress=progress))
+
+
+def refuse_videos(dataset: datasets.Dataset) -> None:
+    """Refuse data whose pixels cannot be cached."""
     if number := frames_of(dataset):
         raise ValueError(
             f"The data are videos ({number} frames each), and prepared pixels are cached of images only. Leave out "
             "cache_pixels; set freeze_vision_tower=True and cache_image_features=True."
         )
+
+
+def row_reader(processor: Prepares, form: PixelForm) -> Callable[[Any], Tensor]:
+    """Function from an undecoded image to its row of the cache, `(3, H, W)` or `(bytes,)` uint8."""
     size = math.prod(processor.shape) // _JPEG_SHARE + _JPEG_HEADER
 
     def read(value: Any) -> Tensor:
         pixels = processor.prepare(decode_image(value))
         return pixels if form == "uint8" else _to_jpeg(pixels, size)
 
-    cache = pixel_rows(processor, form, directory)
-    return CachedPixels(image_rows(cache, dataset, read, torch.stack, batch_size=batch_size, progress=progress))
+    return read
 
 
-def pixel_rows(processor: Prepares, form: PixelForm, directory: str | os.PathLike | None) -> FeatureCache:
+def pixel_rows(signature: str, form: PixelForm, directory: str | os.PathLike | None) -> FeatureCache:
     """The cache of the pixels of one processor in one form."""
-    signature = processor.signature
     return FeatureCache(directory, model_id="pixels", revision=signature, what=f"pixels_{form}", dtype="uint8")
 
 

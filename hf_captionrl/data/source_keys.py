@@ -21,7 +21,7 @@ from hf_captionrl.data.images import media_source, open_image
 from hf_captionrl.retrieval import FeatureCache, image_hash
 from hf_captionrl.retrieval.feature_cache import progress_bar
 
-__all__ = ["source_keys", "workers"]
+__all__ = ["source_key", "source_keys", "workers"]
 
 _ROWS_AT_ONCE = 256
 # A file that changes twice within the resolution of its file system's clock keeps its modification time.
@@ -85,8 +85,17 @@ def source_keys(
             )
             for (row, _), digest in zip(files, np.asarray(view), strict=True):
                 keys[row] = digest.tobytes().hex()
-    # Keys of `image_hash` are those of decoded pixels.
-    return [f"file {key}" for key in keys]
+    return [_key(digest) for digest in keys]
+
+
+def source_key(value: Any) -> str:
+    """Key of one undecoded image, as [`source_keys`] gives it; its file is read."""
+    found = _hash_or_file(value)
+    return _key(_file_hash(found.path) if isinstance(found, _File) else found)
+
+
+def _key(digest: str) -> str:
+    return f"file {digest}"  # keys of `image_hash` are those of decoded pixels
 
 
 def _hash_or_file(value: Any) -> str | _File:

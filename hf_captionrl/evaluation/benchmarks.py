@@ -99,7 +99,7 @@ def _imagecode(options: BenchmarkOptions, scorer: Any) -> dict[str, Any]:
 def benchmark(options: BenchmarkOptions) -> None:
     """Print the numbers of a benchmark."""
     from hf_captionrl.data.pair_benchmarks import load_mmvp, load_winoground
-    from hf_captionrl.evaluation.scored_captions import load_evaluators
+    from hf_captionrl.evaluation.evaluation_models import load_evaluators
 
     scorer, _, reasons = load_evaluators("", options.scorer, "none")
     if scorer is None:

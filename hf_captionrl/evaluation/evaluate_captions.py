@@ -9,16 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from hf_captionrl.engine import EngineOptions
 from hf_captionrl.evaluation.caption_sources import read_files
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, HeldOutScorerOptions, load_split
+from hf_captionrl.evaluation.evaluation_models import load_evaluators
 from hf_captionrl.evaluation.scored_captions import (
     REFERENCES,
-    add_clip_features,
     count_copies,
     human_captions,
-    load_evaluators,
-    perplexity_by,
-    score_captions,
+    score_sources,
 )
 from hf_captionrl.options import option
 
@@ -33,12 +32,15 @@ _WORDS_TITLE = "Words that distinguish the sources (local mutual information)"
 
 
 @dataclass
-class EvaluateOptions(HeldOutScorerOptions, DatasetOptions):
+class EvaluateOptions(EngineOptions, HeldOutScorerOptions, DatasetOptions):
     """Compare captioners on one data set.
 
     Prints the table of a paper, one column per file, with 95 % intervals and marks where a file differs from the first
     (paired randomisation test). Writes comparison.json, comparison.md, lengths.png and trade_off.png. A cell that cannot be
     computed (no Java, no network, no truth) states the reason.
+
+    With --processes or --engine, workers compute features of images and captions, ranks and perplexity on Parquet shards in
+    OUTPUT_DIR/shards. The numbers are equal, and the same command skips finished shards.
     """
 
     examples: ClassVar[str] = """
@@ -56,6 +58,7 @@ class EvaluateOptions(HeldOutScorerOptions, DatasetOptions):
           captionrl evaluate --captions a.jsonl b.jsonl --names MLE SMILE --dataset dataset_coco.json --image_root coco \\
               --scorer openai/clip-vit-base-patch32 --suite all --output_dir outputs/coco
           captionrl evaluate --captions a.jsonl --scorer none --suite discritune --json
+          captionrl evaluate --captions captions --dataset OWNER/NAME --split train --suite ndlb --processes 8
 
         captions: one JSON object per line, {"image_id": ..., "caption": ...} or {"image_id": ..., "captions": [...]}, one
         line per image of the split, in any order. `captionrl caption` writes such files.
@@ -210,21 +213,49 @@ def _check_files(arguments: EvaluateOptions) -> None:
             )
 
 
+def _score(
+    arguments: EvaluateOptions,
+    scored: Sequence[ScoredCaptions],
+    evaluator: Evaluator,
+    language_model: tuple[Any, Any] | None,
+    suites: Sequence[str],
+) -> None:
+    """Compute what several tables need, once, and only what the suites need."""
+    from hf_captionrl.evaluation.arguments import clip_prefix
+
+    scorer, prefix = evaluator.held_out_scorer, ""
+    pools: dict[str, Any] = {}
+    if scorer is not None and {"smile", "ndlb"} & set(suites):
+        pools = {"image_rank": evaluator.image_features}
+    if "smile" not in suites:
+        language_model = None
+    elif scorer is not None:
+        prefix = clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer)
+        pools |= {} if evaluator.pool_features is None else {"pool_rank": evaluator.pool_features}
+    if not arguments.uses_shards:
+        score_sources(scored, scorer, language_model, clip_prefix=prefix, pools=pools)
+        return
+    from hf_captionrl.evaluation.evaluate_on_shards import score_on_shards
+
+    score_on_shards(arguments, scored, scorer, language_model, clip_prefix=prefix, pools=pools)
+
+
 def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     _check_files(arguments)
 
-    from hf_captionrl.evaluation.arguments import clip_prefix
+    from hf_captionrl.evaluation.evaluate_on_shards import cache_image_features, check_shards
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.image_pools import pool_images, read_bags
     from hf_captionrl.evaluation.learned_table import learned_table
-    from hf_captionrl.evaluation.paper_tables import TABLES
+    from hf_captionrl.evaluation.paper_tables import TABLES, ScoredCaptions
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.reports.comparison import print_comparison
     from hf_captionrl.reports.length_plots import write_length_histogram
     from hf_captionrl.reports.versions import installed_versions, plain_config
 
+    check_shards(arguments)
     learned = learned_table(arguments.bleurt, arguments.nli, arguments.entropy_of)  # before anything slow
     folder = arguments.output_dir
     split = load_split(
@@ -234,6 +265,8 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     aligned = [file.aligned(ids, split.all_ids) for file in files]
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
     scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
+    if arguments.uses_shards and scorer is not None:
+        cache_image_features(arguments, split.dataset, scorer)
     # The evaluator's perplexity is a bare number; here every number has an interval.
     evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     if arguments.pool is not None and scorer is not None:
@@ -243,17 +276,14 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
         evaluator.pool_features = evaluator.features_of(pool_images(arguments.pool, split.dataset, every.dataset))
     evaluator.bags = evaluator.bags if given_bags is None else given_bags
     scored = [
-        score_captions(evaluator, file.name, captions, evaluator.references)
+        ScoredCaptions(file.name, captions, evaluator.references)
         for file, captions in zip(files, aligned, strict=True)
     ]
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
         scored.append(human)
-    for source in scored:
-        source.perplexity = perplexity_by(language_model)
     names = [*TABLES] if arguments.suite == "all" else [arguments.suite]
-    if "smile" in names and scorer is not None:
-        add_clip_features(scored, scorer, clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer))
+    _score(arguments, scored, evaluator, language_model, names)
 
     copies = _count_copies(evaluator, len(ids))
     tables = {name: TABLES[name] for name in names} | ({} if learned is None else {"learned": learned})

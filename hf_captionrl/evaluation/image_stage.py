@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +26,21 @@ class ImageStage(Stage):
         options: Options of the command, with those of the data set, `batch_size` and `max_bad_fraction`.
         ids: [`ids_digest`] of the images; a process that finds other images stops.
         require_captions: Whether the data must have captions.
+        only: Ids of the images to work on, in this order; None: all.
     """
 
-    def __init__(self, options: Any, ids: str, *, require_captions: bool = False) -> None:
-        self.options, self.ids, self.require_captions = copy.copy(options), ids, require_captions
+    def __init__(
+        self, options: Any, ids: str, *, require_captions: bool = False, only: Sequence[str] | None = None
+    ) -> None:
+        self.options, self.ids, self.require_captions, self.only = copy.copy(options), ids, require_captions, only
 
     def load(self) -> None:
         split = load_split(
-            self.options, quarantine_path=None, require_captions=self.require_captions, expected_ids=self.ids
+            self.options,
+            quarantine_path=None,
+            require_captions=self.require_captions,
+            expected_ids=self.ids,
+            only=self.only,
         )
         self.reader: ImageReader = self.load_model(split)
 

@@ -35,6 +35,8 @@ class ScoredCaptions:
         clip_text: The same for CLIPScore, with `clip_prefix` before each caption, or None if the prefix is empty.
         clip_prefix: Text before each caption.
         scorer: Signature of the scorer.
+        image_ranks: Rank of each image among the images, for the first caption, or None.
+        pool_ranks: The same in the evaluator's pool.
         tokens: Number of the scorer's tokens in each first caption, or None.
         max_text_tokens: Largest number of tokens that the scorer reads.
         perplexity: Function from captions to the result of `caption_perplexity`, or None.
@@ -49,6 +51,8 @@ class ScoredCaptions:
     clip_text: Tensor | None = None
     clip_prefix: str = ""
     scorer: str = ""
+    image_ranks: np.ndarray | None = None
+    pool_ranks: np.ndarray | None = None
     tokens: list[int] | None = None
     max_text_tokens: int | None = None
     perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
@@ -87,6 +91,8 @@ def _smile(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     return smile_suite(
         scored.first,
         pool_features=evaluator.pool_features,
+        image_ranks=scored.image_ranks,
+        pool_ranks=scored.pool_ranks,
         clip_features=scored.clip_text,
         clip_prefix=scored.clip_prefix,
         perplexity=scored.perplexity,
@@ -99,7 +105,7 @@ def _discritune(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
 
 
 def _ndlb(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    return ndlb_suite(scored.first, bags=evaluator.bags, **_shared(scored, evaluator))
+    return ndlb_suite(scored.first, bags=evaluator.bags, image_ranks=scored.image_ranks, **_shared(scored, evaluator))
 
 
 def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:

@@ -1,96 +1,67 @@
-"""Scorer and language model of `captionrl evaluate`, and captions with the features that several tables need."""
+"""Captions with the numbers that several tables need."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.paper_tables import ScoredCaptions
 
 __all__ = [
     "REFERENCES",
-    "add_clip_features",
+    "add_scores",
     "count_copies",
     "human_captions",
-    "load_evaluators",
-    "perplexity_by",
-    "score_captions",
+    "score_sources",
 ]
 
 REFERENCES = "references"
 """Name of the human captions."""
 
 
-def _shown(name: str) -> str:
-    """A model's name for tables and published files: only the last part of a folder."""
-    return Path(name).name if Path(name).exists() or Path(name).is_absolute() else name
+def score_sources(
+    sources: Sequence[ScoredCaptions],
+    scorer: Any,
+    language_model: tuple[Any, Any] | None = None,
+    *,
+    clip_prefix: str = "",
+    pools: Mapping[str, Any] | None = None,
+) -> None:
+    """Add what scorer and language model make of the first captions, computed once for all tables; see `CaptionScoring`."""
+    from hf_captionrl.evaluation.caption_scores import CaptionScoring, score_captions_in_blocks
+
+    scoring = CaptionScoring(scorer, language_model, clip_prefix=clip_prefix, pools=pools)
+    for source in sources:
+        add_scores(source, score_captions_in_blocks(scoring, source.first), scorer, language_model, clip_prefix)
 
 
-def load_evaluators(
-    dataset: str, scorer_name: str | None, language_model_name: str | None
-) -> tuple[Any, Any, dict[str, str]]:
-    """Load scorer and language model; None stands for the default of the data set.
+def add_scores(
+    scored: ScoredCaptions,
+    found: Mapping[str, np.ndarray],
+    scorer: Any,
+    language_model: tuple[Any, Any] | None = None,
+    clip_prefix: str = "",
+) -> None:
+    """Add the columns of `CaptionScoring` to the captions they were computed from, with the same models."""
+    import torch
 
-    Returns the scorer or None, and `(model, tokenizer)` or None. Of two reasons, the more specific one is in the table.
-    """
-    from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
+    from hf_captionrl.metrics.perplexity import CaptionLosses, perplexity_of
 
-    wanted = EvaluationArguments(held_out_scorer_name_or_path=scorer_name, perplexity_name_or_path=language_model_name)
-    wanted.resolve(dataset, trains=False)
-    reasons: dict[str, str] = {}
-    scorer = language_model = None
-    name = str(wanted.held_out_scorer_name_or_path)
-    try:
-        scorer = optional_scorer(name)
-    except OSError as error:
-        reasons["no scorer"] = f"the scorer {_shown(name)} cannot be loaded"
-        print(f"captionrl evaluate: {' '.join(str(error).split())}", file=sys.stderr)
-    name = str(wanted.perplexity_name_or_path)
-    if name != "none":
-        from hf_captionrl.evaluate_modules.inputs import load_language_model
-
-        try:
-            language_model = load_language_model(name)
-        except OSError as error:
-            reasons["no language model"] = f"the language model {_shown(name)} cannot be loaded"
-            print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)
-        except ValueError as error:  # transformers lists 200 families
-            raise ValueError(
-                f"--language_model {name!r} is not a causal language model. Use GPT-2, or 'none'."
-            ) from error
-    return scorer, language_model, reasons
-
-
-def score_captions(
-    evaluator: Evaluator, name: str, captions: list[list[str]], references: list[list[str]]
-) -> ScoredCaptions:
-    """Captions with their text features and token counts, computed once for all tables."""
-    from hf_captionrl.evaluation.paper_tables import ScoredCaptions
-    from hf_captionrl.metrics.suites.suite_row import spoken
-    from hf_captionrl.retrieval import TokenScorer
-
-    scored = ScoredCaptions(name, captions, references)
-    scorer: Any = evaluator.held_out_scorer
     if scorer is not None:
-        texts = spoken(scored.first)
-        scored.text = scorer.text_features(texts)
+        scored.text = torch.from_numpy(found["text"])
         scored.max_text_tokens, scored.scorer = scorer.max_text_tokens, scorer.signature
-        # Other implementations of a scorer need not count tokens.
-        scored.tokens = scorer.count_tokens(texts) if isinstance(scorer, TokenScorer) else None
-    return scored
-
-
-def add_clip_features(scored: Sequence[ScoredCaptions], scorer: Any, prefix: str) -> None:
-    """Add features for CLIPScore, which the papers compute with a prefix before each caption."""
-    from hf_captionrl.metrics.suites.suite_row import spoken
-
-    for source in scored if prefix else ():
-        source.clip_prefix = prefix
-        source.clip_text = scorer.text_features([prefix + text for text in spoken(source.first)])
+        scored.tokens = found["tokens"].tolist() if "tokens" in found else None
+    if "clip_text" in found:
+        scored.clip_text, scored.clip_prefix = torch.from_numpy(found["clip_text"]), clip_prefix
+    scored.image_ranks, scored.pool_ranks = found.get("image_rank"), found.get("pool_rank")
+    if language_model is not None:
+        model = language_model[0]
+        losses = CaptionLosses(torch.from_numpy(found["nats"]), torch.from_numpy(found["scored_tokens"]), None)
+        scored.perplexity = lambda captions: perplexity_of(losses, model)
 
 
 def count_copies(image_features: Any) -> int:
@@ -100,24 +71,13 @@ def count_copies(image_features: Any) -> int:
     return sum(first != row for row, first in enumerate(duplicate_images(image_features).tolist()))
 
 
-def perplexity_by(language_model: tuple[Any, Any] | None) -> Callable[[Sequence[str]], Mapping[str, Any]] | None:
-    """Function from captions to their perplexity; `language_model` is `(model, tokenizer)` or None."""
-    if language_model is None:
-        return None
-    from hf_captionrl.metrics import caption_perplexity
-
-    model, tokenizer = language_model
-    return lambda captions: caption_perplexity(list(captions), model, tokenizer)
-
-
 def human_captions(evaluator: Evaluator) -> ScoredCaptions | None:
-    """One random reference per image, compared with the others (SMILE, Table 1)."""
+    """One random reference per image, compared with the others (SMILE, Table 1); None if an image has one reference."""
     from hf_captionrl.evaluation.evaluator import draw_references
+    from hf_captionrl.evaluation.paper_tables import ScoredCaptions
 
     first, others = draw_references(evaluator.references, evaluator.seed)
     if not all(others):
         return None
     captions = [[caption, *rest] for caption, rest in zip(first, others, strict=True)]
-    scored = score_captions(evaluator, REFERENCES, captions, others)
-    scored.is_human = True
-    return scored
+    return ScoredCaptions(REFERENCES, captions, others, is_human=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hf_captionrl.engine import EngineOptions, read_shards
+from hf_captionrl.evaluation.cached_rows import CachedRowsOptions, fill_cache, print_summary
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, LoadedSplit, SimilarityOptions, source_settings
 from hf_captionrl.evaluation.image_stage import ImageStage, run_on_images
 from hf_captionrl.options import option
@@ -20,16 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FeatureStage", "FeaturesOptions", "write_features"]
 
-_ROWS_AT_ONCE = 1024
-
 
 @dataclass
-class FeaturesOptions(EngineOptions, SimilarityOptions, DatasetOptions):
+class FeaturesOptions(CachedRowsOptions, SimilarityOptions, DatasetOptions):
     """Compute the features of a scorer once for every image: in processes of this machine, or on a Ray cluster.
 
-    The output is a folder of Parquet shards with a manifest: image_id, key (hash of the pixels), image, and with --features
-    multimodal text, the mean feature of the captions. The image features are then put into the feature cache of this
-    machine, where training, evaluation and `captionrl bags` find them.
+    The output is a folder of Parquet shards with a manifest: image_id, key (of the image in the feature cache), image,
+    and with --features multimodal text, the mean feature of the captions. The image features are then put into the feature
+    cache of this machine, where training, evaluation and `captionrl bags` find them.
 
     The same command skips finished shards.
     """
@@ -43,20 +40,13 @@ class FeaturesOptions(EngineOptions, SimilarityOptions, DatasetOptions):
     """
 
     output: Path = option(Path("features"), metavar="DIR", help="folder of the shards")
-    overwrite: bool = option(False, help="start again even if the folder has shards")
-    fill_cache: bool = option(True, help="put the features of the images into the feature cache")
-
-    @property
-    def uses_shards(self) -> bool:
-        """Always."""
-        return True
 
 
 class FeatureStage(ImageStage):
     """Features of shards: `key`, `image` and `text`."""
 
-    def __init__(self, options: FeaturesOptions, ids: str) -> None:
-        super().__init__(options, ids, require_captions=options.features == "multimodal")
+    def __init__(self, options: FeaturesOptions, ids: str, *, only: Sequence[str] | None = None) -> None:
+        super().__init__(options, ids, require_captions=options.features == "multimodal", only=only)
 
     def load_model(self, split: LoadedSplit) -> ImageReader:
         from hf_captionrl.data import ImageReader
@@ -75,16 +65,18 @@ class FeatureStage(ImageStage):
         return {"key": pa.string(), "image": pa.list_(pa.float32()), "text": pa.list_(pa.float32())}
 
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
+        from hf_captionrl.data import open_image
+        from hf_captionrl.data.source_keys import source_key
         from hf_captionrl.evaluation.similarity import mean_text_features
-        from hf_captionrl.retrieval import image_hash
 
-        opened = {row: image for row in rows if (image := self.reader.open(row)) is not None}
+        read = {row: self.reader.read(row, lambda value: (open_image(value), source_key(value))) for row in rows}
+        opened = {row: found for row, found in read.items() if found is not None}
         if not opened:
             return {}
-        images = self._scorer.image_features(list(opened.values())).float().cpu().numpy()  # (B, D)
-        found = {
-            row: {"key": image_hash(image), "image": feature}
-            for (row, image), feature in zip(opened.items(), images, strict=True)
+        images = self._scorer.image_features([image for image, _ in opened.values()]).float().cpu().numpy()  # (B, D)
+        found: dict[int, dict[str, Any]] = {
+            row: {"key": key, "image": feature}
+            for (row, (_, key)), feature in zip(opened.items(), images, strict=True)
         }
         if self._captions is not None:
             groups = [self._captions[row] for row in opened]
@@ -92,24 +84,6 @@ class FeatureStage(ImageStage):
             for row, feature in zip(opened, texts, strict=True):
                 found[row]["text"] = feature
         return found
-
-
-def _fill_cache(arguments: FeaturesOptions) -> int:
-    """Put the features of the shards into the cache; returns the number of rows that were new."""
-    import numpy as np
-
-    from hf_captionrl.evaluation.similarity import similarity_scorer
-    from hf_captionrl.retrieval import FeatureCache
-
-    cache = FeatureCache.for_scorer(similarity_scorer(arguments), arguments.cache_dir)
-    before = len(cache)
-    rows = (row for row in read_shards(arguments.output, ["key", "image"]) if row["key"] is not None)
-    while part := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        first = {row["key"]: row["image"] for row in reversed(part)}
-        new = [list(first)[at] for at in cache.missing(list(first))]
-        if new:
-            cache.put(new, np.array([first[key] for key in new], dtype=np.float32))
-    return len(cache) - before
 
 
 def write_features(arguments: FeaturesOptions) -> None:
@@ -123,11 +97,9 @@ def write_features(arguments: FeaturesOptions) -> None:
         require_captions=arguments.features == "multimodal",
     )
     if arguments.fill_cache and summary["finished"]:
-        summary["cached"] = _fill_cache(arguments)
-    if arguments.json:
-        print(json.dumps(summary))
-        return
-    text = f"{summary['output']}: features of {summary['images']:,} of {summary['of']:,} images in {summary['shards']:,} shards"
-    if bad := len(summary["unreadable"]):
-        text += f"; {bad:,} cannot be read and are listed in {arguments.output / 'quarantine.jsonl'}"
-    print(text + ".")
+        from hf_captionrl.evaluation.similarity import similarity_scorer
+        from hf_captionrl.retrieval import FeatureCache
+
+        cache = FeatureCache.for_scorer(similarity_scorer(arguments), arguments.cache_dir)
+        summary["cached"] = fill_cache(cache, arguments.output, "image")
+    print_summary(arguments, summary, "features")

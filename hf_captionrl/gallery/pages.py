@@ -18,7 +18,8 @@ class Shown:
     """The captions of each source with their ranks and marks, and items for the pages."""
 
     def __init__(self, evaluator: Evaluator, captions: Mapping[str, list[str]]) -> None:
-        from hf_captionrl.evaluation.scored_captions import score_captions
+        from hf_captionrl.evaluation.paper_tables import ScoredCaptions
+        from hf_captionrl.evaluation.scored_captions import score_sources
         from hf_captionrl.gallery.caption_errors import gallery_marks
         from hf_captionrl.retrieval.ranking import ranks
 
@@ -29,7 +30,8 @@ class Shown:
         self.ranks: dict[str, list[int]] = {}
         if evaluator.image_features is not None:
             for name, mine in captions.items():
-                scored = score_captions(evaluator, name, [[caption] for caption in mine], evaluator.references)
+                scored = ScoredCaptions(name, [[caption] for caption in mine], evaluator.references)
+                score_sources([scored], evaluator.held_out_scorer)
                 self.text[name] = scored.text
                 self.ranks[name] = ranks(scored.text, evaluator.image_features).tolist()
         self.marks: dict[str, list[list[Mark]]] = {}

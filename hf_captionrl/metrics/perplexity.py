@@ -4,15 +4,17 @@ Legend: B captions per batch, T tokens.
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from hf_captionrl.metrics.caption_checks import check_captions
 from hf_captionrl.metrics.signature import signature
 
-__all__ = ["caption_perplexity"]
+__all__ = ["CaptionLosses", "caption_losses", "caption_perplexity", "perplexity_of"]
 
 
 def caption_perplexity(
@@ -47,6 +49,35 @@ def caption_perplexity(
     Raises:
         ValueError: If a caption is invalid (its index is named), BOS is requested but unknown, or no token can be scored.
     """
+    losses = caption_losses(captions, model, tokenizer, bos=bos, batch_size=batch_size, max_length=max_length)
+    return perplexity_of(losses, model, bos=bos)
+
+
+@dataclass(frozen=True)
+class CaptionLosses:
+    """Losses of N captions.
+
+    Args:
+        nats (`torch.Tensor` of shape `(N,)`): fp64, of all scored tokens of a caption.
+        tokens (`torch.Tensor` of shape `(N,)`): Number of them.
+        num_truncated: Captions that were truncated, if it is known.
+    """
+
+    nats: Tensor
+    tokens: Tensor
+    num_truncated: int | None
+
+
+def caption_losses(
+    captions: Any,
+    model: Any,
+    tokenizer: Any,
+    *,
+    bos: Literal["tokenizer", "prepend"] = "tokenizer",
+    batch_size: int = 32,
+    max_length: int | None = None,
+) -> CaptionLosses:
+    """What [`caption_perplexity`] averages; captions without a second token have 0 nats and 0 tokens."""
     texts = check_captions(captions)
     if bos not in ("tokenizer", "prepend"):
         raise ValueError(f"bos must be 'tokenizer' or 'prepend', got {bos!r}.")
@@ -69,10 +100,6 @@ def caption_perplexity(
     device = next(model.parameters()).device
     nats = torch.zeros(len(ids), dtype=torch.float64)
     scored = torch.tensor([max(len(row) - 1, 0) for row in ids])
-    if int(scored.sum()) == 0:
-        raise ValueError(
-            "No caption has a second token to predict. Use bos='prepend', which scores the first one too."
-        )
     order = sorted((i for i in range(len(ids)) if len(ids[i]) > 1), key=lambda i: len(ids[i]))
     was_training = model.training
     model.eval()
@@ -95,11 +122,21 @@ def caption_perplexity(
                 nats[rows] = (losses.double() * mask[:, 1:]).sum(dim=1).cpu()
     finally:
         model.train(was_training)
-    per_sample = torch.where(scored > 0, torch.exp(nats / scored.clamp(min=1)), torch.full_like(nats, math.nan))
     if not bool(torch.isfinite(nats).all()):
         raise ValueError(
             f"The model gives caption {int(torch.nonzero(~torch.isfinite(nats))[0])} a loss that is not finite. Check the model's weights, or load it in fp32."
         )
+    return CaptionLosses(nats, scored, truncated)
+
+
+def perplexity_of(losses: CaptionLosses, model: Any, *, bos: str = "tokenizer") -> dict[str, Any]:
+    """Result of [`caption_perplexity`] from the losses of its captions."""
+    nats, scored = losses.nats, losses.tokens
+    if int(scored.sum()) == 0:
+        raise ValueError(
+            "No caption has a second token to predict. Use bos='prepend', which scores the first one too."
+        )
+    per_sample = torch.where(scored > 0, torch.exp(nats / scored.clamp(min=1)), torch.full_like(nats, math.nan))
     name = getattr(model.config, "_name_or_path", "") or getattr(model.config, "model_type", "")
     if name and Path(name).is_dir():
         name = Path(name).resolve().name  # local paths are not meaningful on other machines
@@ -110,6 +147,6 @@ def caption_perplexity(
         "nats": nats.numpy(),
         "tokens": scored.numpy(),
         "num_tokens": int(scored.sum()),
-        "num_truncated": truncated,
+        "num_truncated": losses.num_truncated,
         "signature": signature(metric="caption_perplexity", model=name, average="micro", bos=bos),
     }

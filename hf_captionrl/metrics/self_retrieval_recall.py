@@ -43,6 +43,7 @@ def self_retrieval(
     num_bootstrap: int = 1000,
     confidence: float = 0.95,
     block_size: int | None = None,
+    pool_ranks: Any = None,
     scorer: str = "",
 ) -> dict[str, Any]:
     r"""Recall at k, mean and median rank of each caption's target.
@@ -70,6 +71,8 @@ def self_retrieval(
             [`proportion_interval`]); 0: no intervals.
         confidence: Coverage of the intervals.
         block_size: Captions ranked at once; `None`: blocks of scores of about 64 MiB.
+        pool_ranks (sequence of `N` integers): Rank of each target in the whole pool, if known, from
+            [`hf_captionrl.retrieval.ranking.ranks`] of features of unit length; `None`: they are computed.
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: `recall_at_<k>` in [0, 1], with `recall_at_<k>_ci` (low, high) and `recall_at_<k>_per_sample` for
@@ -85,7 +88,7 @@ def self_retrieval(
         >>> result["recall_at_1"], result["ranks"].tolist()
         (1.0, [1, 1])
     """
-    _check_options(bags, sets, num_distractors, protocol, ks, duplicates, num_bootstrap)
+    _check_options(bags, sets, num_distractors, protocol, ks, duplicates, num_bootstrap, pool_ranks)
     text_features = as_features(text_features, "text_features")
     image_features = as_features(image_features, "image_features")
     dtype = str(text_features.dtype).removeprefix("torch.")
@@ -115,6 +118,7 @@ def self_retrieval(
         repeats=repeats,
         block_size=block_size,
         duplicate_of=first,
+        known=_checked_ranks(pool_ranks, len(text), len(images)),
     )
     expected = ranked.expected
     recalls = {f"recall_at_{k}": values.numpy() for k, values in ranked.recalls(ks).items()}
@@ -185,6 +189,7 @@ def _rank(
     repeats: int,
     block_size: int | None,
     duplicate_of: Tensor,
+    known: Tensor | None,
 ) -> _Ranked:
     """Ranks under the requested protocol."""
     captions = torch.arange(len(text))
@@ -199,7 +204,9 @@ def _rank(
         blocks = _blocks(size, len(images), owners)
         found, captions, _ = bag_ranks(text, images, blocks, owners, duplicate_of=duplicate_of)
         return _Ranked(found, captions, owners[captions], found.double(), f"rd{size}-blocks")
-    found = ranks(text, images, owners, block_size=block_size, duplicate_of=duplicate_of)
+    found = known
+    if found is None:
+        found = ranks(text, images, owners, block_size=block_size, duplicate_of=duplicate_of)
     if num_distractors is None:
         return _Ranked(found, captions, owners, found.double(), "pool")
     name = f"rd{num_distractors + 1}-{protocol}"
@@ -213,6 +220,18 @@ def _rank(
     # If b of the M - 1 others are better, n b / (M - 1) of the n drawn ones are expected to be.
     expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
     return _Ranked(found, captions, owners, expected, name, chances)
+
+
+def _checked_ranks(pool_ranks: Any, number: int, pool_size: int) -> Tensor | None:
+    """Known ranks, `(N,)` int64."""
+    if pool_ranks is None:
+        return None
+    found = torch.as_tensor(pool_ranks).long().cpu()
+    if found.shape != (number,) or not bool(((found >= 1) & (found <= pool_size)).all()):
+        raise ValueError(
+            f"pool_ranks must be {number} ranks from 1 to {pool_size}, one per caption. Use those of the same captions and images."
+        )
+    return found
 
 
 def _renumbered(lists: Sequence[Sequence[int]], row: Tensor, name: str) -> list[list[int]]:
@@ -247,7 +266,10 @@ def _check_options(
     ks: Sequence[int],
     duplicates: str,
     num_bootstrap: int,
+    pool_ranks: Any,
 ) -> None:
+    if pool_ranks is not None and (bags or sets or protocol == "blocks" or duplicates == "merge"):
+        raise ValueError("pool_ranks are ranks among all images, and this protocol has others. Leave pool_ranks out.")
     given = [n for n, v in (("bags", bags), ("sets", sets), ("num_distractors", num_distractors)) if v is not None]
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} are different protocols. Pass only one of them.")

@@ -64,18 +64,19 @@ def _pair(text_features: Any, image_features: Any) -> tuple[Tensor, Tensor]:
     return in_range(text, images)
 
 
-def ranks_from_scores(scores: Tensor, columns: Tensor) -> Tensor:
+def ranks_from_scores(scores: Tensor, columns: Tensor, *, buffer: Tensor | None = None) -> Tensor:
     """Rank of one column in each row of scores; all other functions use this rule.
 
     Args:
         scores (`torch.Tensor` of shape `(N, K)`): Similarities of each caption with K images.
         columns (`torch.Tensor` of shape `(N,)`): Column of the target.
+        buffer (`torch.Tensor` of shape `(N, K)`, *optional*): bool, overwritten; saves an allocation per call.
     Returns:
         `torch.Tensor` of shape `(N,)`: int64 ranks in [1, K], 1 = best; equal scores rank before the target.
     """
     target = scores.gather(1, columns[:, None])
     # Counting worse images, not better ones, ranks a NaN score last instead of first.
-    worse = scores < target
+    worse = torch.lt(scores, target, out=buffer)
     if worse.device.type == "cpu":  # NumPy counts booleans ten times as fast as torch
         count = torch.from_numpy(np.count_nonzero(worse.numpy(), axis=1))
     else:
@@ -143,13 +144,15 @@ def ranks(
     copies = _copies(images, duplicate_of)
     first = None if copies is None else torch.tensor(copies)
     scores = torch.empty(min(block_size, len(text)), len(images), dtype=text.dtype, device=text.device)
+    # Allocated once: the allocator would not reuse the block before, and two GiB would be left at 64,000 captions.
+    worse = torch.empty_like(scores, dtype=torch.bool)
     found = []
     for start in range(0, len(text), block_size):
         block = text[start : start + block_size]
         out = torch.mm(block, images.T, out=scores[: len(block)])  # (block, M); all blocks use the same buffer
         if first is not None:
             tie_copies(out, first)
-        found.append(ranks_from_scores(out, columns[start : start + block_size]))
+        found.append(ranks_from_scores(out, columns[start : start + block_size], buffer=worse[: len(block)]))
     return torch.cat(found).cpu()
 
 

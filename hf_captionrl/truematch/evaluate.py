@@ -87,8 +87,8 @@ def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: S
 
 def _evaluator(arguments: EvaluateOptions, dataset: datasets.Dataset, source: str, bags: dict[int, Any]) -> Evaluator:
     """The held-out scorer on the images and bags."""
+    from hf_captionrl.evaluation.evaluation_models import load_evaluators
     from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.evaluation.scored_captions import load_evaluators
 
     scorer, _, reasons = load_evaluators(source, arguments.scorer, "none")
     if scorer is None:
@@ -105,8 +105,8 @@ def evaluate(arguments: EvaluateOptions) -> None:
     bags = found.bags if arguments.all_bags else found.kept
     output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
 
-    from hf_captionrl.evaluation.paper_tables import TABLES, compare_with_first
-    from hf_captionrl.evaluation.scored_captions import human_captions, score_captions
+    from hf_captionrl.evaluation.paper_tables import TABLES, ScoredCaptions, compare_with_first
+    from hf_captionrl.evaluation.scored_captions import human_captions, score_sources
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.reports.comparison import Section, comparison_markdown, print_comparison
     from hf_captionrl.reports.versions import installed_versions
@@ -128,14 +128,14 @@ def evaluate(arguments: EvaluateOptions) -> None:
 
     evaluator = _evaluator(arguments, dataset, found.manifest["source"], rows_of)
     pairs = zip(files, aligned, strict=True)
-    scored = [score_captions(evaluator, file.name, c, evaluator.references) for file, c in pairs]
+    scored = [ScoredCaptions(file.name, c, evaluator.references) for file, c in pairs]
     if arguments.references:
         human = human_captions(evaluator)
         if human is None:
             raise ValueError("--references needs at least two references per image. Leave it out.")
         scored.append(human)
-
     held_out: Any = evaluator.held_out_scorer
+    score_sources(scored, held_out)
     scorer: str = held_out.signature
     columns = table_columns(rows_of)
     rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in scored]

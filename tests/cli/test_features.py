@@ -9,10 +9,12 @@ import torch
 from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
 from hf_captionrl.data.caption_columns import replace_column, undecoded
+from hf_captionrl.data.source_keys import source_keys
 from hf_captionrl.engine import read_shards
-from hf_captionrl.retrieval import FeatureCache, image_hash, load_scorer
+from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers import caption_generation
 from tests.closeness import close
 
 SCORER = ["--scorer", "scenes:clip-reward", "--batch_size", "4", "--rows_per_shard", "4"]
@@ -33,22 +35,25 @@ def features(output, *more):
     return main(["features", "--max_images", "10", "--output", str(output), *SCORER, *cache, *more])
 
 
-def test_features_of_images_and_captions_and_filled_cache(scenes, scorer, tmp_path, capsys):
+def test_features_of_images_and_captions_and_filled_cache(scenes, scorer, tmp_path, capsys, monkeypatch):
     assert features(tmp_path / "out", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["images"], summary["shards"], summary["cached"]) == (10, 3, 10)
     rows = list(read_shards(tmp_path / "out"))
     assert [row["image_id"] for row in rows] == scenes["image_id"][:]
+    assert [row["key"] for row in rows] == source_keys(scenes, tmp_path / "keys")
     for row, scene in zip(rows, scenes, strict=True):
         image = open_image(scene["image"])
-        assert row["key"] == image_hash(image)
         assert row["image"] == close(scorer.image_features([image])[0].tolist(), dtype="float32", magnitude=1)
         total = torch.zeros(len(row["text"]))
         for caption in scene["captions"]:
             total += scorer.text_features([caption])[0]
         assert row["text"] == close((total / len(scene["captions"])).tolist(), dtype="float32", magnitude=1)
-    cached = FeatureCache.for_scorer(scorer, tmp_path / "cache").get([row["key"] for row in rows])
-    assert cached.tensor().tolist() == [row["image"] for row in rows]
+    # Training, evaluation and `captionrl bags` find them.
+    monkeypatch.setattr(scorer, "image_features", None)
+    cached = caption_generation.scorer_features(scorer, scenes, cache_dir=tmp_path / "cache")
+    assert cached.tolist() == [row["image"] for row in rows]
+    monkeypatch.undo()
     # Nothing is left to do, and the manifest remembers the scorer.
     assert features(tmp_path / "out", "--json") == 0
     again = json.loads(capsys.readouterr().out)

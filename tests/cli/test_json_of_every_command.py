@@ -46,6 +46,7 @@ RUNS = {
     "benchmark": ["winoground", "--data_dir", "winoground", "--scorer", "scenes:clip-reward"],
     "gallery": [*FILES, "--cache_dir", "cache"],
     "features": ["--max_images", "3", "--features", "image", "--cache_dir", "cache"],
+    "pixels": ["--model", "scenes:blip-mle", "--max_images", "3", "--cache_dir", "cache"],
     "bags": [*FEW, "--bag_sizes", "3"],
     "truematch build": ["--output", "truematch", *FEW, "--bag_sizes", "3"],
     "truematch review": ["truematch", "--export", "review.html"],

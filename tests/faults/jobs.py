@@ -288,7 +288,7 @@ def cached(folder, *, images=None):
         right = not there or bool(np.array_equal(np.asarray(store.get(there)), truth(there)))
         return {"keys": there, "right": right}
     pixels = NotingPixels(images)
-    store, names = pixel_rows(pixels, "uint8", folder), source_keys(pixels.rows(), folder)
+    store, names = pixel_rows(pixels.signature, "uint8", folder), source_keys(pixels.rows(), folder)
     known = [number for number, name in enumerate(names) if name in store]
     expected = [pixels.prepare(pixels.images[number]).numpy() for number in known]
     right = not known or bool(np.array_equal(np.asarray(store.get([names[n] for n in known])), np.stack(expected)))

@@ -56,6 +56,32 @@ def test_rd100_is_the_exact_expectation():
     assert "rd100-sampled-300-seed-0" in sampled["signature"]
 
 
+@pytest.mark.parametrize("options", [{}, {"num_distractors": 99}, {"num_distractors": 9, "protocol": "sampled"}])
+def test_known_ranks_replace_the_comparison_of_all_images(options):
+    text, images = features(150, 0), features(150, 1)
+    known = plain_ranks(text, images, range(150))
+    expected, found = (
+        self_retrieval(text, images, **options),
+        self_retrieval(text, images, pool_ranks=known, **options),
+    )
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        assert np.array_equal(value, expected[key]), key
+    best = self_retrieval(text, images, pool_ranks=[1] * 150, **options)
+    assert best["recall_at_1"] == 1 > expected["recall_at_1"]
+
+
+def test_ranks_that_do_not_fit_are_refused():
+    text, images = features(4, 0), features(4, 1)
+    for known in ([1, 2, 3], [1, 2, 3, 0], [1, 2, 3, 5]):
+        with pytest.raises(ValueError, match="pool_ranks must be 4 ranks from 1 to 4"):
+            self_retrieval(text, images, pool_ranks=known)
+    others = ({"bags": [[0, 1]]}, {"num_distractors": 1, "protocol": "blocks"}, {"duplicates": "merge"})
+    for options in others:
+        with pytest.raises(ValueError, match="Leave pool_ranks out"):
+            self_retrieval(text, images, pool_ranks=[1, 2, 3, 4], **options)
+
+
 def test_blocks_are_consecutive_and_the_short_last_one_is_dropped():
     text, images = features(25, 0), features(25, 1)
     result = self_retrieval(text, images, num_distractors=9, protocol="blocks")

@@ -9,6 +9,7 @@ import torch
 from hf_captionrl.metrics import bleu, caption_diversity, cider_d, paired_test
 from hf_captionrl.metrics.suites import EMPTY_CAPTION, discritune_suite, ndlb_suite, sle_suite, smile_suite
 from hf_captionrl.metrics.suites.suite_row import SuiteRow, leave_one_out
+from hf_captionrl.retrieval.ranking import ranks
 from tests.closeness import close, within
 
 WORDS = "a red green small large dog cat bird tree house on under beside the of".split()
@@ -214,6 +215,23 @@ def test_sle_takes_different_numbers_of_captions_and_empty_ones():
     for key in ("div_1", "cider_d", "mbleu_4_per_image"):
         assert math.isfinite(row[key])
         assert len(row["per_sample"][key]) == 2
+
+
+@pytest.mark.parametrize("suite", [smile_suite, ndlb_suite])
+def test_known_ranks_are_used_instead_of_computed_ones(suite):
+    features = {"text_features": TEXT, "image_features": IMAGES}
+    expected = suite(CAPTIONS, **features)
+    known = ranks(TEXT, IMAGES)
+    found = suite(CAPTIONS, **features, image_ranks=known)
+    assert {key: np.asarray(value).tolist() for key, value in found.items()} == {
+        key: np.asarray(value).tolist() for key, value in expected.items()
+    }
+    assert suite(CAPTIONS, **features, image_ranks=[N] * N)["rd100_recall_at_1"] == 0 < expected["rd100_recall_at_1"]
+    if suite is smile_suite:
+        pool = {"pool_features": torch.cat([IMAGES, IMAGES]), "pool_ranks": [2] * N}
+        found = smile_suite(CAPTIONS, **features, **pool)
+        assert (found["pool_recall_at_1"], found["pool_recall_at_5"]) == (0, 1)
+        assert found["rd100_recall_at_1"] == expected["rd100_recall_at_1"]
 
 
 def test_ndlb_columns():

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_captionrl.retrieval import ranking
 from hf_captionrl.retrieval.feature_checks import check_features, check_targets
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
@@ -56,6 +57,22 @@ def test_ranks_equal_a_plain_loop_for_any_block(seed, captions, images, block_si
     expected = [plain_rank((text[i].double() @ pool.double().T).tolist(), int(targets[i])) for i in range(captions)]
     assert ranks(text, pool, targets, block_size=block_size).tolist() == expected
     assert ranks(text.numpy(), pool.numpy(), targets.tolist()).tolist() == expected
+
+
+def test_blocks_share_one_buffer_for_comparisons(monkeypatch):
+    used = []
+
+    def spied(scores, columns, *, buffer):
+        used.append((buffer.untyped_storage().data_ptr(), tuple(buffer.shape)))
+        return ranks_from_scores(scores, columns, buffer=buffer)
+
+    monkeypatch.setattr(ranking, "ranks_from_scores", spied)
+    images = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    assert ranks(images, images, block_size=4).tolist() == [
+        1 + int((row > row[i]).sum()) for i, row in enumerate(images @ images.T)
+    ]
+    assert [shape for _, shape in used] == [(4, 10), (4, 10), (2, 10)]
+    assert len({address for address, _ in used}) == 1
 
 
 def test_ranks_equal_the_code_of_no_detail_left_behind():

@@ -24,6 +24,7 @@ def ndlb_suite(
     references: Sequence[Sequence[str]] | None = None,
     text_features: Any | None = None,
     image_features: Any | None = None,
+    image_ranks: Any | None = None,
     facts: Sequence[Mapping[str, Any]] | None = None,
     check: Callable[[str, Any], Any] | None = None,
     bags: Mapping[int, list[list[int]]] | None = None,
@@ -42,6 +43,7 @@ def ndlb_suite(
         references: References of each image, for CIDEr-D (with document frequencies of these references).
         text_features: `(N, D)` features of the captions by the scorer that evaluates.
         image_features: `(N, D)` features of the images by the same scorer.
+        image_ranks: `(N,)` ranks of the captions' images among the N images, if known; None: they are computed.
         facts: Facts of each image.
         check: Checks a caption with the facts of its image.
         bags: For each bag size the bags, as lists of rows.
@@ -71,7 +73,7 @@ def ndlb_suite(
                 row.recalls(f"bag_{size}", (1,), text, images, bags=bags[size])
             else:
                 row.missing(f"no bags of {size} in the data", f"bag_{size}_recall_at_1")
-        row.random_distractors((1,), text, images)
+        row.random_distractors((1,), text, images, image_ranks)
         row.clip_score(text, images, "ndlb")
     row.bleu_4(references)
     row.cider_d(references)

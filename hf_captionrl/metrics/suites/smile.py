@@ -21,6 +21,8 @@ def smile_suite(
     text_features: Any | None = None,
     image_features: Any | None = None,
     pool_features: Any | None = None,
+    image_ranks: Any | None = None,
+    pool_ranks: Any | None = None,
     clip_features: Any | None = None,
     clip_prefix: str = "",
     perplexity: Callable[[Sequence[str]], float | Mapping[str, Any]] | None = None,
@@ -42,6 +44,8 @@ def smile_suite(
         image_features: `(N, D)` features of the images by the same scorer.
         pool_features: `(M, D)` features of the pool of `pool_recall_at_<k>`, whose first N are `image_features`; None: these
             alone. The paper's pool is CapEnrich's, of 30,000 images.
+        image_ranks: `(N,)` ranks of the captions' images among the N images, if known; None: they are computed.
+        pool_ranks: The same in `pool_features`.
         clip_features: `(N, D)` features for CLIPScore, of the captions with `clip_prefix`; None: `text_features`.
         clip_prefix: Prefix of the captions there, for the signature; the paper's is "A photo depicts ".
         perplexity: Maps captions to the result of [`caption_perplexity`] under a language model, or to the number alone,
@@ -77,9 +81,11 @@ def smile_suite(
     else:
         text, images = torch.as_tensor(text_features), torch.as_tensor(image_features)
         pool = images if pool_features is None else torch.as_tensor(pool_features)
-        found = row.recalls("pool", (1, 5), text, pool, targets=torch.arange(len(text)))
+        known = image_ranks if pool_features is None else pool_ranks
+        found = row.recalls("pool", (1, 5), text, pool, targets=torch.arange(len(text)), pool_ranks=known)
         row.numbers["ranks"] = np.asarray(found["ranks"])
-        row.random_distractors((1, 5), text, images)
+        known = found["ranks"] if pool_features is None else image_ranks
+        row.random_distractors((1, 5), text, images, known)
         prefixed = text if clip_features is None else torch.as_tensor(clip_features)
         row.clip_score(prefixed, images, "hessel", clip_prefix)
         for size, members in (bags or {}).items():

@@ -120,12 +120,12 @@ class SuiteRow:
             self.groups[key] = np.asarray(found["groups"]).tolist()
         return found
 
-    def random_distractors(self, ks: Sequence[int], text: Any, images: Any) -> None:
-        """Set `rd100_recall_at_<k>`, the exact expectation with 99 random distractors."""
+    def random_distractors(self, ks: Sequence[int], text: Any, images: Any, ranks: Any = None) -> None:
+        """Set `rd100_recall_at_<k>`, the exact expectation with 99 random distractors; `ranks` are those among all images."""
         if len(self.texts) < 100:
             self.missing("fewer than 100 images", *(f"rd100_recall_at_{k}" for k in ks))
         else:
-            self.recalls("rd100", ks, text, images, num_distractors=99)
+            self.recalls("rd100", ks, text, images, num_distractors=99, pool_ranks=ranks)
 
     def clip_score(self, text: Any, images: Any, preset: Any, prefix: str = "") -> None:
         """Set `clip_score` from the features of captions and images, both `(N, D)`."""

@@ -1,0 +1,169 @@
+"""What scorer and language model make of captions, in blocks: in this process, or as a stage on shards.
+
+Features and losses depend on the batch by rounding, and batches depend on all captions of a call. Both ways therefore compute
+the same blocks of captions, so their numbers are equal to the last bit.
+
+Legend: N captions of a source, one per image; B of them in a block; M images of a pool, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hf_captionrl.engine import Stage
+from hf_captionrl.metrics.perplexity import caption_losses
+from hf_captionrl.metrics.suites.suite_row import spoken
+from hf_captionrl.retrieval import TokenScorer
+from hf_captionrl.retrieval.feature_checks import unit_rows
+from hf_captionrl.retrieval.ranking import duplicate_images, ranks
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hf_captionrl.retrieval import Scorer
+
+__all__ = ["BLOCK", "CaptionScoring", "ScoreStage", "score_captions_in_blocks", "write_inputs"]
+
+BLOCK = 256
+"""Captions that are encoded together."""
+
+_CAPTIONS = "captions.parquet"
+_POOLS = {"image_rank": "images.npy", "pool_rank": "pool.npy"}
+
+
+class CaptionScoring:
+    """Columns of numbers from a block of captions; columns of what is not given are missing.
+
+    Args:
+        scorer: Gives `text` `(B, D)`, with `clip_prefix` also `clip_text` of the captions after it, and, if it can, `tokens`.
+        language_model: `(model, tokenizer)`; gives `nats` and `scored_tokens`, the losses of the captions.
+        clip_prefix: Text before each caption.
+        pools: Features `(M, D)` by the name of a column, with the rank of each caption's image among them; image i of a pool
+            belongs to caption i.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer | None,
+        language_model: tuple[Any, Any] | None = None,
+        *,
+        clip_prefix: str = "",
+        pools: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.scorer, self.language_model, self.clip_prefix = scorer, language_model, clip_prefix
+        self._pools = {}
+        for name, features in (pools or {}).items():
+            unit = unit_rows(torch.as_tensor(features).to(getattr(scorer, "device", "cpu")))
+            self._pools[name] = (unit, duplicate_images(unit))
+
+    def __call__(self, captions: Sequence[str], first: int) -> dict[str, np.ndarray]:
+        """Columns of a block; `first` is the image of its first caption."""
+        texts, found = spoken(captions), {}
+        if self.scorer is not None:
+            text = self.scorer.text_features(texts)
+            found["text"] = text.float().cpu().numpy()
+            if self.clip_prefix:
+                prefixed = self.scorer.text_features([self.clip_prefix + caption for caption in texts])
+                found["clip_text"] = prefixed.float().cpu().numpy()
+            # Other implementations of a scorer need not count tokens.
+            if isinstance(self.scorer, TokenScorer):
+                found["tokens"] = np.asarray(self.scorer.count_tokens(texts), dtype=np.int64)
+            targets = torch.arange(first, first + len(texts))
+            for name, (images, first_row) in self._pools.items():
+                rows = unit_rows(text.float().to(images.device))
+                found[name] = ranks(rows, images, targets, duplicate_of=first_row).numpy()
+        if self.language_model is not None:
+            losses = caption_losses(texts, *self.language_model)
+            found |= {"nats": losses.nats.numpy(), "scored_tokens": losses.tokens.numpy()}
+        return found
+
+
+def score_captions_in_blocks(
+    scoring: CaptionScoring, captions: Sequence[str], first: int = 0
+) -> dict[str, np.ndarray]:
+    """Columns of captions whose images are `first`, `first + 1`, ...; `first` is a multiple of `BLOCK`."""
+    parts = [scoring(captions[at : at + BLOCK], first + at) for at in range(0, len(captions), BLOCK)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def write_inputs(folder: Path, captions: Sequence[Sequence[str]], pools: Mapping[str, Any]) -> None:
+    """Write what the processes of [`ScoreStage`] read: the captions of each source, and the features of the images."""
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    from hf_captionrl.io import atomic_write_bytes
+
+    for name, features in pools.items():
+        buffer = io.BytesIO()
+        np.save(buffer, torch.as_tensor(features).cpu().numpy())
+        atomic_write_bytes(folder / _POOLS[name], buffer.getvalue())
+    buffer = io.BytesIO()
+    columns = {str(source): list(texts) for source, texts in enumerate(captions)}
+    pyarrow.parquet.write_table(pa.table(columns), buffer)
+    atomic_write_bytes(folder / _CAPTIONS, buffer.getvalue())
+
+
+class ScoreStage(Stage):
+    """Columns of [`CaptionScoring`] for the captions of several sources, one source after the other.
+
+    Each source begins with a new shard: row `s * rows_per_source + i` of the stage is caption i of source s, and rows after
+    the last caption of a source have no result.
+
+    Args:
+        folder: Where `write_inputs` wrote.
+        rows_per_source: A multiple of the rows per shard, at least the number of captions.
+        models: Arguments of `load_evaluators`.
+        clip_prefix: As for [`CaptionScoring`].
+        columns: Names of the columns that are wanted.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rows_per_source: int,
+        models: Sequence[str | None],
+        clip_prefix: str,
+        columns: Sequence[str],
+    ) -> None:
+        self.folder, self.rows_per_source = folder.absolute(), rows_per_source
+        self.models, self.clip_prefix, self._columns = tuple(models), clip_prefix, tuple(columns)
+
+    def load(self) -> None:
+        import pyarrow.parquet
+
+        from hf_captionrl.evaluation.evaluation_models import load_evaluators
+
+        dataset, scorer_name, language_model_name = self.models
+        scorer, language_model, _ = load_evaluators(str(dataset), scorer_name, language_model_name)
+        pools = {name: np.load(self.folder / file) for name, file in _POOLS.items() if name in self._columns}
+        self._scoring = CaptionScoring(scorer, language_model, clip_prefix=self.clip_prefix, pools=pools)
+        self._captions = pyarrow.parquet.read_table(self.folder / _CAPTIONS)
+
+    def made_by(self) -> dict[str, Any]:
+        from hf_captionrl.retrieval import model_fingerprint
+
+        scorer, language_model = self._scoring.scorer, self._scoring.language_model
+        return {
+            "scorer": None if scorer is None else scorer.signature,
+            "language_model": None if language_model is None else model_fingerprint(language_model[0]),
+        }
+
+    def schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        kinds = {"text": pa.list_(pa.float32()), "clip_text": pa.list_(pa.float32()), "nats": pa.float64()}
+        return pa.schema({name: kinds.get(name, pa.int64()) for name in self._columns})
+
+    def __call__(self, rows: range) -> list[dict[str, Any]]:
+        source, first = divmod(rows.start, self.rows_per_source)
+        captions = self._captions.column(source).slice(first, len(rows)).to_pylist()
+        found = score_captions_in_blocks(self._scoring, captions, first)
+        values = zip(*(found[name] for name in self._columns), strict=True)
+        return [dict(zip(self._columns, row, strict=True)) for row in values]

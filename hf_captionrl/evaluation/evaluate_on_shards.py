@@ -1,0 +1,146 @@
+"""The parts of `captionrl evaluate` whose cost grows with the rows, as stages on shards."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import numpy as np
+
+from hf_captionrl.data import frames_of
+from hf_captionrl.data.source_keys import source_keys
+from hf_captionrl.engine import ShardFolder, Stage, launched, read_shards, run_stage
+from hf_captionrl.evaluation.cached_rows import fill_cache
+from hf_captionrl.evaluation.caption_scores import BLOCK, ScoreStage, write_inputs
+from hf_captionrl.evaluation.dataset_options import DatasetOptions, ids_digest
+from hf_captionrl.evaluation.evaluation_models import held_out_scorer_name
+from hf_captionrl.evaluation.scored_captions import add_scores
+from hf_captionrl.evaluation.write_features import FeaturesOptions, FeatureStage
+from hf_captionrl.io import to_plain
+from hf_captionrl.retrieval import FeatureCache, TokenScorer, model_fingerprint
+
+if TYPE_CHECKING:
+    from hf_captionrl.evaluation.evaluate_captions import EvaluateOptions
+    from hf_captionrl.evaluation.paper_tables import ScoredCaptions
+
+__all__ = ["cache_image_features", "check_shards", "score_on_shards"]
+
+_BLOCKS = 16
+_DTYPES = {"text": np.float32, "clip_text": np.float32, "nats": np.float64}
+
+
+def check_shards(arguments: EvaluateOptions) -> None:
+    """Refuse options that do not fit, before anything slow."""
+    arguments.check_engine()
+    if arguments.uses_shards and launched()[1] > 1:
+        raise ValueError(
+            f"{launched()[1]} processes were launched, but one process writes the tables. Use --processes instead of `accelerate launch`."
+        )
+    rows = arguments.rows_per_shard or BLOCK
+    if rows % BLOCK:
+        raise ValueError(
+            f"--rows_per_shard {rows} is not a multiple of {BLOCK}, the captions that are scored together. Use {-(-rows // BLOCK) * BLOCK}."
+        )
+
+
+def _digest(value: Any) -> str:
+    """Of an array, or of what JSON represents."""
+    data = np.ascontiguousarray(value) if isinstance(value, np.ndarray) else json.dumps(to_plain(value)).encode()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _shards(
+    arguments: EvaluateOptions, kind: str, settings: Mapping[str, Any], rows: int, per_shard: int
+) -> ShardFolder:
+    """The folder of a stage. Its name depends on the settings, so other captions or models never meet these shards."""
+    name = f"{kind}-{_digest({**settings, 'rows_per_shard': per_shard})}"
+    return ShardFolder(arguments.output_dir / "shards" / name, settings, num_rows=rows, rows_per_shard=per_shard)
+
+
+def _work(stage: Stage, shards: ShardFolder, arguments: EvaluateOptions) -> None:
+    from tqdm import tqdm
+
+    with tqdm(total=len(shards.unfinished()), unit=" shards", disable=None) as progress:
+        run_stage(stage, shards, arguments, progress=lambda rows: progress.update(1))
+
+
+def cache_image_features(arguments: EvaluateOptions, dataset: datasets.Dataset, scorer: Any) -> None:
+    """Put the image features that the cache lacks into it, in the batches that one process would compute."""
+    if frames_of(dataset):
+        return
+    cache = FeatureCache.for_scorer(scorer, arguments.cache_dir)
+    keys = source_keys(dataset, cache.root)
+    first: dict[str, int] = {}
+    for row in cache.missing(keys):
+        first.setdefault(keys[row], row)
+    if not first:
+        return
+    missing = dataset.select(list(first.values()))
+    options = FeaturesOptions(
+        **{field.name: getattr(arguments, field.name) for field in fields(DatasetOptions)},
+        scorer=held_out_scorer_name(arguments.dataset, arguments.scorer),
+        features="image",
+    )
+    settings = {"scorer": scorer.signature, "images": _digest(list(first))}
+    shards = _shards(arguments, "images", settings, len(first), arguments.rows_per_shard or _BLOCKS * BLOCK)
+    stage = FeatureStage(options, ids_digest(missing), only=[str(image_id) for image_id in missing["image_id"][:]])
+    _work(stage, shards, arguments)
+    fill_cache(cache, shards.folder, "image")
+
+
+def score_on_shards(
+    arguments: EvaluateOptions,
+    sources: Sequence[ScoredCaptions],
+    scorer: Any,
+    language_model: tuple[Any, Any] | None,
+    *,
+    clip_prefix: str,
+    pools: Mapping[str, Any],
+) -> None:
+    """As `score_sources`, on shards of captions."""
+    captions = [source.first for source in sources]
+    columns = [*pools]
+    if scorer is not None:
+        columns += [
+            "text",
+            *(["clip_text"] if clip_prefix else []),
+            *(["tokens"] if isinstance(scorer, TokenScorer) else []),
+        ]
+    if language_model is not None:
+        columns += ["nats", "scored_tokens"]
+    if not columns:
+        return
+    per_shard = arguments.rows_per_shard or _BLOCKS * BLOCK
+    rows_per_source = -(-len(captions[0]) // per_shard) * per_shard
+    settings = {
+        "captions": _digest(captions),
+        "pools": {name: _digest(np.asarray(features)) for name, features in pools.items()},
+        "scorer": None if scorer is None else scorer.signature,
+        "language_model": None if language_model is None else model_fingerprint(language_model[0]),
+        "clip_prefix": clip_prefix,
+        "columns": columns,
+    }
+    shards = _shards(arguments, "captions", settings, len(sources) * rows_per_source, per_shard)
+    if shards.unfinished():
+        write_inputs(shards.folder, captions, pools)
+    models = (arguments.dataset, arguments.scorer, arguments.language_model)
+    _work(ScoreStage(shards.folder, rows_per_source, models, clip_prefix, columns), shards, arguments)
+    rows = read_shards(shards.folder)
+    for source in sources:
+        add_scores(source, _columns(rows, len(source.captions)), scorer, language_model, clip_prefix)
+
+
+def _columns(rows: Iterator[dict[str, Any]], number: int) -> dict[str, np.ndarray]:
+    """Columns of the next rows."""
+    found: dict[str, np.ndarray] = {}
+    for at, row in enumerate(itertools.islice(rows, number)):
+        for name, value in row.items():
+            if at == 0:
+                found[name] = np.empty((number, *np.shape(value)), _DTYPES.get(name, np.int64))
+            found[name][at] = value
+    return found

@@ -1,0 +1,147 @@
+"""`captionrl evaluate` on shards: every number equals that of one process, to the last bit."""
+
+import json
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from hf_captionrl.cli import main
+from hf_captionrl.data.caption_columns import replace_column, undecoded
+from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
+from hf_captionrl.evaluation import paper_tables
+from hf_captionrl.evaluation.caption_scores import (
+    BLOCK,
+    CaptionScoring,
+    ScoreStage,
+    score_captions_in_blocks,
+    write_inputs,
+)
+from hf_captionrl.evaluation.evaluation_models import load_evaluators
+from hf_captionrl.metrics import caption_perplexity
+from hf_captionrl.scenes import load_scenes
+from tests.closeness import close
+
+IMAGES = 105
+MODELS = ("scenes", "scenes:siglip-held-out", "scenes:gpt2-perplexity")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A data set with a copy of an image and one that cannot be read."""
+    scenes = load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
+    images = undecoded(scenes)["image"][:]
+    images[2], images[70] = {"bytes": b"no image", "path": None}, images[3]
+    changed = replace_column(scenes.select_columns(["image_id", "captions"]), "image", images, datasets.Image())
+    folder = tmp_path_factory.mktemp("photos")
+    changed.to_parquet(folder / "images.parquet")
+    texts = {"full": scenes["full_caption"][:], "generic": ["an animal", ""] * 52 + ["a thing"]}
+    for name, captions in texts.items():
+        rows = zip(scenes["image_id"], captions, strict=True)
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"image_id": i, "caption": c}) + "\n" for i, c in rows)
+        )
+    return folder
+
+
+def evaluate(photos, folder, *more):
+    files = ["--captions", str(photos / "full.jsonl"), str(photos / "generic.jsonl")]
+    data = ["--dataset", str(photos / "images.parquet"), "--max_bad_fraction", "0.1", "--suite", "all"]
+    models = ["--scorer", MODELS[1], "--language_model", MODELS[2], "--clip_prefix", "A picture of"]
+    places = ["--output_dir", str(folder), "--cache_dir", str(folder / "cache")]
+    return main(["evaluate", *files, *data, *models, *places, *more])
+
+
+def test_tables_equal_those_without_engine_and_a_repeated_command_computes_nothing(
+    photos, tmp_path, monkeypatch, capsys
+):
+    def no_java(captions, references):
+        raise RuntimeError("not run: there is no Java")
+
+    monkeypatch.setattr(paper_tables, "meteor", no_java)
+    monkeypatch.setattr(paper_tables, "spice", no_java)
+    assert evaluate(photos, tmp_path / "one") == 0
+    printed = capsys.readouterr().out
+    shards = ["--processes", "1", "--rows_per_shard", str(BLOCK)]
+    assert evaluate(photos, tmp_path / "shards", *shards) == 0
+    assert capsys.readouterr().out == printed.replace(str(tmp_path / "one"), str(tmp_path / "shards"))
+
+    def result(folder):
+        found = json.loads((tmp_path / folder / "comparison.json").read_text())
+        return {name: value for name, value in found.items() if name != "config"}
+
+    assert result("shards") == result("one")
+    assert (tmp_path / "shards/comparison.md").read_text() == (tmp_path / "one/comparison.md").read_text()
+    assert result("one")["num_duplicate_images"] == 1
+    images, captions = (next((tmp_path / "shards/shards").glob(f"{kind}-*")) for kind in ("images", "captions"))
+    assert json.loads((images / "manifest.json").read_text())["rows"] == IMAGES - 2
+    manifest = json.loads((captions / "manifest.json").read_text())
+    assert [shard["rows"] for shard in manifest["shards"]] == [IMAGES - 1] * 3  # the files and the references
+
+    monkeypatch.setattr(ScoreStage, "load", None)  # nothing is loaded
+    assert evaluate(photos, tmp_path / "shards", *shards) == 0
+    assert result("shards") == result("one")
+
+
+def captions_of(seed, number=2 * BLOCK + 1):
+    """Captions with copies in other blocks and an empty one, which is a block of its own."""
+    words = ["red", "blue", "pig", "two", "on", "the", "grass", "small"]
+    drawn = np.random.default_rng(seed).integers(len(words), size=(number, 6))
+    texts = [" ".join(words[w] for w in row[: 1 + row[0] % 6]) for row in drawn]
+    return [*texts[:-2], texts[0], ""]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_shards_equal_blocks_of_this_process_and_plain_numbers(tmp_path, processes):
+    scorer, language_model, _ = load_evaluators(*MODELS)
+    sources = [captions_of(0), captions_of(1)]
+    number, width = len(sources[0]), scorer.text_features(["a"]).size(1)
+    images = torch.randn(number + 7, width, generator=torch.Generator().manual_seed(0))
+    pools = {"image_rank": images[:number], "pool_rank": images}
+    scoring = CaptionScoring(scorer, language_model, clip_prefix="Photo: ", pools=pools)
+    columns = ["image_rank", "pool_rank", "text", "clip_text", "tokens", "nats", "scored_tokens"]
+
+    write_inputs(tmp_path, sources, pools)
+    shards = ShardFolder(tmp_path, {}, num_rows=2 * 4 * BLOCK, rows_per_shard=2 * BLOCK)
+    stage = ScoreStage(tmp_path, 4 * BLOCK, MODELS, "Photo: ", columns)
+    manifest = run_stage(stage, shards, EngineOptions(processes=processes))["manifest"]
+    assert [shard["rows"] for shard in manifest["shards"]] == [2 * BLOCK, 1] * 2
+    rows = list(read_shards(tmp_path))
+    for place, captions in enumerate(sources):
+        expected = score_captions_in_blocks(scoring, captions)
+        part = rows[place * number : (place + 1) * number]
+        assert set(expected) == set(columns)
+        for name in columns:
+            assert np.array([row[name] for row in part], expected[name].dtype).tobytes() == expected[name].tobytes()
+        # Each number by itself: a feature of one caption, ranks by counting, losses of the whole list.
+        text = torch.cat([scorer.text_features([caption or "."]) for caption in captions[-3:]])
+        assert expected["text"][-3:].flatten().tolist() == close(text.flatten().tolist(), dtype="float32", magnitude=1)
+        unit = torch.nn.functional.normalize(images, dim=1).double()
+        for row in range(0, number, 50):
+            scores = unit @ torch.from_numpy(expected["text"][row]).double()
+            assert expected["pool_rank"][row] == 1 + int((scores > scores[row]).sum())
+            assert expected["image_rank"][row] == 1 + int((scores[:number] > scores[row]).sum())
+        whole = caption_perplexity([caption or "." for caption in captions], *language_model)
+        assert expected["scored_tokens"].tolist() == whole["tokens"].tolist()
+        assert expected["nats"].tolist() == close(whole["nats"].tolist(), dtype="float32", magnitude=50)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--rows_per_shard", "100", "--processes", "2"], f"100 is not a multiple of {BLOCK}"),
+        (["--rows_per_shard", "256"], "Use --processes or --engine"),
+        (["--address", "auto"], "Use --engine ray"),
+    ],
+)
+def test_engine_options_that_do_not_fit_are_refused(photos, tmp_path, capsys, more, said):
+    assert evaluate(photos, tmp_path, *more) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_launched_processes_are_refused(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert evaluate(photos, tmp_path, "--engine", "processes") == 2
+    assert "2 processes were launched" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
