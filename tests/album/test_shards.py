@@ -17,7 +17,8 @@ from hf_captionrl.album.loading import AlbumModels
 from hf_captionrl.album.shard_work import ShardWork
 from hf_captionrl.album.sources import AlbumSource, load_album_source
 from hf_captionrl.cli import main
-from hf_captionrl.engine import read_shards
+from hf_captionrl.engine import ray_engine, read_shards
+from hf_captionrl.engine.ray_engine import RayActor
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from tests.album.dying import DyingModels
@@ -137,6 +138,22 @@ def test_killed_command_repeats_only_unfinished_shards(photos, monkeypatch):
     assert album("killed/o.jsonl", *shards) == 0
     assert asked == []
     assert contents("killed") == contents("whole")
+
+
+def test_actors_that_load_everything_again_give_the_same_files(photos, monkeypatch):
+    """Ray without a cluster: what is sent to an actor, and what it writes."""
+
+    def run_on_ray(actor, todo, options):
+        assert (options.engine, options.address, options.processes) == ("ray", "auto", None)
+        sent = RayActor(pickle.loads(pickle.dumps(actor)), os.getcwd())
+        for shard in reversed(todo):
+            assert sent({"shard": [shard]})["error"] == [""]
+            yield shard
+
+    monkeypatch.setattr(ray_engine, "run_on_ray", run_on_ray)
+    assert album("one/o.jsonl", "--rows_per_shard", "2") == 0
+    assert album("two/o.jsonl", "--rows_per_shard", "2", "--engine", "ray", "--address", "auto") == 0
+    assert contents("two") == contents("one")
 
 
 @pytest.mark.slow  # two processes that import everything

@@ -1,7 +1,5 @@
 """Shards on a Ray cluster of two nodes, one of whose actors is killed."""
 
-from pathlib import Path
-
 import pytest
 
 from hf_captionrl.cli import main
@@ -62,33 +60,3 @@ def test_captions_of_a_cluster_equal_those_of_one_process(cluster, tmp_path):
     assert main([*few, "--output", str(tmp_path / "shards"), *engine]) == 0
     one, ray_captions = read_caption_file(tmp_path / "one.jsonl"), read_caption_file(tmp_path / "shards")
     assert list(ray_captions.captions.items()) == list(one.captions.items())
-
-
-@pytest.mark.slow
-def test_album_of_a_cluster_equals_that_of_one_process_file_by_file(cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    models = ["--model", "scenes:blip-mle", "--scorer", "scenes:siglip-held-out"]
-    few = ["--max_images", "4", "--batch_size", "2", "--rows_per_shard", "2", "--num_samples", "2"]
-    for output, engine in (("one", []), ("two", ["--engine", "ray", "--address", cluster])):
-        assert (
-            main(
-                [
-                    "album",
-                    "scenes",
-                    *models,
-                    *few,
-                    "--output",
-                    f"{output}/o.jsonl",
-                    "--cache_dir",
-                    f"cache-{output}",
-                    *engine,
-                ]
-            )
-            == 0
-        )
-    one, two = (
-        {path.relative_to(folder): path.read_bytes() for path in Path(folder).glob("**/*") if path.is_file()}
-        for folder in ("one", "two")
-    )
-    assert one == two
-    assert sum(path.suffix == ".parquet" for path in one) == 4
