@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl.album.album import AlbumEngine  # noqa: E402
+from hf_captionrl.album.album_work import LoadedWork  # noqa: E402
 from hf_captionrl.album.diagnosis import diagnose  # noqa: E402
 from hf_captionrl.album.image_facts import ImageFacts  # noqa: E402
 from hf_captionrl.album.settings import AlbumSettings  # noqa: E402
@@ -92,7 +93,8 @@ def measure(count: int) -> dict[str, Any]:
     ids = [str(row) for row in range(count)]
     settings = AlbumSettings()
     images: Any = range(count)
-    engine = AlbumEngine(images, ids, candidates, None, scorer, settings, [""] * count)  # type: ignore[arg-type]
+    work = LoadedWork(images, ids, None, scorer, settings)  # type: ignore[arg-type]
+    engine = AlbumEngine(images, ids, candidates, work, scorer, settings, [""] * count)  # type: ignore[arg-type]
     times = [time.process_time()]
     engine.prepare(facts, threshold=0.99)
     times.append(time.process_time())

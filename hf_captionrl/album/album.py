@@ -15,20 +15,19 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.album.album_result import Album, AlbumImage
+from hf_captionrl.album.album_work import AlbumWork, LoadedWork, stage_progress
 from hf_captionrl.album.candidate_scores import EncodedTexts, confusions_of
-from hf_captionrl.album.candidates import Journal, contrastive_candidates, generate_candidates
 from hf_captionrl.album.choice import Choice
 from hf_captionrl.album.constraints import check_candidates, meets_constraints, shortened, with_word
 from hf_captionrl.album.copies import calibrate_threshold, copy_leaders
 from hf_captionrl.album.diagnosis import diagnose
 from hf_captionrl.album.distinct_captions import ChosenCaptions, distinct_captions, same_text
-from hf_captionrl.album.image_facts import ImageFacts, opened_chunks, read_images
+from hf_captionrl.album.image_facts import ImageFacts, opened_chunks
 from hf_captionrl.album.phrase_removal import drop_shared
 from hf_captionrl.album.settings import NEIGHBOURS, SMALL_ALBUM, AlbumSettings, check_candidate_options
 from hf_captionrl.album.shared_phrases import GroupFacts, group_facts
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.metrics.suites.suite_row import spoken
-from hf_captionrl.pipelines import ChosenImages
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
 
@@ -48,8 +47,6 @@ def describe_album(
     diagnose_only: bool | None = None,
     settings: AlbumSettings | None = None,
     cache: FeatureCache | None = None,
-    journal: Journal | None = None,
-    answers: Journal | None = None,
     skip_unreadable: bool = False,
     progress: Callable[[str, int], Any] | None = None,
     **changes: Any,
@@ -72,8 +69,6 @@ def describe_album(
         diagnose_only: Diagnose the first existing caption of each image instead of choosing one. None: if there is no captioner.
         settings ([`AlbumSettings`], *optional*): Number of candidates, constraints, choice.
         cache ([`FeatureCache`], *optional*): Image features of an earlier run.
-        journal: Keeps candidates, so that an interrupted run can continue; see `evaluation.caption_files.CaptionWriter`.
-        answers: The same for the answers to contrastive prompts.
         skip_unreadable: Whether images that cannot be read are listed in the result instead of raising an `ImageError`.
         progress: Called with the name of a stage and the number of images it has finished since the last call.
         changes: Fields of [`AlbumSettings`] as keyword arguments, if `settings` is not passed.
@@ -104,12 +99,8 @@ def describe_album(
         raise ValueError("There are no captions to diagnose. Pass captions, or a captioner that writes them.")
     check_candidate_options(settings, captioner)
     names = [""] * len(images) if groups is None else list(groups)
-    engine = AlbumEngine(images, ids, existing, captioner, scorer, settings, names, journal, answers, progress)
-    engine.read(cache, skip_unreadable)
-    album = engine.existing_captions() if diagnoses else engine.choose()
-    engine.find_shared(album)
-    diagnose(album, scorer)
-    return album
+    work = LoadedWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
+    return AlbumEngine(images, ids, existing, work, scorer, settings, names, progress).describe(diagnoses)
 
 
 def _existing(images: Sequence[Any], captions: Sequence[Sequence[str] | str] | None) -> list[list[str]]:
@@ -131,29 +122,24 @@ class AlbumEngine:
     images: Sequence[Any]
     ids: list[str]
     existing: list[list[str]]
-    captioner: Captioner | None
+    work: AlbumWork
     scorer: Scorer
     settings: AlbumSettings
     groups: list[str]
-    journal: Journal | None = None
-    answers: Journal | None = None
     progress: Callable[[str, int], Any] | None = None
 
-    def _report(self, stage: str) -> Callable[[int], Any] | None:
-        progress = self.progress
-        return None if progress is None else lambda number: progress(stage, number)
+    def describe(self, diagnose_only: bool) -> Album:
+        """All steps."""
+        self.read()
+        album = self.existing_captions() if diagnose_only else self.choose()
+        self.find_shared(album)
+        diagnose(album, self.scorer)
+        return album
 
-    def read(self, cache: FeatureCache | None, skip_unreadable: bool) -> None:
+    def read(self) -> None:
         """Read the images, and find copies and neighbours."""
         size = self.settings.batch_size
-        facts = read_images(
-            self.images,
-            self.scorer,
-            cache=cache,
-            batch_size=size,
-            skip_unreadable=skip_unreadable,
-            progress=self._report("reading"),
-        )
+        facts = self.work.facts()
         threshold = self.settings.copy_threshold
         if threshold is None:
             opened = (image for _, chunk in opened_chunks(self.images, facts.rows[:64], size) for image in chunk)
@@ -231,32 +217,19 @@ class AlbumEngine:
 
     def _candidates(self, old: list[list[str]]) -> list[list[str]]:
         """Generated candidates of each leader, then existing captions; an empty text if there is none."""
-        settings, images = self.settings, ChosenImages(self.images, self.rows)
-        if self.captioner is None:
+        settings, similar = self.settings, None
+        if not self.work.writes_captions:
             return [mine or [""] for mine in old]
-        ids = [self.ids[row] for row in self.rows]
-        similar = self.similar() if settings.decoding == "rsa" or settings.contrastive else None
-        generated = generate_candidates(
-            self.captioner,
-            images,
-            ids,
-            settings,
-            similar=similar,
-            journal=self.journal,
-            progress=self._report("captioning"),
-        )
+        if settings.decoding == "rsa" or settings.contrastive:
+            similar = self.similar()
+        rows = None
+        if settings.decoding == "rsa" and similar is not None:
+            rows = [[self.rows[other] for other in mine] for mine in similar]
+        generated = self.work.candidates(self.rows, rows)
         candidates = [list(dict.fromkeys([*new, *mine])) or [""] for new, mine in zip(generated, old, strict=True)]
         if settings.contrastive and similar is not None:
-            answers = contrastive_candidates(
-                self.captioner,
-                images,
-                ids,
-                self._texts(candidates, old),
-                settings,
-                similar,
-                journal=self.answers,
-                progress=self._report("asking again"),
-            )
+            texts = self._texts(candidates, old)
+            answers = self.work.answers(self.rows, [[texts[other] for other in mine] for mine in similar])
             candidates = [list(dict.fromkeys([*a, *b])) for a, b in zip(candidates, answers, strict=True)]
         return candidates
 
@@ -293,16 +266,15 @@ class AlbumEngine:
         allowed = check_candidates(candidates, old, settings, trigger=settings.trigger)
         if settings.choice == "first":
             candidates, allowed = _first_allowed(candidates, allowed)
-        flat = [text for mine in candidates for text in mine]
         return distinct_captions(
             candidates,
-            EncodedTexts(self.scorer, spoken(flat)),
+            self.work.text_features(self.rows, candidates),
             self.features,
             neighbours=self.neighbours,
             allowed=allowed,
             max_component=settings.max_component,
             assigns=settings.choice == "assignment",
-            progress=self._report("comparing"),
+            progress=stage_progress(self.progress, "comparing"),
         )
 
     def existing_captions(self) -> Album:

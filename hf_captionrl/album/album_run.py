@@ -1,4 +1,4 @@
-"""One run of `captionrl album`: its files, locks and journals, resuming."""
+"""One run of `captionrl album`: its files and locks, resuming."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import posixpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hf_captionrl.album.kept_files import KeptFiles, file_stamps, refuse_changed
+from hf_captionrl.album.kept_files import KeptFiles, file_digest, file_stamps, refuse_changed
 from hf_captionrl.album.settings import CandidateOptions
 from hf_captionrl.io import LineFile
 
@@ -17,15 +17,9 @@ if TYPE_CHECKING:
     from hf_captionrl.album.album_result import Album
     from hf_captionrl.album.command import AlbumOptions
     from hf_captionrl.album.sources import AlbumSource
-    from hf_captionrl.captioners.captioner import Captioner
-    from hf_captionrl.evaluation.caption_files import CaptionWriter
+    from hf_captionrl.retrieval import Scorer
 
-__all__ = ["AlbumRun", "journal_of"]
-
-
-def journal_of(output: Path) -> Path:
-    """The candidates of an output, which are also its lock."""
-    return output.with_suffix(".candidates.jsonl")
+__all__ = ["AlbumRun"]
 
 
 class _Reservation(LineFile):
@@ -49,13 +43,13 @@ class AlbumRun:
         self.options, self.source, self.training_seconds = options, source, training_seconds
         self.first = options.output[0]
         self.run_file = self.first.with_suffix(".run.json")
+        self.shards = self.first.with_suffix(".shards")
         self.adapter = self.first.with_suffix(".adapter")
         self.kept = KeptFiles(self.first)
         self.targets = list(options.output)
         if options.sidecars:
             self.targets += check_sidecars(source.image_ids, source.paths)
         self.facts: dict[str, Any] = {}
-        self.answers: CaptionWriter | None = None
         self._open: list[LineFile] = []
 
     def __enter__(self) -> Self:
@@ -75,27 +69,14 @@ class AlbumRun:
         self._open.clear()
 
     def _lock(self) -> None:
-        """Open the journals, and reserve every output: `NAME.candidates.jsonl` is the lock of each NAME.
-
-        The text files beside the images have a lock in their folder, which keeps commands with other outputs away.
-        """
-        from hf_captionrl.evaluation.caption_files import CaptionWriter
-
-        overwrite, journals = (
-            self.options.overwrite,
-            {os.path.abspath(p): p for p in map(journal_of, self.options.output)},
-        )
+        """Reserve every output by `NAME.lock`, and the text files beside the images by a lock in their folder."""
+        paths = {os.path.abspath(path): path for path in (p.with_suffix(".lock") for p in self.options.output)}
         if self.options.sidecars:
             folder = os.path.commonpath([os.path.abspath(Path(path).parent) for path in self.source.paths if path])
             self._open.append(_Reservation(Path(folder, ".captionrl.lock")))
-        self.writer = CaptionWriter(journals.pop(os.path.abspath(journal_of(self.first))), overwrite=overwrite)
-        self._open.append(self.writer)
-        for path in journals.values():
+        for path in paths.values():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._open.append(_Reservation(path))
-        if self.options.contrastive:
-            self.answers = CaptionWriter(self.first.with_suffix(".answers.jsonl"), overwrite=overwrite)
-            self._open.append(self.answers)
 
     def _begin(self) -> None:
         """Refuse to replace files that this command did not write; forget captions that an earlier run wrote."""
@@ -130,64 +111,51 @@ class AlbumRun:
                 captions[row] = [before] if before else []
         self.source.captions = captions
 
-    def _settings(self, captioner: Captioner | None) -> dict[str, Any]:
-        """Settings of the candidates; others may change without generating them again."""
-        from hf_captionrl.retrieval import model_fingerprint
-
+    def _settings(self, adapter: Path | None) -> dict[str, Any]:
+        """Settings of the candidates; others may change without generating them again. The shards compare the weights."""
         options = self.options
         names = [field.name for field in dataclasses.fields(CandidateOptions) if field.name != "contrastive"]
-        weights = None if captioner is None else model_fingerprint(captioner.base_model)
         return {
             "images": os.path.realpath(options.images) if os.path.exists(options.images) else options.images,
-            "model": options.model,
-            "weights": weights,
-            "prompt": None if captioner is None else captioner.prompt,
-            "dtype": options.dtype,
-            **{name: getattr(options, name) for name in names},
+            "adapter": None if adapter is None else file_digest(adapter / "adapter_model.safetensors"),
+            **{name: getattr(options, name) for name in ("model", "revision", "prompt", "dtype", *names)},
         }
 
     def describe(self) -> Album:
         """Load the models, and describe the album."""
-        from hf_captionrl.album.album import describe_album
-        from hf_captionrl.album.loading import load_models
+        from hf_captionrl.album.album import AlbumEngine
+        from hf_captionrl.album.kept_rows import remove_kept
+        from hf_captionrl.album.loading import AlbumModels
+        from hf_captionrl.album.shard_work import KINDS, ShardWork
         from hf_captionrl.evaluation.write_captions import check_settings
         from hf_captionrl.io import write_json
         from hf_captionrl.reports.versions import installed_versions
-        from hf_captionrl.retrieval import FeatureCache
 
         options, source = self.options, self.source
-        captioner, scorer = load_models(options)
+        models = AlbumModels(options, source)
         if self.training_seconds is not None:
-            captioner, self.facts["adapt"] = self._adapt(scorer, self.training_seconds)
-        settings = self._settings(captioner)
+            self.facts["adapt"] = self._adapt(models.scorer, self.training_seconds)
+            models.adapter = self.adapter.absolute() if self.facts["adapt"]["kept"] else None
+        settings = self._settings(models.adapter)
         images = file_stamps(source.image_ids, source.paths)
         if self.continues:
             check_settings(self.run_file, settings)
             refuse_changed(json.loads(self.run_file.read_text(encoding="utf-8")).get("images", {}), images)
-        for journal in filter(None, (self.writer, self.answers)):
-            journal.start()
+        elif options.overwrite:
+            remove_kept(self.shards, KINDS)
         write_json(self.run_file, {"settings": settings, "versions": installed_versions(), "images": images})
         with Progress(len(source.images)) as progress:
-            album = describe_album(
-                source.images,
-                captioner,
-                scorer,
-                captions=source.captions,
-                image_ids=source.image_ids,
-                groups=_groups(source, options),
-                settings=options,
-                cache=FeatureCache.for_scorer(scorer, options.cache_dir),
-                journal=self.writer,
-                answers=self.answers,
-                skip_unreadable=True,
-                progress=progress,
+            work = ShardWork(models, self.shards, settings, progress)
+            groups = _groups(source, options)
+            engine = AlbumEngine(
+                source.images, source.image_ids, source.captions, work, models.scorer, options, groups, progress
             )
-        return album
+            return engine.describe(diagnose_only=options.model is None)
 
-    def _adapt(self, scorer: Any, seconds: float) -> tuple[Captioner, dict[str, Any]]:
-        """Train an adapter, or take that of an earlier run of the same command."""
+    def _adapt(self, scorer: Scorer, seconds: float) -> dict[str, Any]:
+        """Train an adapter in this process, or take that of an earlier run of the same command; returns the decision."""
         from hf_captionrl.album.adapt import adapt_to_album
-        from hf_captionrl.album.loading import load_adapted, load_held_out, load_model
+        from hf_captionrl.album.loading import load_held_out, load_model
         from hf_captionrl.io import write_json
 
         options = self.options
@@ -198,7 +166,7 @@ class AlbumRun:
                     f"{self.adapter} has an adapter of another command ({facts.get('asked')}). Use --overwrite to train again, or "
                     "another --output."
                 )
-            return load_adapted(options, self.adapter if facts["kept"] else None), facts
+            return facts
         found = adapt_to_album(
             lambda: load_model(options),
             scorer,
@@ -211,8 +179,8 @@ class AlbumRun:
         )
         facts = {**found.facts, "asked": self._asked()}
         write_json(self.adapter / "decision.json", facts)
-        # The trained weights are those that a repeated command will load: same data type, same captions.
-        return load_adapted(options, self.adapter) if facts["kept"] else found.captioner, facts
+        # Every process loads the weights from the file: same data type, same captions.
+        return facts
 
     def earlier_adapter(self) -> dict[str, Any] | None:
         """The decision of an earlier run about its adapter."""

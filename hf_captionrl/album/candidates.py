@@ -6,8 +6,8 @@ Legend: B images of a batch, G candidates per image.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from PIL import Image
@@ -19,20 +19,7 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts
 from hf_captionrl.captioners.eval_mode import evaluating
 
-__all__ = ["Journal", "contrastive_candidates", "generate_candidates"]
-
-
-class Journal(Protocol):
-    """Where candidates are kept as soon as they are generated, such as `CaptionWriter`."""
-
-    @property
-    def done(self) -> Mapping[str, list[str]]:
-        """Captions of the images that were finished before, by their ids."""
-        ...
-
-    def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
-        """Keep the captions of some images."""
-        ...
+__all__ = ["contrastive_answers", "generate_candidates"]
 
 
 def generate_candidates(
@@ -41,92 +28,70 @@ def generate_candidates(
     image_ids: Sequence[str],
     options: CandidateOptions,
     *,
+    rows: Sequence[int] | None = None,
     similar: Sequence[Sequence[int]] | None = None,
-    journal: Journal | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> list[list[str]]:
-    """Candidates of each image, without repeated texts. The caller's random state does not change.
+    """Candidates of images, without repeated texts. The caller's random state does not change.
 
-    Batches start at fixed rows, and each has a seed, so that an interrupted run continues with the same samples. Images
-    that the journal contains keep their candidates, even if their batch has changed.
+    The seed of a batch is that of its first image: the samples do not depend on the batches before it.
 
     Args:
-        similar: Rows of the images most similar to each image, for pragmatic decoding and contrastive prompts.
-        journal: Receives every batch; its images are not generated again.
+        image_ids: Of all images.
+        rows: Images to caption; None for all.
+        similar: For each of them, rows of the most similar images, for pragmatic decoding.
         progress: Called with the number of images finished.
     """
     check_candidate_options(options, captioner)
-    done = {} if journal is None else journal.done
-    found: list[list[str]] = [list(done.get(image_id, ())) for image_id in image_ids]
+    rows = range(len(images)) if rows is None else rows
+    found: list[list[str]] = []
     device = captioner.device
     with (
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         evaluating(captioner.model),
     ):
-        for rows in _batches(len(images), options.batch_size):
-            new = [row for row in rows if image_ids[row] not in done]
-            if new:
-                torch.manual_seed(_seed(options.seed, new[0]))
-                for row, texts in zip(new, _of_batch(captioner, images, new, options, similar), strict=True):
-                    found[row] = list(dict.fromkeys(texts))
-                if journal is not None:
-                    journal.append([image_ids[row] for row in new], [found[row] for row in new])
+        for start in range(0, len(rows), options.batch_size):
+            part = slice(start, start + options.batch_size)
+            batch = rows[part]
+            torch.manual_seed(_seed(options.seed, image_ids[batch[0]]))
+            others = None if similar is None else dict(zip(batch, similar[part], strict=True))
+            found += [list(dict.fromkeys(texts)) for texts in _of_batch(captioner, images, batch, options, others)]
             if progress is not None:
-                progress(len(rows))
+                progress(len(batch))
     return found
 
 
-def contrastive_candidates(
+def contrastive_answers(
     captioner: Captioner,
     images: Sequence[Any],
-    image_ids: Sequence[str],
-    said: Sequence[str],
+    rows: Sequence[int],
+    said: Sequence[Sequence[str]],
     options: CandidateOptions,
-    similar: Sequence[Sequence[int]],
     *,
-    journal: Journal | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> list[list[str]]:
     """Beams of a chat model that is told the captions of the similar images.
 
     Args:
-        said: One caption per image, chosen among the first candidates.
-        journal: Receives every batch. An answer is kept for its image and prompt: another prompt is asked again.
+        rows: Images to ask about.
+        said: For each of them, the captions of the images most similar to it.
         progress: Called with the number of images finished.
     """
-    prompts = [
-        contrastive_prompt(captioner.prompt, [said[i] for i in similar[row][: options.num_distractors]])
-        for row in range(len(images))
-    ]
-    keys = [f"{image_id} {_digest(prompt)}" for image_id, prompt in zip(image_ids, prompts, strict=True)]
-    done = {} if journal is None else journal.done
-    found = [list(done.get(key, ())) for key in keys]
+    prompts = {row: contrastive_prompt(captioner.prompt, others) for row, others in zip(rows, said, strict=True)}
+    found: list[list[str]] = []
     with evaluating(captioner.model):
-        for rows in _batches(len(images), options.batch_size):
-            new = [row for row in rows if keys[row] not in done]
-            for chunk, opened in opened_chunks(images, new, options.batch_size):
+        for start in range(0, len(rows), options.batch_size):
+            for chunk, opened in opened_chunks(images, rows[start : start + options.batch_size], options.batch_size):
                 inputs = encode_with_prompts(captioner, opened, [prompts[row] for row in chunk])
-                answers = _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
-                for row, texts in zip(chunk, answers, strict=True):
-                    found[row] = texts
-                if journal is not None:
-                    journal.append([keys[row] for row in chunk], answers)
-            if progress is not None:
-                progress(len(rows))
+                found += _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
+                if progress is not None:
+                    progress(len(chunk))
     return found
 
 
-def _batches(number: int, size: int) -> Iterator[list[int]]:
-    for start in range(0, number, size):
-        yield list(range(start, min(start + size, number)))
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=7).hexdigest()
-
-
-def _seed(seed: int, row: int) -> int:
-    return int(_digest(f"{seed}/{row}"), 16)
+def _seed(seed: int, image_id: str) -> int:
+    text = f"{seed}/{image_id}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
 def _grouped(texts: Sequence[str], number: int) -> list[list[str]]:
@@ -145,7 +110,7 @@ def _of_batch(
     images: Sequence[Any],
     rows: Sequence[int],
     options: CandidateOptions,
-    similar: Sequence[Sequence[int]] | None,
+    similar: Mapping[int, Sequence[int]] | None,
 ) -> list[list[str]]:
     found: list[list[str]] = []
     sampling: dict[str, Any] = {
@@ -176,7 +141,7 @@ def _pragmatic(
     rows: Sequence[int],
     opened: Sequence[Image.Image],
     options: CandidateOptions,
-    similar: Sequence[Sequence[int]],
+    similar: Mapping[int, Sequence[int]],
 ) -> list[list[str]]:
     """Pragmatic beams, image by image, because each has other distractors."""
     found = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hf_captionrl.album.durations import duration
 from hf_captionrl.album.settings import AlbumSettings, check_candidate_options
+from hf_captionrl.engine import EngineOptions, launched
 from hf_captionrl.evaluation.dataset_options import CaptionerOptions, cache_dir_option
 from hf_captionrl.options import option, positive
 
@@ -22,15 +23,15 @@ _SUFFIXES = (".csv", ".jsonl", ".html")
 
 
 @dataclass
-class AlbumOptions(AlbumSettings, CaptionerOptions):
+class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
     """Caption the images of a set so that each caption is true of its image and of no other.
 
     Copies of an image get one caption. Candidates come from beams, samples and existing captions; they are chosen for all
     images together. Without --model, existing captions are diagnosed: which are duplicates, generic or ambiguous.
 
-    Outputs are written when all captions are chosen; candidates are kept in NAME.candidates.jsonl as soon as they are generated,
-    and the same command continues after a crash. Images are never changed, and text files beside them are only replaced with
-    --overwrite.
+    Outputs are written when all captions are chosen. Candidates and features are kept in the Parquet shards of NAME.shards, and
+    the same command skips finished shards, also after a crash. With --processes or --engine, several processes write them.
+    Images are never changed, and text files beside them are only replaced with --overwrite.
     """
 
     examples: ClassVar[str] = """
@@ -39,6 +40,8 @@ class AlbumOptions(AlbumSettings, CaptionerOptions):
           captionrl album photos --model MODEL --sidecars --trigger "ohwx dog" --drop_shared
           captionrl album photos --captions old.jsonl --output report.html
           captionrl album photos --model MODEL --adapt 10m --output alt.jsonl report.html
+          captionrl album photos --model MODEL --output alt.csv --processes 8
+          captionrl album photos --model MODEL --output /shared/alt.csv --engine ray --address auto
     """
 
     images: str = option(
@@ -88,6 +91,14 @@ class AlbumOptions(AlbumSettings, CaptionerOptions):
     max_images: int | None = option(None, parse=positive, metavar="N", help="use only the first N images")
     page_images: int = option(2000, parse=positive, metavar="N", help="most images of the HTML page")
     cache_dir: str | None = cache_dir_option()
+    rows_per_shard: int | None = option(
+        None, parse=positive, metavar="N", group="engine", help="images per Parquet file (default: 4 batches)"
+    )
+
+    @property
+    def uses_shards(self) -> bool:
+        """Always."""
+        return True
 
 
 def describe(options: AlbumOptions) -> None:
@@ -97,15 +108,11 @@ def describe(options: AlbumOptions) -> None:
 
     from hf_captionrl.album.album_result import summary_text
     from hf_captionrl.album.album_run import AlbumRun
-    from hf_captionrl.album.loading import check_scorers
-    from hf_captionrl.album.sources import load_album_source, read_captions_for
+    from hf_captionrl.album.loading import check_scorers, load_source
+    from hf_captionrl.album.sources import read_captions_for
 
     check_scorers(options)
-    settings = {"split": options.split} if options.split else {}
-    settings |= {"image_root": options.image_root} if options.image_root else {}
-    source = load_album_source(options.images, sidecars=options.sidecar_captions, **settings)
-    if options.max_images is not None:
-        source = source.first(options.max_images)
+    source = load_source(options, sidecars=options.sidecar_captions)
     if options.captions is not None:
         source.captions = read_captions_for(source, options.captions)
     if options.model is None and not any(source.captions):
@@ -127,7 +134,16 @@ def describe(options: AlbumOptions) -> None:
 
 def _check(options: AlbumOptions) -> None:
     """Refuse outputs and settings that cannot work, before anything slow."""
+    from hf_captionrl.evaluation.image_stage import rows_per_shard
+
     check_candidate_options(options)
+    options.check_engine()
+    rows_per_shard(options)
+    if launched()[1] > 1:
+        raise ValueError(
+            f"{launched()[1]} processes were launched, and each would choose all captions. Use --processes or --engine ray instead "
+            "of `accelerate launch`."
+        )
     for path in options.output:
         if path.suffix.lower() not in _SUFFIXES:
             raise ValueError(f"--output {str(path)!r} must end in {', '.join(_SUFFIXES)}. Use one of these suffixes.")
@@ -149,13 +165,13 @@ def _dry_run(options: AlbumOptions, source: AlbumSource, training_seconds: float
     """Caption the first batch, and say what the whole album would take."""
     from hf_captionrl.album.album import describe_album
     from hf_captionrl.album.album_run import AlbumRun
-    from hf_captionrl.album.loading import load_model, load_models
+    from hf_captionrl.album.loading import AlbumModels
 
     run = AlbumRun(options, source, training_seconds)
     run.check_targets()
-    captioner, scorer = load_models(options)
-    if options.model is not None and captioner is None:
-        captioner = load_model(options)  # the adapter does not change how long captioning takes
+    models = AlbumModels(options, source)
+    # The adapter does not change how long captioning takes.
+    captioner, scorer = (None if options.model is None else models.captioner), models.scorer
     number = min(options.batch_size, len(source.images))
     part = source.first(number)
     start = time.monotonic()
@@ -163,13 +179,15 @@ def _dry_run(options: AlbumOptions, source: AlbumSource, training_seconds: float
     if captioner is not None or captions is not None:
         describe_album(part.images, captioner, scorer, captions=captions, skip_unreadable=True, settings=options)
     per_image = (time.monotonic() - start) / number
-    seconds = per_image * len(source.images)
+    processes = options.processes or 1
+    seconds = per_image * len(source.images) / processes
     if training_seconds is not None and run.earlier_adapter() is None:
         from hf_captionrl.album.adapt import MOST_MEASURED
 
         # Captions before and after the training decide about the adapter.
         seconds += training_seconds + 2 * per_image * min(MOST_MEASURED, len(source.images))
     outputs = [str(path) for path in options.output] + (["a text file per image"] if options.sidecars else [])
-    facts = {"images": len(source.images), "outputs": outputs, "seconds": round(seconds, 1), "dry_run": True}
-    text = f"Would write {', '.join(outputs)} for {len(source.images):,} images in about {seconds:,.0f} s. Nothing was written."
-    print(json.dumps(facts) if options.json else text)
+    facts = {"images": len(source.images), "outputs": outputs, "processes": processes, "seconds": round(seconds, 1)}
+    text = f"Would write {', '.join(outputs)} for {len(source.images):,} images in about {seconds:,.0f} s"
+    text += f" with {processes} processes. Nothing was written." if processes > 1 else ". Nothing was written."
+    print(json.dumps(facts | {"dry_run": True}) if options.json else text)

@@ -18,8 +18,6 @@ from hf_captionrl.text.degenerate_captions import degenerate
 
 __all__ = ["check_candidates", "meets_constraints", "script_of", "shortened", "with_word"]
 
-_CHUNK = 20_000
-
 
 def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str]:
     """Candidates, the longest truncated after a word; without repetitions."""
@@ -55,9 +53,7 @@ def check_candidates(
     flat = [text for mine in candidates for text in mine]
     good = meets_constraints(candidates, old, options, trigger=trigger)
     good &= np.array([bool(text.strip()) for text in flat], dtype=bool)
-    for start in range(0, len(flat), _CHUNK):
-        good[start : start + _CHUNK] &= ~np.array(degenerate(flat[start : start + _CHUNK]), dtype=bool)
-    return good
+    return good & ~np.array(degenerate(flat), dtype=bool)
 
 
 def meets_constraints(

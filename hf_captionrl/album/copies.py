@@ -6,7 +6,7 @@ Legend: M images, D features, k neighbours.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ MAX_DIFFERENCE = 6.0
 """Largest mean difference of small pictures of near-copies, in levels of 255; [`saved_again`] changes small noisy images by 5."""
 _CALIBRATION_IMAGES = 64
 _QUANTILE = 0.05
+_PAIRS = 2**16
 
 
 def small_picture(image: Image.Image) -> np.ndarray:
@@ -88,7 +89,7 @@ def copy_leaders(
     return leader[leader]
 
 
-def _near(features: Tensor, neighbours: tuple[Tensor, Tensor] | None, threshold: float) -> list[tuple[int, int]]:
+def _near(features: Tensor, neighbours: tuple[Tensor, Tensor] | None, threshold: float) -> Iterator[tuple[int, int]]:
     """Pairs (later row, earlier row) of a cosine of at least the threshold, by the later row, then the earlier one."""
     pairs: list[Tensor] = []
     if neighbours is not None:
@@ -102,4 +103,5 @@ def _near(features: Tensor, neighbours: tuple[Tensor, Tensor] | None, threshold:
     both = torch.cat(pairs)
     both = torch.stack([both.amax(1), both.amin(1)], 1)
     both = both[both[:, 0] > both[:, 1]].unique(dim=0)  # sorted
-    return [(int(a), int(b)) for a, b in both.tolist()]
+    for part in both.split(_PAIRS):  # frames of a video are millions of pairs
+        yield from ((later, earlier) for later, earlier in part.tolist())

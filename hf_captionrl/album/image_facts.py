@@ -18,7 +18,7 @@ from hf_captionrl.album.copies import small_picture
 from hf_captionrl.data import ImageError, open_image
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
 
-__all__ = ["ImageFacts", "opened_chunks", "read_images"]
+__all__ = ["ImageFacts", "joined_facts", "opened_chunks", "read_chunks", "read_images"]
 
 MAX_CHUNK_PIXELS = 2**25
 """Pixels of decoded images that are held at once: 100 MB, one photograph of 24 megapixels or thousands of small ones."""
@@ -74,6 +74,35 @@ def opened_chunks(
         yield chunk, opened
 
 
+def read_chunks(
+    images: Sequence[Any],
+    rows: Sequence[int],
+    scorer: Scorer,
+    *,
+    cache: FeatureCache | None,
+    batch_size: int,
+    unreadable: dict[int, str] | None,
+) -> Iterator[ImageFacts]:
+    """Facts of some images, chunk by chunk; every different image is encoded once.
+
+    Args:
+        cache: Features of an earlier run; only read.
+        unreadable: Filled with the rows that cannot be read; None raises an `ImageError` instead.
+    """
+    known: dict[str, Tensor] = {}
+    for chunk, opened in opened_chunks(images, rows, batch_size, unreadable):
+        keys = [image_hash(image) for image in opened]
+        new = {key: image for key, image in zip(keys, opened, strict=True) if key not in known}
+        if cache is not None and (old := [key for key in new if key in cache]):
+            known |= dict(zip(old, cache.get(old).tensor().float(), strict=True))
+        new = {key: image for key, image in new.items() if key not in known}
+        if new:
+            known |= dict(zip(new, scorer.image_features(list(new.values())).float().cpu(), strict=True))
+        pictures = np.stack([small_picture(image) for image in opened])
+        del opened, new
+        yield ImageFacts(chunk, keys, pictures, torch.stack([known[key] for key in keys]))
+
+
 def read_images(
     images: Sequence[Any],
     scorer: Scorer,
@@ -86,36 +115,33 @@ def read_images(
     """Hash every image, and encode every different image once; equal images have bit-equal features.
 
     Args:
-        cache: Features of an earlier run; None keeps them in memory.
+        cache: Features of an earlier run; gets the new ones.
         skip_unreadable: Whether to leave unreadable images out instead of raising an `ImageError`.
         progress: Called with the number of images finished.
     """
     unreadable: dict[int, str] = {}
-    rows: list[int] = []
-    keys: list[str] = []
-    pictures: list[np.ndarray] = []
-    known: dict[str, Tensor] = {}
-    for chunk, opened in opened_chunks(
-        images, range(len(images)), batch_size, unreadable if skip_unreadable else None
+    listed = unreadable if skip_unreadable else None
+    chunks = []
+    for chunk in read_chunks(
+        images, range(len(images)), scorer, cache=cache, batch_size=batch_size, unreadable=listed
     ):
-        mine = [image_hash(image) for image in opened]
-        new = {key: image for key, image in zip(mine, opened, strict=True) if key not in known}
-        if cache is not None:
-            new = {key: image for key, image in new.items() if key not in cache}
-        if new:
-            found = scorer.image_features(list(new.values())).float().cpu()
-            if cache is None:
-                known |= dict(zip(new, found, strict=True))
-            else:
-                cache.put(list(new), found)
-        rows += chunk
-        keys += mine
-        pictures += [small_picture(image) for image in opened]
+        if cache is not None and cache.missing(chunk.keys):
+            cache.put(chunk.keys, chunk.features)
+        chunks.append(chunk)
         if progress is not None:
-            progress(len(chunk))
-        del opened, new
-    if not rows:
+            progress(len(chunk.rows))
+    return joined_facts(chunks, unreadable)
+
+
+def joined_facts(chunks: Sequence[ImageFacts], unreadable: dict[int, str]) -> ImageFacts:
+    """The facts of all chunks; refuses an album without readable images."""
+    if not chunks:
         reason = next(iter(unreadable.values()), "there are none")
         raise ValueError(f"No image of the album can be read: {reason}")
-    features = torch.stack([known[key] for key in keys]) if cache is None else cache.get(keys).tensor().float()
-    return ImageFacts(rows, keys, np.stack(pictures), features, unreadable)
+    return ImageFacts(
+        [row for chunk in chunks for row in chunk.rows],
+        [key for chunk in chunks for key in chunk.keys],
+        np.concatenate([chunk.pictures for chunk in chunks]),
+        torch.cat([chunk.features for chunk in chunks]),
+        unreadable,
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hf_captionrl.io import write_json
 
-__all__ = ["KeptFiles", "file_stamps", "refuse_changed"]
+__all__ = ["KeptFiles", "file_digest", "file_stamps", "refuse_changed"]
 
 
 class KeptFiles:
@@ -35,7 +35,7 @@ class KeptFiles:
     def is_ours(self, path: Path) -> bool:
         """Whether this command wrote the file as it is."""
         name = self.name_of(path)
-        return name in self._digests and self._digests[name] in (None, _digest(path))
+        return name in self._digests and self._digests[name] in (None, file_digest(path))
 
     def foreign(self, paths: Iterable[Path]) -> list[Path]:
         """The files that exist and were not written by this command."""
@@ -65,7 +65,7 @@ class KeptFiles:
         for path in paths:
             self._digests.pop(self.name_of(path), None)
             if path.is_file():
-                self._digests[self.name_of(path)] = _digest(path)
+                self._digests[self.name_of(path)] = file_digest(path)
         write_json(self.record, self._digests)
 
     def old_texts(self) -> dict[str, str]:
@@ -102,5 +102,6 @@ def refuse_changed(before: Mapping[str, str], now: Mapping[str, str]) -> None:
         )
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """Digest of the content of a file."""
     return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()

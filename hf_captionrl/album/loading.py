@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_captionrl.album.command import AlbumOptions
+    from hf_captionrl.album.sources import AlbumSource
     from hf_captionrl.captioners.captioner import Captioner
     from hf_captionrl.retrieval import Scorer
 
-__all__ = ["check_scorers", "load_adapted", "load_held_out", "load_model", "load_models"]
+__all__ = ["AlbumModels", "check_scorers", "load_adapted", "load_held_out", "load_model", "load_source"]
 
 
 def _device(options: AlbumOptions) -> Any:
@@ -50,10 +54,58 @@ def load_adapted(options: AlbumOptions, adapter: Any | None) -> Captioner:
     return load_captioner(str(adapter), base_model=base, prompt=options.prompt, device=_device(options))
 
 
-def load_models(options: AlbumOptions) -> tuple[Captioner | None, Scorer]:
-    """The captioner, if there is one and it will not be finetuned, and the scorer."""
-    captioner = None if options.model is None or options.adapt is not None else load_model(options)
-    return captioner, _load_scorer(options, _scorer_name(options))
+def load_source(options: AlbumOptions, *, sidecars: bool) -> AlbumSource:
+    """The images of the options."""
+    from hf_captionrl.album.sources import load_album_source
+
+    settings = {"split": options.split} if options.split else {}
+    settings |= {"image_root": options.image_root} if options.image_root else {}
+    source = load_album_source(options.images, sidecars=sidecars, **settings)
+    return source if options.max_images is None else source.first(options.max_images)
+
+
+class AlbumModels:
+    """Images and models of an album, each loaded on first use; other processes load them again.
+
+    Args:
+        options: Of the command.
+        source: The images, if they are loaded.
+        adapter: Adapter of the captioner, if `--adapt` kept one.
+    """
+
+    def __init__(self, options: AlbumOptions, source: AlbumSource | None = None, adapter: Path | None = None) -> None:
+        self.options, self.adapter = options, adapter
+        if source is not None:
+            self.source = source
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "adapter": self.adapter}
+
+    @cached_property
+    def source(self) -> AlbumSource:
+        """The images."""
+        return load_source(self.options, sidecars=False)
+
+    @cached_property
+    def captioner(self) -> Captioner:
+        """The captioner, with the adapter."""
+        return load_adapted(self.options, self.adapter)
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """The scorer that compares captions and images."""
+        return _load_scorer(self.options, _scorer_name(self.options))
+
+    def rows_of(self, image_ids: Sequence[str]) -> list[int]:
+        """Rows of some images; a process that finds other images than the one that started it stops."""
+        row_of = {image_id: row for row, image_id in enumerate(self.source.image_ids)}
+        missing = [image_id for image_id in image_ids if image_id not in row_of]
+        if missing:
+            raise ValueError(
+                f"{self.options.images!r} has other images in this process than in the one that started it: {missing[0]!r} is "
+                "missing. Use a path that all machines share, and leave the images unchanged while the command runs."
+            )
+        return [row_of[image_id] for image_id in image_ids]
 
 
 def load_held_out(options: AlbumOptions) -> Scorer:

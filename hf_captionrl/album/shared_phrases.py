@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hf_captionrl.album.caption_words import DETERMINERS, caption_words, is_content
@@ -36,15 +36,15 @@ def _words(text: str) -> list[str]:
     return [word.folded for word in caption_words(text)]
 
 
-def _phrases(words: Sequence[str]) -> set[tuple[str, ...]]:
-    """Phrases without punctuation that begin and end with content words, except for a determiner at the start."""
+def _phrases(words: Sequence[str], frequent: Collection[str]) -> set[tuple[str, ...]]:
+    """Phrases of frequent words that begin and end with content words, except for a determiner at the start."""
     found = set()
     for start, first in enumerate(words):
         if not (is_content(first) or first in DETERMINERS):
             continue
         for end in range(start + 1, min(start + _LONGEST, len(words)) + 1):
             last = words[end - 1]
-            if not (last[0].isalnum()):
+            if last not in frequent or not last[0].isalnum():
                 break
             if is_content(last):
                 found.add(tuple(words[start:end]))
@@ -60,8 +60,11 @@ def shared_phrases(captions: Sequence[str], *, min_share: float = 0.9) -> tuple[
         raise ValueError(f"min_share is {min_share}. Use a share in (0, 1].")
     if len(captions) < _MIN_IMAGES:
         return ()
-    counts = Counter(phrase for text in captions for phrase in _phrases(_words(text)))
     needed = min_share * len(captions)
+    # A shared phrase has shared words. All phrases of 100,000 captions would take gigabytes.
+    words = Counter(word for text in captions for word in set(_words(text)))
+    frequent = {word for word, count in words.items() if count >= needed}
+    counts = Counter(phrase for text in captions for phrase in _phrases(_words(text), frequent))
     found = sorted((p for p, count in counts.items() if count >= needed), key=lambda p: (-len(p), p))
     longest: list[tuple[str, ...]] = []
     for phrase in found:

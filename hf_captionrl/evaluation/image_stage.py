@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hf_captionrl.data import ImageReader
 
-__all__ = ["ImageStage", "run_on_images"]
+__all__ = ["ImageStage", "rows_per_shard", "run_on_images"]
 
 
 class ImageStage(Stage):
@@ -75,9 +75,10 @@ class ImageStage(Stage):
         ]
 
 
-def _rows_per_shard(arguments: Any) -> int:
+def rows_per_shard(arguments: Any, batches: int = 64) -> int:
+    """`--rows_per_shard`, by default so many batches; refuses a number that is not whole batches."""
     size = arguments.batch_size
-    rows = arguments.rows_per_shard or 64 * size
+    rows = arguments.rows_per_shard or batches * size
     if rows % size:
         raise ValueError(
             f"--rows_per_shard {rows} is not a multiple of --batch_size {size}. Use {-(-rows // size) * size}."
@@ -106,7 +107,7 @@ def run_on_images(
 
     from hf_captionrl.data.quarantine import QuarantineReport, quarantine_entry, stop_if_too_many
 
-    per_shard = _rows_per_shard(arguments)  # before anything slow
+    per_shard = rows_per_shard(arguments)  # before anything slow
     if output.suffix:
         raise ValueError(
             f"--output {str(output)!r} names a file, but Parquet shards are a folder. Use {str(output.with_suffix(''))!r}."

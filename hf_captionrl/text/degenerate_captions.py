@@ -19,6 +19,7 @@ __all__ = ["caption_words", "count_words", "degenerate", "find_repeats", "mark_d
 _PHRASE = 3  # words; two words are also repeated in ordinary captions: "a man next to a man"
 _MIN_WORDS = 6  # shorter captions have too few words to judge how many differ
 _MIN_DISTINCT_WORDS = 0.5
+_CHUNK = 20_000  # captions at once: memory is captions x words of the longest one
 
 
 def caption_words(captions: Sequence[str]) -> TokenBatch:
@@ -72,5 +73,8 @@ def degenerate(captions: Sequence[str]) -> list[bool]:
         >>> degenerate(["a cat on a blue background on a blue background", "a man and a woman and a dog on a beach"])
         [True, False]
     """
-    batch = caption_words(captions)
-    return mark_degenerate(count_words(batch), *find_repeats(batch)).tolist()
+    found: list[bool] = []
+    for start in range(0, len(captions), _CHUNK):
+        batch = caption_words(captions[start : start + _CHUNK])
+        found += mark_degenerate(count_words(batch), *find_repeats(batch)).tolist()
+    return found

@@ -1,6 +1,5 @@
 """Candidates, copies, constraints and diagnosis of an album, with the embedded captioners."""
 
-import json
 import weakref
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl import load_captioner, load_scorer
-from hf_captionrl.album import album, candidates, image_facts
+from hf_captionrl.album import album, image_facts
 from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.candidates import generate_candidates
 from hf_captionrl.album.captions import compare_captioners
@@ -16,7 +15,6 @@ from hf_captionrl.album.copies import saved_again
 from hf_captionrl.album.distinct_captions import same_text
 from hf_captionrl.album.settings import AlbumSettings
 from hf_captionrl.data import ImageError
-from hf_captionrl.evaluation.caption_files import CaptionWriter
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import caption_generation
@@ -53,6 +51,9 @@ def test_candidates_are_beams_and_samples(captioner, images):
     assert all(2 <= len(mine) <= 5 and len(set(mine)) == len(mine) for mine in first)
     assert first == generated(seed=1)
     assert first != generated(seed=2)
+    # The second batch does not depend on the first one.
+    second = generate_candidates(captioner, images, ids, AlbumSettings(num_beams=2, num_samples=3, seed=1), rows=[2])
+    assert second == first[2:]
     beams = captioner.generate(**captioner.encode_images(images), do_sample=False, num_beams=2, num_return_sequences=2)
     assert [mine[:2] for mine in first] == [beams.captions[2 * i : 2 * i + 2] for i in range(3)]
 
@@ -159,39 +160,6 @@ def test_generic_captions_fit_half_of_the_images():
     mixed = ["image 0", "image 1", "image 2", "image 3", "image 5", "image 5"]
     few = describe_album(pictures[:5], None, Axes(), captions=mixed[:5], copy_threshold=2)
     assert few.images[4].problems == ("generic",), "it ties with all images"
-
-
-def test_journal_continues_with_the_same_samples(captioner, scorer, images, tmp_path):
-    settings = {"num_beams": 1, "num_samples": 3, "batch_size": 1, "max_new_tokens": 8}
-    path = tmp_path / "candidates.jsonl"
-    with CaptionWriter(path) as journal:
-        journal.start()
-        whole = describe_album(images, captioner, scorer, journal=journal, **settings)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2]) + lines[2][:9])
-    with CaptionWriter(path) as journal:
-        journal.start()
-        again = describe_album(images, captioner, scorer, journal=journal, **settings)
-    assert path.read_text().splitlines(keepends=True) == lines
-    assert again.rows() == whole.rows()
-
-
-def test_images_of_the_journal_keep_their_candidates_when_the_album_grows(captioner, images, tmp_path, monkeypatch):
-    settings = AlbumSettings(num_beams=1, num_samples=3, batch_size=4, max_new_tokens=8)
-    path, ids = tmp_path / "candidates.jsonl", ["a", "b", "c"]
-    with CaptionWriter(path) as journal:
-        journal.start()
-        before = generate_candidates(captioner, images[:2], ids[:2], settings, journal=journal)
-    asked, real = [], candidates._of_batch
-    monkeypatch.setattr(
-        candidates, "_of_batch", lambda c, i, rows, *rest: asked.append(rows) or real(c, i, rows, *rest)
-    )
-    with CaptionWriter(path) as journal:
-        journal.start()
-        grown = generate_candidates(captioner, images, ids, settings, journal=journal)
-    assert asked == [[2]]
-    assert grown[:2] == before
-    assert [json.loads(line)["image_id"] for line in path.read_text().splitlines()] == ids
 
 
 def test_unreadable_images_are_listed(captioner, scorer, images, tmp_path):

@@ -14,7 +14,7 @@ from hf_captionrl.album.album_result import Album, AlbumImage
 from hf_captionrl.album.durations import duration
 from hf_captionrl.album.sources import AlbumSource, load_album_source, read_captions_for
 from hf_captionrl.cli import main
-from hf_captionrl.evaluation.caption_files import CaptionWriter
+from hf_captionrl.engine import read_manifest
 from hf_captionrl.io import LineFile
 from hf_captionrl.scenes import load_scenes
 
@@ -59,6 +59,12 @@ def lines_of(path):
     return Path(path).read_text(encoding="utf-8").split("\n")[:-1]
 
 
+def contents(folder):
+    """The content of every file below a folder, and when it was written."""
+    files = [path for path in Path(folder).glob("**/*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
 def album(*arguments):
     return main(["album", "photos", *arguments, *QUICK])
 
@@ -89,25 +95,26 @@ def test_all_outputs(photos, capsys):
     assert again["distinct"] == summary["distinct"] == 1
 
 
-def test_killed_run_continues_and_other_settings_are_refused(photos, capsys):
+def test_choice_changes_without_new_candidates_and_other_settings_are_refused(photos, capsys):
     assert album(*MODEL, "--output", "o.jsonl") == 0
-    whole, kept = Path("o.jsonl").read_text(encoding="utf-8"), Path("o.candidates.jsonl").read_text(encoding="utf-8")
-    lines = kept.splitlines(keepends=True)
-    with open("o.candidates.jsonl", "w") as file:
-        file.write("".join(lines[:-1]) + lines[-1][:7])
+    whole, kept = Path("o.jsonl").read_text(encoding="utf-8"), contents("o.shards")
+    assert len(kept) == 4  # two folders of one shard and its manifest
     os.unlink("o.jsonl")
     assert album(*MODEL, "--output", "o.jsonl") == 0
     assert Path("o.jsonl").read_text(encoding="utf-8") == whole
-    assert Path("o.candidates.jsonl").read_text(encoding="utf-8") == kept
     # Constraints change the choice, not the candidates.
     assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "12") == 0
     assert all(len(json.loads(line)["caption"]) <= 12 for line in lines_of("o.jsonl"))
+    assert contents("o.shards") == kept
     capsys.readouterr()
     assert album(*MODEL, "--output", "o.jsonl", "--seed", "4") == 2
-    assert "seed" in capsys.readouterr().err
-    with CaptionWriter("o.candidates.jsonl"):
+    assert "written with seed 0, but seed is now 4" in capsys.readouterr().err
+    with LineFile(Path("o.lock")):
         assert album(*MODEL, "--output", "o.jsonl") == 2
     assert "Another process" in capsys.readouterr().err
+    assert contents("o.shards") == kept
+    assert album(*MODEL, "--output", "o.jsonl", "--seed", "4", "--overwrite") == 0
+    assert set(contents("o.shards")).isdisjoint(name for name in kept if "candidates" in name)
 
 
 def test_json_summary_has_the_shared_facts(photos, capsys):
@@ -130,13 +137,13 @@ def test_every_text_survives_a_csv_file(tmp_path, text):
 
 
 def test_every_output_is_reserved(photos, capsys):
-    with LineFile(Path("b.candidates.jsonl")):
+    with LineFile(Path("b.lock")):
         assert album("--output", "a.jsonl", "b.csv") == 2
-        assert "Another process is writing 'b.candidates.jsonl'" in capsys.readouterr().err
+        assert "Another process is writing 'b.lock'" in capsys.readouterr().err
         assert album("--output", "a.jsonl", "c.csv") == 0
-    Path("b.candidates.jsonl").unlink()
+    Path("b.lock").unlink()
     assert album("--output", "a.jsonl", "b.csv", "a.csv", "sub/b.html") == 0
-    assert not list(Path().glob("**/*.candidates.jsonl")), "empty journals are removed"
+    assert not list(Path().glob("**/[a-z]*.lock")), "locks are removed"
 
 
 def test_text_files_of_a_folder_have_one_writer(photos, capsys):
@@ -206,6 +213,9 @@ def test_candidates_of_a_replaced_image_are_not_used(photos, capsys):
     (photos / "new.png").write_bytes(content)
     assert album(*MODEL, "--output", "o.jsonl") == 0
     assert "new.png" in {json.loads(line)["image_id"] for line in lines_of("o.jsonl")}
+    # Only the new image has been read, and captioned unless it is a copy.
+    sizes = [read_manifest(path.parent)["rows"] for path in sorted(Path("o.shards").glob("images-*/manifest.json"))]
+    assert sorted(sizes) == [1, 6]
 
 
 def test_diagnosis_needs_no_captioner(photos, capsys):
@@ -213,7 +223,7 @@ def test_diagnosis_needs_no_captioner(photos, capsys):
     rows = {row["image_id"]: row for row in map(json.loads, lines_of("album.jsonl"))}
     assert rows["b.png"]["caption"] == "two pigs"
     assert rows["a.png"]["problems"] == ["missing"]
-    assert not os.path.exists("album.candidates.jsonl")
+    assert [path.name.partition("-")[0] for path in Path("album.shards").iterdir()] == ["images"]
     assert "missing" in capsys.readouterr().out
 
 
@@ -252,6 +262,8 @@ def test_dry_run_writes_nothing(photos, capsys):
         (["--adapt", "soon"], "not a duration"),
         (["--captions", "nothing.jsonl"], "no file"),
         (["--temperature", "0"], "temperature is 0"),
+        (["--rows_per_shard", "4"], "--rows_per_shard 4 is not a multiple of --batch_size 3. Use 6."),
+        (["--address", "auto"], "Use --engine ray."),
     ],
 )
 def test_bad_options(photos, capsys, arguments, message):
@@ -275,7 +287,7 @@ def test_bad_folders(tmp_path, monkeypatch, capsys):
 
 def test_full_disk_loses_nothing(photos, monkeypatch, capsys):
     assert album(*MODEL, "--output", "o.jsonl") == 0
-    before, kept = Path("o.jsonl").read_text(encoding="utf-8"), Path("o.candidates.jsonl").read_text(encoding="utf-8")
+    before, kept = Path("o.jsonl").read_text(encoding="utf-8"), contents("o.shards")
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -283,10 +295,7 @@ def test_full_disk_loses_nothing(photos, monkeypatch, capsys):
     monkeypatch.setattr(outputs, "write_jsonl", full)
     assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "9") == 1
     assert "No space left" in capsys.readouterr().err
-    assert (Path("o.jsonl").read_text(encoding="utf-8"), Path("o.candidates.jsonl").read_text(encoding="utf-8")) == (
-        before,
-        kept,
-    )
+    assert (Path("o.jsonl").read_text(encoding="utf-8"), contents("o.shards")) == (before, kept)
 
 
 def test_sources(tmp_path, scenes):

@@ -1,18 +1,15 @@
 """Prompts per image of chat models, and the same prompt in the GRPO trainer."""
 
-import json
-
 import datasets
 import numpy as np
 import pytest
 
 from hf_captionrl import load_scorer
 from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.candidates import contrastive_candidates
+from hf_captionrl.album.candidates import contrastive_answers
 from hf_captionrl.album.settings import AlbumSettings
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts
-from hf_captionrl.evaluation.caption_files import CaptionWriter
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers.self_retrieval_grpo_trainer import _prompts
 from tests.closeness import assert_close
@@ -53,9 +50,10 @@ def test_prompts_per_image_equal_one_captioner_per_prompt(captioner):
 
 
 def test_candidates_of_the_contrastive_prompt(captioner):
-    images, said = tiny_images(3), ["a red dog", "a cat", "a house"]
+    images, said = tiny_images(3), [["a cat"], ["a house"], ["a red dog"]]
     options = AlbumSettings(num_beams=2, max_new_tokens=4, contrastive=True, num_distractors=1, batch_size=2)
-    found = contrastive_candidates(captioner, images, list("abc"), said, options, [[1, 2], [2, 0], [0, 1]])
+    found = contrastive_answers(captioner, images, range(3), said, options)
+    assert contrastive_answers(captioner, images, [2], said[2:], options) == found[2:]
     assert [len(mine) for mine in found] == [2, 2, 2]
     prompt = contrastive_prompt(captioner.prompt, ["a cat"])
     inputs = encode_with_prompts(captioner, images[:1], [prompt])
@@ -63,39 +61,11 @@ def test_candidates_of_the_contrastive_prompt(captioner):
     assert found[0] == alone.captions
 
 
-def test_answers_to_contrastive_prompts_are_kept(captioner, tmp_path, monkeypatch):
-    images, similar = tiny_images(3), [[1, 2], [2, 0], [0, 1]]
-    options = AlbumSettings(num_beams=2, max_new_tokens=4, contrastive=True, num_distractors=1, batch_size=2)
-    asked, real = [], captioner.generate
-    monkeypatch.setattr(
-        captioner, "generate", lambda **inputs: asked.append(len(inputs["prefix_ids"])) or real(**inputs)
-    )
-
-    def answers(said):
-        asked.clear()
-        with CaptionWriter(tmp_path / "answers.jsonl") as journal:
-            journal.start()
-            return contrastive_candidates(captioner, images, list("abc"), said, options, similar, journal=journal)
-
-    first = answers(["a red dog", "a cat", "a house"])
-    assert asked == [2, 1]
-    assert answers(["a red dog", "a cat", "a house"]) == first
-    assert asked == []
-    # Another prompt (that of image c names the caption of image a) is another question.
-    changed = answers(["a dog", "a cat", "a house"])
-    assert asked == [1]
-    assert changed[:2] == first[:2]
-
-
-def test_album_keeps_its_answers(captioner, tmp_path):
+def test_answers_are_edited_like_all_candidates(captioner):
     scorer = load_scorer(model_path("scenes:siglip-held-out"), device="cpu")
     settings = {"num_beams": 1, "num_samples": 0, "max_new_tokens": 4, "contrastive": True, "copy_threshold": 2}
-    with CaptionWriter(tmp_path / "answers.jsonl") as answers:
-        answers.start()
-        found = describe_album(tiny_images(3), captioner, scorer, answers=answers, trigger="ohwx", **settings)
-    kept = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert [row["image_id"].split()[0] for row in kept] == ["0", "1", "2"]
-    # Answers are edited like all candidates; the captioner is told the captions without the trigger.
+    found = describe_album(tiny_images(3), captioner, scorer, trigger="ohwx", **settings)
+    # The captioner is told the captions without the trigger.
     assert all(image.caption == "" or image.caption.startswith("ohwx") for image in found.images)
 
 

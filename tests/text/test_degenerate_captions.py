@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.text import degenerate_captions
 from hf_captionrl.text.degenerate_captions import degenerate
 
 HACKED = "a blue and blue blue blue and yellow blue"
@@ -37,3 +38,10 @@ def test_full_captions_of_the_embedded_world_are_not_degenerate():
     scenes = load_scenes(num_train=16, num_validation=12, num_test=0)
     captions = [*scenes["train"]["full_caption"], *scenes["validation"]["full_caption"]]
     assert not any(degenerate(captions))
+
+
+def test_parts_of_many_captions_change_nothing(monkeypatch):
+    captions = ["a cat on a mat", "a cat on a blue mat on a blue mat", "a dog dog", "", "a tree"]
+    whole = degenerate(captions)
+    monkeypatch.setattr(degenerate_captions, "_CHUNK", 2)
+    assert degenerate(captions) == whole == [False, True, True, False, False]

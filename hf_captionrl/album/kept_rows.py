@@ -1,0 +1,120 @@
+"""Rows that stages have computed for the images of an album, by image: a killed or repeated command computes only the others.
+
+    NAME.shards/images-1b2c.../       hashes, small pictures, features
+    NAME.shards/candidates-3d4e.../   captions and their features
+
+A folder holds the shards of the ids that no finished folder had when it was begun, and is named by these ids: the same command
+finds its unfinished folder again, and if images were added, only these get a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_captionrl.engine import MANIFEST, EngineOptions, ShardFolder, Stage, read_manifest, read_tables, run_stage
+from hf_captionrl.io import to_plain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["KeptRows", "remove_kept"]
+
+_TABLES = 4
+"""Shards in memory: those of images that were added may alternate with others."""
+
+
+class KeptRows:
+    """Rows of one kind; the column `id` names them.
+
+    Args:
+        folder: Of all kinds.
+        kind: Start of the folders' names.
+        settings: What affects the rows; folders with other settings are left alone.
+    """
+
+    def __init__(self, folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
+        self.folder, self.kind = folder, kind
+        self.settings: dict[str, Any] = to_plain(dict(settings))
+        self.made_by: dict[str, Any] | None = None
+        self._files: list[Path] = []
+        self._place: dict[str, tuple[int, int]] = {}
+        self._read: OrderedDict[int, Any] = OrderedDict()
+        for path in sorted(folder.glob(f"{kind}-*/{MANIFEST}")):
+            manifest = read_manifest(path.parent)
+            is_same = self.settings.items() <= manifest["settings"].items()
+            shards = [path.parent / shard["file"] for shard in manifest.get("shards", ())]
+            if is_same and shards and all(shard.is_file() for shard in shards):
+                self._add(path.parent, manifest)
+
+    def _add(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self.made_by = manifest["made_by"]
+        for shard, table in zip(manifest["shards"], read_tables(folder, ["id"]), strict=True):
+            at = len(self._files)
+            self._files.append(folder / shard["file"])
+            self._place |= {name: (at, row) for row, name in enumerate(table["id"].to_pylist())}
+
+    def complete(
+        self,
+        ids: Sequence[str],
+        make_stage: Callable[[list[int]], Stage],
+        options: EngineOptions,
+        rows_per_shard: int,
+        progress: Callable[[int], Any] | None = None,
+    ) -> None:
+        """Compute the rows that are missing.
+
+        Args:
+            ids: Of all rows that are needed.
+            make_stage: From the positions of the missing ids to the stage that computes their rows.
+            options: Processes of this machine or Ray actors.
+            rows_per_shard: Rows per file.
+            progress: Called with the number of rows finished.
+        """
+        asked = [at for at, name in enumerate(ids) if name not in self._place]
+        if progress is not None and len(asked) < len(ids):
+            progress(len(ids) - len(asked))
+        if not asked:
+            if options.engine is None and options.processes == 1:
+                make_stage([]).load()  # other models are refused, too, if there is nothing to compute
+            return
+        text = json.dumps([self.settings, [ids[at] for at in asked]], sort_keys=True)
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        folder = self.folder / f"{self.kind}-{digest}"
+        shards = ShardFolder(folder, self.settings, num_rows=len(asked), rows_per_shard=rows_per_shard)
+        self._add(folder, run_stage(make_stage(asked), shards, options, progress=progress)["manifest"])
+
+    def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """All shards."""
+        import pyarrow.parquet
+
+        for path in self._files:
+            yield pyarrow.parquet.read_table(path, columns=list(columns))
+
+    def row(self, name: str) -> tuple[pa.Table, int]:
+        """The shard that has a row, and its number there."""
+        import pyarrow.parquet
+
+        file, row = self._place[name]
+        if file not in self._read:
+            self._read[file] = pyarrow.parquet.read_table(self._files[file])
+            if len(self._read) > _TABLES:
+                self._read.popitem(last=False)
+        self._read.move_to_end(file)
+        return self._read[file], row
+
+
+def remove_kept(folder: Path, kinds: Sequence[str]) -> None:
+    """Remove the shards of these kinds, and folders that are then empty."""
+    for kind in kinds:
+        for part in folder.glob(f"{kind}-*"):
+            for file in (*part.glob("part-*.parquet"), part / MANIFEST):
+                file.unlink(missing_ok=True)
+            if part.is_dir() and not any(part.iterdir()):
+                part.rmdir()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
