@@ -8,6 +8,7 @@ from hf_captionrl.engine.shards import (
     launched,
     read_manifest,
     read_shards,
+    read_tables,
     refuse_other_settings,
 )
 from hf_captionrl.engine.stages import Stage
@@ -20,6 +21,7 @@ __all__ = [
     "launched",
     "read_manifest",
     "read_shards",
+    "read_tables",
     "refuse_other_settings",
     "run_stage",
 ]

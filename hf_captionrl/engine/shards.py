@@ -22,7 +22,15 @@ from hf_captionrl.io import atomic_write_bytes, to_plain, write_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["MANIFEST", "ShardFolder", "launched", "read_manifest", "read_shards", "refuse_other_settings"]
+__all__ = [
+    "MANIFEST",
+    "ShardFolder",
+    "launched",
+    "read_manifest",
+    "read_shards",
+    "read_tables",
+    "refuse_other_settings",
+]
 
 MANIFEST = "manifest.json"
 """Name of the manifest."""
@@ -254,6 +262,24 @@ def read_shards(folder: str | os.PathLike[str], columns: Sequence[str] | None = 
         FileNotFoundError: If the folder has no manifest.
         ValueError: If shards are missing or incomplete.
     """
+    for table in read_tables(folder, columns):
+        yield from table.to_pylist()
+
+
+def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The shards of a finished folder as tables, in the order of the source.
+
+    Args:
+        folder (`str` or `Path`): The folder.
+        columns (`Sequence[str]`, *optional*): Only these.
+
+    Returns:
+        `Iterator[pyarrow.Table]`: One table per shard.
+
+    Raises:
+        FileNotFoundError: If the folder has no manifest.
+        ValueError: If shards are missing or incomplete.
+    """
     import pyarrow.parquet
 
     folder = Path(folder)
@@ -269,4 +295,4 @@ def read_shards(folder: str | os.PathLike[str], columns: Sequence[str] | None = 
                 f"{folder / shard['file']} has {table.num_rows} rows, but {MANIFEST} says {shard['rows']}. Remove the file and "
                 "use the same command again."
             )
-        yield from table.to_pylist()
+        yield table
