@@ -19,7 +19,7 @@ from hf_captionrl.data import ImageReader, check_captions
 from hf_captionrl.evaluation.dataset_options import ids_digest, load_split
 from hf_captionrl.evaluation.write_features import FeaturesOptions
 from hf_captionrl.retrieval.bag_files import NeighbourFile, load_neighbours, save_neighbours
-from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
 
 FEW, MANY = 20_000, 40_000
@@ -27,9 +27,6 @@ ROWS_AT_ONCE = 1000
 
 IDS = 64
 """Bytes per row of a path that only reads ids and captions: at most eight numbers of 64 bits."""
-FEATURES = 192
-"""Bytes per row of a path that also keeps a feature of four numbers of each image, keyed by its file: 16 of the features and 24
-of the record of each, 16 each for the digest of the key in the request and for the index, and copies while these are sorted."""
 
 
 def table(start, stop):
@@ -49,37 +46,29 @@ def table(start, stop):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Parquet files of several numbers of rows."""
+    """Data sets on disk of several numbers of rows."""
     folder = tmp_path_factory.mktemp("rows")
     for number in (500, FEW, MANY):
-        with pa.parquet.ParquetWriter(folder / f"{number}.parquet", table(0, 1).schema) as file:
-            for start in range(0, number, ROWS_AT_ONCE):
-                file.write_table(table(start, min(start + ROWS_AT_ONCE, number)))
+        save(folder, number)
     return folder
 
 
-class Features:
-    """Made-up features of images."""
-
-    signature, max_text_tokens, logit_scale = "made-up@1", 77, 1.0
-
-    def image_features(self, images):
-        return torch.nn.functional.normalize(torch.ones(len(images), 4), dim=1)
+def save(folder, number):
+    with pa.parquet.ParquetWriter(folder / f"{number}.parquet", table(0, 1).schema) as file:
+        for start in range(0, number, ROWS_AT_ONCE):
+            file.write_table(table(start, min(start + ROWS_AT_ONCE, number)))
+    loaded = datasets.Dataset.from_parquet(str(folder / f"{number}.parquet"), cache_dir=str(folder / "cache"))
+    loaded.cast_column("image", datasets.Image()).save_to_disk(folder / str(number))
 
 
 def rows_of(folder, number):
-    loaded = datasets.load_dataset(
-        "parquet", data_files=str(folder / f"{number}.parquet"), cache_dir=str(folder / "cache"), split="train"
-    )
-    return loaded.cast_column("image", datasets.Image())
+    return datasets.load_from_disk(folder / str(number))
 
 
 def load_images(folder, number):
     """What a worker of `captionrl caption` and `captionrl features` loads."""
-    options = FeaturesOptions(dataset=str(folder / f"{number}.parquet"), split="all")
-    split = load_split(options, quarantine_path=None)
-    digest = ids_digest(split.dataset)
-    split = load_split(options, quarantine_path=None, expected_ids=digest)
+    split = load_split(FeaturesOptions(dataset=str(folder / str(number)), split="all"), quarantine_path=None)
+    assert len(ids_digest(split.dataset)) == 32
     reader = ImageReader(split.dataset, split="all")
     assert reader.ids[number - 1] in split.all_ids
     assert "train/none.png" not in split.all_ids
@@ -100,32 +89,6 @@ def smile(folder, number):
     return trainer
 
 
-def self_retrieval(folder, number, *, bags=False):
-    ranks = (torch.arange(number)[:, None] + torch.arange(1, 4)) % number
-    config = SelfRetrievalConfig(
-        str(folder / "rl"),
-        per_device_train_batch_size=4,
-        bag_schedule=2 if bags else None,
-        feature_cache_dir=str(folder / f"features-{number}-{bags}"),
-        allow_truncation_captions=True,
-        guard="off",
-        report_to="none",
-        use_cpu=True,
-    )
-    neighbours = ranks if bags else None
-    trainer = SelfRetrievalTrainer(
-        tiny_captioner("blip"), Features(), config, rows_of(folder, number), neighbours=neighbours
-    )
-    batch = next(iter(trainer.batch_sampler))
-    assert [trainer.rollouts.image_ids[row] for row in batch] == [f"train/{row:08d}.png" for row in batch]
-    assert trainer.rollouts.references[batch[0]][0] == f"a green thing {batch[0]}"
-    return trainer
-
-
-def self_retrieval_with_bags(folder, number):
-    return self_retrieval(folder, number, bags=True)
-
-
 def peak(path, folder, number):
     gc.collect()
     tracemalloc.start()
@@ -136,30 +99,21 @@ def peak(path, folder, number):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("path", "bound"),
-    [
-        (load_images, IDS),
-        (check_rows, IDS),
-        (smile, IDS),
-        (self_retrieval, FEATURES),
-        (self_retrieval_with_bags, FEATURES),
-    ],
-)
-def test_python_memory_per_row(folder, path, bound):
-    path(folder, 500)  # imports, and reads the file into the cache of datasets
-    for number in (FEW, MANY):
-        rows_of(folder, number)
-    few, many = (peak(path, folder, number) for number in (FEW, MANY))
-    assert (many - few) / (MANY - FEW) < bound
+def bytes_per_row(path, folder, few, many):
+    path(folder, 500)  # imports
+    return (peak(path, folder, many) - peak(path, folder, few)) / (many - few)
+
+
+@pytest.mark.parametrize("path", [load_images, check_rows, smile])
+def test_python_memory_per_row_of_ids_and_captions(folder, path):
+    assert bytes_per_row(path, folder, FEW, MANY) < IDS
 
 
 def test_bound_is_below_a_list_of_ids(folder):
     def listed(folder, number):
         return [str(name) for name in rows_of(folder, number)["image_id"]]
 
-    few, many = (peak(listed, folder, number) for number in (500, FEW))
-    assert (many - few) / (FEW - 500) > IDS
+    assert bytes_per_row(listed, folder, FEW, MANY) > IDS
 
 
 def test_neighbours_are_renumbered_for_a_column_of_ids(tmp_path):

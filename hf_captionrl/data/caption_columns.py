@@ -111,7 +111,7 @@ def replace_column(
 
 def _spread(values: pa.ChunkedArray, shown: np.ndarray, num_rows: int) -> pa.ChunkedArray | None:
     """The values at the rows of the table that are shown, no value at the others; None if a row is shown twice."""
-    place = np.full(num_rows, -1, np.int64)  # of each row of the table among the values
+    place: np.ndarray = np.full(num_rows, -1, np.int64)  # of each row of the table among the values
     place[shown] = np.arange(len(shown))
     if np.count_nonzero(place >= 0) < len(shown):
         return None
@@ -204,7 +204,8 @@ def _with_images(
     # Joined here, because the reader of a row does not know the root. Absolute paths and addresses are unchanged.
     paths = paths_without_bytes(ds.data.column(column))
     if is_text:
-        paths = arrow_column((_join(root, path) for path in ColumnView(ds, column)), pa.string())
+        raw: ColumnView[str | None] = ColumnView(ds, column)
+        paths = arrow_column((_join(root, path) for path in raw), pa.string())
     # Files of an image column in memory are opened wherever they are; a text column needs a root.
     if is_text or root is not None or not in_memory:
         refuse_outside(chunk_values(paths), root, f"{where}, column {column!r}")
@@ -319,7 +320,7 @@ def to_caption_columns(
     captions = _clean_captions(
         ds, chosen_captions, _may_stay("captions", chosen_captions, image_column, image_id_column)
     )
-    texts = chain.from_iterable(ColumnView(ds, chosen_captions) if captions is None else chunk_values(captions))
+    texts = chain.from_iterable(ColumnView(ds, str(chosen_captions)) if captions is None else chunk_values(captions))
     if arguments.require_captions and len(ds) and not any(text is not None for text in texts):
         raise ValueError(
             f"{where}: column {chosen_captions!r} holds {ds.features[str(chosen_captions)]} and no text; the columns "
@@ -372,7 +373,7 @@ def _joined_captions(ds: datasets.Dataset, first: np.ndarray) -> Iterator[list[s
     """Captions of all rows of each image; `first` is the first row of the image of each row, `(N,)`."""
     captions = caption_column(ds)
     order = np.argsort(first, kind="stable")  # the rows of an image are adjacent
-    ends = np.append(np.flatnonzero(np.diff(first[order])) + 1, len(order))  # of each image, in `order`
+    ends: np.ndarray = np.append(np.flatnonzero(np.diff(first[order])) + 1, len(order))  # of each image, in `order`
     for start in range(0, len(ends), _ROWS_OF_CHUNK):
         part = ends[start : start + _ROWS_OF_CHUNK]
         begin = int(ends[start - 1]) if start else 0

@@ -229,7 +229,8 @@ def _check_split(
         image_faults = iter([None] * len(ds))
     else:
         image_faults = _image_faults(ds, check_images, max_pixels, num_workers)
-    is_kept, changed = np.zeros(len(ds), bool), False
+    is_kept: np.ndarray = np.zeros(len(ds), bool)
+    changed = False
     entries: list[QuarantineEntry] = []
 
     def good_captions() -> Iterator[list[str]]:

@@ -90,7 +90,7 @@ def source_keys(
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
     known: FeatureCache | None = None
-    digests = np.empty((len(column), 16), np.uint8)
+    digests: np.ndarray = np.empty((len(column), 16), np.uint8)
     files: list[tuple[int, _File]] = []
     row = 0
     with workers() as pool, progress_bar(len(column), progress, "image files", delay=1.0) as bar:

@@ -104,7 +104,7 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
 
 def _hash_ranks(ds: datasets.Dataset, seed: int) -> np.ndarray:
     """16 bytes per row that depend on the id and the seed, as a higher and a lower number: `(N, 2)`."""
-    ranks = np.empty((len(ds), 2), ">u8")
+    ranks: np.ndarray = np.empty((len(ds), 2), ">u8")
     for row, image_id in enumerate(id_column(ds)):
         digest = hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
         ranks[row] = np.frombuffer(digest, ranks.dtype)

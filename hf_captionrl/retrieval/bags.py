@@ -203,7 +203,8 @@ def training_bags(
     if bag_size == 1:
         return torch.from_numpy(queries.astype(np.int64))[:, None]
     free = bytearray(b"\x01") * count
-    bags, number = np.empty((count // bag_size, bag_size), np.int64), 0
+    bags: np.ndarray = np.empty((count // bag_size, bag_size), np.int64)
+    number = 0
     for bag in _fill(array[:, :width], _numbers(queries), bag_size, free):
         bags[number], number = bag, number + 1
     left = [image for image in _numbers(queries) if free[image]]

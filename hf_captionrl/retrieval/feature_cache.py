@@ -107,7 +107,7 @@ class FeatureCache:
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{what}-{model}").strip("._")[:60]
         self.directory = self.root / f"{readable}-{name}"
         self._store = RowStore(self.directory, self.identity)
-        self._is_checked = np.empty(0, bool)  # of the rows of the store
+        self._is_checked: np.ndarray = np.empty(0, bool)  # of the rows of the store
         self._memory: dict[bytes, np.ndarray] = {}
         self._in_memory = False
 
@@ -246,7 +246,7 @@ class FeatureCache:
         self._store.refresh()
         todo = np.flatnonzero(self._missing(digests))
         order = np.lexsort(digests[todo].T)  # stable: equal keys are adjacent, and the first one is first
-        is_first = np.append(True, (np.diff(digests[todo[order]], axis=0) != 0).any(axis=1))[: len(order)]
+        is_first: np.ndarray = np.append(True, (np.diff(digests[todo[order]], axis=0) != 0).any(axis=1))[: len(order)]
         todo = todo[np.sort(order[is_first])]
         start = len(todo) * int(os.environ.get("RANK", "0")) // max(int(os.environ.get("WORLD_SIZE", "1")), 1)
         if len(todo):
@@ -346,7 +346,7 @@ class FeatureCache:
             for i in np.flatnonzero(rows == -1):
                 rows[i] = numbers.get(digests[i].tobytes(), -1)
             extra = np.stack(list(self._memory.values()))
-        unknown = [keys[i] for i in np.flatnonzero(rows == -1)]
+        unknown = [keys[i] for i in np.flatnonzero(rows == -1).tolist()]
         if unknown:
             raise KeyError(self._unknown(unknown, len(keys)))
         mapped = self._store.array() if len(self._store) or extra is None else None

@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-__all__ = ["HashIndex", "key_digest", "key_digests"]
+__all__ = ["HashIndex", "key_digest", "key_digests", "key_hashes"]
 
 _AT_ONCE = 4096
 
@@ -23,11 +23,20 @@ def key_digest(key: str) -> bytes:
 
 def key_digests(keys: Collection[str]) -> np.ndarray:
     """Digests of N keys, uint64 `(N, 2)`."""
-    found = np.empty((len(keys), 2), "<u8")
+    found: np.ndarray = np.empty((len(keys), 2), "<u8")
     given = iter(keys)
     for start in range(0, len(keys), _AT_ONCE):
         part = b"".join(map(key_digest, islice(given, _AT_ONCE)))
         found[start : start + _AT_ONCE] = np.frombuffer(part, "<u8").reshape(-1, 2)
+    return found
+
+
+def key_hashes(keys: Collection[str]) -> np.ndarray:
+    """First halves of the digests of N keys, uint64 `(N,)`."""
+    found: np.ndarray = np.empty(len(keys), "<u8")
+    given = iter(keys)
+    for start in range(0, len(keys), _AT_ONCE):
+        found[start : start + _AT_ONCE] = key_digests(list(islice(given, _AT_ONCE)))[:, 0]
     return found
 
 
@@ -49,8 +58,9 @@ class HashIndex:
             hashes (`np.ndarray` of shape `(M,)`): uint64.
             is_same (`Callable`): From positions in `hashes` and rows to whether they stand for the same.
         """
-        found = np.full(len(hashes), -1, np.int64)
-        asked, place = np.arange(len(hashes)), np.searchsorted(self.sorted, hashes)
+        found: np.ndarray = np.full(len(hashes), -1, np.int64)
+        asked: np.ndarray = np.arange(len(hashes))
+        place: np.ndarray = np.asarray(np.searchsorted(self.sorted, hashes))
         while True:
             inside = place < len(self.sorted)
             inside[inside] = self.sorted[place[inside]] == hashes[asked[inside]]

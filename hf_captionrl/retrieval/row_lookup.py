@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.retrieval.hash_index import HashIndex, key_digests
+from hf_captionrl.retrieval.hash_index import HashIndex, key_hashes
 
 __all__ = ["RowLookup"]
 
@@ -44,7 +44,7 @@ class RowLookup(Set[str]):
 
     @cached_property
     def _index(self) -> HashIndex:
-        return HashIndex(key_digests(self.ids)[:, 0])
+        return HashIndex(key_hashes(self.ids))
 
     def _at(self, rows: np.ndarray) -> np.ndarray:
         """Ids of some rows, an array of objects."""
@@ -54,15 +54,18 @@ class RowLookup(Set[str]):
 
     def rows(self, names: Sequence[str]) -> np.ndarray:
         """First row of each name, int64 `(M,)`; -1 for unknown names."""
-        found = np.empty(len(names), np.int64)
-        given, start = iter(names), 0
-        while part := list(islice(given, _AT_ONCE)):
-            array = np.array(part, dtype=object)
-            found[start : start + len(part)] = self._index.find(
-                key_digests(part)[:, 0], lambda asked, rows, array=array: array[asked] == self._at(rows)
-            )
-            start += len(part)
+        found: np.ndarray = np.empty(len(names), np.int64)
+        given = iter(names)
+        for start in range(0, len(names), _AT_ONCE):
+            part = np.array(list(islice(given, _AT_ONCE)), dtype=object)
+            found[start : start + len(part)] = self._find(part)
         return found
+
+    def _find(self, names: np.ndarray) -> np.ndarray:
+        def is_same(asked: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            return names[asked] == self._at(rows)
+
+        return self._index.find(key_hashes(names), is_same)
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """The names that are not ids, in their order."""
@@ -72,7 +75,7 @@ class RowLookup(Set[str]):
         """For each row the first row with the same id, int64 `(N,)`."""
         order, ordered = self._index.order, self._index.sorted
         first = np.arange(len(order))
-        is_repeat = np.zeros(len(order), bool)
+        is_repeat: np.ndarray = np.zeros(len(order), bool)
         is_repeat[1:] = ordered[1:] == ordered[:-1]
         if not is_repeat.any():
             return first

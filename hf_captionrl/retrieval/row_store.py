@@ -73,8 +73,8 @@ class RowStore:
     def _reset(self) -> None:
         self.dtype: np.dtype | None = None
         self.shape: tuple[int, ...] | None = None  # of one row
-        self._records = np.empty(0, _FIELDS)  # read so far, valid or not
-        self._is_valid = np.empty(0, bool)
+        self._records: np.ndarray = np.empty(0, _FIELDS)  # read so far, valid or not
+        self._is_valid: np.ndarray = np.empty(0, bool)
         self._index: HashIndex | None = None  # of the first `_indexed` records
         self._indexed = 0
         self._recent: dict[bytes, int] = {}  # positions of the valid records after them
@@ -112,7 +112,7 @@ class RowStore:
         if not number:
             return
         complete = memoryview(raw)[: number * _RECORD.size]  # a killed writer may leave an incomplete record
-        is_valid = np.zeros(number, bool)
+        is_valid: np.ndarray = np.zeros(number, bool)
         for position, fields in enumerate(_RECORD.iter_unpack(complete), start=count):
             digest, row_sum, record_sum = fields
             if _record_sum(digest, row_sum, position) != record_sum:
@@ -172,13 +172,13 @@ class RowStore:
             self._index, self._indexed, self._recent = HashIndex(self._records["digest"][:, 0]), len(self._records), {}
             return
         digests = self._records["digest"]
-        for position in (begin + np.flatnonzero(self._is_valid[begin:])).tolist():
-            self._recent[digests[position].tobytes()] = position
+        for new in np.flatnonzero(self._is_valid[begin:]).tolist():
+            self._recent[digests[begin + new].tobytes()] = begin + new
 
     def positions(self, digests: np.ndarray) -> np.ndarray:
         """int64 row numbers `(N,)` of digests `(N, 2)`, -1 if the key is unknown."""
         known = self._records["digest"]
-        found = np.full(len(digests), -1, np.int64)
+        found: np.ndarray = np.full(len(digests), -1, np.int64)
         if self._index is not None:
 
             def is_same(asked: np.ndarray, rows: np.ndarray) -> np.ndarray:

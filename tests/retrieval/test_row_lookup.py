@@ -8,7 +8,7 @@ import pytest
 
 from hf_captionrl.data.arrow_columns import id_column
 from hf_captionrl.retrieval import hash_index, row_lookup
-from hf_captionrl.retrieval.hash_index import HashIndex, key_digest, key_digests
+from hf_captionrl.retrieval.hash_index import HashIndex, key_digest, key_digests, key_hashes
 from hf_captionrl.retrieval.row_lookup import RowLookup
 
 
@@ -18,9 +18,9 @@ def hashes(request, monkeypatch):
     bits = {"64 bits": 64, "2 bits": 2, "no bits": 0}[request.param]
 
     def fewer(keys):
-        return key_digests(keys) & np.uint64((1 << bits) - 1)
+        return key_hashes(keys) & np.uint64((1 << bits) - 1)
 
-    monkeypatch.setattr(row_lookup, "key_digests", fewer)
+    monkeypatch.setattr(row_lookup, "key_hashes", fewer)
     return request.param
 
 
@@ -89,3 +89,4 @@ def test_index_finds_the_first_row_that_the_caller_accepts():
 def test_digests_of_many_keys_are_those_of_each():
     keys = [f"key {i}" for i in range(10)]
     assert [row.tobytes() for row in key_digests(keys)] == [key_digest(key) for key in keys]
+    assert [row.tobytes() for row in key_hashes(keys)] == [key_digest(key)[:8] for key in keys]
