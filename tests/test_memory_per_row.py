@@ -25,8 +25,8 @@ from tests.tiny import tiny_captioner
 FEW, MANY = 20_000, 40_000
 ROWS_AT_ONCE = 1000
 
-IDS = 64
-"""Bytes per row of a path that only reads ids and captions: at most eight numbers of 64 bits."""
+IDS = 72
+"""Bytes per row of a path that only reads ids and captions: at most nine numbers of 64 bits."""
 
 
 def table(start, stop):
