@@ -146,7 +146,7 @@ def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSour
 
 def _files_of(column: Any) -> list[str | None]:
     """The file of each image; None for images inside a table and for files that do not exist."""
-    paths = paths_without_bytes(column.with_format("arrow")["image"][:]) or [None] * len(column)
+    paths = paths_without_bytes(column.with_format("arrow")["image"][:]).to_pylist() or [None] * len(column)
     return [path if path and os.path.isfile(path) else None for path in paths]
 
 

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 from datasets.fingerprint import Hasher
 from datasets.table import ConcatenationTable, InMemoryTable, concat_tables
 
+from hf_captionrl.data.arrow_columns import (
+    ColumnView,
+    arrow_column,
+    caption_column,
+    chunk_values,
+    id_column,
+    select_rows,
+)
 from hf_captionrl.data.caption_cleaning import to_caption_list
 from hf_captionrl.data.image_paths import is_address, paths_without_bytes, refuse_outside
 from hf_captionrl.data.raw_splits import SourceArguments
 from hf_captionrl.data.row_files import CAPTION_COLUMNS, Row
 from hf_captionrl.data.video import VIDEO_FRAMES
 from hf_captionrl.data.video_files import VIDEO_SUFFIXES
+from hf_captionrl.retrieval.row_lookup import RowLookup
 
 __all__ = [
     "CAPTIONS",
@@ -43,12 +54,15 @@ USUAL_NAMES = {
 }
 """Usual names of columns, in the order of the search if the default name is missing."""
 
+_TEXTS = pa.list_(pa.string())
+_ROWS_OF_CHUNK = 16_384
+
 _DEFAULTS = {"image_column": "image", "caption_column": "captions"}
 
 
 def caption_lists(ds: datasets.Dataset, column: str = "captions") -> list[list[str]]:
     """The captions of each row: a list, a single text, or none."""
-    return [[c] if isinstance(c, str) else list(c or []) for c in ds[column]]
+    return list(caption_column(ds, column))
 
 
 def undecoded(ds: datasets.Dataset, column: str = "image") -> datasets.Dataset:
@@ -58,7 +72,9 @@ def undecoded(ds: datasets.Dataset, column: str = "image") -> datasets.Dataset:
     return ds
 
 
-def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], feature: Any) -> datasets.Dataset:
+def replace_column(
+    ds: datasets.Dataset, name: str, values: Sequence[Any] | pa.ChunkedArray, feature: Any
+) -> datasets.Dataset:
     """Set one column without copying the others.
 
     `Dataset.map` and `add_column` after `select` would rewrite every image; here only selections that repeat rows are
@@ -67,20 +83,19 @@ def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], featu
     if len(values) != len(ds):
         raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Pass one per row.")
     table, indices = ds.data, ds._indices
-    shown = [] if indices is None else indices.column(0).to_pylist()
-    if len(set(shown)) < len(shown):
-        # A row that is selected twice may get two values, so it is copied.
-        table, indices = InMemoryTable(ds.with_format("arrow")[:]), None
-    elif indices is not None:
-        # Rows of the table that are not selected get no value.
-        spread: list[Any] = [None] * table.num_rows
-        for row, value in zip(shown, values, strict=True):
-            spread[row] = value
-        values = spread
+    schema = datasets.Features({name: feature}).arrow_schema
+    if not isinstance(values, pa.ChunkedArray):
+        values = arrow_column(values, schema.field(name).type)
+    if indices is not None:
+        spread = _spread(values, indices.column(0).to_numpy().astype(np.int64), table.num_rows)
+        if spread is None:
+            # A row that is selected twice may get two values, so it is copied.
+            table, indices = InMemoryTable(ds.with_format("arrow")[:]), None
+        else:
+            values = spread
     if name in table.column_names:
         table = table.drop([name])
-    schema = datasets.Features({name: feature}).arrow_schema
-    column = InMemoryTable.from_pydict({name: list(values)}, schema=schema)
+    column = InMemoryTable.from_pydict({name: values}, schema=schema)
     if isinstance(table, ConcatenationTable):
         # Of a block whose columns are all removed, `datasets` keeps a table without columns and rows.
         blocks = [[block for block in row if block.num_columns] for row in table.blocks]
@@ -92,6 +107,27 @@ def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], featu
     # Without a fingerprint, `datasets` would read every image in memory to compute one.
     fingerprint = Hasher.hash((ds._fingerprint, column))
     return datasets.Dataset(table, info=info, split=ds.split, indices_table=indices, fingerprint=fingerprint)
+
+
+def _spread(values: pa.ChunkedArray, shown: np.ndarray, num_rows: int) -> pa.ChunkedArray | None:
+    """The values at the rows of the table that are shown, no value at the others; None if a row is shown twice."""
+    place: np.ndarray = np.full(num_rows, -1, np.int64)  # of each row of the table among the values
+    place[shown] = np.arange(len(shown))
+    if np.count_nonzero(place >= 0) < len(shown):
+        return None
+    if (np.diff(shown) < 0).any():
+        # Once, not for every chunk below.
+        joined = values.combine_chunks()
+        values = joined if isinstance(joined, pa.ChunkedArray) else pa.chunked_array([joined])
+    chunks = []
+    for start in range(0, num_rows, _ROWS_OF_CHUNK):
+        part = place[start : start + _ROWS_OF_CHUNK]
+        found = part[part >= 0]
+        first, end = (int(found.min()), int(found.max()) + 1) if len(found) else (0, 0)
+        rows = pa.array(part - first, mask=part < 0)
+        # Of a slice, because `take` may copy all chunks.
+        chunks.append(values.slice(first, end - first).combine_chunks().take(rows))
+    return pa.chunked_array(chunks, values.type)
 
 
 def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
@@ -166,20 +202,28 @@ def _with_images(
     kind = getattr(feature, "dtype", None)
     is_text = kind in {"string", "large_string"}
     # Joined here, because the reader of a row does not know the root. Absolute paths and addresses are unchanged.
-    paths = [_join(root, path) for path in ds[column][:]] if is_text else paths_without_bytes(ds.data.column(column))
+    paths = paths_without_bytes(ds.data.column(column))
+    if is_text:
+        raw: ColumnView[str | None] = ColumnView(ds, column)
+        paths = arrow_column((_join(root, path) for path in raw), pa.string())
     # Files of an image column in memory are opened wherever they are; a text column needs a root.
     if is_text or root is not None or not in_memory:
-        refuse_outside(paths, root, f"{where}, column {column!r}")
+        refuse_outside(chunk_values(paths), root, f"{where}, column {column!r}")
     # On access, datasets.Image would fetch an address, which open_image refuses.
-    fetches = any(path and "://" in path for path in paths)
+    fetches = any(path and "://" in path for path in chunk_values(paths))
     result = datasets.Image(decode=not (num_frames or fetches))
     if is_text:
-        film = next((path for path in paths if path and Path(path).suffix.lower() in VIDEO_SUFFIXES), None)
+        film = next(
+            (path for path in chunk_values(paths) if path and Path(path).suffix.lower() in VIDEO_SUFFIXES), None
+        )
         if film is not None and not num_frames:
             raise ValueError(
                 f"{where}: column {column!r} holds videos ({film!r}). Set num_frames to the number of frames per video, e.g. 8."
             )
-        image = [{"bytes": None, "path": path} for path in paths]
+        files = [
+            pa.StructArray.from_arrays([pa.nulls(len(p), pa.binary()), p], ["bytes", "path"]) for p in paths.chunks
+        ]
+        image = pa.chunked_array(files, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
         with_image = replace_column(ds, "image", image, result)
         # In this order, because a table without columns loses its number of rows.
         return with_image if column == "image" else with_image.remove_columns(column)
@@ -194,6 +238,45 @@ def _with_images(
         f"{where}: column {column!r} holds {feature}, not images, paths or bytes; the columns are {ds.column_names}. "
         f"Set image_column to the column with images."
     )
+
+
+def _may_stay(name: str, source: str | None, *others: str | None) -> bool:
+    """Whether a column can become the column `name` as it is: it has no other use, and no other of our names."""
+    return source == name or (source is not None and source not in (*others, "image", "image_id", "captions"))
+
+
+def _clean_captions(ds: datasets.Dataset, column: str | None, may_stay: bool) -> pa.ChunkedArray | None:
+    """The cleaned captions of each row; None if the column is clean and may stay where it is, perhaps on disk."""
+    if column is None:
+        return arrow_column(([] for _ in range(len(ds))), _TEXTS)
+    raw: ColumnView[Any] = ColumnView(ds, column)
+    if may_stay and ds.features[column] == CAPTIONS and all(value == to_caption_list(value) for value in raw):
+        return None
+    return arrow_column(map(to_caption_list, raw), _TEXTS)
+
+
+def _image_ids(ds: datasets.Dataset, column: str | None, split: str, may_stay: bool) -> pa.ChunkedArray | None:
+    """The ids; None if the column holds them and may stay where it is."""
+    values: Iterable[Any] = repeat(None, len(ds)) if column is None else ColumnView(ds, column)
+    if column is not None and may_stay and ds.features[column] == datasets.Value("string") and all(values):
+        return None
+
+    def text(row: int, value: Any) -> str:
+        if isinstance(value, float) and value.is_integer():
+            # A table returns integers with a missing value among them as floats: 7.0 is the id 7.
+            value = int(value)
+        return f"{split}-{row:06d}" if value is None or value == "" else str(value)
+
+    return arrow_column(map(text, count(), values), pa.string())
+
+
+def _with_column(
+    ds: datasets.Dataset, name: str, source: str | None, values: pa.ChunkedArray | None, feature: Any
+) -> datasets.Dataset:
+    """The values as a column; without them the column `source` under another name."""
+    if values is not None:
+        return replace_column(ds, name, values, feature)
+    return ds if source == name else ds.rename_column(str(source), name)
 
 
 def _join(root: Path | None, path: str | None) -> str | None:
@@ -234,63 +317,66 @@ def to_caption_columns(
     ds = rows if isinstance(rows, datasets.Dataset) else _rows_to_dataset(rows, image_column, chosen_captions)
     ds = ds.with_format(None)
 
-    captions = _captions_of(ds, chosen_captions)
-    if arguments.require_captions and len(ds) and not any(caption is not None for row in captions for caption in row):
+    captions = _clean_captions(
+        ds, chosen_captions, _may_stay("captions", chosen_captions, image_column, image_id_column)
+    )
+    texts = chain.from_iterable(ColumnView(ds, str(chosen_captions)) if captions is None else chunk_values(captions))
+    if arguments.require_captions and len(ds) and not any(text is not None for text in texts):
         raise ValueError(
             f"{where}: column {chosen_captions!r} holds {ds.features[str(chosen_captions)]} and no text; the columns "
             f"are {sorted(names)}. Set caption_column to one that holds captions."
         )
-    if image_id_column is not None:
-        ids = ds[image_id_column][:]
-    elif getattr(ds.features[image_column], "dtype", None) in {"string", "large_string"}:
-        ids = ds[image_column][:]
-    else:
-        ids = [None] * len(ds)
-    # A table returns integers with a missing value among them as floats: 7.0 is the id 7.
-    ids = [int(value) if isinstance(value, float) and value.is_integer() else value for value in ids]
-    ids = [f"{split}-{row:06d}" if value is None or value == "" else str(value) for row, value in enumerate(ids)]
+    is_path = getattr(ds.features[image_column], "dtype", None) in {"string", "large_string"}
+    may_stay = _may_stay("image_id", image_id_column, image_column, chosen_captions)
+    ids = _image_ids(ds, image_id_column or (image_column if is_path else None), split, may_stay)
 
     # A column that has one of our names but was not chosen for it is dropped.
     taken = {"image": image_column, "captions": chosen_captions, "image_id": image_id_column}
     clash = [name for name, chosen in taken.items() if name in ds.column_names and name != chosen]
     if clash:
         logger.info("%s: the columns %s are dropped; image_column and caption_column chose others.", where, clash)
-    used = {*clash, chosen_captions, image_id_column} - {image_column}
+    kept = {name for name, values in ((chosen_captions, captions), (image_id_column, ids)) if values is None}
+    used = {*clash, chosen_captions, image_id_column} - {image_column, *kept}
     ds = ds.remove_columns([name for name in ds.column_names if name in used])
     root = None if arguments.image_root is None else Path(arguments.image_root)
     ds = _with_images(ds, image_column, root, where, num_frames, in_memory)
-    ds = replace_column(ds, "image_id", ids, datasets.Value("string"))
+    ds = _with_column(ds, "image_id", image_id_column, ids, datasets.Value("string"))
+    ds = _with_column(ds, "captions", chosen_captions, captions, CAPTIONS)
     if num_frames:
         ds = replace_column(ds, VIDEO_FRAMES, [num_frames] * len(ds), datasets.Value("int32"))
-    ds = merge_rows_of_one_image(ds, ids, captions, where)
+    ds = merge_rows_of_one_image(ds, where)
     others = [name for name in ds.column_names if name not in taken]
     return ds.select_columns(["image", "image_id", "captions", *others])
 
 
-def _captions_of(ds: datasets.Dataset, column: str | None) -> list[list[str | None]]:
-    return [[] for _ in range(len(ds))] if column is None else [to_caption_list(value) for value in ds[column][:]]
-
-
-def merge_rows_of_one_image(
-    ds: datasets.Dataset, ids: list[str], captions: list[list[str | None]], where: str
-) -> datasets.Dataset:
+def merge_rows_of_one_image(ds: datasets.Dataset, where: str) -> datasets.Dataset:
     """Join rows with the same id into the first of them, which gets all captions."""
-    first: dict[str, int] = {}
-    joined: dict[int, list[str | None]] = {}
-    repeated = []
-    for row, image_id in enumerate(ids):
-        if first.setdefault(image_id, row) != row:
-            repeated.append(row)
-    if repeated:
-        images = undecoded(ds).select_columns("image")
-        for row in repeated:
-            earlier = first[ids[row]]
-            if images[row]["image"] != images[earlier]["image"]:
-                raise ValueError(
-                    f"{where}: image_id {ids[row]!r} is used for different images in rows {earlier} and {row}; an id "
-                    f"must name one image. Set image_id_column to a column with unique ids, or leave it out."
-                )
-            joined.setdefault(earlier, list(captions[earlier])).extend(captions[row])
-        logger.warning("%s: %d rows repeat an image; their captions are joined to its first.", where, len(repeated))
-    ds = replace_column(ds, "captions", [joined.get(row, mine) for row, mine in enumerate(captions)], CAPTIONS)
-    return ds.select(list(first.values())) if repeated else ds
+    ids = id_column(ds)
+    first = RowLookup(ids).first_rows()  # (N,)
+    repeated = np.flatnonzero(first != np.arange(len(first)))
+    if not len(repeated):
+        return ds
+    images = undecoded(ds).select_columns("image")
+    for row in repeated.tolist():
+        earlier = int(first[row])
+        if images[row]["image"] != images[earlier]["image"]:
+            raise ValueError(
+                f"{where}: image_id {ids[row]!r} is used for different images in rows {earlier} and {row}; an id "
+                f"must name one image. Set image_id_column to a column with unique ids, or leave it out."
+            )
+    logger.warning("%s: %d rows repeat an image; their captions are joined to its first.", where, len(repeated))
+    captions = arrow_column(_joined_captions(ds, first), _TEXTS)
+    return replace_column(select_rows(ds, np.unique(first)), "captions", captions, CAPTIONS)
+
+
+def _joined_captions(ds: datasets.Dataset, first: np.ndarray) -> Iterator[list[str | None]]:
+    """Captions of all rows of each image; `first` is the first row of the image of each row, `(N,)`."""
+    captions = caption_column(ds)
+    order = np.argsort(first, kind="stable")  # the rows of an image are adjacent
+    ends: np.ndarray = np.append(np.flatnonzero(np.diff(first[order])) + 1, len(order))  # of each image, in `order`
+    for start in range(0, len(ends), _ROWS_OF_CHUNK):
+        part = ends[start : start + _ROWS_OF_CHUNK]
+        begin = int(ends[start - 1]) if start else 0
+        groups = iter(captions[order[begin : part[-1]].tolist()])
+        for size in np.diff(part, prepend=begin).tolist():
+            yield list(chain.from_iterable(islice(groups, size)))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from hf_captionrl.data.arrow_columns import caption_column
 from hf_captionrl.data.caption_columns import undecoded
 from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
 from hf_captionrl.data.video import frames_of
@@ -172,9 +173,10 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         self._resample = resample
         self._ends: np.ndarray | None = None  # of the captions of each image among all captions
         if captions_per_image == "all":
-            counts = [len(_as_list(captions)) for captions in self._rows["captions"][:]]
+            counts = np.fromiter(map(len, caption_column(self._rows)), np.int64, len(ds))
             if 0 in counts:
-                draw_caption(0, seed=seed, epoch=0, image_id=str(self._rows[counts.index(0)]["image_id"]))  # raises
+                row = int(np.argmin(counts))
+                draw_caption(0, seed=seed, epoch=0, image_id=str(self._rows[row]["image_id"]))  # raises
             self._ends = np.cumsum(counts)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import datasets
@@ -60,13 +60,14 @@ def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: 
             )
 
 
-def paths_without_bytes(column: pa.ChunkedArray) -> Sequence[str | None]:
+def paths_without_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Path per row of a column of `bytes` and `path`; None for rows with bytes, empty for columns of other types."""
     kind = column.type
+    nothing = pa.chunked_array([], pa.string())
     if not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
-        return []
+        return nothing
     paths = pc.struct_field(column, "path")
     if kind.get_field_index("bytes") >= 0:
         held = pc.is_valid(pc.struct_field(column, "bytes"))
         paths = pc.if_else(held, pa.scalar(None, paths.type), paths)
-    return [] if paths.null_count == len(paths) else paths.to_pylist()
+    return nothing if paths.null_count == len(paths) else paths

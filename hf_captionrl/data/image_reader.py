@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import datasets
 from PIL import Image
 
+from hf_captionrl.data.arrow_columns import id_column
 from hf_captionrl.data.caption_columns import undecoded
 from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
 from hf_captionrl.data.quarantine import (
@@ -44,7 +45,7 @@ class ImageReader:
         max_bad_fraction: float = 0.05,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
-        self.ids = [str(image_id) for image_id in ds["image_id"][:]]
+        self.ids = id_column(ds)
         self._images = undecoded(ds.with_format(None)).select_columns("image")
         self._split = split
         self._path = None if quarantine_path is None else Path(quarantine_path)

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import datasets
+import numpy as np
+import pyarrow as pa
 
+from hf_captionrl.data.arrow_columns import ColumnView, arrow_column, id_column, select_rows
 from hf_captionrl.data.caption_cleaning import CAPTION_REMEDIES, MAX_CAPTION_WORDS, caption_fault, to_caption_list
 from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecoded
 from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, verify_image
 from hf_captionrl.data.video import VIDEO_FRAMES, verify_video
 from hf_captionrl.data.video_files import VIDEO_REMEDIES
 from hf_captionrl.io import atomic_write_text
+from hf_captionrl.retrieval.row_lookup import RowLookup
 
 __all__ = [
     "QuarantineEntry",
@@ -211,11 +215,13 @@ def _check_split(
             f"image_column, caption_column or image_id_column."
         )
     ds = ds.with_format(None)
-    ids = [str(image_id) for image_id in ds["image_id"][:]]
-    image_id, times = Counter(ids).most_common(1)[0] if ids else ("", 1)
-    if times > 1:
+    ids = id_column(ds)
+    first = RowLookup(ids).first_rows()  # (N,)
+    times = np.bincount(first)
+    if len(ds) and times.max() > 1:
+        row = int(times.argmax())
         raise ValueError(
-            f"Split {split!r}: image_id {image_id!r} is in {times} rows; an id must name one image with all "
+            f"Split {split!r}: image_id {ids[row]!r} is in {times[row]} rows; an id must name one image with all "
             f"its captions. Load it with load_captions, which joins such rows, or set another image_id_column."
         )
     image_faults: Iterator[ImageError | None]
@@ -223,24 +229,31 @@ def _check_split(
         image_faults = iter([None] * len(ds))
     else:
         image_faults = _image_faults(ds, check_images, max_pixels, num_workers)
-    raw = ds["captions"][:]
-    kept, captions, entries = [], [], []
-    for row, (value, fault) in enumerate(zip(raw, image_faults, strict=True)):
-        good, bad = _caption_faults(to_caption_list(value), max_caption_words)
-        captions.append(good)
-        if fault is None and (good or not require_captions):
-            kept.append(row)
-            for reason, detail in bad:
-                entries.append(quarantine_entry(row, ids[row], split, "captions", reason, detail, "caption"))
-        elif fault is not None:
-            entries.append(quarantine_entry(row, ids[row], split, "image", fault.reason, fault.detail, "row"))
-        else:
-            reason = bad[0][0] if bad else "caption_missing"
-            detail = "; ".join(detail for _, detail in bad) or "the row has no caption"
-            entries.append(quarantine_entry(row, ids[row], split, "captions", reason, detail, "row"))
-    if captions != raw:
+    is_kept: np.ndarray = np.zeros(len(ds), bool)
+    changed = False
+    entries: list[QuarantineEntry] = []
+
+    def good_captions() -> Iterator[list[str]]:
+        nonlocal changed
+        for row, (value, fault) in enumerate(zip(ColumnView[Any](ds, "captions"), image_faults, strict=True)):
+            good, bad = _caption_faults(to_caption_list(value), max_caption_words)
+            changed |= good != value
+            if fault is None and (good or not require_captions):
+                is_kept[row] = True
+                for reason, detail in bad:
+                    entries.append(quarantine_entry(row, ids[row], split, "captions", reason, detail, "caption"))
+            elif fault is not None:
+                entries.append(quarantine_entry(row, ids[row], split, "image", fault.reason, fault.detail, "row"))
+            else:
+                reason = bad[0][0] if bad else "caption_missing"
+                detail = "; ".join(detail for _, detail in bad) or "the row has no caption"
+                entries.append(quarantine_entry(row, ids[row], split, "captions", reason, detail, "row"))
+            yield good
+
+    captions = arrow_column(good_captions(), pa.list_(pa.string()))
+    if changed:
         ds = replace_column(ds, "captions", captions, CAPTIONS)
-    return (ds if len(kept) == len(ds) else ds.select(kept)), entries
+    return (ds if is_kept.all() else select_rows(ds, np.flatnonzero(is_kept))), entries
 
 
 def quarantine_entry(

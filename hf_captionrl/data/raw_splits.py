@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 
+from hf_captionrl.data.arrow_columns import ColumnView, select_rows
 from hf_captionrl.data.row_files import Row
 
 __all__ = ["SPLIT_NAMES", "Source", "SourceArguments", "by_split_column", "source_of_rows", "split_name"]
@@ -126,11 +128,11 @@ def by_split_column(rows: Any) -> dict[str, datasets.Dataset | list[Row]]:
     """The splits named by a column `split`, as in Flickr30k on the Hub."""
     if getattr(rows.features.get("split"), "dtype", None) != "string":
         return {}
-    names = rows["split"][:]
-    ours = {name: split_name(name) for name in set(names)}
-    if None in ours.values() or len(set(ours.values())) < 2:
+    names: ColumnView[Any] = ColumnView(rows, "split")
+    ours = {name: split_name(name) for name in dict.fromkeys(names)}
+    found = list(dict.fromkeys(ours.values()))
+    if None in found or len(found) < 2:
         return {}
-    at: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
-        at.setdefault(str(ours[name]), []).append(row)
-    return {name: rows.select(numbers).remove_columns("split") for name, numbers in at.items()}
+    numbers = np.fromiter((found.index(ours[name]) for name in names), np.int8, len(names))  # of the split of each row
+    rest = rows.remove_columns("split")
+    return {str(name): select_rows(rest, np.flatnonzero(numbers == n)) for n, name in enumerate(found)}

@@ -6,11 +6,11 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import datasets
 import numpy as np
@@ -24,8 +24,32 @@ from hf_captionrl.retrieval.feature_cache import progress_bar
 __all__ = ["source_key", "source_keys", "workers"]
 
 _ROWS_AT_ONCE = 256
+_FILES_AT_ONCE = 16_384
 # A file that changes twice within the resolution of its file system's clock keeps its modification time.
 _SETTLED_NS = 2_000_000_000
+
+
+class _Keys(Sequence[str]):
+    """Keys of digests, `(N, 16)` uint8, which are text only when they are indexed."""
+
+    def __init__(self, digests: np.ndarray) -> None:
+        self._digests = digests
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> _Keys: ...
+    def __getitem__(self, index: Any) -> Any:
+        found = self._digests[index]
+        return _Keys(found) if isinstance(index, slice) else _key(found.tobytes().hex())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class _File(NamedTuple):
@@ -51,7 +75,7 @@ def workers() -> Iterator[ThreadPoolExecutor]:
 
 def source_keys(
     dataset: datasets.Dataset, directory: str | os.PathLike | None = None, *, progress: str | bool = False
-) -> list[str]:
+) -> Sequence[str]:
     """One key per row: the hash of its image's bytes.
 
     A file that was hashed before is known by its path, size and modification time, and is not read again.
@@ -64,28 +88,42 @@ def source_keys(
         ImageError: If a row has no image, or its file does not exist.
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
-    found: list[str | _File] = []
+    known: FeatureCache | None = None
+    digests: np.ndarray = np.empty((len(column), 16), np.uint8)
+    files: list[tuple[int, _File]] = []
+    row = 0
     with workers() as pool, progress_bar(len(column), progress, "image files", delay=1.0) as bar:
         for batch in column.iter(_ROWS_AT_ONCE):
-            found.extend(pool.map(_hash_or_file, batch["image"]))
+            for found in pool.map(_hash_or_file, batch["image"]):
+                if isinstance(found, _File):
+                    files.append((row, found))
+                else:
+                    digests[row] = np.frombuffer(bytes.fromhex(found), np.uint8)
+                row += 1
+            if files and (len(files) >= _FILES_AT_ONCE or row == len(column)):
+                rows = [row for row, _ in files]
+                if known is None:
+                    known = FeatureCache(
+                        directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8"
+                    )
+                digests[rows] = _file_hashes(known, [file for _, file in files], pool, progress and "Hashing files")
+                files = []
             if bar is not None:
                 bar.update(len(batch["image"]))
-        files = [(row, file) for row, file in enumerate(found) if isinstance(file, _File)]
-        keys = ["" if isinstance(key, _File) else key for key in found]
-        if files:
+    return _Keys(digests)
 
-            def compute(rows: list[int]) -> np.ndarray:
-                hashes = pool.map(_file_hash, (files[i][1].path for i in rows))
-                return np.stack([np.frombuffer(bytes.fromhex(h), np.uint8) for h in hashes])  # (rows, 16)
 
-            known = FeatureCache(directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8")
-            states = [file.state for _, file in files]
-            view = known.get_or_compute(
-                states, compute, batch_size=_ROWS_AT_ONCE, progress=progress and "Hashing files"
-            )
-            for (row, _), digest in zip(files, np.asarray(view), strict=True):
-                keys[row] = digest.tobytes().hex()
-    return [_key(digest) for digest in keys]
+def _file_hashes(
+    known: FeatureCache, files: Sequence[_File], pool: ThreadPoolExecutor, progress: str | bool
+) -> np.ndarray:
+    """Hashes of files, `(N, 16)` uint8, from the cache if they are in it."""
+
+    def compute(rows: list[int]) -> np.ndarray:
+        hashes = pool.map(_file_hash, (files[i].path for i in rows))
+        return np.stack([np.frombuffer(bytes.fromhex(h), np.uint8) for h in hashes])  # (rows, 16)
+
+    states = [file.state for file in files]
+    return np.asarray(known.get_or_compute(states, compute, batch_size=_ROWS_AT_ONCE, progress=progress))
 
 
 def source_key(value: Any) -> str:

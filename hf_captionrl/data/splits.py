@@ -8,9 +8,13 @@ import logging
 from collections.abc import Iterable, Mapping
 
 import datasets
+import numpy as np
+import pyarrow as pa
 
+from hf_captionrl.data.arrow_columns import arrow_column, id_column, select_rows
 from hf_captionrl.data.caption_columns import merge_rows_of_one_image, replace_column, undecoded, with_split
 from hf_captionrl.data.raw_splits import SPLIT_NAMES
+from hf_captionrl.retrieval.row_lookup import RowLookup
 
 __all__ = ["ALL", "SPLITS", "carve_missing", "hash_split", "join_splits", "parse_split", "tell_splits_apart"]
 
@@ -64,8 +68,7 @@ def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], wh
         logger.warning("%s: the columns %s differ between splits and are left out.", where, sorted(different))
     parts = [part.remove_columns([name for name in part.column_names if name in different]) for part in parts]
     joined = datasets.concatenate_datasets(parts)
-    joined = merge_rows_of_one_image(joined, joined["image_id"][:], joined["captions"][:], where)
-    return with_split(joined, "+".join(names))
+    return with_split(merge_rows_of_one_image(joined, where), "+".join(names))
 
 
 def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
@@ -87,11 +90,7 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
     """
     _check_fractions(fractions)
 
-    def rank(row: int) -> bytes:
-        return hashlib.blake2b(f"{seed}/{ids[row]}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-    ids = ds["image_id"][:]
-    order = sorted(range(len(ds)), key=rank)
+    order = np.lexsort(_hash_ranks(ds, seed).T[::-1])
     names = [name for name, share in fractions.items() if share > 0]
     parts = {}
     start = 0
@@ -100,7 +99,16 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
         parts[name] = order[start : start + size]
         start += size
     parts[names[0]] = order[start:]
-    return {name: ds.select(sorted(parts[name])) for name in names if parts[name]}
+    return {name: select_rows(ds, np.sort(parts[name])) for name in names if len(parts[name])}
+
+
+def _hash_ranks(ds: datasets.Dataset, seed: int) -> np.ndarray:
+    """16 bytes per row that depend on the id and the seed, as a higher and a lower number: `(N, 2)`."""
+    ranks: np.ndarray = np.empty((len(ds), 2), ">u8")
+    for row, image_id in enumerate(id_column(ds)):
+        digest = hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        ranks[row] = np.frombuffer(digest, ranks.dtype)
+    return ranks
 
 
 def _check_fractions(fractions: dict[str, float]) -> None:
@@ -133,24 +141,29 @@ def carve_missing(
 
 def tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:
     """Make ids unique over the splits: cached features and reports identify images by id only."""
-    rows = {name: {image_id: row for row, image_id in enumerate(ds["image_id"][:])} for name, ds in splits.items()}
+    ids = {name: id_column(ds) for name, ds in splits.items()}
+    lookups = {name: RowLookup(column) for name, column in ids.items()}
     shared = {}
     for one, other in itertools.combinations(splits, 2):
-        common = [image_id for image_id in rows[one] if image_id in rows[other]]
-        if common:
-            shared[one, other] = common
-    for (one, other), common in shared.items():
+        rows = lookups[other].rows(ids[one])  # (N,) row in `other` of each row of `one`
+        if len(common := np.flatnonzero(rows >= 0)):
+            probes = common[:_OVERLAP_PROBES]
+            shared[one, other] = len(common), list(zip(probes.tolist(), rows[probes].tolist(), strict=True))
+    for (one, other), (number, pairs) in shared.items():
         left, right = (undecoded(splits[name]).select_columns("image") for name in (one, other))
-        if any(left[rows[one][i]] != right[rows[other][i]] for i in common[:_OVERLAP_PROBES]):
+        if any(left[row] != right[same] for row, same in pairs):
             logger.warning("%s: splits use the same ids for different images; image_id becomes '<split>/<id>'.", where)
             return {
                 name: replace_column(
-                    ds, "image_id", [f"{name}/{i}" for i in ds["image_id"][:]], datasets.Value("string")
+                    ds,
+                    "image_id",
+                    arrow_column((f"{name}/{i}" for i in ids[name]), pa.string()),
+                    datasets.Value("string"),
                 )
                 for name, ds in splits.items()
             }
         logger.warning(
             "%s: %d images are in %s and in %s (%s, ...): results on one split include images of the other.",
-            *(where, len(common), one, other, common[0]),
+            *(where, number, one, other, ids[one][pairs[0][0]]),
         )
     return splits

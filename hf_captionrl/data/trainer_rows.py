@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 
+from hf_captionrl.data.arrow_columns import ColumnView, caption_column, id_column
 from hf_captionrl.data.caption_cleaning import clean_caption
 from hf_captionrl.data.caption_columns import USUAL_NAMES, replace_column
 from hf_captionrl.data.loading import load_captions
 from hf_captionrl.data.raw_splits import by_split_column
 from hf_captionrl.data.streaming import StreamedCaptions
+from hf_captionrl.retrieval.row_lookup import RowLookup
 
 __all__ = ["evaluation_rows", "training_rows"]
 
@@ -52,12 +54,8 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
     rows = _with_columns(dataset, "training", "train", require_captions=not rewarded)
     if not len(rows):
         raise ValueError("The training data hold no rows. Use a data set with at least one image.")
-    if whole_set_for is not None and len(ids := rows["image_id"][:]) > len(set(map(str, ids))):
-        repeated = next(i for i, count in Counter(map(str, ids)).items() if count > 1)
-        raise ValueError(
-            f"image_id {repeated!r} occurs in several rows of the training data, and {whole_set_for}: an image would be its own "
-            "distractor. Use one row per image, or load the data with load_captions, which joins such rows."
-        )
+    if whole_set_for is not None:
+        _refuse_repeated(rows, whole_set_for)
     if not rewarded and rows._fingerprint not in _checked:
         _refuse_empty(rows)
         _checked.add(rows._fingerprint)
@@ -123,7 +121,7 @@ def _with_own_names(rows: datasets.Dataset, given: datasets.Dataset) -> datasets
     if len(rows) != len(given):  # rows of one image were joined
         return rows
     for name in names:
-        rows = replace_column(rows, name, given[name][:], given.features[name])
+        rows = replace_column(rows, name, ColumnView(given, name), given.features[name])
     return rows
 
 
@@ -158,10 +156,19 @@ def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCapti
     return StreamedCaptions(dataset, seed=seed)
 
 
+def _refuse_repeated(rows: datasets.Dataset, whole_set_for: str) -> None:
+    ids = id_column(rows)
+    is_repeated = np.bincount(RowLookup(ids).first_rows()) > 1
+    if is_repeated.any():
+        raise ValueError(
+            f"image_id {ids[int(is_repeated.argmax())]!r} occurs in several rows of the training data, and {whole_set_for}: an image "
+            "would be its own distractor. Use one row per image, or load the data with load_captions, which joins such rows."
+        )
+
+
 def _refuse_empty(rows: datasets.Dataset) -> None:
     """Refuse rows without captions and empty captions, which would stop training in the middle of an epoch."""
-    for row, captions in enumerate(rows.with_format(None)["captions"][:]):
-        texts = [captions] if isinstance(captions, str) else captions or []
+    for row, texts in enumerate(caption_column(rows)):
         empty = next((n for n, text in enumerate(texts) if not isinstance(text, str) or not clean_caption(text)), None)
         if texts and empty is None:
             continue

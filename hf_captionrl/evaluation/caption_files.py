@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class CaptionFile:
     path: Path
     captions: Mapping[str, list[str]]
 
-    def aligned(self, image_ids: Sequence[str], all_ids: set[str]) -> list[list[str]]:
+    def aligned(self, image_ids: Sequence[str], all_ids: Set[str]) -> list[list[str]]:
         """Captions in the order of a data set."""
         unknown = [i for i in self.captions if i not in all_ids]
         if unknown:

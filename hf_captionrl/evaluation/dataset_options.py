@@ -17,6 +17,8 @@ from hf_captionrl.options import CommandOptions, option, positive, share
 if TYPE_CHECKING:
     import datasets
 
+    from hf_captionrl.retrieval.row_lookup import RowLookup
+
 __all__ = [
     "CaptionerOptions",
     "DatasetOptions",
@@ -158,12 +160,12 @@ class LoadedSplit:
 
     Args:
         dataset: The images to use.
-        all_ids: Ids of the whole split, including unusable rows and images beyond `--max_images`.
+        all_ids: The set of the ids of the whole split, including unusable rows and images beyond `--max_images`.
         split: Name of the split, several names joined by `+`, or `all`.
         sizes: Number of images of every split in the source; one entry, `all`, if it names no splits.
     """
 
-    def __init__(self, dataset: datasets.Dataset, all_ids: set[str], split: str, sizes: dict[str, int]) -> None:
+    def __init__(self, dataset: datasets.Dataset, all_ids: RowLookup, split: str, sizes: dict[str, int]) -> None:
         self.dataset = dataset
         self.all_ids = all_ids
         self.split = split
@@ -184,6 +186,8 @@ def load_split(
     selects images by their ids, in this order.
     """
     from hf_captionrl.data import check_captions, choose_split
+    from hf_captionrl.data.arrow_columns import id_column
+    from hf_captionrl.retrieval.row_lookup import RowLookup
 
     embedded = arguments.dataset == "scenes"
     if embedded and (arguments.data_dir is not None or arguments.image_root is not None):
@@ -216,7 +220,7 @@ def load_split(
     )
     arguments.split = chosen.split
     rows: Any = chosen.dataset
-    all_ids = set(map(str, rows["image_id"][:]))
+    all_ids = RowLookup(id_column(rows))
     if not embedded and expected_ids is None:
         print(f"captionrl: {_described(arguments, len(rows), chosen.sizes)}", file=sys.stderr)
     if arguments.max_images is not None:
@@ -255,8 +259,14 @@ def source_settings(arguments: DatasetOptions) -> dict[str, Any]:
 
 def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:
     """Digest of the image ids, or of another column, in their order."""
-    text = json.dumps([str(value) for value in dataset[column][:]])
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    from hf_captionrl.data.arrow_columns import ColumnView
+
+    # Of the JSON of the list of all values, of which only one is in memory.
+    digest = hashlib.blake2b(b"[", digest_size=16)
+    for row, text in enumerate(ColumnView(dataset, column, str)):
+        digest.update(((", " if row else "") + json.dumps(text)).encode())
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def _described(arguments: DatasetOptions | argparse.Namespace, number: int, sizes: dict[str, int]) -> str:

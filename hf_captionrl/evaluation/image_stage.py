@@ -69,9 +69,9 @@ class ImageStage(Stage):
             found |= self.batch(list(range(start, min(start + size, rows.stop))))
         faults = {entry.row: entry for entry in self.reader.report().entries}
         return [
-            {"image_id": self.reader.ids[row]}
+            {"image_id": image_id}
             | (found[row] if row in found else {"reason": faults[row].reason, "detail": faults[row].detail})
-            for row in rows
+            for row, image_id in zip(rows, self.reader.ids[rows.start : rows.stop], strict=True)
         ]
 
 

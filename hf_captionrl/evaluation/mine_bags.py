@@ -99,6 +99,7 @@ def mine_bags(arguments: BagsOptions) -> None:
 
     import torch
 
+    from hf_captionrl.data.arrow_columns import id_column
     from hf_captionrl.evaluation.neighbour_stage import neighbours_on_shards, read_feature_shards
     from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
     from hf_captionrl.retrieval.bag_files import BagFile, NeighbourFile, save_bags, save_neighbours
@@ -113,7 +114,7 @@ def mine_bags(arguments: BagsOptions) -> None:
             quarantine_path=output.with_suffix(".quarantine.jsonl"),
             require_captions=arguments.features == "multimodal",
         )
-        ids = [str(i) for i in split.dataset["image_id"][:]]
+        ids = id_column(split.dataset)
     least = max(sizes, default=2)
     if len(ids) < least:
         raise ValueError(f"the split has {len(ids)} images, but a bag needs {least}. Lower --bag_sizes.")
@@ -155,7 +156,7 @@ def mine_bags(arguments: BagsOptions) -> None:
             else:
                 rows = training_bags(neighbours, size, seed=arguments.seed, features=features, top=top)
                 score = bag_similarities(features, rows)
-            bags += [[ids[row] for row in bag] for bag in rows.tolist()]
+            bags += [ids[bag] for bag in rows.tolist()]
             scores += score.tolist()
             summary["bags"][str(size)] = {"number": len(rows), "similarity": float(score.mean())}
         save_bags(output, BagFile(bags, scores, signature, arguments.features, arguments.mode))

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.engine import EngineOptions, ShardFolder, Stage, read_manifest, read_shards, run_stage
+from hf_captionrl.engine import EngineOptions, ShardFolder, Stage, read_manifest, read_shards, read_tables, run_stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
+
+    from hf_captionrl.data.arrow_columns import ColumnView
 
 __all__ = ["EXACT_ROWS", "NeighbourStage", "neighbours_on_shards", "read_feature_shards"]
 
@@ -23,29 +25,31 @@ _ROWS_PER_SHARD = 4096
 _FEATURES, _INDEX = "features.npy", "index.faiss"
 
 
-def read_feature_shards(folder: Path, kind: str) -> tuple[list[str], Tensor, str]:
+def read_feature_shards(folder: Path, kind: str) -> tuple[ColumnView[str], Tensor, str]:
     """Ids, features `(N, D)` or `(N, 2 D)`, and signature of the scorer, from `captionrl features`; readable images only."""
+    import datasets
     import numpy as np
+    import pyarrow as pa
     import torch
 
+    from hf_captionrl.data.arrow_columns import id_column
     from hf_captionrl.retrieval.bags import multimodal_features
 
-    ids: list[str] = []
-    columns: dict[str, list[Any]] = {"image": [], "text": []}
-    for row in read_shards(folder, ["image_id", "image", "text"]):
-        if row["image"] is None:
-            continue
-        if kind == "multimodal" and row["text"] is None:
-            raise ValueError(f"{str(folder)!r} has features of images alone. Use --features image.")
-        ids.append(row["image_id"])
-        for name, rows in columns.items():
-            if name == "image" or kind == "multimodal":
-                rows.append(np.asarray(row[name], dtype=np.float32))
-    images = torch.from_numpy(np.stack(columns["image"]))
-    signature = str(read_manifest(folder)["made_by"]["scorer"])
-    if kind == "image":
-        return ids, images, signature
-    return ids, multimodal_features(images, torch.from_numpy(np.stack(columns["text"]))), signature
+    names: list[pa.ChunkedArray] = []
+    columns: dict[str, list[Any]] = {"image": [], "text": []} if kind == "multimodal" else {"image": []}
+    for table in read_tables(folder, ["image_id", *columns]):
+        table = table.filter(table["image"].is_valid())
+        names.append(table["image_id"])
+        for name, parts in columns.items():
+            if table[name].null_count:
+                raise ValueError(f"{str(folder)!r} has features of images alone. Use --features image.")
+            if table.num_rows:
+                parts.append(table[name].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1))
+    found = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in columns.items()}  # each (N, D)
+    chunks = [chunk for part in names for chunk in part.chunks]
+    ids = id_column(datasets.Dataset(pa.table({"image_id": pa.chunked_array(chunks, pa.string())})))
+    features = found["image"] if kind == "image" else multimodal_features(found["image"], found["text"])
+    return ids, features, str(read_manifest(folder)["made_by"]["scorer"])
 
 
 class NeighbourStage(Stage):

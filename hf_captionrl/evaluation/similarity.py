@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.data import cached_features
+from hf_captionrl.data.arrow_columns import ColumnView, id_column
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer
 from hf_captionrl.retrieval.bags import multimodal_features
 from hf_captionrl.scenes.models import model_path
@@ -34,7 +35,7 @@ def similarity_features(
     )
     if kind == "image":
         return images.tensor().float()
-    captions, ids = dataset["captions"][:], dataset["image_id"][:]
+    captions, ids = ColumnView[Any](dataset, "captions"), id_column(dataset)
     means = []
     for start in range(
         0, len(captions), 1024

@@ -12,6 +12,7 @@ import datasets
 import torch
 from torch import Tensor
 
+from hf_captionrl.data.arrow_columns import id_column
 from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.evaluation.similarity import similarity_features
@@ -145,7 +146,7 @@ def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArgumen
     """
     if arguments.neighbours is not None:
         signature = getattr(scorer, "signature", None)
-        ids = [str(i) for i in train["image_id"]]
+        ids = id_column(train)
         return torch.as_tensor(load_neighbours(arguments.neighbours, image_ids=ids, signature=signature).indices)
     features = similarity_features(train, scorer, arguments.bag_features, cache_dir=cache_dir)
     indices, _ = nearest_neighbours(features, min(arguments.num_neighbours, len(train) - 1))

@@ -9,13 +9,16 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hf_captionrl.io import atomic_write_bytes, write_json
+from hf_captionrl.retrieval.row_lookup import RowLookup
 
 __all__ = [
     "BAG_FORMATS",
@@ -76,11 +79,10 @@ class BagFile:
         Raises:
             ValueError: If an id is not in the data set.
         """
-        row = _row_of(image_ids)
-        _check_known(self.bags, row, "The bag file")
+        rows = iter(_known_rows(self.bags, _unique(image_ids), "The bag file").tolist())
         found: dict[int, list[list[int]]] = {}
         for bag in self.bags:
-            found.setdefault(len(bag), []).append([row[i] for i in bag])
+            found.setdefault(len(bag), []).append(list(islice(rows, len(bag))))
         return found
 
 
@@ -98,7 +100,7 @@ class NeighbourFile:
 
     indices: Tensor
     similarities: Tensor
-    image_ids: list[str] = field(repr=False)
+    image_ids: Sequence[str] = field(repr=False)
     signature: str
     features: str = "multimodal"
 
@@ -188,7 +190,7 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
     _check_bag_file(file, str(path))
     _check_signature(file.signature, signature, str(path))
     if image_ids is not None:
-        _check_known(file.bags, _row_of(image_ids), str(path))
+        _known_rows(file.bags, _unique(image_ids), str(path))
     return file
 
 
@@ -212,7 +214,7 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
     path = Path(path)
     _check_ending(path, (".safetensors",))
     check_neighbours(file.indices, len(file.image_ids))
-    _row_of(file.image_ids)
+    _unique(file.image_ids)
     _check_revision(file.signature, str(path))
     if file.similarities.shape != file.indices.shape:
         raise ValueError(
@@ -220,11 +222,14 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
             "have the same. Pass both as nearest_neighbours returns them."
         )
     # Ids are bytes of a tensor, because a safetensors header is limited to 100 MB, a few million ids.
-    names = json.dumps([str(i) for i in file.image_ids]).encode("ascii")
+    names = bytearray(b"[")
+    for i in file.image_ids:
+        names += (", " if len(names) > 1 else "").encode() + json.dumps(str(i)).encode("ascii")
+    names += b"]"
     tensors = {
         "indices": file.indices.int().contiguous(),
         "similarities": file.similarities.float().contiguous(),
-        "image_ids": torch.frombuffer(bytearray(names), dtype=torch.uint8),
+        "image_ids": torch.frombuffer(names, dtype=torch.uint8),
     }
     return atomic_write_bytes(path, save(tensors, metadata={"signature": file.signature, "features": file.features}))
 
@@ -258,7 +263,7 @@ def load_neighbours(
         with safe_open(path, framework="pt") as opened:
             head = opened.metadata() or {}
             indices, similarities = opened.get_tensor("indices").long(), opened.get_tensor("similarities")
-            names = json.loads(bytes(opened.get_tensor("image_ids").tolist()))
+            names = json.loads(opened.get_tensor("image_ids").numpy().tobytes())
         found, features = head["signature"], head["features"]
     except (KeyError, ValueError, SafetensorError) as error:
         raise ValueError(
@@ -268,27 +273,32 @@ def load_neighbours(
     _check_signature(found, signature, str(path))
     check_neighbours(indices, len(names))
     if image_ids is not None:
-        row = _row_of(image_ids)
-        unknown = [name for name in names if name not in row]
-        if unknown or len(names) != len(row):
-            which = f"image {unknown[0]!r} is not in the data set" if unknown else "some images are not in the file"
+        lookup = _unique(image_ids)
+        to = torch.from_numpy(lookup.rows(names))  # row of the data set of each row of the file
+        unknown = (to < 0).nonzero()
+        if len(unknown) or len(names) != len(lookup):
+            some = "some images are not in the file"
+            which = f"image {names[int(unknown[0])]!r} is not in the data set" if len(unknown) else some
             raise ValueError(
-                f"{path} has neighbours of {len(names)} images, but the data set has {len(row)} images: {which}. Create "
+                f"{path} has neighbours of {len(names)} images, but the data set has {len(lookup)} images: {which}. Create "
                 "the file again for this data set."
             )
-        to = torch.tensor([row[name] for name in names])  # row of the data set of each row of the file
         order = to.argsort()
         indices, similarities, names = to[indices][order], similarities[order], [names[i] for i in order.tolist()]
     return NeighbourFile(indices, similarities, names, found, features)
 
 
-def _row_of(image_ids: Sequence[Any]) -> dict[str, int]:
-    row = {str(image_id): number for number, image_id in enumerate(image_ids)}
-    if len(row) < len(image_ids):
-        seen: set[str] = set()
-        twice = next(i for i in map(str, image_ids) if i in seen or seen.add(i))  # type: ignore[func-returns-value]
+def _unique(image_ids: Sequence[Any]) -> RowLookup:
+    """Rows by id; refuses ids that occur twice."""
+    is_column = not isinstance(image_ids, list | tuple) and len(image_ids) and isinstance(image_ids[0], str)
+    ids = image_ids if is_column else list(map(str, image_ids))
+    lookup = RowLookup(ids)
+    first = lookup.first_rows()
+    repeated = np.flatnonzero(first != np.arange(len(first)))
+    if len(repeated):
+        twice = ids[int(repeated[0])]
         raise ValueError(f"image_ids contains {twice!r} twice, but bags need unique ids. Make the ids unique.")
-    return row
+    return lookup
 
 
 def _check_ending(path: Path, endings: Sequence[str]) -> None:
@@ -339,11 +349,15 @@ def _check_bag_file(file: BagFile, name: str) -> None:
                 )
 
 
-def _check_known(bags: Sequence[Sequence[str]], row: dict[str, int], name: str) -> None:
-    for number, bag in enumerate(bags):
-        for image_id in bag:
-            if image_id not in row:
-                raise ValueError(
-                    f"{name}: bag {number} contains image {image_id!r}, which is not in the data set of {len(row)} images. "
-                    "Create the bags again for this data set."
-                )
+def _known_rows(bags: Sequence[Sequence[str]], lookup: RowLookup, name: str) -> np.ndarray:
+    """Row of each image of each bag, one after the other."""
+    rows = lookup.rows([image_id for bag in bags for image_id in bag])
+    if (rows < 0).any():
+        place = int((rows < 0).argmax())
+        number = int(np.searchsorted(np.cumsum([len(bag) for bag in bags]), place, side="right"))
+        image_id = bags[number][place - sum(map(len, bags[:number]))]
+        raise ValueError(
+            f"{name}: bag {number} contains image {image_id!r}, which is not in the data set of {len(lookup)} images. "
+            "Create the bags again for this data set."
+        )
+    return rows

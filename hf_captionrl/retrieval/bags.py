@@ -6,7 +6,7 @@ Legend: N images, D features, k ranked neighbours per image, K images per bag, T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ __all__ = [
     "nearest_neighbours",
     "training_bags",
 ]
+
+_AT_ONCE = 4096
 
 TOP_NEIGHBOURS = 200
 """Number of ranked neighbours from which training bags are filled (B.2)."""
@@ -201,16 +203,24 @@ def training_bags(
     if bag_size == 1:
         return torch.from_numpy(queries.astype(np.int64))[:, None]
     free = bytearray(b"\x01") * count
-    bags = _fill(array[:, :width], queries.tolist(), bag_size, free)
-    left = [image for image in queries.tolist() if free[image]]
-    place = _near_by_graph(array, left, bag_size, free) if features is None else _near(features, left, bag_size)
-    bags.extend(place)
-    return torch.tensor(bags, dtype=torch.long).view(-1, bag_size)
+    bags: np.ndarray = np.empty((count // bag_size, bag_size), np.int64)
+    number = 0
+    for bag in _fill(array[:, :width], _numbers(queries), bag_size, free):
+        bags[number], number = bag, number + 1
+    left = [image for image in _numbers(queries) if free[image]]
+    for bag in _near_by_graph(array, left, bag_size, free) if features is None else _near(features, left, bag_size):
+        bags[number], number = bag, number + 1
+    return torch.from_numpy(bags[:number])
 
 
-def _fill(neighbours: np.ndarray, order: list[int], bag_size: int, free: bytearray) -> list[list[int]]:
+def _numbers(array: np.ndarray) -> Iterator[int]:
+    """The integers of an array, of which few are Python objects at a time."""
+    for start in range(0, len(array), _AT_ONCE):
+        yield from array[start : start + _AT_ONCE].tolist()
+
+
+def _fill(neighbours: np.ndarray, order: Iterable[int], bag_size: int, free: bytearray) -> Iterator[list[int]]:
     """Bags of free queries, in order, that their free neighbours can fill; updates `free`."""
-    bags = []
     for query in order:
         if not free[query]:
             continue
@@ -224,8 +234,7 @@ def _fill(neighbours: np.ndarray, order: list[int], bag_size: int, free: bytearr
             continue
         for image in bag:
             free[image] = 0
-        bags.append(bag)
-    return bags
+        yield bag
 
 
 def _near(features: Any, left: list[int], bag_size: int) -> Iterator[list[int]]:
@@ -233,7 +242,7 @@ def _near(features: Any, left: list[int], bag_size: int) -> Iterator[list[int]]:
     while len(left) >= bag_size:
         ranked, _ = nearest_neighbours(features[left], min(max(TOP_NEIGHBOURS, bag_size - 1), len(left) - 1))
         inside = bytearray(b"\x01") * len(left)
-        for bag in _fill(ranked.numpy(), list(range(len(left))), bag_size, inside):
+        for bag in _fill(ranked.numpy(), range(len(left)), bag_size, inside):
             yield [left[i] for i in bag]
         left = [image for i, image in enumerate(left) if inside[i]]
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from hf_captionrl.retrieval.content_hashes import image_hash, model_fingerprint
 from hf_captionrl.retrieval.feature_view import FeatureView
-from hf_captionrl.retrieval.row_store import RowStore, key_digest
+from hf_captionrl.retrieval.hash_index import key_digests
+from hf_captionrl.retrieval.row_store import RowStore
 
 if TYPE_CHECKING:
     from hf_captionrl.retrieval.scorer_base import Scorer
@@ -106,7 +107,7 @@ class FeatureCache:
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{what}-{model}").strip("._")[:60]
         self.directory = self.root / f"{readable}-{name}"
         self._store = RowStore(self.directory, self.identity)
-        self._checked: set[int] = set()
+        self._is_checked: np.ndarray = np.empty(0, bool)  # of the rows of the store
         self._memory: dict[bytes, np.ndarray] = {}
         self._in_memory = False
 
@@ -134,8 +135,15 @@ class FeatureCache:
         return len(self._store) + len(self._memory)
 
     def __contains__(self, key: str) -> bool:
-        digest = key_digest(key)
-        return digest in self._store or digest in self._memory
+        return not self._missing(key_digests([key])).any()
+
+    def _missing(self, digests: np.ndarray) -> np.ndarray:
+        """Whether each of the digests `(N, 2)` is unknown, `(N,)`."""
+        found = self._store.positions(digests) < 0
+        if self._memory:
+            for i in np.flatnonzero(found).tolist():
+                found[i] = digests[i].tobytes() not in self._memory
+        return found
 
     def __repr__(self) -> str:
         return f"FeatureCache({self.identity['what']!r} of {self._name}, {len(self)} rows in {self.directory})"
@@ -154,7 +162,7 @@ class FeatureCache:
             `list[int]`: Positions in `keys`, ascending.
         """
         self._store.refresh()
-        return [i for i, key in enumerate(keys) if key not in self]
+        return np.flatnonzero(self._missing(key_digests(keys))).tolist()
 
     def get(self, keys: Sequence[str]) -> FeatureView:
         """Features that are already cached.
@@ -170,8 +178,9 @@ class FeatureCache:
         """
         keys = _check_keys(keys)
         self._store.refresh()
-        self._drop_damaged(keys)
-        return self._view(keys)
+        digests = key_digests(keys)
+        self._drop_damaged(digests)
+        return self._view(keys, digests)
 
     def put(self, keys: Sequence[str], features: Any) -> None:
         """Store features. Keys that are already cached are not changed.
@@ -185,7 +194,7 @@ class FeatureCache:
         """
         keys = _check_keys(keys)
         rows = self._rows(keys, features)
-        digests = [key_digest(key) for key in keys]
+        digests = key_digests(keys)
         if not self._in_memory:
             try:
                 self._store.append(digests, rows)
@@ -197,9 +206,8 @@ class FeatureCache:
                     "this process ends. Free some space, or set CAPTIONRL_CACHE to a writable folder.",
                     stacklevel=3,
                 )
-        for digest, row in zip(digests, rows, strict=True):
-            if digest not in self._store:
-                self._memory.setdefault(digest, row)
+        for i in np.flatnonzero(self._store.positions(digests) < 0).tolist():
+            self._memory.setdefault(digests[i].tobytes(), rows[i])
 
     def get_or_compute(
         self,
@@ -233,19 +241,26 @@ class FeatureCache:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}. Use at least 1.")
         self._store.refresh()
-        self._drop_damaged(keys)
-        first: dict[str, int] = {}
-        for i in self.missing(keys):
-            first.setdefault(keys[i], i)
-        todo = list(first.values())
+        digests = key_digests(keys)
+        self._drop_damaged(digests)
+        self._store.refresh()
+        todo = np.flatnonzero(self._missing(digests))
+        order = np.lexsort(digests[todo].T)  # stable: equal keys are adjacent, and the first one is first
+        is_first: np.ndarray = np.append(True, (np.diff(digests[todo[order]], axis=0) != 0).any(axis=1))[: len(order)]
+        todo = todo[np.sort(order[is_first])]
         start = len(todo) * int(os.environ.get("RANK", "0")) // max(int(os.environ.get("WORLD_SIZE", "1")), 1)
-        todo = todo[start:] + todo[:start]
-        if todo:
-            self._compute(keys, todo, compute, batch_size, progress)
-        return self._view(keys)
+        if len(todo):
+            self._compute(keys, digests, np.roll(todo, -start), compute, batch_size, progress)
+        return self._view(keys, digests)
 
     def _compute(
-        self, keys: list[str], todo: list[int], compute: Callable, batch_size: int, progress: bool | str
+        self,
+        keys: Sequence[str],
+        digests: np.ndarray,
+        todo: np.ndarray,
+        compute: Callable,
+        batch_size: int,
+        progress: bool | str,
     ) -> None:
         pending: list[tuple[list[str], Any]] = []
         size, written_at = 0, time.monotonic()
@@ -256,10 +271,10 @@ class FeatureCache:
                     bar.update(len(part))
                 if not self._in_memory:
                     self._store.refresh()
-                    part = [i for i in part if keys[i] not in self]
-                if part:
-                    names = [keys[i] for i in part]
-                    rows = self._rows(names, compute(part))
+                    part = part[self._missing(digests[part])]
+                if len(part):
+                    names = [keys[i] for i in part.tolist()]
+                    rows = self._rows(names, compute(part.tolist()))
                     pending.append((names, rows))
                     size += rows.nbytes
                 last = offset + batch_size >= len(todo)
@@ -267,7 +282,7 @@ class FeatureCache:
                     self.put([key for names, _ in pending for key in names], np.concatenate([r for _, r in pending]))
                     pending, size, written_at = [], 0, time.monotonic()
 
-    def _rows(self, keys: list[str], features: Any) -> np.ndarray:
+    def _rows(self, keys: Sequence[str], features: Any) -> np.ndarray:
         """Features as an array of the stored type with one row per key; refuses rows that are not finite."""
         # A torch tensor; torch is not imported, because readers of a cache do not need it.
         if hasattr(features, "detach"):
@@ -296,18 +311,23 @@ class FeatureCache:
             )
         return rows
 
-    def _drop_damaged(self, keys: list[str]) -> None:
+    def _drop_damaged(self, digests: np.ndarray) -> None:
         """Verify the checksums of requested rows that were not verified before; drop damaged rows."""
-        positions = self._store.positions([key_digest(key) for key in keys])
+        positions = self._store.positions(digests)
         positions = np.unique(positions[positions >= 0])
         if len(positions) * self._store.row_bytes > self.verify_bytes:
             return
-        fresh = positions[[i not in self._checked for i in positions.tolist()]] if self._checked else positions
+        if not len(positions):
+            return
+        grown = max(0, int(positions[-1]) + 1 - len(self._is_checked))
+        self._is_checked = np.append(self._is_checked, np.zeros(grown, bool))
+        fresh = positions[~self._is_checked[positions]]
         if not len(fresh):
             return
         array, sums = self._store.array(), self._store.sums(fresh)
-        bad = [i for i, total in zip(fresh.tolist(), sums.tolist(), strict=True) if zlib.crc32(array[i].data) != total]
-        self._checked.update(set(fresh.tolist()).difference(bad))
+        bad = [int(i) for i, total in zip(fresh, sums, strict=True) if zlib.crc32(array[i].data) != total]
+        self._is_checked[fresh] = True
+        self._is_checked[bad] = False
         if bad:
             warnings.warn(
                 f"{len(bad)} of {len(positions)} cached features in {self.directory} are damaged (wrong checksum). "
@@ -317,17 +337,16 @@ class FeatureCache:
             with contextlib.suppress(OSError):  # on a read-only disk, `put` falls back to memory with a warning
                 self._store.drop(bad)
 
-    def _view(self, keys: list[str]) -> FeatureView:
+    def _view(self, keys: Sequence[str], digests: np.ndarray) -> FeatureView:
         self._store.refresh()
-        digests = [key_digest(key) for key in keys]
         rows = self._store.positions(digests)
         extra = None
         if self._memory:
             numbers = {digest: -2 - i for i, digest in enumerate(self._memory)}
             for i in np.flatnonzero(rows == -1):
-                rows[i] = numbers.get(digests[i], -1)
+                rows[i] = numbers.get(digests[i].tobytes(), -1)
             extra = np.stack(list(self._memory.values()))
-        unknown = [keys[i] for i in np.flatnonzero(rows == -1)]
+        unknown = [keys[i] for i in np.flatnonzero(rows == -1).tolist()]
         if unknown:
             raise KeyError(self._unknown(unknown, len(keys)))
         mapped = self._store.array() if len(self._store) or extra is None else None
@@ -369,10 +388,10 @@ def progress_bar(
     return tqdm(total=total, desc=progress if isinstance(progress, str) else label, unit="img", delay=delay)
 
 
-def _check_keys(keys: Sequence[str]) -> list[str]:
+def _check_keys(keys: Sequence[str]) -> Sequence[str]:
     if isinstance(keys, str):
         raise ValueError(f"keys is the string {keys!r}, but must be a list of strings. Write [{keys!r}].")
-    keys = list(keys)
+    keys = keys if isinstance(keys, Sequence) else list(keys)
     for i, key in enumerate(keys):
         if not isinstance(key, str) or not key:
             raise ValueError(f"keys[{i}] is {key!r}, not a non-empty string. Use image_hash(image) or str(id).")

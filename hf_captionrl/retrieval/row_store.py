@@ -25,21 +25,20 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-__all__ = ["RowStore", "StoreMismatchError", "drop_rows", "key_digest"]
+from hf_captionrl.retrieval.hash_index import HashIndex
+
+__all__ = ["RowStore", "StoreMismatchError", "drop_rows"]
 
 _VERSION = 1
 _RECORD = struct.Struct("<16sII")  # key digest, checksum of the row, checksum of this record and its position
 _DROPPED = bytes(_RECORD.size)  # the record of a dropped row
+_FIELDS = np.dtype([("digest", "<u8", 2), ("row_sum", "<u4"), ("record_sum", "<u4")])  # of _RECORD
+_RECENT = 4096
 _DTYPES = ("float16", "float32", "uint8")
 
 
 class StoreMismatchError(ValueError):
     """The folder contains rows of another model, revision, dtype or shape."""
-
-
-def key_digest(key: str) -> bytes:
-    """16 bytes that represent a key: BLAKE2b of its UTF-8 encoding."""
-    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _write_all(descriptor: int, data: memoryview | bytearray | bytes, offset: int) -> None:
@@ -74,19 +73,18 @@ class RowStore:
     def _reset(self) -> None:
         self.dtype: np.dtype | None = None
         self.shape: tuple[int, ...] | None = None  # of one row
-        self._count = 0  # records read so far, valid or not
-        self._positions: dict[bytes, int] = {}
-        self._sums: list[int] = []
+        self._records: np.ndarray = np.empty(0, _FIELDS)  # read so far, valid or not
+        self._is_valid: np.ndarray = np.empty(0, bool)
+        self._index: HashIndex | None = None  # of the first `_indexed` records
+        self._indexed = 0
+        self._recent: dict[bytes, int] = {}  # positions of the valid records after them
         self._damaged: list[int] = []  # records with a wrong checksum, to be dropped by the next writer
         self._map: np.ndarray | None = None
 
     # ---------------------------------------------------------------- reading
 
     def __len__(self) -> int:
-        return len(self._positions)
-
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._positions
+        return int(np.count_nonzero(self._is_valid))
 
     @property
     def row_bytes(self) -> int:
@@ -101,19 +99,22 @@ class RowStore:
             return
         try:
             with open(self.directory / "index.bin", "rb") as file:
-                if os.fstat(file.fileno()).st_size // _RECORD.size < self._count:
+                if os.fstat(file.fileno()).st_size // _RECORD.size < len(self._records):
                     raise FileNotFoundError  # another process emptied the store
-                file.seek(self._count * _RECORD.size)
+                file.seek(len(self._records) * _RECORD.size)
                 raw = file.read()
             held = os.path.getsize(self.directory / "data.bin") // self.row_bytes
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             self._reset()
             return
         damaged, lost = 0, 0
-        complete = raw[: len(raw) // _RECORD.size * _RECORD.size]  # a killed writer may leave an incomplete record
-        for position, fields in enumerate(_RECORD.iter_unpack(complete), start=self._count):
+        number, count = len(raw) // _RECORD.size, len(self._records)
+        if not number:
+            return
+        complete = memoryview(raw)[: number * _RECORD.size]  # a killed writer may leave an incomplete record
+        is_valid: np.ndarray = np.zeros(number, bool)
+        for position, fields in enumerate(_RECORD.iter_unpack(complete), start=count):
             digest, row_sum, record_sum = fields
-            self._sums.append(row_sum)
             if _record_sum(digest, row_sum, position) != record_sum:
                 if fields != _RECORD.unpack(_DROPPED):
                     damaged += 1
@@ -122,9 +123,12 @@ class RowStore:
                 lost += 1
                 self._damaged.append(position)
             else:
-                self._positions[digest] = position
-        if len(self._sums) != self._count:
-            self._count, self._map = len(self._sums), None
+                is_valid[position - count] = True
+        self._records = np.concatenate([self._records, np.frombuffer(complete, _FIELDS)])
+        self._is_valid = np.concatenate([self._is_valid, is_valid])
+        self._map = None
+        del raw, complete
+        self._extend_index(count)
         if damaged or lost:
             warnings.warn(
                 f"The feature store {self.directory} is damaged: {damaged} index records are wrong and {lost} rows "
@@ -162,21 +166,41 @@ class RowStore:
         self.dtype, self.shape = np.dtype(meta["dtype"]), tuple(meta["shape"])
         return True
 
-    def positions(self, digests: Sequence[bytes]) -> np.ndarray:
-        """int64 row numbers `(N,)`, -1 if the key is unknown."""
-        get = self._positions.get
-        return np.fromiter((get(digest, -1) for digest in digests), dtype=np.int64, count=len(digests))
+    def _extend_index(self, begin: int) -> None:
+        """Index the records from `begin` on: in a dictionary, until there are enough of them to sort all."""
+        if len(self._records) - self._indexed > max(_RECENT, self._indexed // 16):
+            self._index, self._indexed, self._recent = HashIndex(self._records["digest"][:, 0]), len(self._records), {}
+            return
+        digests = self._records["digest"]
+        for new in np.flatnonzero(self._is_valid[begin:]).tolist():
+            self._recent[digests[begin + new].tobytes()] = begin + new
+
+    def positions(self, digests: np.ndarray) -> np.ndarray:
+        """int64 row numbers `(N,)` of digests `(N, 2)`, -1 if the key is unknown."""
+        known = self._records["digest"]
+        found: np.ndarray = np.full(len(digests), -1, np.int64)
+        if self._index is not None:
+
+            def is_same(asked: np.ndarray, rows: np.ndarray) -> np.ndarray:
+                return (digests[asked] == known[rows]).all(axis=1) & self._is_valid[rows]
+
+            found = self._index.find(digests[:, 0], is_same)
+        if self._recent:
+            for i in np.flatnonzero(found < 0).tolist():
+                position = self._recent.get(digests[i].tobytes(), -1)
+                found[i] = position if position >= 0 and self._is_valid[position] else -1
+        return found
 
     def sums(self, positions: np.ndarray) -> np.ndarray:
         """Stored CRC-32 checksums `(N,)` of rows, uint32."""
-        return np.fromiter((self._sums[i] for i in positions.tolist()), dtype=np.uint32, count=len(positions))
+        return self._records["row_sum"][positions]
 
     def array(self) -> np.ndarray:
         """All rows that have a record, mapped read-only, `(rows, *shape)`; later rows need another call."""
         if self.shape is None or self.dtype is None:
             raise ValueError(f"{self.directory} has no features yet. Use get_or_compute.")
         if self._map is None:
-            rows = min(self._count, os.path.getsize(self.directory / "data.bin") // self.row_bytes)
+            rows = min(len(self._records), os.path.getsize(self.directory / "data.bin") // self.row_bytes)
             if rows == 0:
                 return np.empty((0, *self.shape), self.dtype)
             self._map = np.memmap(self.directory / "data.bin", self.dtype, mode="r", shape=(rows, *self.shape))
@@ -184,8 +208,11 @@ class RowStore:
 
     # ---------------------------------------------------------------- writing
 
-    def append(self, digests: Sequence[bytes], rows: np.ndarray) -> None:
-        """Add `(N, *shape)` float16, float32 or uint8 rows; existing keys (of this or another process) are not changed."""
+    def append(self, digests: np.ndarray, rows: np.ndarray) -> None:
+        """Add `(N, *shape)` float16, float32 or uint8 rows under digests `(N, 2)`.
+
+        Existing keys, of this or another process, are not changed.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(self.directory / "lock", timeout=self.lock_timeout_s):
             self.refresh()
@@ -194,13 +221,12 @@ class RowStore:
                 _overwrite(self.directory, self._damaged)
                 self._damaged = []
             fresh: dict[bytes, int] = {}
-            for i, digest in enumerate(digests):
-                if digest not in self._positions:
-                    fresh.setdefault(digest, i)
+            for i in np.flatnonzero(self.positions(digests) < 0).tolist():
+                fresh.setdefault(digests[i].tobytes(), i)
             if not fresh:
                 return
             block = np.ascontiguousarray(rows[list(fresh.values())])
-            start = self._count
+            start = len(self._records)
             records = bytearray()
             for i, digest in enumerate(fresh):
                 row_sum = zlib.crc32(block[i].data)
@@ -212,9 +238,8 @@ class RowStore:
 
     def drop(self, positions: Sequence[int]) -> None:
         """Drop damaged rows; their keys are unknown afterwards."""
-        gone = set(positions)
-        self._positions = {digest: i for digest, i in self._positions.items() if i not in gone}
-        drop_rows(self.directory, sorted(gone), lock_timeout_s=self.lock_timeout_s)
+        self._is_valid[list(positions)] = False
+        drop_rows(self.directory, sorted(set(positions)), lock_timeout_s=self.lock_timeout_s)
 
     def _write(self, name: str, data: memoryview | bytearray | bytes, offset: int, *, truncate: bool = False) -> None:
         descriptor = os.open(self.directory / name, os.O_RDWR | os.O_CREAT, 0o666)

@@ -6,8 +6,10 @@ Legend: B images, G captions per image, N = B * G captions, R references, T toke
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +20,8 @@ from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch
 
 __all__ = ["CiderReward"]
+
+_REFERENCES_AT_ONCE = 4096
 
 
 @register_reward
@@ -57,21 +61,25 @@ class CiderReward(Reward):
 
     def prepare(self, data: RewardData) -> None:
         """Encode and count the references of all training images."""
-        without = [i for i, references in enumerate(data.references) if not len(references)]
-        if without:
+        number = torch.from_numpy(
+            np.fromiter(map(len, data.references), np.int64, len(data.references))
+        )  # (num_images,)
+        without = (number == 0).nonzero().flatten()
+        if len(without):
             raise ValueError(
-                f"{len(without)} training images have no reference (first: {data.image_ids[without[0]]!r}), and CIDEr needs "
-                "one. Drop them with check_captions, or use another reward."
+                f"{len(without)} training images have no reference (first: {data.image_ids[int(without[0])]!r}), and CIDEr "
+                "needs one. Drop them with check_captions, or use another reward."
             )
         self._eos = data.eos_token_id
-        texts = [text for references in data.references for text in references]
-        ids, mask = self._scored(*data.encode(texts))
-        self._lengths = mask.sum(1).to(data.device)  # (R,)
+        texts = chain.from_iterable(data.references)
+        parts = []
+        while part := list(islice(texts, _REFERENCES_AT_ONCE)):
+            parts.append(TokenBatch.from_ids(*self._scored(*data.encode(part))))
+        batch = TokenBatch(torch.cat([p.tokens for p in parts]), torch.cat([p.lengths for p in parts]))
+        self._lengths = batch.lengths.to(data.device)  # (R,)
         if int((self._lengths - int(self.cider_eos)).max()) < 1:
             raise ValueError("No reference has a token in the policy's vocabulary. Are these the right captions?")
-        number = torch.tensor([len(references) for references in data.references])  # (num_images,)
         documents = torch.repeat_interleave(torch.arange(len(number)), number)
-        batch = TokenBatch.from_ids(ids, mask)
         frequencies = DocumentFrequencies.from_token_batch(batch, documents, eos=self.cider_eos)
         self._scorer = CiderScorer(frequencies.to(data.device), variant=self.variant)
         self._tokens = batch.tokens.to(data.device)

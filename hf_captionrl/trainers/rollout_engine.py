@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.generation import Completions, split_greedy
-from hf_captionrl.data.caption_columns import caption_lists
+from hf_captionrl.data.arrow_columns import caption_column, id_column
 from hf_captionrl.losses.policy_gradient import loss_normalizer
 from hf_captionrl.rewards import BASELINES, RewardContext, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
@@ -45,11 +45,8 @@ class RolloutEngine:
     def __init__(self, trainer: CaptionRLTrainer, images: datasets.Dataset | None) -> None:
         self.trainer = trainer
         self.images: Any = images
-        self.image_ids: list[str] = []
-        self.references: list[list[str]] = []
         if images is not None:
-            self.image_ids = [str(i) for i in images["image_id"]]
-            self.references = caption_lists(images)
+            self.image_ids, self.references = id_column(images), caption_column(images)
         self.reset()
 
     def reset(self) -> None:
@@ -152,8 +149,8 @@ class RolloutEngine:
             mask=completions.mask,
             ended=completions.ended,
             rows=rows,
-            image_ids=[self.image_ids[row] for row in listed],
-            references=[self.references[row] for row in listed],
+            image_ids=self.image_ids[listed],
+            references=self.references[listed],
             candidates=candidates,
             positions=positions,
             bag_size=trainer.batch_sampler.bag_size if trainer.batch_sampler.bag_size > 1 else 0,

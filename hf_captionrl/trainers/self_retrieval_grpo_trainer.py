@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 from hf_captionrl.captioners.caption_tokens import completion_mask
 from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt
 from hf_captionrl.data import BagCurriculumSampler, training_rows
-from hf_captionrl.data.caption_columns import caption_lists
+from hf_captionrl.data.arrow_columns import caption_column, id_column
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.rewards.trl_reward_functions import completion_text
@@ -187,8 +187,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
 
     def _reward_data(self) -> RewardData:
         data, args = self.caption_data, self.args
-        self._image_ids = [str(i) for i in data["image_id"]]
-        self._references = caption_lists(data)
+        self._image_ids, self._references = id_column(data), caption_column(data)
 
         def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
             end = self._tokenizer.eos_token_id
@@ -279,8 +278,8 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             mask=(mask & until_end).to(device),
             ended=ended.to(device),
             rows=rows,
-            image_ids=[self._image_ids[row] for row in listed],
-            references=[self._references[row] for row in listed],
+            image_ids=self._image_ids[listed],
+            references=self._references[listed],
             candidates=gather(rows),
             positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=device),
             bag_size=self.bags.bag_size if self.bags.bag_size > 1 else 0,
@@ -318,6 +317,6 @@ def _prompts(dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbour
             f"contrastive_distractors is {args.contrastive_distractors}, but there are no neighbours. Pass neighbours of "
             "`captionrl bags` to the trainer."
         )
-    captions = [next(iter(texts), "") for texts in caption_lists(dataset)]
+    captions = [next(iter(texts), "") for texts in caption_column(dataset)]
     nearest = np.asarray(neighbours)[:, : args.contrastive_distractors].tolist()
     return [contrastive_prompt(args.prompt, [captions[other] for other in others]) for others in nearest]

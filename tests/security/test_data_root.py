@@ -200,7 +200,7 @@ def test_without_a_folder_of_the_data_no_file_is_named():
         refuse_outside(["a.png"], None, "a data set of the Hub")
     refuse_outside([None, "", "http://a.example/x.png"], None, "a data set of the Hub")
     refuse_outside([os.path.join(datasets.config.HF_DATASETS_CACHE, "a.png")], None, "a data set of the Hub")
-    assert paths_without_bytes(datasets.Dataset.from_dict({"image": [1, 2]}).data.column("image")) == []
+    assert paths_without_bytes(datasets.Dataset.from_dict({"image": [1, 2]}).data.column("image")).to_pylist() == []
 
 
 def test_the_check_costs_little(tmp_path):

@@ -1,0 +1,92 @@
+"""Rows by id, against a dictionary; also with equal hashes of different ids."""
+
+import random
+
+import datasets
+import numpy as np
+import pytest
+
+from hf_captionrl.data.arrow_columns import id_column
+from hf_captionrl.retrieval import hash_index, row_lookup
+from hf_captionrl.retrieval.hash_index import HashIndex, key_digest, key_digests, key_hashes
+from hf_captionrl.retrieval.row_lookup import RowLookup
+
+
+@pytest.fixture(params=["64 bits", "2 bits", "no bits"])
+def hashes(request, monkeypatch):
+    """Hashes that tell ids apart, seldom, or never."""
+    bits = {"64 bits": 64, "2 bits": 2, "no bits": 0}[request.param]
+
+    def fewer(keys):
+        return key_hashes(keys) & np.uint64((1 << bits) - 1)
+
+    monkeypatch.setattr(row_lookup, "key_hashes", fewer)
+    return request.param
+
+
+def names(number, different, seed=0):
+    draw = random.Random(seed)
+    return [f"é {draw.randrange(different)}" for _ in range(number)]
+
+
+def first_rows(ids):
+    seen = {}
+    return [seen.setdefault(image_id, row) for row, image_id in enumerate(ids)]
+
+
+@pytest.mark.parametrize("kind", ["list", "column"])
+def test_rows_of_names_are_those_of_a_dictionary(hashes, kind):
+    ids = names(300, 120)
+    column = ids if kind == "list" else id_column(datasets.Dataset.from_dict({"image_id": ids}))
+    lookup, asked = RowLookup(column), [*names(200, 400, seed=1), "", "é"]
+    row_of = {image_id: row for row, image_id in reversed(list(enumerate(ids)))}  # the first of equal ids
+    assert lookup.rows(asked).tolist() == [row_of.get(name, -1) for name in asked]
+    assert lookup.missing(asked) == [name for name in asked if name not in row_of]
+    assert lookup.first_rows().tolist() == first_rows(ids)
+
+
+def test_lookup_is_a_set_of_unique_ids(hashes):
+    lookup = RowLookup(["c", "a", "b"])
+    assert len(lookup) == 3
+    assert "a" in lookup
+    assert "d" not in lookup
+    assert 1 not in lookup
+    assert lookup == {"a", "b", "c"}
+    assert lookup & {"a", "d"} == {"a"}
+    assert {"a", "d"} - lookup == {"d"}
+    assert sorted(lookup) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("ids", [[], ["a"], ["a", "a"], ["b", "a", "b", "a", "b"]])
+def test_few_ids(hashes, ids):
+    lookup = RowLookup(ids)
+    assert lookup.first_rows().tolist() == first_rows(ids)
+    assert lookup.rows(["a", "z"]).tolist() == [ids.index("a") if "a" in ids else -1, -1]
+    assert lookup.rows([]).tolist() == []
+
+
+def test_many_names_are_looked_up_in_parts(monkeypatch):
+    ids = names(500, 200)
+    whole = RowLookup(ids).rows(ids).tolist()
+    for module in (row_lookup, hash_index):
+        monkeypatch.setattr(module, "_AT_ONCE", 7)
+    lookup = RowLookup(ids)
+    assert lookup.rows(ids).tolist() == whole == first_rows(ids)
+    assert lookup.first_rows().tolist() == whole
+
+
+def test_index_finds_the_first_row_that_the_caller_accepts():
+    index = HashIndex(np.array([5, 7, 5, 5], np.uint64))
+    asked = np.array([5, 5, 7, 6], np.uint64)
+    wanted = np.array([2, 9, 1, 0])  # row that is the same, for each that is asked
+
+    def is_same(positions, rows):
+        return wanted[positions] == rows
+
+    assert index.find(asked, is_same).tolist() == [2, -1, 1, -1]
+
+
+def test_digests_of_many_keys_are_those_of_each():
+    keys = [f"key {i}" for i in range(10)]
+    assert [row.tobytes() for row in key_digests(keys)] == [key_digest(key) for key in keys]
+    assert [row.tobytes() for row in key_hashes(keys)] == [key_digest(key)[:8] for key in keys]
