@@ -91,14 +91,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     scorer, held_out = (
         load_scorer(model_path(name), device="cpu") for name in (arguments.scorer, arguments.held_out_scorer)
     )
-    albums = []
+    albums: list[tuple[list[Any], dict[str, Sequence[tuple[str, bool]]]]] = []
     for bag in bags(list(rows["bag_id"]), 5)[: arguments.albums]:
         images, facts = [rows[row]["image"] for row in bag], [rows[row]["facts"] for row in bag]
         found = {
             "before": describe_album(images, captioner, scorer, num_beams=3, num_samples=0, choice="first"),
             "after": describe_album(images, captioner, scorer),
         }
-        captions = {
+        captions: dict[str, Sequence[tuple[str, bool]]] = {
             name: marked(album, facts, ranks_by(held_out, images, [image.caption for image in album.images]))
             for name, album in found.items()
         }

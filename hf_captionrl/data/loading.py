@@ -94,7 +94,7 @@ def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...
         made = load_moving_scenes()
     else:
         # The test split is drawn first, so it is the same without the others, and 10 times faster.
-        sizes = {"num_train": 0, "num_validation": 0} if splits == ("test",) else {}
+        sizes: dict[str, Any] = {"num_train": 0, "num_validation": 0} if splits == ("test",) else {}
         made = load_scenes(**CONFIGURATIONS[config], **sizes)
     made = datasets.DatasetDict({n: _scenes_captions(rows, caption_column) for n, rows in made.items()})
     return _Splits(name, dict(_with_frames(made, num_frames) if moving else made))

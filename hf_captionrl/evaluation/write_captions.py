@@ -256,7 +256,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, decoding: dict[str, An
         loaded = captioner.pipeline.captioner
         settings = _settings(arguments, decoding)
         settings |= {"weights": model_fingerprint(loaded.base_model), "prompt": loaded.prompt}
-        unknown = sorted(split.all_ids.missing(writer.done))
+        unknown = sorted(split.all_ids.missing(list(writer.done)))
         if unknown:
             raise ValueError(
                 f"{output} has captions of images that are not in the data set, such as {unknown[0]!r}. Use another --output, or "
