@@ -249,7 +249,6 @@ def test_every_figure_of_the_index_is_on_the_page():
 NOT_RUN_YET = {
     "discritune_seeds",
     "discritune_transfer_seeds",
-    "ndlb_generic_seeds",
     "ndlb_holistic_seeds",
     "reward_hacking_seeds",
 }
@@ -289,6 +288,18 @@ def test_commands_recorded_before_there_were_rows_name_rows_of_today():
     assert {"smile/scenes/table5", "smile/scenes/simplest-smile"} <= used <= set(row_names(runs.CONFIGS))
     left = set(re.findall(r"--config (recipes/configs/[\w./-]+)", translated))
     assert all((ROOT / name).is_file() for name in left)
+
+
+def test_a_finding_without_one_of_its_runs_has_no_verdict():
+    compare = [
+        {"what": "length", "run": run, "first": "rows/SMILE/length", "second": "rows/MLE/length", "expect": ">"}
+        for run in ("smile_blip_seeds", "smile_lambda_seeds")
+    ]
+    results = {"smile_blip_seeds": RESULTS["smile_blip_seeds"]}
+    for compared, said in ((compare[:1], "holds"), (compare, "not finished"), (compare[1:], "not tested")):
+        finding = {"claim": "longer", "paper": "", "compare": compared, "why": "so"}
+        page = findings.pages(results, {"p": {"title": "P", "intro": "", "findings": [finding]}})["findings_p.md"]
+        assert f"| 1 | longer |  | **{said}** |" in page
 
 
 def test_findings_say_what_the_numbers_say():

@@ -13,6 +13,7 @@ from scripts.reproduction.runs import ROOT, of_older_world
 
 FINDINGS = ROOT / "docs" / "findings.yaml"
 HOLDS, UNSEEN, OPEN, FAILS, MISSING = "holds", "no difference seen", "open", "does not hold", "not tested"
+UNFINISHED = "not finished"
 
 
 def load_findings(path: Path = FINDINGS) -> dict[str, Any]:
@@ -80,12 +81,12 @@ def _filled(text: str, results: Mapping[str, Any]) -> str:
 
 
 def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, list[str]]:
-    lines, verdicts = [], []
+    lines, verdicts, missing = [], [], 0
     for compare in finding.get("compare", ()):
-        if not set(_runs_of(compare)) <= results.keys():
+        of_results = {results[run].get("world", "1") if run in results else None for run in _runs_of(compare)}
+        if None in of_results or len(of_results) > 1:  # numbers of different worlds cannot be compared
+            missing += 1
             continue
-        if len({results[run].get("world", "1") for run in _runs_of(compare)}) > 1:
-            continue  # numbers of different worlds cannot be compared
         first, second, found = _sides(compare, results)
         verdicts.append(verdict(found, compare["expect"]))
         interval = "no interval"
@@ -98,7 +99,8 @@ def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str,
         cells = [what, first, second, f"{shown(found.value)} [{interval}]", claim, verdicts[-1]]
         lines.append(f"| {' | '.join(cells)} |")
     head = ["| | first | second | first - second [95 % interval] | claim | verdict |", "|:--|--:|--:|--:|:--|:--|"]
-    return _of_all(verdicts), [*head, *lines, ""] if lines else []
+    said = UNFINISHED if lines and missing else _of_all(verdicts)
+    return said, [*head, *lines, ""] if lines else []
 
 
 def _why(finding: Mapping[str, Any], lines: Sequence[str], results: Mapping[str, Any]) -> str:
@@ -157,6 +159,7 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
                 "| open | contains 0 |",
                 "| no difference seen | contains 0, and the paper states no difference; differences smaller than the interval cannot be detected |",
                 "| holds in part | supports the paper in some lines of the table, but not in all |",
+                "| not finished | some of its runs are missing; the table has those that are finished |",
                 "",
                 *summary,
                 *body,
