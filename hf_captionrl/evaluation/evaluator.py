@@ -177,9 +177,9 @@ class Evaluator:
         text = clip_text = None
         prefix = self._clip_prefix()
         if self.held_out_scorer is not None:
-            text = self.held_out_scorer.text_features(spoken(captions))
+            text = _text_features(self.held_out_scorer, captions)
             if prefix:
-                clip_text = self.held_out_scorer.text_features([prefix + caption for caption in spoken(captions)])
+                clip_text = _text_features(self.held_out_scorer, captions, prefix)
         numbers = smile_suite(
             captions,
             references=references or self.references,
@@ -235,7 +235,7 @@ class Evaluator:
         if scorer is None:
             return dict.fromkeys(keys.values()) | {f"{key}_reason": "no scorer" for key in keys.values()}
         if self.bag_images is not None:
-            text = torch.cat([text, scorer.text_features(spoken(more_captions))])
+            text = torch.cat([text, _text_features(scorer, more_captions)])
             images = torch.cat([images, scorer_features(scorer, self.bag_images, cache_dir=self._cache_dir)])
         numbers: dict[str, Any] = {}
         for size, key in keys.items():
@@ -250,7 +250,7 @@ class Evaluator:
         """Retrieval by the reward scorer."""
         if self.reward_scorer is None:
             return {}
-        text, images = self.reward_scorer.text_features(spoken(captions)), self.reward_image_features
+        text, images = _text_features(self.reward_scorer, captions), self.reward_image_features
         numbers = reward_numbers(self.arguments.paper, captions, text, images)
         if len(captions) >= 100:
             found = self_retrieval(text, images, num_distractors=99, ks=(1,))
@@ -293,3 +293,8 @@ def draw_references(references: Sequence[Sequence[str]], seed: int) -> tuple[lis
     captions = [group[i] if group else "" for group, i in zip(references, chosen, strict=True)]
     others = [[c for j, c in enumerate(group) if j != i] for group, i in zip(references, chosen, strict=True)]
     return captions, others
+
+
+def _text_features(scorer: Scorer, captions: Sequence[str], prefix: str = "") -> torch.Tensor:
+    """On the CPU, where the cached features of the images are, `(N, D)`."""
+    return scorer.text_features([prefix + caption for caption in spoken(captions)]).cpu()

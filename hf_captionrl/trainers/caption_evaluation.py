@@ -227,7 +227,7 @@ class CaptionEvaluator:
         for prefix, scorer in (("reward_", self.trainer.selecting_scorer), ("", self.trainer.scorer)):
             if scorer is None:
                 continue
-            text = torch.as_tensor(scorer.text_features(captions))
+            text = torch.as_tensor(scorer.text_features(captions)).cpu()  # where the cached features of the images are
             images = self.trainer.scorer_image_features(scorer, dataset)
             pool = self_retrieval(text, images)
             ranks = pool["ranks"]  # the last ones are those of the trainer's scorer

@@ -237,12 +237,11 @@ class CaptionRLTrainer(CaptionTrainer):
         args = self.args
         log_probs, entropy = token_log_probs(self.captioner, inputs, args, model)
         mask = self.captioner.align_labels(inputs["labels"]) != IGNORE_INDEX
-        old = None
-        if args.num_iterations > 1:
-            if "old_log_probs" not in inputs:
-                # The first iteration runs under the sampling policy, so no extra forward pass is needed.
-                self.rollouts.micro_batches[inputs["micro_batch"]]["old_log_probs"] = log_probs.detach()
-            old = inputs.get("old_log_probs", log_probs.detach())
+        old = inputs.get("old_log_probs")
+        if old is None and args.num_iterations > 1:
+            # The first iteration runs under the sampling policy, so no extra forward pass is needed.
+            old = log_probs.detach()
+            self.rollouts.micro_batches[inputs["micro_batch"]]["old_log_probs"] = old
         found = policy_gradient_loss(
             log_probs,
             inputs["advantages"],
