@@ -47,7 +47,7 @@ ENVIRONMENTS: dict[str, Mapping[str, str]] = {
     "middle": {
         "torch": "2.10.0",
         "torchvision": "0.25.0",
-        "transformers": "5.20.2",
+        "transformers": "5.21.1",
         "peft": "0.21.0",
         "accelerate": "1.12.0",
         "datasets": "5.0.0",

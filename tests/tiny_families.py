@@ -210,5 +210,8 @@ def tiny_family(name: str, seed: int = 0) -> tuple[Any, Any]:
     else:
         model, processor = {"florence2": _florence2, "kosmos2": _kosmos2, "pix2struct": _pix2struct}[name]()
     model = _spread(model)
+    if name == "kosmos2":  # some releases of transformers set the row of the padding token to 0 when they load it
+        embedding = model.get_input_embeddings()
+        embedding.weight.data[embedding.padding_idx] = 0
     model.tie_weights()
     return model, processor
