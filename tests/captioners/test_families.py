@@ -306,7 +306,7 @@ def test_checkpointing(name, captioner):
     once = runs[0]
     captioner.model.enable_input_require_grads()
     if name in NO_CHECKPOINTING:
-        with pytest.raises(ValueError, match="does not support (activation|gradient) checkpointing"):
+        with pytest.raises(ValueError, match=r"does not support (activation|gradient) checkpointing"):
             captioner.model.gradient_checkpointing_enable({"use_reentrant": False})
         return
     captioner.model.gradient_checkpointing_enable({"use_reentrant": False})
