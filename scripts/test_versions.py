@@ -146,9 +146,10 @@ def section(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def finished(folder: Path) -> dict[str, dict[str, Any]]:
-    """Existing results by environment."""
+    """Existing results by environment, without those of interrupted runs."""
     paths = {name: folder / f"{name}.json" for name in ENVIRONMENTS}
-    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
+    found = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
+    return {name: result for name, result in found.items() if "versions" in result}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 """The environments of `make test-versions` are those that pyproject.toml and constraints.txt promise."""
 
+import json
 import re
 import tomllib
 
@@ -51,3 +52,9 @@ def test_table_has_a_column_per_environment():
     assert table.splitlines()[0] == "| | lowest | newest |"
     assert "| tests skipped | 1 | 1 |" in table
     assert "`aaaaaaaaaaaa`" in table
+
+
+def test_results_of_interrupted_runs_are_left_out(tmp_path):
+    for name, result in (("lowest", {"passed": 1, "versions": {"torch": "2.7"}}), ("middle", {"ended": False})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(result))
+    assert list(versions.finished(tmp_path)) == ["lowest"]
