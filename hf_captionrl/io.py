@@ -8,6 +8,7 @@ decisions) are `LineFile`s.
 import dataclasses
 import enum
 import errno
+import hashlib
 import json
 import math
 import os
@@ -22,6 +23,7 @@ __all__ = [
     "LineFile",
     "atomic_write_bytes",
     "atomic_write_text",
+    "json_digest",
     "read_jsonl",
     "to_plain",
     "write_json",
@@ -252,6 +254,11 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
     raise TypeError(
         f"{where} is a {type(value).__name__}, which JSON cannot represent. Turn it into numbers or text first."
     )
+
+
+def json_digest(value: Any, *, size: int = 8) -> str:
+    """Hash of what JSON represents, in `2 * size` hex digits; the order of the keys of dicts does not count."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=size).hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -5,7 +5,6 @@ Legend: B images of a batch, G candidates per image.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from hf_captionrl.album.settings import CandidateOptions, check_candidate_option
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts
 from hf_captionrl.captioners.eval_mode import evaluating
+from hf_captionrl.engine import seed_of_batch
 
 __all__ = ["contrastive_answers", "generate_candidates"]
 
@@ -53,7 +53,7 @@ def generate_candidates(
         for start in range(0, len(rows), options.batch_size):
             part = slice(start, start + options.batch_size)
             batch = rows[part]
-            torch.manual_seed(_seed(options.seed, image_ids[batch[0]]))
+            torch.manual_seed(seed_of_batch(options.seed, image_ids[batch[0]]))
             others = None if similar is None else dict(zip(batch, similar[part], strict=True))
             found += [list(dict.fromkeys(texts)) for texts in _of_batch(captioner, images, batch, options, others)]
             if progress is not None:
@@ -87,11 +87,6 @@ def contrastive_answers(
                 if progress is not None:
                     progress(len(chunk))
     return found
-
-
-def _seed(seed: int, image_id: str) -> int:
-    text = f"{seed}/{image_id}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
 def _grouped(texts: Sequence[str], number: int) -> list[list[str]]:

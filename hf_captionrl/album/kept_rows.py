@@ -9,15 +9,13 @@ finds its unfinished folder again, and if images were added, only these get a ne
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.engine import MANIFEST, EngineOptions, ShardFolder, Stage, read_manifest, read_tables, run_stage
-from hf_captionrl.io import to_plain
+from hf_captionrl.io import json_digest, to_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,9 +80,7 @@ class KeptRows:
             if options.engine is None and options.processes == 1:
                 make_stage([]).load()  # other models are refused, too, if there is nothing to compute
             return
-        text = json.dumps([self.settings, [ids[at] for at in asked]], sort_keys=True)
-        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        folder = self.folder / f"{self.kind}-{digest}"
+        folder = self.folder / f"{self.kind}-{json_digest([self.settings, [ids[at] for at in asked]])}"
         shards = ShardFolder(folder, self.settings, num_rows=len(asked), rows_per_shard=rows_per_shard)
         self._add(folder, run_stage(make_stage(asked), shards, options, progress=progress)["manifest"])
 

@@ -5,8 +5,6 @@ Legend: S candidates of all images, G captions of an image, D features.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ from hf_captionrl.album.image_facts import ImageFacts, joined_facts
 from hf_captionrl.album.kept_rows import KeptRows
 from hf_captionrl.engine import EngineOptions
 from hf_captionrl.evaluation.image_stage import rows_per_shard
+from hf_captionrl.io import json_digest
 from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer
 
@@ -90,7 +89,7 @@ class ShardWork:
     def answers(self, rows: Sequence[int], said: Sequence[Sequence[str]]) -> list[list[str]]:
         images = [self.models.source.image_ids[row] for row in rows]
         # An answer is kept for its image and prompt: another prompt is asked again.
-        ids = [f"{name} {_digest(others)}" for name, others in zip(images, said, strict=True)]
+        ids = [f"{name} {json_digest(others)}" for name, others in zip(images, said, strict=True)]
         kept = KeptRows(self.folder, "answers", self.settings)
 
         def stage(asked: list[int]) -> AnswerStage:
@@ -155,10 +154,6 @@ class KeptTexts:
                     features |= zip(spoken(captions), numbers, strict=True)
             self._last = owner, features
         return self._last[1]
-
-
-def _digest(texts: Sequence[str]) -> str:
-    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=7).hexdigest()
 
 
 def _facts(kept: KeptRows, row_of: Mapping[str, int]) -> ImageFacts:

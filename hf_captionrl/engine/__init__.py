@@ -11,7 +11,7 @@ from hf_captionrl.engine.shards import (
     read_tables,
     refuse_other_settings,
 )
-from hf_captionrl.engine.stages import Stage
+from hf_captionrl.engine.stages import Stage, seed_of_batch
 
 __all__ = [
     "MANIFEST",
@@ -24,4 +24,5 @@ __all__ = [
     "read_tables",
     "refuse_other_settings",
     "run_stage",
+    "seed_of_batch",
 ]

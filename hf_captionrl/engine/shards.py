@@ -9,7 +9,6 @@ process leaves complete shards only, and two processes that write the same shard
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.io import atomic_write_bytes, to_plain, write_json
+from hf_captionrl.io import atomic_write_bytes, json_digest, to_plain, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,8 +119,7 @@ class ShardFolder:
             self._write_manifest()
 
     def _write_manifest(self, **more: Any) -> None:
-        text = json.dumps(self._settings, sort_keys=True)
-        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        digest = json_digest(self._settings, size=16)
         write_json(self.folder / MANIFEST, {"format": 1, "digest": digest, "settings": self._settings, **more})
 
     def rows(self, shard: int) -> range:

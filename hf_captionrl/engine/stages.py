@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Stage"]
+__all__ = ["Stage", "seed_of_batch"]
+
+
+def seed_of_batch(seed: int, image_id: str) -> int:
+    """Seed of the samples of one batch, the same in every process and whatever batches are left out.
+
+    Args:
+        seed: Seed of the command.
+        image_id: Id of the first image of the batch.
+
+    Returns:
+        A seed for `torch.manual_seed`, at most 56 bits.
+    """
+    text = f"{seed}/{image_id}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
 class Stage(ABC):

@@ -31,8 +31,10 @@ class CaptionFile:
 
     def aligned(self, image_ids: Sequence[str], all_ids: Set[str]) -> list[list[str]]:
         """Captions in the order of a data set."""
-        unknown = [i for i in self.captions if i not in all_ids]
-        if unknown:
+        # Not one id after the other: of a column, each is a search.
+        foreign = set(self.captions).difference(all_ids)
+        if foreign:
+            unknown = [i for i in self.captions if i in foreign]
             raise ValueError(
                 f"{self.path}: {len(unknown)} of {len(self.captions)} image ids are not in the data set, such as "
                 f"{_some(unknown)}; the data set has ids such as {_some(sorted(all_ids))}. Check --dataset and --split."

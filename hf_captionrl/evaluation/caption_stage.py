@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hf_captionrl.engine import seed_of_batch
 from hf_captionrl.evaluation.dataset_options import LoadedSplit
 from hf_captionrl.evaluation.image_stage import ImageStage
 
@@ -55,10 +55,11 @@ class BatchCaptioner:
         """
         size, ids = self.options.batch_size, self.reader.ids
         for start in range(rows.start, rows.stop, size):
-            batch = list(range(start, min(start + size, rows.stop)))
-            wanted = [row for row in batch if ids[row] not in done]
+            batch = range(start, min(start + size, rows.stop))
+            names = ids[batch.start : batch.stop]
+            wanted = [row for row, name in zip(batch, names, strict=True) if name not in done]
             if wanted:
-                yield (batch if self.options.do_sample else wanted), wanted
+                yield (list(batch) if self.options.do_sample else wanted), wanted
 
     def __call__(self, rows: Sequence[int]) -> dict[int, list[str]]:
         """Captions of the rows of one batch, without those that cannot be read."""
@@ -69,8 +70,7 @@ class BatchCaptioner:
         if not good:
             return {}
         if self.options.do_sample:
-            text = f"{self.options.seed}/{self.reader.ids[rows[0]]}".encode("utf-8", "surrogatepass")
-            torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big"))
+            torch.manual_seed(seed_of_batch(self.options.seed, self.reader.ids[rows[0]]))
         # No variable holds the list, so the images are freed before the next batch is opened.
         if self.scorer is None:
             texts = self._generate([images.pop(row) for row in good], good)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,10 @@ from hf_captionrl.evaluation.cached_rows import fill_cache
 from hf_captionrl.evaluation.caption_scores import BLOCK, ScoreStage, write_inputs
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, ids_digest
 from hf_captionrl.evaluation.evaluation_models import held_out_scorer_name
+from hf_captionrl.evaluation.image_stage import rows_per_shard
 from hf_captionrl.evaluation.scored_captions import add_scores
 from hf_captionrl.evaluation.write_features import FeaturesOptions, FeatureStage
-from hf_captionrl.io import to_plain
+from hf_captionrl.io import json_digest, to_plain
 from hf_captionrl.retrieval import FeatureCache, TokenScorer, model_fingerprint
 
 if TYPE_CHECKING:
@@ -41,17 +41,18 @@ def check_shards(arguments: EvaluateOptions) -> None:
         raise ValueError(
             f"{launched()[1]} processes were launched, but one process writes the tables. Use --processes instead of `accelerate launch`."
         )
-    rows = arguments.rows_per_shard or BLOCK
-    if rows % BLOCK:
-        raise ValueError(
-            f"--rows_per_shard {rows} is not a multiple of {BLOCK}, the captions that are scored together. Use {-(-rows // BLOCK) * BLOCK}."
-        )
+    _per_shard(arguments)
+
+
+def _per_shard(arguments: EvaluateOptions) -> int:
+    return rows_per_shard(arguments, _BLOCKS, BLOCK)
 
 
 def _digest(value: Any) -> str:
     """Of an array, or of what JSON represents."""
-    data = np.ascontiguousarray(value) if isinstance(value, np.ndarray) else json.dumps(to_plain(value)).encode()
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+    if isinstance(value, np.ndarray):
+        return hashlib.blake2b(np.ascontiguousarray(value), digest_size=8).hexdigest()
+    return json_digest(to_plain(value))
 
 
 def _shards(
@@ -87,7 +88,7 @@ def cache_image_features(arguments: EvaluateOptions, dataset: datasets.Dataset, 
         features="image",
     )
     settings = {"scorer": scorer.signature, "images": _digest(list(first))}
-    shards = _shards(arguments, "images", settings, len(first), arguments.rows_per_shard or _BLOCKS * BLOCK)
+    shards = _shards(arguments, "images", settings, len(first), _per_shard(arguments))
     stage = FeatureStage(options, ids_digest(missing), only=[str(image_id) for image_id in missing["image_id"][:]])
     _work(stage, shards, arguments)
     fill_cache(cache, shards.folder, "image")
@@ -115,7 +116,7 @@ def score_on_shards(
         columns += ["nats", "scored_tokens"]
     if not columns:
         return
-    per_shard = arguments.rows_per_shard or _BLOCKS * BLOCK
+    per_shard = _per_shard(arguments)
     rows_per_source = -(-len(captions[0]) // per_shard) * per_shard
     settings = {
         "captions": _digest(captions),

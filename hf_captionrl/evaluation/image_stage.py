@@ -75,14 +75,16 @@ class ImageStage(Stage):
         ]
 
 
-def rows_per_shard(arguments: Any, batches: int = 64) -> int:
-    """`--rows_per_shard`, by default so many batches; refuses a number that is not whole batches."""
-    size = arguments.batch_size
+def rows_per_shard(arguments: Any, batches: int = 64, size: int | None = None) -> int:
+    """`--rows_per_shard`, by default so many batches; refuses a number that is not whole batches of `size` rows.
+
+    None is `--batch_size`.
+    """
+    what = f"--batch_size {arguments.batch_size}" if size is None else f"{size}, the captions that are scored together"
+    size = arguments.batch_size if size is None else size
     rows = arguments.rows_per_shard or batches * size
     if rows % size:
-        raise ValueError(
-            f"--rows_per_shard {rows} is not a multiple of --batch_size {size}. Use {-(-rows // size) * size}."
-        )
+        raise ValueError(f"--rows_per_shard {rows} is not a multiple of {what}. Use {-(-rows // size) * size}.")
     return int(rows)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field
 from typing import Any
+
+from hf_captionrl.io import json_digest
 
 __all__ = ["Prompt"]
 
@@ -35,8 +35,7 @@ class Prompt:
     @property
     def hash(self) -> str:
         """Hash of the text that the model reads, 16 hex digits; `image_id` represents the image."""
-        read = json.dumps([self.stage, self.image_id, self.system, self.examples, self.user], ensure_ascii=True)
-        return hashlib.blake2b(read.encode(), digest_size=8).hexdigest()
+        return json_digest([self.stage, self.image_id, self.system, self.examples, self.user])
 
     def turns(self) -> list[dict[str, str]]:
         """The question as a chat: system, examples, user, without the image."""

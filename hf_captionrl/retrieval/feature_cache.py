@@ -6,7 +6,6 @@ Legend: N keys.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_captionrl.io import json_digest
 from hf_captionrl.retrieval.content_hashes import image_hash, model_fingerprint
 from hf_captionrl.retrieval.feature_view import FeatureView
 from hf_captionrl.retrieval.hash_index import key_digests
@@ -103,7 +103,7 @@ class FeatureCache:
             )
         self.identity = {"model": model, "revision": revision, "what": what, "namespace": namespace, "dtype": dtype}
         self.verify_bytes = verify_bytes
-        name = hashlib.blake2b(json.dumps(self.identity, sort_keys=True).encode(), digest_size=8).hexdigest()
+        name = json_digest(self.identity)
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{what}-{model}").strip("._")[:60]
         self.directory = self.root / f"{readable}-{name}"
         self._store = RowStore(self.directory, self.identity)

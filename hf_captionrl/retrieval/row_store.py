@@ -12,7 +12,6 @@ leaves at most rows without a record, which the next writer overwrites. Readers 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from hf_captionrl.io import json_digest
 from hf_captionrl.retrieval.hash_index import HashIndex
 
 __all__ = ["RowStore", "StoreMismatchError", "drop_rows"]
@@ -292,5 +292,4 @@ def _overwrite(directory: Path, positions: Sequence[int]) -> None:
 
 
 def _meta_checksum(meta: dict[str, Any]) -> str:
-    text = json.dumps(meta, sort_keys=True)
-    return hashlib.blake2b(text.encode("utf-8"), digest_size=8).hexdigest()
+    return json_digest(meta)

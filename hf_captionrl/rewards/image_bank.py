@@ -155,7 +155,7 @@ class ImageBank:
         return torch.cat([of_target, cosines], dim=1), torch.cat([torch.ones_like(of_target), weights], dim=1)
 
     def _far(self, targets: Tensor) -> Tensor:
-        """`(B, M)`: whether an image is no copy of the target. Only pairs with a cosine near 1 are compared number by number."""
+        """`(B, M)`: False where an image is a copy of the target. All D features are compared only if the cosine is near 1."""
         near = targets @ self.features.T > _NEAR
         rows, columns = near.nonzero(as_tuple=True)
         near[rows, columns] = (self.features[columns] - targets[rows]).abs().amax(1) <= _COPY
