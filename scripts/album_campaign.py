@@ -31,7 +31,7 @@ from hf_captionrl import load_captioner, load_scorer  # noqa: E402
 from hf_captionrl.album.adapt import adapt_to_album  # noqa: E402
 from hf_captionrl.album.distinct_captions import distinct_captions, same_text  # noqa: E402
 from hf_captionrl.album.phrase_removal import drop_shared  # noqa: E402
-from hf_captionrl.album.rsa import pragmatic_captions  # noqa: E402
+from hf_captionrl.album.pragmatic_decoding import pragmatic_captions  # noqa: E402
 from hf_captionrl.album.shared_phrases import shared_phrases  # noqa: E402
 from hf_captionrl.io import LineFile, read_jsonl  # noqa: E402
 from hf_captionrl.reports.plot_style import COLOURS, MARKERS, new_figure, plain_label, save_figure, tidy  # noqa: E402

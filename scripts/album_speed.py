@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl.album.album import AlbumEngine  # noqa: E402
-from hf_captionrl.album.album_work import LoadedWork  # noqa: E402
 from hf_captionrl.album.diagnosis import diagnose  # noqa: E402
 from hf_captionrl.album.image_facts import ImageFacts  # noqa: E402
+from hf_captionrl.album.model_work import LoadedWork  # noqa: E402
 from hf_captionrl.album.settings import AlbumSettings  # noqa: E402
 from hf_captionrl.io import write_json  # noqa: E402
 from hf_captionrl.reports.versions import installed_versions  # noqa: E402

@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from scripts.house_closeness import check_closeness
 from scripts.house_docstrings import check_docstrings
 from scripts.house_files import Fault, parse, python_files, relative
 from scripts.house_layers import PACKAGE, check_diagram, check_layers, diagram, layer_table
 from scripts.house_loading import check_loading
 from scripts.house_skips import check_skips
+from scripts.house_tolerances import check_tolerances
 
 FORBIDDEN: dict[str, str] = {
     r"(?<![\w.:/])/(?:work|root|home|Users|tmp)/\w|\b[A-Z]:\\+Users\\": "a path of one machine; use a relative one",
@@ -186,7 +186,7 @@ CHECKS: dict[str, Callable[[Path], list[Fault]]] = {
     "texts": check_texts,
     "pins": check_pins,
     "skips": check_skips,
-    "closeness": check_closeness,
+    "tolerances": check_tolerances,
     "lengths": check_lengths,
     "modules": check_modules,
     "configs": check_configs,

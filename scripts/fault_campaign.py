@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
-from scripts.machine import library_versions
+from scripts.machine_facts import library_versions
 from scripts.page_sections import write_section
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.update(dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE"), "1"))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from tests.faults.areas import AREAS, run_area
-    from tests.faults.nursery import Nursery
+    from tests.faults.warm_process import WarmProcess
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -67,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = {row["area"]: row for row in before}
     if not arguments.page_only:
         revision = installed_versions().get("git_revision")
-        with Nursery() as nursery:
+        with WarmProcess() as warm_process:
             for name in arguments.areas:
-                row = run_area(nursery, name, arguments.kills, arguments.seed)
+                row = run_area(warm_process, name, arguments.kills, arguments.seed)
                 rows[name] = {**row, "seed": arguments.seed, "revision": revision}
                 print(
                     f"{name}: {row['survived']} of {row['faults']}, lost {row['lost']}, {row['seconds']} s", flush=True

@@ -28,7 +28,7 @@ def metrics_table() -> str:
 def generated_files(root: Path) -> dict[Path, str]:
     """All generated files with their contents."""
     from hf_captionrl.evaluate_modules import MODULES
-    from hf_captionrl.evaluate_modules.space import space_files
+    from hf_captionrl.evaluate_modules.hub_space import space_files
 
     page = root / "docs" / "metrics.md"
     files = {page: _TABLE.sub(metrics_table().replace("\\", r"\\"), page.read_text(encoding="utf-8"))}

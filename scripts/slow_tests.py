@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.fault_campaign import LIBRARIES
-from scripts.machine import library_versions
+from scripts.machine_facts import library_versions
 from scripts.page_sections import write_section
 
 ROOT = Path(__file__).resolve().parents[1]

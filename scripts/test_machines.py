@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.fault_campaign import LIBRARIES
-from scripts.machine import has_cpu_flag, library_versions, processor_name
-from scripts.machines_left_out import LEFT_OUT
+from scripts.machine_facts import has_cpu_flag, library_versions, processor_name
 from scripts.page_sections import replace_section
 from scripts.slow_tests import Recorder
+from scripts.test_machines_omits import LEFT_OUT
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "outputs" / "machines"

@@ -10,7 +10,7 @@ import torch
 from scripts import benchmark
 from scripts.benchmarks import smile_head
 from scripts.page_sections import replace_section
-from tests.closeness import close
+from tests.tolerances import close
 
 TINY = smile_head.Shape(B=4, V=300, D=16, prompt=2, mean=5, std=1, shortest=3, longest=8)
 

@@ -19,7 +19,7 @@ from scripts import benchmark
 from scripts.benchmarks import gpu, gpu_timing
 from scripts.benchmarks.gpu_heads import HEADS, measure_heads, optional_paths
 from scripts.benchmarks.gpu_timing import Budget, OverBudgetError, measure, ready
-from tests.closeness import close, resolution, within
+from tests.tolerances import close, resolution, within
 
 PAGE = (Path(__file__).parents[1] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 OPTIONAL = ["Liger-Kernel", "cut-cross-entropy", "TRL, chunked"]

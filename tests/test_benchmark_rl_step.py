@@ -18,7 +18,7 @@ from scripts.benchmarks.rl_models import SHAPES, build
 from scripts.benchmarks.rl_naive import NaiveStep
 from scripts.benchmarks.rl_step import measure
 from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal
-from tests.closeness import assert_close, close, resolution, within
+from tests.tolerances import assert_close, close, resolution, within
 
 SMALL = {
     "num_images": 3,

@@ -16,7 +16,7 @@ from hf_captionrl.losses import IGNORE_INDEX
 from scripts.benchmarks import smile_step
 from scripts.benchmarks.smile_step import PATHS, check_losses, measure
 from scripts.benchmarks.step_models import SHAPES, build, draw_batch
-from tests.closeness import assert_close, close, resolution
+from tests.tolerances import assert_close, close, resolution
 
 TINY = {
     name: dataclasses.replace(

@@ -10,7 +10,7 @@ import yaml
 
 from scripts.check_house import check_docstrings, check_lengths, check_pins, check_texts
 from scripts.house_loading import check_loading
-from tests.planted import ROOT, messages, plant
+from tests.planted_faults import ROOT, messages, plant
 
 
 def run_script(root, *only):

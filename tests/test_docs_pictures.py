@@ -10,7 +10,7 @@ from PIL import Image
 from scripts import docs_pictures
 from scripts.docs_pictures import COLUMNS, ROWS, before_after, draw, photograph
 from scripts.docs_plots import PLOTS
-from tests.closeness import close
+from tests.tolerances import close
 
 ROOT = Path(__file__).parents[1]
 

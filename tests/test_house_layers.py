@@ -3,7 +3,7 @@
 import pytest
 
 from scripts.house_layers import LAYERS, SEPARATE, check_diagram, check_layers, diagram, layer_table
-from tests.planted import ROOT, messages, plant
+from tests.planted_faults import ROOT, messages, plant
 
 # --- layers ---------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scripts import test_machines as machines
-from tests.planted import ROOT, plant
+from tests.planted_faults import ROOT, plant
 
 RESULT = {"revision": "a" * 40, "passed": 3, "failed": 0, "skipped": 1, "failures": [], "seconds": 61}
 

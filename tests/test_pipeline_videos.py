@@ -13,9 +13,9 @@ from hf_captionrl.pipelines import pipeline
 from hf_captionrl.scenes import load_moving_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.caption_generation import VideoFeatures
-from tests.closeness import assert_close
 from tests.tiny import tiny_captioner
 from tests.tiny_chat import tiny_chat
+from tests.tolerances import assert_close
 
 F = 3
 SETTINGS = {"num_beams": 1, "do_sample": False, "max_new_tokens": 4}

@@ -9,7 +9,7 @@ import pytest
 from scripts.reproduction import findings, numbers
 from scripts.reproduction.numbers import Measured, difference, look_up, measured, seed_interval
 from scripts.reproduction.runs import world_version
-from tests.closeness import within
+from tests.tolerances import within
 
 
 def test_the_interval_is_students():

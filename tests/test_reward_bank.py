@@ -8,7 +8,7 @@ import torch
 
 from scripts import reward_bank
 from scripts.reward_bank import World, expected_log_sum, measure, policy, rewards_with
-from tests.closeness import assert_close, close
+from tests.tolerances import assert_close, close
 
 
 def small_world(num_targets: int = 2) -> World:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from scripts.scaling import PAGE, RESULTS, STAGES, exponent, measure, render
-from tests.closeness import within
+from tests.tolerances import within
 
 ROW = re.compile(r"^\| (?P<what>[^|]+?) \| `(?P<sum>[^`]+)` \| (?P<result>[\d,.]+) (?P<unit>[^|]+?) \|$", re.MULTILINE)
 TEXT = PAGE.read_text(encoding="utf-8")

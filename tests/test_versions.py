@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from scripts import test_versions as versions
-from tests.planted import ROOT
+from tests.planted_faults import ROOT
 
 
 def ranges():

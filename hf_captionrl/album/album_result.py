@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.album.choice import Choice
+from hf_captionrl.album.caption_choice import Choice
 from hf_captionrl.album.shared_phrases import GroupFacts
 
 __all__ = ["Album", "AlbumImage", "summary_text"]

@@ -126,7 +126,7 @@ class AlbumRun:
         from hf_captionrl.album.album import AlbumEngine
         from hf_captionrl.album.kept_rows import remove_kept
         from hf_captionrl.album.loading import AlbumModels
-        from hf_captionrl.album.shard_work import KINDS, ShardWork
+        from hf_captionrl.album.model_work_on_shards import KINDS, ShardWork
         from hf_captionrl.evaluation.write_captions import check_settings
         from hf_captionrl.io import write_json
         from hf_captionrl.reports.versions import installed_versions

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl.album.image_facts import opened_chunks
-from hf_captionrl.album.rsa import pragmatic_captions
+from hf_captionrl.album.pragmatic_decoding import pragmatic_captions
 from hf_captionrl.album.settings import CandidateOptions, check_candidate_options
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts

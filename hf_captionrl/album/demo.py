@@ -90,7 +90,7 @@ class DemoOptions(CommandOptions):
 def named_models(given: Sequence[str] | None) -> dict[str, str]:
     """Captioners by name."""
     if not given:
-        from hf_captionrl.album.space import EMBEDDED_CAPTIONERS
+        from hf_captionrl.album.hub_space import EMBEDDED_CAPTIONERS
 
         return dict(EMBEDDED_CAPTIONERS)
     found: dict[str, str] = {}
@@ -146,8 +146,8 @@ def load_demo(options: DemoOptions) -> AlbumDemo:
 
     import torch
 
+    from hf_captionrl.album.hub_space import demo_scorer
     from hf_captionrl.album.page import AlbumDemo
-    from hf_captionrl.album.space import demo_scorer
     from hf_captionrl.captioners import load_captioner
     from hf_captionrl.retrieval import load_scorer
     from hf_captionrl.scenes.models import model_path

@@ -129,7 +129,7 @@ def check_scorers(options: AlbumOptions) -> None:
 
 
 def _scorer_name(options: AlbumOptions) -> str:
-    from hf_captionrl.album.space import demo_scorer
+    from hf_captionrl.album.hub_space import demo_scorer
 
     if options.scorer is not None:
         return options.scorer

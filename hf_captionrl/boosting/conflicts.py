@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_captionrl.scenes.kinds import CATEGORIES
+from hf_captionrl.scenes.object_kinds import CATEGORIES
 from hf_captionrl.scenes.truth_checker import check
 from hf_captionrl.scenes.world import Facts
 

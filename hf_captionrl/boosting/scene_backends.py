@@ -14,7 +14,7 @@ import numpy as np
 
 from hf_captionrl.language_models.backend import Failure
 from hf_captionrl.language_models.prompt import Prompt
-from hf_captionrl.scenes.kinds import EMOJI_KINDS, SHAPE_KINDS
+from hf_captionrl.scenes.object_kinds import EMOJI_KINDS, SHAPE_KINDS
 from hf_captionrl.scenes.scene_claims import SceneClaims, blend_claims, combine_claims, read_claims, write_claims
 from hf_captionrl.scenes.world import FACT_VALUES, Facts
 

@@ -1,6 +1,6 @@
 """The commands of `captionrl`: what each is called, where its options are declared, and which function runs it."""
 
-from hf_captionrl.cli.command_parser import Command
+from hf_captionrl.cli.argument_parser import Command
 
 __all__ = ["COMMANDS"]
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from hf_captionrl.cli.command_parser import add_commands, filled
+from hf_captionrl.cli.argument_parser import add_commands, filled
 from hf_captionrl.cli.commands import COMMANDS
 from hf_captionrl.console import CheckedOutput, announce_offline_waits, is_input_error, one_line
 

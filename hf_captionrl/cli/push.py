@@ -71,7 +71,7 @@ def _kind(folder: Path) -> str:
 def push(options: PushOptions) -> None:
     """Push a folder, a metric or the demo."""
     from hf_captionrl.album.demo import named_models
-    from hf_captionrl.album.space import DEMO, push_demo
+    from hf_captionrl.album.hub_space import DEMO, push_demo
     from hf_captionrl.hub import folder_contents, push_folder, push_metric, read_push_state
 
     before = read_push_state(options.folder)

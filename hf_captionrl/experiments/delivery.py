@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.experiments.log_lines import print_heading
-from hf_captionrl.trainers.selection import note_collapse, selection_lines
+from hf_captionrl.trainers.checkpoint_selection import note_collapse, selection_lines
 
 __all__ = ["COLLAPSED_FOLDER", "GuardedRecipe", "delivery_lines", "judge_delivery", "print_deliveries", "withhold"]
 

@@ -17,7 +17,7 @@ import datasets
 import numpy as np
 
 from hf_captionrl.scenes.grammar import ALT_TEXT_ANNOTATORS, ANNOTATORS, Annotator, annotate, full_caption
-from hf_captionrl.scenes.kinds import EMOJI_KINDS, SHAPE_KINDS
+from hf_captionrl.scenes.object_kinds import EMOJI_KINDS, SHAPE_KINDS
 from hf_captionrl.scenes.render import SPRITES_DIR, render_scene
 from hf_captionrl.scenes.world import Facts, Scene, goes_against_preferences, sample_clique, sample_scene
 

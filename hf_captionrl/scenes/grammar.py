@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.scenes.kinds import CATEGORIES, category_of, names_of, plural
 from hf_captionrl.scenes.moving_world import ADVERBS, STILL
+from hf_captionrl.scenes.object_kinds import CATEGORIES, category_of, names_of, plural
 from hf_captionrl.scenes.world import FACT_VALUES, Facts, choose
 
 __all__ = [

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.scenes.cliques import sample_clique_of
-from hf_captionrl.scenes.kinds import EMOJI_KINDS, NATURAL_COLOURS
+from hf_captionrl.scenes.look_alike_sets import sample_clique_of
+from hf_captionrl.scenes.object_kinds import EMOJI_KINDS, NATURAL_COLOURS
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
     COLOURS,

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from hf_captionrl.scenes.kinds import EMOJI_KINDS
 from hf_captionrl.scenes.moving_world import Clip
+from hf_captionrl.scenes.object_kinds import EMOJI_KINDS
 from hf_captionrl.scenes.world import Facts, Scene
 
 __all__ = ["CELL", "IMAGE_SIZE", "SPRITES_DIR", "Thing", "place_things", "render_clip", "render_scene"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from hf_captionrl.scenes.grammar import OPINIONS, WORDS, write_sentence
-from hf_captionrl.scenes.kinds import CATEGORIES, EMOJI_KINDS, SHAPE_KINDS, category_of, names_of, plural
+from hf_captionrl.scenes.object_kinds import CATEGORIES, EMOJI_KINDS, SHAPE_KINDS, category_of, names_of, plural
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
     COLOURS,

@@ -15,8 +15,8 @@ from typing import Any
 
 from hf_captionrl.scenes.check_result import CheckResult, Claim
 from hf_captionrl.scenes.grammar import OPINIONS
-from hf_captionrl.scenes.kinds import CATEGORIES, EMOJI_KINDS, NATURAL_COLOURS, SHAPE_KINDS, names_of, plural
 from hf_captionrl.scenes.moving_world import MOTION_PHRASES, MotionReader, MovingFacts
+from hf_captionrl.scenes.object_kinds import CATEGORIES, EMOJI_KINDS, NATURAL_COLOURS, SHAPE_KINDS, names_of, plural
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
     COLOURS,

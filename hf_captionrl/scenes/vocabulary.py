@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 
 from hf_captionrl.scenes.grammar import OPINIONS, WORDS
-from hf_captionrl.scenes.kinds import CATEGORIES, EMOJI_KINDS, names_of, plural
+from hf_captionrl.scenes.object_kinds import CATEGORIES, EMOJI_KINDS, names_of, plural
 from hf_captionrl.scenes.world import BACKGROUNDS, COLOURS, RELATIONS, SIZES
 
 __all__ = ["SPECIAL_TOKENS", "vocabulary"]

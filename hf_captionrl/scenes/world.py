@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hf_captionrl.scenes.cliques import sample_clique_of
-from hf_captionrl.scenes.kinds import EMOJI_KINDS, NATURAL_COLOURS, cumulative_probabilities
+from hf_captionrl.scenes.look_alike_sets import sample_clique_of
+from hf_captionrl.scenes.object_kinds import EMOJI_KINDS, NATURAL_COLOURS, cumulative_probabilities
 
 __all__ = [
     "BACKGROUNDS",

@@ -17,6 +17,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from hf_captionrl.checkpoints.loading import check_checkpoint, check_kwargs
 from hf_captionrl.io import FolderLock, write_json
+from hf_captionrl.trainers.checkpoint_selection import SELECTION_FILE, conclude_selection, note_selection
 from hf_captionrl.trainers.checkpoints import (
     begin_run,
     checkpoint_fault,
@@ -32,7 +33,6 @@ from hf_captionrl.trainers.checkpoints import (
 from hf_captionrl.trainers.finite_weights import first_non_finite
 from hf_captionrl.trainers.processes import on_main_process
 from hf_captionrl.trainers.publishing import CheckedPush
-from hf_captionrl.trainers.selection import SELECTION_FILE, conclude_selection, note_selection
 from hf_captionrl.trainers.stopping import StopOnSignal
 
 if TYPE_CHECKING:

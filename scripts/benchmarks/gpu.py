@@ -35,7 +35,7 @@ from scripts.benchmarks.gpu_steps import (
     measure_smile_step,
 )
 from scripts.benchmarks.gpu_timing import Budget, OverBudgetError, in_a_line, ready
-from scripts.machine import processor_name
+from scripts.machine_facts import processor_name
 
 OUTPUT = Path(__file__).resolve().parents[2] / "docs" / "results" / "benchmark_gpu.json"
 

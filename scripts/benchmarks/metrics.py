@@ -27,7 +27,7 @@ from hf_captionrl.text.bleu import pairwise_bleu
 from hf_captionrl.text.cider_d import CiderScorer
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.ngrams import encode_words
-from scripts.machine import processor_name
+from scripts.machine_facts import processor_name
 
 _NOUNS = [
     "dog",

@@ -22,7 +22,7 @@ from scripts.benchmarks.rl_models import SHAPES, RLShape, World, build
 from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal, counted_images
 from scripts.benchmarks.shapes_file import measure_shapes
 from scripts.benchmarks.spread import summary, to_cell
-from scripts.machine import processor_name
+from scripts.machine_facts import processor_name
 
 TARGETS = {"blip-base": 4.5, "clipcap": 2.2}
 """How many times as fast as the naive step ours has to be, with captions of COCO's lengths."""

@@ -11,7 +11,7 @@ import torch
 
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
-from scripts.machine import processor_name
+from scripts.machine_facts import processor_name
 
 
 def measure_each(

@@ -27,7 +27,7 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig
 from scripts.benchmarks.sle_steps import made_up_data, time_steps
-from scripts.machine import processor_name
+from scripts.machine_facts import processor_name
 from scripts.make_small_blip import make_small_blip
 
 _END = 0

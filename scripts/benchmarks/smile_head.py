@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
 from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmarks.spread import spread
-from scripts.machine import processor_name
+from scripts.machine_facts import processor_name
 
 Method = Callable[[Tensor, Tensor, Tensor], Tensor]
 

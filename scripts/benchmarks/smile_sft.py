@@ -24,7 +24,7 @@ from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.reports.versions import installed_versions
 from scripts.benchmarks.shapes_file import measure_shapes
 from scripts.benchmarks.smile_step import _with_interval
-from scripts.machine import processor_name
+from scripts.machine_facts import processor_name
 
 PATHS: dict[str, dict[str, Any] | None] = {
     "smile": {},

@@ -25,7 +25,7 @@ from hf_captionrl.trainers.smile_trainer import SmileObjective
 from scripts.benchmarks.shapes_file import measure_shapes
 from scripts.benchmarks.spread import summary, to_cell
 from scripts.benchmarks.step_models import SHAPES, Shape, build, draw_batch
-from scripts.machine import processor_name
+from scripts.machine_facts import processor_name
 
 TARGETS = {"clipcap": 1.25}
 """How many times as fast as the MLE step a SMILE step has to be; 1, within noise, at every other shape."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
-from scripts.machine import processor_name
+from scripts.machine_facts import processor_name
 from scripts.reproduction.numbers import look_up
 from scripts.run_seeds import aggregate, aggregate_curves
 

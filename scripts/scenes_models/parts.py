@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import BertTokenizer, GPT2Config
 
 from hf_captionrl.scenes.grammar import Annotator, annotate
-from hf_captionrl.scenes.kinds import EMOJI_KINDS
+from hf_captionrl.scenes.object_kinds import EMOJI_KINDS
 from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.vocabulary import vocabulary
 from hf_captionrl.scenes.world import FACT_VALUES, Facts, Scene, sample_clique, sample_scene, vary_scene

@@ -9,7 +9,7 @@ from hf_captionrl.album.constraints import check_candidates, script_of
 from hf_captionrl.album.settings import AlbumSettings
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
-from tests.closeness import assert_close
+from tests.tolerances import assert_close
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_captionrl.album.distinct_captions import distinct_captions, found_images, same_text
-from tests.closeness import close
+from tests.tolerances import close
 
 
 def unit(rng, rows, size=6):

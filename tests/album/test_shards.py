@@ -14,7 +14,7 @@ from hf_captionrl.album import candidates, loading
 from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.command import AlbumOptions
 from hf_captionrl.album.loading import AlbumModels
-from hf_captionrl.album.shard_work import ShardWork
+from hf_captionrl.album.model_work_on_shards import ShardWork
 from hf_captionrl.album.sources import AlbumSource, load_album_source
 from hf_captionrl.cli import main
 from hf_captionrl.engine import ray_engine, read_shards
@@ -22,9 +22,9 @@ from hf_captionrl.engine.ray_engine import RayActor
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from tests.album.dying import DyingModels
-from tests.closeness import assert_close
 from tests.tiny import tiny_images
 from tests.tiny_chat import tiny_chat
+from tests.tolerances import assert_close
 
 QUICK = "--num_beams 1 --num_samples 2 --max_new_tokens 6 --batch_size 2 --json".split()
 MODELS = ["--model", "scenes:blip-mle", "--scorer", "scenes:siglip-held-out"]

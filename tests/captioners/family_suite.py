@@ -14,9 +14,9 @@ from hf_captionrl.losses import fused_smile_loss, smile_loss
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
 from hf_captionrl.trainers.rollout import drawing_from_the_policy
-from tests.closeness import assert_close, resolution
 from tests.tiny import tiny_images
 from tests.tiny_families import tiny_family
+from tests.tolerances import assert_close, resolution
 from tests.trainers.one_step import PLAIN_SGD
 
 CAPTIONS = ["a red cat", "two small birds near the tree", "the yellow boat"]

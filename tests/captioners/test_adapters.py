@@ -10,8 +10,8 @@ from peft import LoraConfig, get_peft_model
 from hf_captionrl.captioners import mean_cross_entropy
 from hf_captionrl.captioners.output_projection import is_tappable
 from tests.captioners.test_head_tap import assert_same_gradients, gradients, smile
-from tests.closeness import assert_close, resolution
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images
+from tests.tolerances import assert_close, resolution
 
 HEADS = {
     "blip": "text_decoder.cls.predictions.decoder",

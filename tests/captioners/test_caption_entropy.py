@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hf_captionrl.captioners.caption_entropy import caption_entropy
-from tests.closeness import close
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images
+from tests.tolerances import close
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,8 +11,8 @@ from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.rewards import CiderReward, RewardContext, RewardData
 from hf_captionrl.scenes.models import model_path
 from tests.captioners.given_draws import multinomial_of
-from tests.closeness import assert_close
 from tests.tiny import HIDDEN, tiny_captioner, tiny_clipcap, tiny_images
+from tests.tolerances import assert_close
 
 
 def stopping(**settings):

@@ -12,9 +12,9 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers.self_retrieval_grpo_trainer import _prompts
-from tests.closeness import assert_close
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tiny_chat import tiny_chat
+from tests.tolerances import assert_close
 
 
 @pytest.fixture(scope="module")

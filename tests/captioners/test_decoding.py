@@ -7,10 +7,10 @@ from transformers import GenerationConfig, GenerationMixin
 from hf_captionrl.captioners import decoding, generation, load_captioner
 from hf_captionrl.captioners.decoding import UndecodableError, draw_tokens
 from tests.captioners.given_draws import multinomial_of
-from tests.closeness import resolution
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tiny_chat import CHAT_TYPES, tiny_chat
 from tests.tiny_families import FAMILY_NAMES, tiny_family
+from tests.tolerances import resolution
 
 B, G, T = 3, 4, 12
 ALL = (*FAMILIES, *FAMILY_NAMES, *CHAT_TYPES)

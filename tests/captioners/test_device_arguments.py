@@ -20,8 +20,8 @@ from recipes import self_retrieval_blip
 from scripts.benchmarks.gpu_steps import TINY
 from scripts.benchmarks.rl_models import build
 from tests.captioners.test_decoding import ALL, B, G, T, captioner_and_images, many_ends
-from tests.closeness import assert_close
 from tests.tiny import tiny_captioner, tiny_images
+from tests.tolerances import assert_close
 
 WITHOUT_STATIC_CACHE = {"blip", "git", "kosmos2", "paligemma"}
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.captioners.distributed_worker import CASES, FAULT, compare
-from tests.closeness import resolution
 from tests.processes import run_in_processes
+from tests.tolerances import resolution
 
 
 @pytest.fixture(scope="module")

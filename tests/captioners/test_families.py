@@ -22,10 +22,10 @@ from hf_captionrl.captioners import Captioner, LogProbsObjective, load_captioner
 from hf_captionrl.losses import fused_smile_loss, smile_loss
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
-from tests.closeness import assert_close, resolution
 from tests.tiny import FAMILIES, tiny_images, tiny_model
 from tests.tiny_chat import CHAT_TYPES, tiny_chat
 from tests.tiny_families import FAMILY_NAMES, tiny_family
+from tests.tolerances import assert_close, resolution
 from tests.trainers.one_step import PLAIN_SGD
 
 MODELS = (*FAMILIES, *FAMILY_NAMES, *CHAT_TYPES)

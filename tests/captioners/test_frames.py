@@ -7,8 +7,8 @@ import torch
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import pool_frames
-from tests.closeness import assert_close, resolution
 from tests.tiny import tiny_captioner, tiny_git
+from tests.tolerances import assert_close, resolution
 
 F, B = 3, 2
 CROSS = ("blip", "vit-gpt2", "vit-bert")

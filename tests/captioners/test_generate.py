@@ -6,8 +6,8 @@ import torch
 from hf_captionrl.captioners import mean_cross_entropy
 from tests.captioners.given_draws import multinomial_of
 from tests.captioners.test_head_tap import assert_same_gradients, gradients
-from tests.closeness import assert_close
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images, tiny_model
+from tests.tolerances import assert_close
 
 DECODINGS = {
     "greedy": {},

@@ -17,8 +17,8 @@ from hf_captionrl.captioners.head_tap import tap_head
 from hf_captionrl.captioners.head_tap_check import first_rows
 from hf_captionrl.captioners.output_projection import head_projection
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
-from tests.closeness import assert_close, close, resolution
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
+from tests.tolerances import assert_close, close, resolution
 
 
 def smile(head: HeadInputs) -> dict[str, torch.Tensor]:

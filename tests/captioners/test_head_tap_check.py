@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hf_captionrl.captioners.head_tap_check import first_rows
-from tests.closeness import resolution
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images
+from tests.tolerances import resolution
 
 
 def batch_of(captioner, images, captions):

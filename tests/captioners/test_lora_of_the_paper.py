@@ -9,8 +9,8 @@ from peft import LoraConfig, inject_adapter_in_model
 
 from hf_captionrl.captioners import language_lora, load_captioner
 from hf_captionrl.experiments.arguments import ModelArguments
-from tests.closeness import assert_close
 from tests.tiny import tiny_captioner, tiny_clipcap
+from tests.tolerances import assert_close
 
 LAYERS = 2
 GPT2 = {f"language_model.transformer.h.{n}.attn.{part}" for n in range(LAYERS) for part in ("c_attn", "c_proj")}

@@ -15,10 +15,10 @@ from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.scenes import load_moving_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.caption_generation import vision_tower_features
-from tests.closeness import assert_close, resolution
 from tests.tiny import tiny_captioner
 from tests.tiny_chat import tiny_chat
 from tests.tiny_families import tiny_family
+from tests.tolerances import assert_close, resolution
 
 F = 4
 NATIVE = ("llava_onevision", "internvl", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")

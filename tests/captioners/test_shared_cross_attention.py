@@ -16,8 +16,8 @@ from transformers import (
 from hf_captionrl.captioners import load_captioner, shared_cross_attention
 from hf_captionrl.captioners.shared_cross_attention import computed_once, fold_cross_attention
 from tests.captioners.test_head_tap import gradients
-from tests.closeness import assert_close, resolution
 from tests.tiny import FAMILIES, HIDDEN, LAYERS, POSITIONS, tiny_captioner, tiny_captions, tiny_images, tiny_vit_bert
+from tests.tolerances import assert_close, resolution
 
 FOLDING = ("blip", "vit-gpt2", "vit-bert")
 B, G = 2, 3

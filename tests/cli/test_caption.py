@@ -13,8 +13,8 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from tests.cli.killed_writer import write_and_be_killed
-from tests.closeness import close
 from tests.processes import Forked
+from tests.tolerances import close
 
 SAMPLES = ["--do_sample", "--num_return_sequences", "5", "--batch_size", "4", "--max_new_tokens", "12"]
 

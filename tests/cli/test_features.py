@@ -15,7 +15,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import caption_generation
-from tests.closeness import close
+from tests.tolerances import close
 
 SCORER = ["--scorer", "scenes:clip-reward", "--batch_size", "4", "--rows_per_shard", "4"]
 

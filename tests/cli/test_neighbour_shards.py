@@ -12,7 +12,7 @@ from hf_captionrl.evaluation.neighbour_stage import neighbours_on_shards
 from hf_captionrl.retrieval.bag_files import load_neighbours
 from hf_captionrl.retrieval.compressed_index import CompressedIndex, build_compressed_index
 from hf_captionrl.retrieval.neighbours import nearest_neighbours, neighbour_recall, normalised
-from tests.closeness import close, within
+from tests.tolerances import close, within
 
 
 def clusters(count, width, seed=0):

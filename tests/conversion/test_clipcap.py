@@ -14,10 +14,10 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.conversion.clipcap_code import MODULES, export_code
 from hf_captionrl.conversion.convert import convert
 from hf_captionrl.conversion.unpickling import read_pickle
-from tests.closeness import assert_close
 from tests.models.test_clipcap import KINDS, MAPPERS, WRITE, inputs, published_logits
 from tests.offline import python_path
 from tests.tiny import HIDDEN, tiny_blip, tiny_clipcap, tiny_images
+from tests.tolerances import assert_close
 
 CLIP_DIM = 24
 

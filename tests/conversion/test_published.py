@@ -8,9 +8,9 @@ from transformers import CLIPConfig, CLIPModel
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.conversion.convert import convert
 from hf_captionrl.retrieval import load_scorer
-from tests.closeness import assert_close
 from tests.retrieval.tiny_scorers import make_clip
 from tests.tiny import tiny_blip, tiny_images
+from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.data import IMAGE_REMEDIES, ImageError, open_image, verify_image
-from tests.closeness import within
+from tests.tolerances import within
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 

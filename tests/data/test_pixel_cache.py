@@ -21,9 +21,9 @@ from hf_captionrl.data import (
     pixel_cache,
 )
 from hf_captionrl.data.video import VIDEO_FRAMES
-from tests.closeness import within
 from tests.data.photos import embedded, png
 from tests.data.sample_photo import photographs
+from tests.tolerances import within
 
 
 def processor(side):

@@ -15,8 +15,8 @@ from hf_captionrl.data import (
     video_hash,
 )
 from hf_captionrl.retrieval import FeatureCache
-from tests.closeness import assert_close, within
 from tests.data.films import COLOURS, make_tgif, middles
+from tests.tolerances import assert_close, within
 
 
 class Encoder:

@@ -8,7 +8,7 @@ import pytest
 from hf_captionrl.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.scenes import load_scenes
 from tests.evaluate_modules.evaluators import SCORER
-from tests.evaluate_modules.nursery import Nursery
+from tests.evaluate_modules.warm_process import WarmProcess
 
 
 def _forget_modules() -> None:
@@ -18,8 +18,8 @@ def _forget_modules() -> None:
 
 
 @pytest.fixture(scope="session")
-def nursery():
-    with Nursery() as running:
+def warm_process():
+    with WarmProcess() as running:
         yield running
 
 

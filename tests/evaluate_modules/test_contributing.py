@@ -54,7 +54,7 @@ def copy(tmp_path):
     return tmp_path
 
 
-def test_metric_example_works_as_printed(nursery, copy):
+def test_metric_example_works_as_printed(warm_process, copy):
     files = {path: text for path, text in example().items() if "word_repetition" in path}
     assert len(files) == 2
     for path, text in files.items():
@@ -63,7 +63,7 @@ def test_metric_example_works_as_printed(nursery, copy):
     section = PAGE.read_text(encoding="utf-8").partition(SECTION)[2].partition("\n## ")[0]
     assert "python scripts/metric_pages.py\npytest tests/metrics/test_word_repetition.py" in section
     work = job(copy, CODE, "run", HF_EVALUATE_OFFLINE="1") | {"cwd": str(copy)}
-    ((status, said),) = nursery.run(work)
+    ((status, said),) = warm_process.run(work)
     assert status == 0, said
     home, found, value, interval, columns = json.loads(said.split("RESULT ")[1])
     assert home == str(copy / "hf_captionrl" / "__init__.py")

@@ -6,7 +6,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import hf_captionrl.metrics as metrics
-from tests.closeness import close
+from tests.tolerances import close
 
 
 class Elsewhere(torch.Tensor):

@@ -14,7 +14,7 @@ from hf_captionrl.evaluate_modules import MODULES, path
 from hf_captionrl.evaluation import paper_tables as suites
 from scripts.benchmark import benchmarks
 from scripts.benchmarks import metrics as benchmark
-from tests.closeness import resolution
+from tests.tolerances import resolution
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")

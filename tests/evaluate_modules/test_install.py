@@ -89,7 +89,7 @@ def job(tmp_path, code, name="run", **env):
     return {"code": code, "cwd": str(folder), "env": env}
 
 
-def test_every_bare_name_offline_in_a_new_process_and_folder(nursery, tmp_path):
+def test_every_bare_name_offline_in_a_new_process_and_folder(warm_process, tmp_path):
     code = LOAD + (
         "for name in modules.MODULES:\n"
         "    metric = evaluate.load(name)\n"
@@ -100,7 +100,7 @@ def test_every_bare_name_offline_in_a_new_process_and_folder(nursery, tmp_path):
     bare = "import hf_captionrl.metrics, evaluate; evaluate.load('caption_diversity')"
     # The package's folder holds a package with the same name as the one in the cache.
     inside = job(tmp_path, LOAD, "inside", HF_EVALUATE_OFFLINE="1") | {"cwd": str(Path(path("emscore")).parents[1])}
-    (status, said), (hidden, heard), (without, error) = nursery.run(
+    (status, said), (hidden, heard), (without, error) = warm_process.run(
         job(tmp_path, code, HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),
         inside,
         job(tmp_path, bare, "bare", HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),
@@ -135,12 +135,12 @@ except FileNotFoundError:
 
 
 @pytest.mark.parametrize("online", [False, True])
-def test_after_the_import_alone_bare_names_are_known(nursery, hub, tmp_path, online):
+def test_after_the_import_alone_bare_names_are_known(warm_process, hub, tmp_path, online):
     settings = {"HF_EVALUATE_OFFLINE": "1"}
     if online:  # a Hub that would return another module of this name
         settings = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}/200-foreign"}
     tail = KNOWN if not online else KNOWN.partition("try:")[0]
-    found = nursery.run(*[job(tmp_path, code + tail, name, **settings) for name, code in FRONT_DOORS.items()])
+    found = warm_process.run(*[job(tmp_path, code + tail, name, **settings) for name, code in FRONT_DOORS.items()])
     for name, (status, said) in zip(FRONT_DOORS, found, strict=True):
         assert status == 0, (name, said)
         assert "found self_retrieval True []" in said, (name, said)
@@ -148,23 +148,23 @@ def test_after_the_import_alone_bare_names_are_known(nursery, hub, tmp_path, onl
         assert "FOREIGN" not in said, name
 
 
-def test_a_script_in_the_working_folder_comes_first_as_for_every_name(nursery, tmp_path):
+def test_a_script_in_the_working_folder_comes_first_as_for_every_name(warm_process, tmp_path):
     work = job(tmp_path, "import hf_captionrl\nimport evaluate\nevaluate.load('caption_diversity')", "own")
     own = Path(work["cwd"], "caption_diversity")
     own.mkdir()
     (own / "caption_diversity.py").write_bytes(FOREIGN)
     work["env"]["HF_EVALUATE_OFFLINE"] = "1"
-    ((status, said),) = nursery.run(work)
+    ((status, said),) = warm_process.run(work)
     assert status == 0, said
     assert "FOREIGN CODE WAS RUN" in said
 
 
 @pytest.mark.slow  # a fresh process per case
-def test_bare_names_with_every_answer_of_the_hub(nursery, hub, tmp_path):
+def test_bare_names_with_every_answer_of_the_hub(warm_process, hub, tmp_path):
     endpoint = "http://127.0.0.1:{}/{}".format
     cases = {name: endpoint(hub.server_port, name) for name in HUB}
     cases["refused"] = endpoint(9, "nobody-listens")
-    found = nursery.run(*[job(tmp_path, LOAD, name, HF_ENDPOINT=url) for name, url in cases.items()])
+    found = warm_process.run(*[job(tmp_path, LOAD, name, HF_ENDPOINT=url) for name, url in cases.items()])
     for name, (status, said) in zip(cases, found, strict=True):
         assert status == 0, (name, said)
         assert OURS in said, name
@@ -174,19 +174,19 @@ def test_bare_names_with_every_answer_of_the_hub(nursery, hub, tmp_path):
 
 
 @pytest.mark.slow  # a fresh process per case
-def test_cached_page_is_not_loaded(nursery, hub, tmp_path):
+def test_cached_page_is_not_loaded(warm_process, hub, tmp_path):
     # A process without the package has cached a sign-in page under the name; later the Hub is unreachable.
     before = "import evaluate\ntry:\n    evaluate.load('caption_diversity')\nexcept BaseException as error:\n    print(error)"
     home = {"HF_HOME": str(tmp_path / "home")}
     page = f"http://127.0.0.1:{hub.server_port}/200-page"
-    assert nursery.run(job(tmp_path, before, HF_ENDPOINT=page, **home))[0][0] == 0
+    assert warm_process.run(job(tmp_path, before, HF_ENDPOINT=page, **home))[0][0] == 0
     stored = list((tmp_path / "home").rglob("caption_diversity.py"))
     assert len(stored) == 1
     assert "Sign in" in stored[0].read_text()
-    assert OURS in nursery.run(job(tmp_path, LOAD, HF_EVALUATE_OFFLINE="1", **home))[0][1]
+    assert OURS in warm_process.run(job(tmp_path, LOAD, HF_EVALUATE_OFFLINE="1", **home))[0][1]
 
 
-def test_a_pushed_space_loads_by_its_name(nursery, hub, tmp_path):
+def test_a_pushed_space_loads_by_its_name(warm_process, hub, tmp_path):
     code = """
 import evaluate
 for name in ("self_retrieval", "caption_faithfulness"):
@@ -196,7 +196,7 @@ metric = evaluate.load("someone/self_retrieval")
 print(metric.compute(predictions=["a"], references=[[1.0, 0.0]], text_features=[[1.0, 0.0]], ks=[1])["recall_at_1"])
 """
     url = f"http://127.0.0.1:{hub.server_port}/space"
-    ((status, said),) = nursery.run(job(tmp_path, code, HF_ENDPOINT=url))
+    ((status, said),) = warm_process.run(job(tmp_path, code, HF_ENDPOINT=url))
     assert status == 0, said
     assert "self_retrieval evaluate_modules.metrics.someone--self_retrieval" in said
     assert said.strip().endswith("1.0")

@@ -14,9 +14,9 @@ from hf_captionrl.evaluate_modules.declarations.emscore import caption_tokens, t
 from hf_captionrl.retrieval.feature_cache import FeatureCache
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.models import model_path
-from tests.closeness import assert_close, close
 from tests.evaluate_modules.evaluators import SCORER
 from tests.evaluate_modules.test_spaces import two_rows
+from tests.tolerances import assert_close, close
 
 
 def first_captions(scenes):

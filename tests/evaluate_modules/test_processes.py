@@ -6,9 +6,9 @@ import pytest
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules import MODULES
-from tests.closeness import close
 from tests.evaluate_modules.test_install import job
 from tests.evaluate_modules.test_spaces import two_rows
+from tests.tolerances import close
 
 CAPTIONS = [["a dog", "a cat"], ["two dogs", "a red dog"], ["a pig", "a pig"], ["one", "two"], ["x y", "x z"]]
 CODE = """
@@ -35,7 +35,7 @@ print("RESULT", json.dumps([diversity, found]))
 
 
 @pytest.mark.slow  # four processes, one after the other
-def test_two_processes_and_two_experiments(nursery, tmp_path):
+def test_two_processes_and_two_experiments(warm_process, tmp_path):
     cache = str(tmp_path / "cache")
     jobs = [
         job(
@@ -47,7 +47,7 @@ def test_two_processes_and_two_experiments(nursery, tmp_path):
         for shift in (0, 1)
         for process in (0, 1)
     ]
-    found = nursery.run(*jobs)
+    found = warm_process.run(*jobs)
     for (status, said), (shift, process) in zip(found, [(0, 0), (0, 1), (1, 0), (1, 1)], strict=True):
         assert status == 0, said
         diversity, retrieval = json.loads(said.split("RESULT ")[1])
@@ -83,7 +83,7 @@ print("RESULT", json.dumps(found))
 """
 
 
-def test_two_processes_equal_one_for_every_module(nursery, tmp_path, evaluate):
+def test_two_processes_equal_one_for_every_module(warm_process, tmp_path, evaluate):
     cases = {name: two_rows(name) for name in sorted(MODULES)}
     jobs = [
         job(
@@ -94,7 +94,7 @@ def test_two_processes_equal_one_for_every_module(nursery, tmp_path, evaluate):
         )
         for process in (0, 1)
     ]
-    (first, said), (second, said_second) = nursery.run(*jobs)
+    (first, said), (second, said_second) = warm_process.run(*jobs)
     assert (first, second) == (0, 0), said + said_second
     found = json.loads(said.split("RESULT ")[1])
     assert set(json.loads(said_second.split("RESULT ")[1]).values()) == {None}

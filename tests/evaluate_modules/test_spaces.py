@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 import hf_captionrl.metrics as metrics
-from hf_captionrl.evaluate_modules import MODULES, path, space
+from hf_captionrl.evaluate_modules import MODULES, hub_space, path
 from hf_captionrl.evaluate_modules.metric import load_metric
 from hf_captionrl.evaluate_modules.page import build_page, compute_from_json
 from scripts import metric_pages
-from tests.closeness import within
+from tests.tolerances import within
 
 
 @pytest.fixture(params=sorted(MODULES))
@@ -71,7 +71,7 @@ def test_generated_files_match_their_declarations(tmp_path):
     assert stale == [], "Run `python scripts/metric_pages.py`."
     assert len(files) == 5 * len(MODULES) + 1
     changed = dataclasses.replace(load_metric("emscore"), description="Something else.\n")
-    assert "Something else." in space.render_card("emscore", changed)
+    assert "Something else." in hub_space.render_card("emscore", changed)
 
 
 def test_check_names_stale_files(monkeypatch, capsys):
@@ -116,7 +116,7 @@ def test_evaluate_can_parse_the_module(name, evaluate):
     libraries = {imported for kind, imported, _, _ in evaluate.loading.get_imports(str(file)) if kind == "library"}
     assert libraries == {"evaluate", "hf_captionrl"}
     kinds = [o for o in vars(module_of(name)).values() if isinstance(o, type) and issubclass(o, evaluate.Metric)]
-    assert [kind.__name__ for kind in kinds] == [space.class_name(name)]
+    assert [kind.__name__ for kind in kinds] == [hub_space.class_name(name)]
 
 
 def test_arguments_of_combined_modules_are_accepted(evaluate):

@@ -12,7 +12,7 @@ from hf_captionrl.evaluation.benchmarks import BenchmarkOptions, benchmark
 from hf_captionrl.metrics.pair_matching import pair_matching
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
-from tests.closeness import close
+from tests.tolerances import close
 
 SCORER = "scenes:clip-reward"
 

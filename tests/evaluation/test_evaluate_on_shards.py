@@ -21,7 +21,7 @@ from hf_captionrl.evaluation.caption_scores import (
 from hf_captionrl.evaluation.evaluation_models import load_evaluators
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.scenes import load_scenes
-from tests.closeness import close
+from tests.tolerances import close
 
 IMAGES = 105
 MODELS = ("scenes", "scenes:siglip-held-out", "scenes:gpt2-perplexity")

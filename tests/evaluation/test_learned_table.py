@@ -10,8 +10,8 @@ from hf_captionrl.evaluation.learned_table import learned_table
 from hf_captionrl.metrics.learned_similarity import bleurt, entailment
 from hf_captionrl.metrics.suites.suite_row import EMPTY_CAPTION
 from hf_captionrl.scenes import load_scenes
-from tests.closeness import close
 from tests.tiny import tiny_captioner, tiny_pair_model
+from tests.tolerances import close
 
 IMAGES = 6
 

@@ -14,7 +14,7 @@ from hf_captionrl.evaluation.image_pools import pool_images
 from hf_captionrl.experiments.arguments import DataArguments
 from hf_captionrl.experiments.data import load_data
 from hf_captionrl.metrics import cider_d
-from tests.closeness import close
+from tests.tolerances import close
 
 
 class Scorer:

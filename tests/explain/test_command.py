@@ -15,7 +15,7 @@ from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
-from tests.closeness import close, within
+from tests.tolerances import close, within
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")

@@ -18,9 +18,9 @@ from hf_captionrl.explain.page import (
 )
 from hf_captionrl.explain.token_view import explain_caption, token_pushes
 from hf_captionrl.io import to_plain
-from tests.closeness import within
 from tests.reports.test_gallery import HOSTILE, Page, browse, needs_chromium
 from tests.tiny import tiny_captioner, tiny_images
+from tests.tolerances import within
 
 REWARD = CaptionReward(-0.25, -1.5, "the mean reward of 8 sampled captions", 2, 7, "scenes:clip-reward")
 

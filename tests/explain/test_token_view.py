@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.explain.token_view import explain_caption, token_pushes
 from hf_captionrl.losses import smile_loss
-from tests.closeness import close, within
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tiny_chat import tiny_chat
+from tests.tolerances import close, within
 
 CAPTION = "a red house with a red fish"
 NAMES = [*FAMILIES, "llava", "gemma3"]

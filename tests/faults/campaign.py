@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.nursery import Nursery
+from tests.faults.warm_process import WarmProcess
 
 IN_TIME = 30.0
 """Seconds that `accelerate launch`, and many a scheduler, leaves between SIGTERM and SIGKILL."""
@@ -40,7 +40,7 @@ class Trial:
     waited: float | None = None
 
 
-Area = Callable[[Nursery, Path, random.Random, int], Iterator[Trial]]
+Area = Callable[[WarmProcess, Path, random.Random, int], Iterator[Trial]]
 AREAS: dict[str, Area] = {}
 TITLES: dict[str, str] = {}
 
@@ -86,11 +86,11 @@ def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
         time.sleep(0.005)
 
 
-def run_area(nursery: Nursery, name: str, kills: int, seed: int) -> dict:
+def run_area(warm_process: WarmProcess, name: str, kills: int, seed: int) -> dict:
     """One area as a row of the table.
 
     Args:
-        nursery: Warm.
+        warm_process: Warm.
         name: Of `AREAS`.
         kills: Faults.
         seed: Of their moments.
@@ -101,7 +101,7 @@ def run_area(nursery: Nursery, name: str, kills: int, seed: int) -> dict:
     began, trials = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
         # The name in the seed: an area's moments do not depend on which others run.
-        for trial in AREAS[name](nursery, Path(folder), random.Random(f"{seed}/{name}"), kills):
+        for trial in AREAS[name](warm_process, Path(folder), random.Random(f"{seed}/{name}"), kills):
             trials.append(trial)
     return {
         "area": name,

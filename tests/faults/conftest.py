@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.faults.nursery import Nursery
+from tests.faults.warm_process import WarmProcess
 
 
 @pytest.fixture(scope="session")
-def nursery():
-    with Nursery() as warm:
+def warm_process():
+    with WarmProcess() as warm:
         yield warm

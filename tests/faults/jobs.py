@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from tests.faults.nursery import Moment, send
+from tests.faults.warm_process import Moment, send
 
 IMAGES = 12
 KEYS = [f"image {i}" for i in range(60)]

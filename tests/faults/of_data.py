@@ -13,7 +13,7 @@ from tests.faults.jobs import KEYS
 
 
 @area("features", "kill -9 while features or pixels are cached")
-def features(nursery, folder, rng, kills):
+def features(warm_process, folder, rng, kills):
     """Caches of features and of prepared pixels in turn, three kills each."""
     images = folder / "images"
     images.mkdir()
@@ -23,15 +23,15 @@ def features(nursery, folder, rng, kills):
     while done < kills:
         more = {"images": str(images)} if done // 3 % 2 else {}
         number = min(3, kills - done)
-        yield from killed_cache(nursery, folder / f"cache-{done}", rng, number, **more)
+        yield from killed_cache(warm_process, folder / f"cache-{done}", rng, number, **more)
         done += number
 
 
-def killed_cache(nursery, folder, rng, kills, **more) -> Iterator[Trial]:
+def killed_cache(warm_process, folder, rng, kills, **more) -> Iterator[Trial]:
     """Kill the same filling again and again; what was cached stays, and the last one finishes."""
     folder.mkdir()
-    nursery.warm("cached", folder=str(folder / "warm"), **more)
-    whole = nursery.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0, **more)
+    warm_process.warm("cached", folder=str(folder / "warm"), **more)
+    whole = warm_process.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0, **more)
     assert whole.code == 0, whole.output
     store, asked = folder / "store", folder / "asked"
     there: list[str] = []
@@ -41,49 +41,49 @@ def killed_cache(nursery, folder, rng, kills, **more) -> Iterator[Trial]:
         paid = len(asked.read_text().split()) if asked.exists() else 0
         # Threads do not make the same calls in each run.
         at = rng.randint(1, max(1, left * 9 // 10 if more else left))
-        killed = nursery.run("cache", folder=str(store), asked=str(asked), at=at, **more)
+        killed = warm_process.run("cache", folder=str(store), asked=str(asked), at=at, **more)
         assert killed.killed, killed.output
-        found = nursery.run("cached", folder=str(store), **more).value
+        found = warm_process.run("cached", folder=str(store), **more).value
         lost = len(set(there) - set(found["keys"]))
         computed = [KEYS[int(row)] for row in asked.read_text().split()[paid:]] if asked.exists() else []
         repeated = len(set(computed) & set(there))
         there = found["keys"]
         yield Trial(found["right"] and not lost and not repeated, lost, repeated, killed.output[-300:])
-    last = nursery.run("cache", folder=str(store), asked=str(asked), **more)
+    last = warm_process.run("cache", folder=str(store), asked=str(asked), **more)
     assert last.code == 0, last.output
-    found = nursery.run("cached", folder=str(store), **more).value
+    found = warm_process.run("cached", folder=str(store), **more).value
     assert found["keys"] == KEYS
     assert found["right"]
 
 
 @area("cache", "a file of the feature cache cut or changed")
-def corrupted_cache(nursery, folder, rng, kills):
-    made = nursery.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"))
+def corrupted_cache(warm_process, folder, rng, kills):
+    made = warm_process.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"))
     assert made.code == 0, made.output
     for number in range(kills):
         store, asked = folder / f"cache-{number}", folder / f"asked-{number}"
         shutil.copytree(folder / "whole", store)
         files = sorted(p for p in store.rglob("*") if p.is_file() and p.stat().st_size and p.name != "lock")
         done = damage(rng.choice(files), rng)
-        again = nursery.run("cache", folder=str(store), asked=str(asked))
-        found = nursery.run("cached", folder=str(store))
+        again = warm_process.run("cache", folder=str(store), asked=str(asked))
+        found = warm_process.run("cached", folder=str(store))
         right = again.code == 0 and found.code == 0 and found.value["right"] and found.value["keys"] == KEYS
         repeated = len(set(asked.read_text().split())) if asked.exists() else 0
         yield Trial(right, 0, repeated, "" if right else f"{done}: {again.output[-300:]} {found.output[-300:]}")
 
 
-def _killed_command(nursery, folder, rng, kills, arguments, read) -> Iterator[Trial]:
+def _killed_command(warm_process, folder, rng, kills, arguments, read) -> Iterator[Trial]:
     """Kill `captionrl` and give the same command again; what it writes must be what an undisturbed one writes."""
-    nursery.warm("command", arguments=arguments(folder / "warm"))
-    whole = nursery.run("command", arguments=arguments(folder / "whole"), at=0)
+    warm_process.warm("command", arguments=arguments(folder / "warm"))
+    whole = warm_process.run("command", arguments=arguments(folder / "whole"), at=0)
     assert whole.code == 0, whole.output
     assert whole.value["code"] == 0, whole.output
     expected = read(folder / "whole")
     for number in range(kills):
         run = folder / f"run-{number}"
-        killed = nursery.run("command", arguments=arguments(run), at=rng.randint(1, whole.value["calls"]))
+        killed = warm_process.run("command", arguments=arguments(run), at=rng.randint(1, whole.value["calls"]))
         assert killed.killed, killed.output
-        again = nursery.run("command", arguments=arguments(run))
+        again = warm_process.run("command", arguments=arguments(run))
         found = read(run)
         lost = sum((collections.Counter(expected) - collections.Counter(found)).values())
         repeated = sum((collections.Counter(found) - collections.Counter(expected)).values())
@@ -92,16 +92,16 @@ def _killed_command(nursery, folder, rng, kills, arguments, read) -> Iterator[Tr
         shutil.rmtree(run, ignore_errors=True)
 
 
-def photos(nursery, folder, number):
+def photos(warm_process, folder, number):
     """Options that name a data set of few images."""
-    made = nursery.run("photos", folder=str(folder / "photos"), number=number)
+    made = warm_process.run("photos", folder=str(folder / "photos"), number=number)
     assert made.code == 0, made.output
     return ["--dataset", "imagefolder", "--data_dir", str(folder / "photos")]
 
 
 @area("bags", "kill -9 while bags are mined")
-def bags(nursery, folder, rng, kills):
-    data = photos(nursery, folder, 40)
+def bags(warm_process, folder, rng, kills):
+    data = photos(warm_process, folder, 40)
 
     def arguments(run):
         more = [*data, "--scorer", "scenes:clip-reward", "--bag_sizes", "3", "5"]
@@ -112,12 +112,12 @@ def bags(nursery, folder, rng, kills):
             return []
         return [json.dumps(bag) for bag in json.loads((run / "bags.json").read_text())["bags"]]
 
-    yield from _killed_command(nursery, folder, rng, kills, arguments, read)
+    yield from _killed_command(warm_process, folder, rng, kills, arguments, read)
 
 
 @area("captions", "kill -9 while captions are written")
-def captions(nursery, folder, rng, kills):
-    data = photos(nursery, folder, 12)
+def captions(warm_process, folder, rng, kills):
+    data = photos(warm_process, folder, 12)
 
     def arguments(run):
         run.mkdir(exist_ok=True)
@@ -128,16 +128,16 @@ def captions(nursery, folder, rng, kills):
         path = run / "captions.jsonl"
         return path.read_text().splitlines() if path.exists() else []
 
-    yield from _killed_command(nursery, folder, rng, kills, arguments, read)
+    yield from _killed_command(warm_process, folder, rng, kills, arguments, read)
 
 
 @area("evaluation", "kill -9 while captions are evaluated")
-def evaluation(nursery, folder, rng, kills):
-    data = photos(nursery, folder, 12)
+def evaluation(warm_process, folder, rng, kills):
+    data = photos(warm_process, folder, 12)
     files = [folder / "a.jsonl", folder / "b.jsonl"]
     for file, tokens in zip(files, ("8", "12"), strict=True):
         more = [*data, "--num_beams", "1", "--max_new_tokens", tokens]
-        made = nursery.run("command", arguments=["caption", "scenes:blip-mle", "--output", str(file), *more])
+        made = warm_process.run("command", arguments=["caption", "scenes:blip-mle", "--output", str(file), *more])
         assert made.code == 0, made.output
 
     def arguments(run):
@@ -157,15 +157,15 @@ def evaluation(nursery, folder, rng, kills):
             return []
         return [json.dumps(row) for table in json.loads(path.read_text())["tables"].values() for row in table["rows"]]
 
-    yield from _killed_command(nursery, folder, rng, kills, arguments, read)
+    yield from _killed_command(warm_process, folder, rng, kills, arguments, read)
 
 
 @area("boosting", "kill -9 while captions are boosted")
-def boosting(nursery, folder, rng, kills):
-    nursery.warm("boost", folder=str(folder / "warm"), asked=str(folder / "asked-warm"))
-    whole = nursery.run("boost", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0)
+def boosting(warm_process, folder, rng, kills):
+    warm_process.warm("boost", folder=str(folder / "warm"), asked=str(folder / "asked-warm"))
+    whole = warm_process.run("boost", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0)
     assert whole.code == 0, whole.output
-    boosted = nursery.run("boosted", folder=str(folder / "whole")).value
+    boosted = warm_process.run("boosted", folder=str(folder / "whole")).value
     expected, whole_answers = boosted["rows"], len(boosted["answers"])
     done = 0
     while done < kills:
@@ -175,8 +175,8 @@ def boosting(nursery, folder, rng, kills):
             left = 1 - sum(before.values()) / whole_answers  # of the work, and so of the calls
             at = None if last else rng.randint(1, max(1, int(whole.value["calls"] * left)))
             paid = len(asked.read_text().splitlines()) if asked.exists() else 0
-            ended = nursery.run("boost", folder=str(run), asked=str(asked), at=at)
-            found = nursery.run("boosted", folder=str(run)).value
+            ended = warm_process.run("boost", folder=str(run), asked=str(asked), at=at)
+            found = warm_process.run("boosted", folder=str(run)).value
             answers = collections.Counter(found["answers"])
             lost = sum((before - answers).values())
             # Of what stood in the journal nothing is asked again, and nothing stands there twice.
@@ -192,7 +192,7 @@ def boosting(nursery, folder, rng, kills):
 
 
 @area("push", "kill -9 while a model is pushed")
-def push(nursery, folder, rng, kills):
+def push(warm_process, folder, rng, kills):
     from hf_captionrl.hub import folder_contents
     from tests.hub.folders import publishable
     from tests.hub.server import HubServer
@@ -201,18 +201,18 @@ def push(nursery, folder, rng, kills):
     with HubServer() as hub:
         shutil.copytree(source, folder / "whole")
         shutil.copytree(source, folder / "warm")
-        nursery.warm("push", folder=str(folder / "warm"), url=hub.url)
+        warm_process.warm("push", folder=str(folder / "warm"), url=hub.url)
     with HubServer() as hub:
-        whole = nursery.run("push", folder=str(folder / "whole"), url=hub.url, at=0)
+        whole = warm_process.run("push", folder=str(folder / "whole"), url=hub.url, at=0)
         assert whole.code == 0, whole.output
     for number in range(kills):
         with HubServer() as hub:
             run = folder / f"run-{number}"
             shutil.copytree(source, run)
             weights = (run / "model.safetensors").read_bytes()
-            killed = nursery.run("push", folder=str(run), url=hub.url, at=rng.randint(1, whole.value["calls"]))
+            killed = warm_process.run("push", folder=str(run), url=hub.url, at=rng.randint(1, whole.value["calls"]))
             assert killed.killed, killed.output
-            again = nursery.run("push", folder=str(run), url=hub.url)
+            again = warm_process.run("push", folder=str(run), url=hub.url)
             files = hub.repo("tester/smile").files if hub.repos else {}
             published = folder_contents(run).published
             lost = sum(files.get(name) != (run / name).read_bytes() for name in published)

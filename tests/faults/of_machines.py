@@ -16,9 +16,9 @@ from tests.faults.campaign import IN_TIME, Trial, area, sealed, steps_of
 
 
 @area("worker", "a worker that loads images is killed")
-def worker(nursery, folder, rng, kills):
+def worker(warm_process, folder, rng, kills):
     for number in range(kills):
-        ended = nursery.run("train_with_workers", folder=str(folder / str(number)), kill_worker=True, timeout=90)
+        ended = warm_process.run("train_with_workers", folder=str(folder / str(number)), kill_worker=True, timeout=90)
         said = "RuntimeError: A DataLoader worker, which loads images, has died" in ended.output and ended.code == 1
         waited = ended.seconds_since()
         fine = said and waited < IN_TIME
@@ -31,7 +31,7 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def two_ranks(nursery, folder, *, kill_at=None, kill_rank=1, timeout=90.0, **changes):
+def two_ranks(warm_process, folder, *, kill_at=None, kill_rank=1, timeout=90.0, **changes):
     """Two processes over gloo, of which one perhaps gets a signal; how both ended."""
     port = free_port()
     numbers = []
@@ -39,7 +39,7 @@ def two_ranks(nursery, folder, *, kill_at=None, kill_rank=1, timeout=90.0, **cha
         environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         numbers.append(
-            nursery.start(
+            warm_process.start(
                 "train_rank",
                 environment=environment,
                 folder=str(folder),
@@ -47,16 +47,16 @@ def two_ranks(nursery, folder, *, kill_at=None, kill_rank=1, timeout=90.0, **cha
                 **changes,
             )
         )
-    return [nursery.wait(number, timeout) for number in numbers]
+    return [warm_process.wait(number, timeout) for number in numbers]
 
 
 @area("rank", "one of two processes is killed: the other one ends, and says so")
-def rank(nursery, folder, rng, kills):
-    whole = two_ranks(nursery, folder / "whole")
+def rank(warm_process, folder, rng, kills):
+    whole = two_ranks(warm_process, folder / "whole")
     assert [ended.code for ended in whole] == [0, 0], whole
     for number in range(kills):
         victim = number % 2
-        ended = two_ranks(nursery, folder / str(number), kill_at=rng.randint(1, 5), kill_rank=victim)
+        ended = two_ranks(warm_process, folder / str(number), kill_at=rng.randint(1, 5), kill_rank=victim)
         other = ended[1 - victim]
         # What gloo says, at the end of a traceback that leads to the exchange.
         said = re.search(r"connection (closed|reset) by peer|broken pipe", other.output, re.IGNORECASE) is not None
@@ -66,16 +66,16 @@ def rank(nursery, folder, rng, kills):
 
 
 @area("signal_rank", "SIGTERM or SIGINT to one of two processes: both stop, saved, exit 0, resumed")
-def signal_rank(nursery, folder, rng, kills):
-    whole = two_ranks(nursery, folder / "whole", max_steps=4)
+def signal_rank(warm_process, folder, rng, kills):
+    whole = two_ranks(warm_process, folder / "whole", max_steps=4)
     assert [ended.code for ended in whole] == [0, 0], whole
     for number in range(kills):
         run, sent_to = folder / str(number), number % 2
         signal = {"kill_at": rng.randint(1, 3), "kill_rank": sent_to, "name": rng.choice(["SIGTERM", "SIGINT"])}
-        stopped = two_ranks(nursery, run, **signal, save_on_signal=True, save_steps=500, max_steps=4)
+        stopped = two_ranks(warm_process, run, **signal, save_on_signal=True, save_steps=500, max_steps=4)
         waited = max(ended.seconds_since(stopped[sent_to]) for ended in stopped)
         orderly = [ended.code for ended in stopped] == [0, 0] and waited < IN_TIME and bool(sealed(run))
-        again = two_ranks(nursery, run, max_steps=4)
+        again = two_ranks(warm_process, run, max_steps=4)
         same = [a.value and a.value["digest"] for a in again] == [ended.value["digest"] for ended in whole]
         note = "" if orderly and same else f"{stopped[1 - sent_to].output[-300:]} {again[0].output[-300:]}"
         yield Trial(orderly and same, note=note, waited=waited)
@@ -100,8 +100,8 @@ def can_mount() -> bool:
 
 
 @area("full_disk", "the disk is full while a checkpoint is saved")
-def full_disk(nursery, folder, rng, kills):
-    whole = nursery.run("train", kind="smile", folder=str(folder / "whole"), save_total_limit=None)
+def full_disk(warm_process, folder, rng, kills):
+    whole = warm_process.run("train", kind="smile", folder=str(folder / "whole"), save_total_limit=None)
     assert whole.code == 0, whole.output
     sizes = [
         sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in (folder / "whole").glob("checkpoint-*")
@@ -114,7 +114,7 @@ def full_disk(nursery, folder, rng, kills):
         with small_disk(run, int(max(sizes) * rng.uniform(1.3, 2.8))) if mounts else contextlib.nullcontext():
             # Where mounting is not allowed: no file may grow beyond a limit, from the first checkpoint on.
             limit = {} if mounts else {"limit": rng.randrange(2**17, largest)}
-            full = nursery.run(
+            full = warm_process.run(
                 "train", kind="smile", folder=str(run), steps_file=str(steps), save_total_limit=None, **limit
             )
             said = full.code == 1 and full.output.rstrip().splitlines()[-1].startswith("OSError: checkpoint-")
@@ -122,7 +122,9 @@ def full_disk(nursery, folder, rng, kills):
             # Somebody makes room.
             if mounts:
                 subprocess.run(["mount", "-o", f"remount,size={8 * max(sizes)}", str(run)], check=True)
-            again = nursery.run("train", kind="smile", folder=str(run), steps_file=str(steps), save_total_limit=None)
+            again = warm_process.run(
+                "train", kind="smile", folder=str(run), steps_file=str(steps), save_total_limit=None
+            )
             same = again.code == 0 and again.value["digest"] == whole.value["digest"]
             lost = len(set(before) - set(sealed(run)))
         made = steps_of(steps)
@@ -131,12 +133,12 @@ def full_disk(nursery, folder, rng, kills):
 
 
 @area("read_only", "the output folder is read-only")
-def read_only(nursery, folder, rng, kills):
+def read_only(warm_process, folder, rng, kills):
     for _ in range(kills):
         with tempfile.TemporaryDirectory() as base:
             os.chmod(base, 0o755)
             run = Path(base) / "run"
             run.mkdir(mode=0o555)
-            ended = nursery.run("as_nobody", folder=str(run))
+            ended = warm_process.run("as_nobody", folder=str(run))
             said = ended.code == 1 and f"PermissionError: Nothing can be written to '{run}'" in ended.output
             yield Trial(said and not list(run.iterdir()), note="" if said else ended.output[-300:])

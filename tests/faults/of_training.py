@@ -22,17 +22,17 @@ def tear_newest(folder: Path, rng: random.Random) -> None:
         os.truncate(newest, rng.randrange(newest.stat().st_size))
 
 
-def _killed_training(nursery, folder, rng, kills, within, kinds=TRAINERS) -> Iterator[Trial]:
+def _killed_training(warm_process, folder, rng, kills, within, kinds=TRAINERS) -> Iterator[Trial]:
     whole = {}
     for number in range(kills):
         kind = kinds[number % len(kinds)]
         settings = {"kind": kind, "within": within, "save_total_limit": 1 + number // len(kinds) % 2}
         if kind not in whole:
-            made = nursery.run("train", folder=str(folder / f"{kind}-whole"), at=0, **settings)
+            made = warm_process.run("train", folder=str(folder / f"{kind}-whole"), at=0, **settings)
             assert made.code == 0, made.output
             whole[kind] = made.value
         run, steps = folder / f"{kind}-{number}", folder / f"steps-{number}"
-        killed = nursery.run(
+        killed = warm_process.run(
             "train", folder=str(run), at=rng.randint(1, whole[kind]["calls"]), steps_file=str(steps), **settings
         )
         assert killed.killed, killed.output
@@ -40,7 +40,7 @@ def _killed_training(nursery, folder, rng, kills, within, kinds=TRAINERS) -> Ite
         if rng.random() < 0.5:
             tear_newest(run, rng)
         before = len(steps_of(steps))
-        again = nursery.run("train", folder=str(run), steps_file=str(steps), **settings)
+        again = warm_process.run("train", folder=str(run), steps_file=str(steps), **settings)
         made = steps_of(steps)
         same = again.code == 0 and again.value["digest"] == whole[kind]["digest"]
         # Steps that were finished before the kill are not repeated.
@@ -51,19 +51,19 @@ def _killed_training(nursery, folder, rng, kills, within, kinds=TRAINERS) -> Ite
 
 
 @area("training", "kill -9 in training (four trainers)")
-def training(nursery, folder, rng, kills):
-    yield from _killed_training(nursery, folder, rng, kills, None)
+def training(warm_process, folder, rng, kills):
+    yield from _killed_training(warm_process, folder, rng, kills, None)
 
 
 @area("saving", "kill -9 while a checkpoint is saved")
-def saving(nursery, folder, rng, kills):
-    yield from _killed_training(nursery, folder, rng, kills, "_save_checkpoint", ("smile", "self-retrieval"))
+def saving(warm_process, folder, rng, kills):
+    yield from _killed_training(warm_process, folder, rng, kills, "_save_checkpoint", ("smile", "self-retrieval"))
 
 
 @area("checkpoint", "a file of the last checkpoint cut, changed or removed")
-def checkpoint(nursery, folder, rng, kills):
+def checkpoint(warm_process, folder, rng, kills):
     settings = {"kind": "self-retrieval"}
-    whole = nursery.run("train", folder=str(folder / "whole"), **settings)
+    whole = warm_process.run("train", folder=str(folder / "whole"), **settings)
     assert whole.code == 0, whole.output
     for number in range(kills):
         run = folder / f"run-{number}"
@@ -71,7 +71,7 @@ def checkpoint(nursery, folder, rng, kills):
         files = sorted(path for path in (run / "checkpoint-6").iterdir() if path.is_file())
         done = damage(rng.choice(files), rng)
         steps = folder / f"steps-{number}"
-        again = nursery.run("train", folder=str(run), steps_file=str(steps), **settings)
+        again = warm_process.run("train", folder=str(run), steps_file=str(steps), **settings)
         # It resumes from checkpoint-4, says so, and ends with the same bits.
         said = "Skipped checkpoint-6 (" in again.output and "resumes from checkpoint-4" in again.output
         # Without a seal it is as one that was never finished.
@@ -84,7 +84,7 @@ def checkpoint(nursery, folder, rng, kills):
 
 
 @area("signals", "SIGTERM or SIGINT in training: saved, exit 0, resumed")
-def signals(nursery, folder, rng, kills):
+def signals(warm_process, folder, rng, kills):
     whole = {}
     for number in range(kills):
         kind = TRAINERS[number % len(TRAINERS)]
@@ -92,14 +92,14 @@ def signals(nursery, folder, rng, kills):
         if kind == "caption-rl":
             settings["save_steps"] = 4  # two steps share a rollout
         if kind not in whole:
-            made = nursery.run("train", folder=str(folder / f"{kind}-whole"), at=0, **settings)
+            made = warm_process.run("train", folder=str(folder / f"{kind}-whole"), at=0, **settings)
             assert made.code == 0, made.output
             whole[kind] = made.value
         run, steps = folder / f"{kind}-{number}", folder / f"steps-{number}"
         # Not in the first tenth, when the trainer is not yet listening, nor at the very end.
         at = int(whole[kind]["calls"] * rng.uniform(0.15, 0.85))
         name = rng.choice(["SIGTERM", "SIGINT"])
-        stopped = nursery.run("train", folder=str(run), at=at, name=name, steps_file=str(steps), **settings)
+        stopped = warm_process.run("train", folder=str(run), at=at, name=name, steps_file=str(steps), **settings)
         done, saved = steps_of(steps), sealed(run)
         waited = stopped.seconds_since()
         orderly = (
@@ -108,7 +108,7 @@ def signals(nursery, folder, rng, kills):
             and stopped.value is None
             and f"Stopped after step {done[-1]}" in stopped.output
         )
-        again = nursery.run("train", folder=str(run), steps_file=str(steps), **settings)
+        again = warm_process.run("train", folder=str(run), steps_file=str(steps), **settings)
         same = again.code == 0 and again.value["digest"] == whole[kind]["digest"]
         made = steps_of(steps)
         lost = done[-1] - saved[-1] if saved else done[-1]
@@ -122,19 +122,19 @@ def signals(nursery, folder, rng, kills):
 
 
 @area("two_runs", "a second run in the same folder; a lock left by a killed one")
-def two_runs(nursery, folder, rng, kills):
+def two_runs(warm_process, folder, rng, kills):
     for number in range(kills):
         run, ready = folder / f"run-{number}", folder / f"ready-{number}"
-        holder = nursery.start("hold_folder", folder=str(run), ready=str(ready))
+        holder = warm_process.start("hold_folder", folder=str(run), ready=str(ready))
         try:
             wait_until(ready.exists)
-            second = nursery.run("train", kind="smile", folder=str(run), max_steps=1)
+            second = warm_process.run("train", kind="smile", folder=str(run), max_steps=1)
         finally:
             os.kill(holder, signal.SIGKILL)
-            nursery.wait(holder)
+            warm_process.wait(holder)
         refused = second.code == 1 and f"ValueError: Another run is writing to '{run}'." in second.output
         clean = not list(run.glob("checkpoint-*"))
-        after = nursery.run("train", kind="smile", folder=str(run), max_steps=1)
+        after = warm_process.run("train", kind="smile", folder=str(run), max_steps=1)
         yield Trial(
             refused and clean and after.code == 0, note=second.output[-300:] if not refused else after.output[-300:]
         )

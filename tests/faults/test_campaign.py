@@ -23,18 +23,18 @@ QUICK = [name for name in AREAS if name not in ELSEWHERE | SEVERAL_PROCESSES]
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_one_fault(nursery, name):
+def test_one_fault(warm_process, name):
     kills = len(TRAINERS) if name == "training" else 1  # of each trainer
-    row = run_area(nursery, name, kills, seed=1)
+    row = run_area(warm_process, name, kills, seed=1)
     assert (row["survived"], row["lost"]) == (kills, 0), row["notes"]
 
 
-def test_a_pixel_cache_killed_while_it_is_filled_is_completed_by_the_same_command(nursery, tmp_path):
+def test_a_pixel_cache_killed_while_it_is_filled_is_completed_by_the_same_command(warm_process, tmp_path):
     images = tmp_path / "images"
     images.mkdir()
     for number, key in enumerate(KEYS):
         (images / f"{key}.png").write_bytes(png(number))
-    trials = [*killed_cache(nursery, tmp_path / "run", random.Random(3), 3, images=str(images))]
+    trials = [*killed_cache(warm_process, tmp_path / "run", random.Random(3), 3, images=str(images))]
     assert [(trial.survived, trial.lost, trial.repeated) for trial in trials] == [(True, 0, 0)] * 3
     stored = sorted((tmp_path / "run" / "asked").read_text().split(), key=int)
     assert [*map(str, range(len(KEYS)))] == sorted(set(stored), key=int)  # every image was prepared
@@ -43,30 +43,30 @@ def test_a_pixel_cache_killed_while_it_is_filled_is_completed_by_the_same_comman
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", AREAS)
-def test_twenty_faults(nursery, name):
-    row = run_area(nursery, name, 20, seed=2)
+def test_twenty_faults(warm_process, name):
+    row = run_area(warm_process, name, 20, seed=2)
     assert (row["faults"], row["survived"], row["lost"]) == (20, 20, 0), row["notes"]
 
 
-def test_a_broken_checkpoint_that_is_not_looked_through_is_noticed(nursery, tmp_path):
+def test_a_broken_checkpoint_that_is_not_looked_through_is_noticed(warm_process, tmp_path):
     """The negative control: what seals find is real."""
-    whole = nursery.run("train", kind="smile", folder=str(tmp_path / "run"), max_steps=4)
+    whole = warm_process.run("train", kind="smile", folder=str(tmp_path / "run"), max_steps=4)
     assert whole.code == 0, whole.output
     weights = tmp_path / "run" / "checkpoint-4" / "model.safetensors"
     flipped = bytearray(weights.read_bytes())
     flipped[-2] ^= 64  # of the mantissa: another weight, and still a finite one
     weights.write_bytes(flipped)
     shutil.copytree(tmp_path / "run", tmp_path / "blind")
-    blind = nursery.run("train", kind="smile", folder=str(tmp_path / "blind"), max_steps=4, blind=True)
+    blind = warm_process.run("train", kind="smile", folder=str(tmp_path / "blind"), max_steps=4, blind=True)
     assert blind.code == 0
     assert blind.value["digest"] != whole.value["digest"]
-    looked = nursery.run("train", kind="smile", folder=str(tmp_path / "run"), max_steps=4)
+    looked = warm_process.run("train", kind="smile", folder=str(tmp_path / "run"), max_steps=4)
     assert looked.value["digest"] == whole.value["digest"]
 
 
-def test_a_process_that_hangs_is_not_waited_for(nursery, tmp_path):
-    held = nursery.start("hold_folder", folder=str(tmp_path), ready=str(tmp_path / "ready"))
-    ended = nursery.wait(held, timeout=0.1)
+def test_a_process_that_hangs_is_not_waited_for(warm_process, tmp_path):
+    held = warm_process.start("hold_folder", folder=str(tmp_path), ready=str(tmp_path / "ready"))
+    ended = warm_process.wait(held, timeout=0.1)
     assert ended.code is None
     with pytest.raises(ProcessLookupError):
         os.kill(held, 0)

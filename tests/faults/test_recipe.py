@@ -22,29 +22,29 @@ def arguments(folder, *more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 11, 12, 17, 24])
-def test_stopped_anywhere_it_comes_to_the_same_table(nursery, tmp_path, step):
-    whole = nursery.run("recipe", arguments=arguments(tmp_path / "whole"), timeout=300)
+def test_stopped_anywhere_it_comes_to_the_same_table(warm_process, tmp_path, step):
+    whole = warm_process.run("recipe", arguments=arguments(tmp_path / "whole"), timeout=300)
     assert whole.code == 0, whole.output
     assert whole.value["steps"] == 24  # two trainings of three epochs of four steps
-    stopped = nursery.run("recipe", arguments=arguments(tmp_path), signal_at=step, timeout=300)
+    stopped = warm_process.run("recipe", arguments=arguments(tmp_path), signal_at=step, timeout=300)
     assert stopped.code == 0, stopped.output
     assert stopped.value is None
     assert "is saved. resume_from_checkpoint resumes from it." in stopped.output
     assert not (tmp_path / "out" / "results.json").exists()
-    again = nursery.run("recipe", arguments=arguments(tmp_path, "--resume_from_checkpoint", "true"), timeout=300)
+    again = warm_process.run("recipe", arguments=arguments(tmp_path, "--resume_from_checkpoint", "true"), timeout=300)
     assert again.code == 0, again.output
     assert again.value["rows"] == whole.value["rows"]
 
 
 @pytest.mark.slow  # two recipes; test_campaign.py has two trainers
-def test_a_second_one_in_the_same_folder_is_refused(nursery, tmp_path):
+def test_a_second_one_in_the_same_folder_is_refused(warm_process, tmp_path):
     ready = tmp_path / "ready"
-    holder = nursery.start("hold_folder", folder=str(tmp_path / "out"), ready=str(ready))
+    holder = warm_process.start("hold_folder", folder=str(tmp_path / "out"), ready=str(ready))
     try:
         wait_until(ready.exists)
-        second = nursery.run("recipe", arguments=arguments(tmp_path))
+        second = warm_process.run("recipe", arguments=arguments(tmp_path))
     finally:
         os.kill(holder, signal.SIGKILL)
-        nursery.wait(holder)
+        warm_process.wait(holder)
     assert second.code == 1
     assert f"ValueError: Another run is writing to '{tmp_path / 'out'}'." in second.output.splitlines()[-1]

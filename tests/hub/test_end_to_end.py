@@ -72,7 +72,7 @@ def world(tmp_path_factory):
 
 
 def ask(asked, hub, home):
-    run = fresh_process(["-m", "tests.hub.fresh"], hub, home, READ, json.dumps(asked))
+    run = fresh_process(["-m", "tests.hub.fresh_process"], hub, home, READ, json.dumps(asked))
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(run.stdout.partition("FOUND ")[2])
 

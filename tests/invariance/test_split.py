@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.closeness import assert_close
 from tests.invariance.one_step import IMAGES, KINDS, place, steps
 from tests.processes import run_in_processes
+from tests.tolerances import assert_close
 
 TRAINERS = KINDS[:3]
 ACCUMULATIONS = {1: (1, 2, 4), 2: (1, 2, 4), 4: (1, 2), 8: (1,)}

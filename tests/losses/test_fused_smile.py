@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile, fused_smile_loss, smile_loss
-from tests.closeness import assert_close
 from tests.losses.conftest import Head, loop_smile, make_head
 from tests.losses.test_smile import OPTIONS
+from tests.tolerances import assert_close
 
 IDS = [str(i) for i in range(len(OPTIONS))]
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.losses import IGNORE_INDEX, linear_log_probs
-from tests.closeness import assert_close
 from tests.losses.conftest import Head, make_head
 from tests.losses.test_fused_smile import allocations
+from tests.tolerances import assert_close
 
 CASES = [{}, {"temperature": 0.3}, {"softcap": 1.5}, {"temperature": 1.7, "softcap": 2.0}]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
 from hf_captionrl.losses.policy_gradient import LOSS_TYPES
-from tests.closeness import assert_close, close, within
+from tests.tolerances import assert_close, close, within
 
 LONGEST = 7  # tokens that a caption may have; the longest of the batch has five
 

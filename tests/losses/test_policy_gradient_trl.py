@@ -9,8 +9,8 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from hf_captionrl.losses import policy_gradient_loss
-from tests.closeness import assert_close
 from tests.losses.test_policy_gradient import batch
+from tests.tolerances import assert_close
 
 LONGEST = 7
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
-from tests.closeness import assert_close, close, resolution
 from tests.losses.conftest import Head, loop_smile, make_head
+from tests.tolerances import assert_close, close, resolution
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_captionrl.metrics import bootstrap, bootstrap_interval, paired_test
-from tests.closeness import within
+from tests.tolerances import within
 
 
 def test_interval_of_a_mean_is_near_the_normal_one():

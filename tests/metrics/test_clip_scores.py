@@ -8,7 +8,7 @@ import torch
 
 from hf_captionrl.metrics import clip_score, ref_clip_score
 from hf_captionrl.metrics.clip_scores import CLIP_SCORE_PRESETS, score_prefix
-from tests.closeness import assert_close, close
+from tests.tolerances import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "retrieval.json").read_text())["clipscore"]
 

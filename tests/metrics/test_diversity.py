@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_captionrl.metrics import caption_diversity, caption_statistics
-from tests.closeness import close, resolution
+from tests.tolerances import close, resolution
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
 EXPECTED = VECTORS["diversity"]

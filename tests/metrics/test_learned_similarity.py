@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hf_captionrl.metrics.learned_similarity import bleurt, entailment
-from tests.closeness import close
 from tests.tiny import tiny_pair_model
+from tests.tolerances import close
 
 CAPTIONS = ["a cat", "two dogs"]
 REFERENCES = [["a red cat", "a mat"], ["a dog", "two dogs", "birds"]]

@@ -10,7 +10,7 @@ import pytest
 
 from hf_captionrl.metrics import meteor_spice
 from hf_captionrl.metrics.meteor_spice import JavaError, MeteorProcess, find_java, meteor, spice
-from tests.closeness import close
+from tests.tolerances import close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 # Scores of pycocoevalcap's Meteor with Stanford's tokenizer: the corpus, and its first five captions.

@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.perplexity import CaptionLosses, caption_losses, perplexity_of
-from tests.closeness import close
+from tests.tolerances import close
 
 WORDS = ["<unk>", "<bos>", "a", "dog", "cat", "runs", "red", "big"]
 CAPTIONS = ["a dog runs", "a big red cat", "dog", "a red red red dog runs"]

@@ -10,7 +10,7 @@ import pytest
 import hf_captionrl.metrics as metrics
 import scripts.benchmarks.metrics as benchmark
 from hf_captionrl.metrics.signature import signature
-from tests.closeness import resolution
+from tests.tolerances import resolution
 
 
 def test_every_public_name_is_a_function_even_after_all_modules_were_imported():

@@ -12,7 +12,7 @@ from hf_captionrl.metrics import bleu, cider, cider_d, rouge_l
 from hf_captionrl.metrics.reference_similarity import _common
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
-from tests.closeness import assert_close, close
+from tests.tolerances import assert_close, close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 ROWS = [json.loads(line) for line in (VECTORS / "coco_sample.jsonl").read_text().splitlines()]

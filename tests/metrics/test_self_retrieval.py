@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_captionrl.metrics import paired_test, self_retrieval
-from tests.closeness import assert_close, within
+from tests.tolerances import assert_close, within
 
 
 def features(rows: int, seed: int, dims: int = 8) -> torch.Tensor:

@@ -10,7 +10,7 @@ from hf_captionrl.metrics import bleu, caption_diversity, cider_d, paired_test
 from hf_captionrl.metrics.suites import EMPTY_CAPTION, discritune_suite, ndlb_suite, sle_suite, smile_suite
 from hf_captionrl.metrics.suites.suite_row import SuiteRow, leave_one_out
 from hf_captionrl.retrieval.ranking import ranks
-from tests.closeness import close, within
+from tests.tolerances import close, within
 
 WORDS = "a red green small large dog cat bird tree house on under beside the of".split()
 

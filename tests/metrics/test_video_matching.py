@@ -6,7 +6,7 @@ import pytest
 
 from hf_captionrl.metrics import emscore
 from hf_captionrl.metrics.video_matching import emscore_matrix
-from tests.closeness import assert_close, close
+from tests.tolerances import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "retrieval.json").read_text())["emscore"]
 

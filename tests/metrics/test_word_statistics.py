@@ -11,7 +11,7 @@ from hf_captionrl.metrics.word_statistics import (
     local_mutual_information,
     spacy_tagger,
 )
-from tests.closeness import close
+from tests.tolerances import close
 
 COUNTS = {"human": {"new": 8, "red": 2, "old": 0}, "model": {"red": 9, "new": 1}, "other": {"small": 5}}
 

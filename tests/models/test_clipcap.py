@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
-from tests.closeness import assert_close
 from tests.tiny import HIDDEN, IMAGE_SIZE, tiny_clipcap, tiny_images
+from tests.tolerances import assert_close
 
 ROOT = Path(__file__).parents[2]
 MAPPERS = {

@@ -18,8 +18,8 @@ from hf_captionrl.retrieval.feature_checks import check_features, unit_rows
 from hf_captionrl.retrieval.neighbours import normalised
 from hf_captionrl.retrieval.ranking import bag_ranks, ranks, set_ranks
 from hf_captionrl.retrieval.scorer_base import _unit
-from tests.closeness import assert_close, close
 from tests.numerics.drawn import few, fewer, seeds
+from tests.tolerances import assert_close, close
 
 # Powers of two that scale small integers exactly in each dtype.
 POWERS = {

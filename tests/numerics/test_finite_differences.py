@@ -11,8 +11,8 @@ from torch import Tensor
 from hf_captionrl.losses import caption_log_probs, fused_smile_loss, linear_log_probs, policy_gradient_loss, smile_loss
 from hf_captionrl.trainers.smile_sft_head import segment_loss
 from hf_captionrl.trainers.smile_sft_segments import document_ids
-from tests.closeness import assert_close
 from tests.numerics.test_policy_gradient import drawn
+from tests.tolerances import assert_close
 
 IGNORE, WORDS = -100, 10
 LABELS = torch.tensor([[IGNORE, 3, 9, 3, 2], [0, 7, IGNORE, 2, IGNORE]])

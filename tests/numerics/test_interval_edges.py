@@ -21,8 +21,8 @@ from hf_captionrl.metrics import (
 )
 from hf_captionrl.metrics.suites.suite_row import SuiteRow
 from hf_captionrl.reports.table import Column, format_cell, print_table
-from tests.closeness import close, within
 from tests.numerics.drawn import few, seeds
+from tests.tolerances import close, within
 
 # Intervals and tests
 

@@ -14,8 +14,8 @@ from hf_captionrl.metrics.cider_failures import cider_failures, unrewarded
 from hf_captionrl.metrics.word_statistics import characteristic_words
 from hf_captionrl.studies.accuracy_and_ratings import Pick, exact_interval, score_picks, score_ratings
 from hf_captionrl.studies.accuracy_and_ratings import Rating as StudyRating
-from tests.closeness import within
 from tests.numerics.drawn import few, fewer, seeds
+from tests.tolerances import within
 
 scores = st.integers(10, 100).map(lambda tenths: tenths / 10)
 replies = st.text(st.sampled_from(string.digits + " .,/-:\n\u2212\u0663AB"), max_size=30)

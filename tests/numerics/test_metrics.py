@@ -30,8 +30,8 @@ from hf_captionrl.metrics import (
     self_retrieval,
 )
 from hf_captionrl.studies.agreement import krippendorff_alpha
-from tests.closeness import assert_close, close, resolution
 from tests.numerics.drawn import DTYPES, V, few, fewer, seeds
+from tests.tolerances import assert_close, close, resolution
 
 texts = st.lists(st.sampled_from(["red", "cat", "sits", "a"]), min_size=1, max_size=6).map(" ".join)
 sizes = st.sampled_from([1e-4, 1.0, 1e4])

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
 from hf_captionrl.losses.policy_gradient import LOSS_TYPES
-from tests.closeness import assert_close, resolution
 from tests.numerics.drawn import dtypes, few, fewer, seeds
+from tests.tolerances import assert_close, resolution
 
 loss_types = st.sampled_from(LOSS_TYPES)
 scales = st.sampled_from([1.0, 100.0, 1e4])

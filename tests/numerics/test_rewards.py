@@ -24,10 +24,10 @@ from hf_captionrl.rewards import (
     repeated_share,
     retrieval_rewards,
 )
-from tests.closeness import assert_close, close, resolution
 from tests.numerics.drawn import dtypes, few, fewer, kinds, seeds
 from tests.numerics.drawn import extreme as extreme_logits
 from tests.rewards.conftest import EOS, Rollouts, TableScorer
+from tests.tolerances import assert_close, close, resolution
 
 # Up to six of three words, so that empty captions, captions of one token and duplicates are common.
 texts = st.lists(st.sampled_from(["red", "cat", "sits"]), max_size=6).map(" ".join)

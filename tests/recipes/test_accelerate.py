@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from hf_captionrl.trainers.checkpoints import checkpoint_fault
-from tests.closeness import assert_close, close
 from tests.faults.campaign import IN_TIME, wait_until
 from tests.offline import python_path
+from tests.tolerances import assert_close, close
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "recipes" / "accelerate"

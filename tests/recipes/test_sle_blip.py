@@ -20,7 +20,7 @@ from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_s
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 from hf_captionrl.trainers.caption_generation import vision_tower_features
-from tests.closeness import assert_close
+from tests.tolerances import assert_close
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = [name for name in row_names(RECIPES / "configs") if name.startswith("sle/")]

@@ -14,8 +14,8 @@ from hf_captionrl.metrics import emscore
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
 from recipes import smile_video as recipe
-from tests.closeness import close
 from tests.data.films import film, make_tgif
+from tests.tolerances import close
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "configs" / "smile_video"
 SHORT = [

@@ -24,8 +24,8 @@ from hf_captionrl.retrieval.bags import (
     training_bags,
 )
 from scripts.benchmarks import bags as benchmark
-from tests.closeness import close
 from tests.retrieval.clusters import clustered, cosine, plain_neighbours
+from tests.tolerances import close
 
 SIGNATURE = "clip@0123456789ab|float32|text:77"
 

@@ -10,8 +10,8 @@ from hf_captionrl.retrieval.bags import (
     nearest_neighbours,
 )
 from hf_captionrl.retrieval.neighbours import approximate_neighbours, neighbour_recall
-from tests.closeness import assert_close, close, within
 from tests.retrieval.clusters import clustered, cosine, plain_neighbours
+from tests.tolerances import assert_close, close, within
 
 # --- neighbours -----------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from hf_captionrl.retrieval.scorer import OpenClipScorer, Scorer, TokenScorer, load_scorer
-from tests.closeness import assert_close
 from tests.retrieval.tiny_scorers import CAPTIONS, LIMIT, assert_unit, make_images, make_tokenizer
+from tests.tolerances import assert_close
 
 
 def make_open_clip(seed=0, **text):

@@ -22,7 +22,7 @@ from hf_captionrl.retrieval.ranking import (
     sampled_ranks,
     set_ranks,
 )
-from tests.closeness import close, within
+from tests.tolerances import close, within
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 SEEDS = st.integers(0, 10_000)

@@ -17,8 +17,8 @@ from transformers import (
 
 from hf_captionrl.retrieval import content_hashes
 from hf_captionrl.retrieval.scorer import HFScorer, Scorer, TokenScorer, load_scorer
-from tests.closeness import assert_close
 from tests.retrieval.tiny_scorers import CAPTIONS, LIMIT, WORDS, assert_unit, make_clip, make_images, make_tokenizer
+from tests.tolerances import assert_close
 
 
 def make_siglip():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import BASELINES, RunningMeanBaseline, make_baseline
-from tests.closeness import assert_close
+from tests.tolerances import assert_close
 
 REWARDS = torch.tensor([[1.0, 2.0, 6.0], [-4.0, -1.0, -1.0]], dtype=torch.float64)
 

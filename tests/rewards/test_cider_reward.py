@@ -9,8 +9,8 @@ from hf_captionrl.text.cider_d import CiderScorer
 from hf_captionrl.text.frequencies import EOS as EOS_WORD
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
-from tests.closeness import assert_close, close
 from tests.rewards.conftest import Operations
+from tests.tolerances import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "cider.json").read_text())
 CANDIDATES = [" ".join(ptb_tokenize(caption)) for caption in VECTORS["raw_hyp"]]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import PairwiseDiversity, bleu34_distance, edit_distance, make_baseline
-from tests.closeness import assert_close, close, resolution
 from tests.rewards.conftest import Operations
+from tests.tolerances import assert_close, close, resolution
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
 SETS = VECTORS["caption_sets"]

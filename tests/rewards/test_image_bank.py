@@ -10,9 +10,9 @@ import torch
 
 from hf_captionrl.retrieval import FeatureCache, NeighbourFile
 from hf_captionrl.rewards import BankRewardFunction, ImageBank, SelfRetrieval, retrieval_rewards
-from tests.closeness import assert_close, close
 from tests.rewards.conftest import TableScorer
 from tests.rewards.test_self_retrieval import ROWS, G, world
+from tests.tolerances import assert_close, close
 
 IDS = [f"i{row}" for row in range(8)]
 ALONE = [4, 1]  # two training images that are not in the rollout

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import LengthPenalty, RepetitionPenalty, TruncationPenalty, repeated_share
-from tests.closeness import close
+from tests.tolerances import close
 
 
 def plain_share(tokens: list[int], order: int) -> float:

@@ -10,7 +10,7 @@ from trl.trainer.utils import nanstd
 
 from hf_captionrl.rewards import FunctionReward, WeightedRewards, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
-from tests.closeness import close
+from tests.tolerances import close
 
 B, G, WEIGHTS = 3, 4, [1.0, -0.5]
 VALUES = torch.tensor(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import SelfRetrieval, WeightedRewards, retrieval_rewards
-from tests.closeness import assert_close, close
 from tests.rewards.conftest import TableScorer
+from tests.tolerances import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "self_retrieval_reward.json").read_text())
 KINDS = {"log_prob": "DiscriminativeLoss", "accuracy": "AccuracyLoss", "cosine": "SimilarityLoss"}

@@ -17,7 +17,7 @@ from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
 from hf_captionrl.scenes.models import MODELS, model_path
 from hf_captionrl.trainers.caption_generation import generate_captions
 from scripts.scenes_acceptance import NUM_SWAPS, lowered_by_swaps
-from tests.closeness import assert_close
+from tests.tolerances import assert_close
 
 CHECKPOINTS = Path(model_path("scenes:blip-mle")).parent
 

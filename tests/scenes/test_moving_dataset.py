@@ -21,7 +21,7 @@ from hf_captionrl.scenes import (
 )
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
 from hf_captionrl.scenes.moving_world import sample_clips_alike
-from tests.closeness import within
+from tests.tolerances import within
 
 SIZES = {"num_train": 20, "num_validation": 6, "num_test": 32}
 PIG = MovingFacts("pig", 1, "small", "sideways", "top", "blue", motion="left", speed="slow")

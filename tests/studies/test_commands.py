@@ -14,7 +14,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.studies.answer_files import ANSWERS_FORMAT, answers_checksum, read_key
-from tests.closeness import resolution
+from tests.tolerances import resolution
 
 PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
 IMAGES = 250

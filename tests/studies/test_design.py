@@ -23,7 +23,7 @@ from hf_captionrl.studies.design import (
     retrieval_parts,
     study_fingerprint,
 )
-from tests.closeness import resolution
+from tests.tolerances import resolution
 
 
 @pytest.fixture

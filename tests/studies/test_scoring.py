@@ -8,7 +8,7 @@ import pytest
 
 from hf_captionrl.studies.accuracy_and_ratings import Pick, Rating, exact_interval, score_picks, score_ratings
 from hf_captionrl.studies.agreement import krippendorff_alpha
-from tests.closeness import close, within
+from tests.tolerances import close, within
 
 # Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011: sections A, B and C to E; None: not rated.
 TWO_BINARY = ["0100000010", "1110010000"]

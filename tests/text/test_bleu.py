@@ -12,7 +12,7 @@ from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
 from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu, pairwise_bleu, sibling_bleu
 from hf_captionrl.text.ngrams import encode_words
-from tests.closeness import assert_close, close
+from tests.tolerances import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
 SETS = [[caption.split() for caption in captions] for captions in VECTORS["caption_sets"]]

@@ -14,7 +14,7 @@ from hf_captionrl.text.cider_d import CiderScorer
 from hf_captionrl.text.frequencies import EOS, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
-from tests.closeness import assert_close, close
+from tests.tolerances import assert_close, close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 CIDER = json.loads((VECTORS / "cider.json").read_text())

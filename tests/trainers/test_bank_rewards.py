@@ -14,8 +14,8 @@ from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers.caption_generation import scorer_features
-from tests.closeness import assert_close, close
 from tests.tiny_chat import tiny_chat
+from tests.tolerances import assert_close, close
 from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of
 from tests.trainers.rl_step import train
 

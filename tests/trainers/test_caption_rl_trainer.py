@@ -19,8 +19,8 @@ from hf_captionrl.data import open_image
 from hf_captionrl.rewards import PairwiseDiversity, SelfRetrieval
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
 from hf_captionrl.trainers.checkpoints import seal_checkpoint
-from tests.closeness import assert_close, close, resolution
 from tests.tiny import FAMILIES, tiny_captioner
+from tests.tolerances import assert_close, close, resolution
 from tests.trainers.policies import SAMPLED, captioner
 
 from .one_step import weights

@@ -12,8 +12,8 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 import hf_captionrl
 from hf_captionrl.captioners import both_lora, language_lora, load_captioner, vision_lora
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
-from tests.closeness import resolution
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
+from tests.tolerances import resolution
 from tests.trainers.one_step import PLAIN_SGD
 
 SMALL = {**PLAIN_SGD, "per_device_train_batch_size": 8, "learning_rate": 1.0, "freeze_vision_tower": False}

@@ -23,9 +23,9 @@ from hf_captionrl.trainers import (
     SmileTrainer,
 )
 from hf_captionrl.trainers.precision import keep_adapters_in_fp32, refuse_trainable_16_bit
-from tests.closeness import within
 from tests.tiny import tiny_blip, tiny_captioner, tiny_clipcap, tiny_vit_gpt2
 from tests.tiny_chat import tiny_chat
+from tests.tolerances import within
 from tests.trainers.documents import ROWS
 from tests.trainers.grpo_worker import make_trainer as make_grpo
 from tests.trainers.sft_runs import make as make_sft

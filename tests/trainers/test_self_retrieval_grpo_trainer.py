@@ -22,8 +22,8 @@ from hf_captionrl.rewards import CiderReward
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalGRPOTrainer
 from hf_captionrl.trainers.self_retrieval_grpo_trainer import BagRepeatSampler
-from tests.closeness import assert_close
 from tests.offline import python_path
+from tests.tolerances import assert_close
 from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of
 
 WORKER = Path(__file__).with_name("grpo_worker.py")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_captionrl.trainers import SLEConfig, SLETrainer
-from tests.closeness import resolution
+from tests.tolerances import resolution
 from tests.trainers.sle_runs import SLE, captioner, largest_difference, train
 
 from .one_step import train as train_smile

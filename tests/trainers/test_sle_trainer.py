@@ -17,8 +17,8 @@ from hf_captionrl.rewards import CiderReward, FunctionReward, RewardContext, Rew
 from hf_captionrl.rewards import edit_distance as token_edit_distance
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers import SLEConfig
-from tests.closeness import assert_close, close, resolution, within
 from tests.rewards.test_diversity import plain_bleu34, plain_edit
+from tests.tolerances import assert_close, close, resolution, within
 from tests.trainers.sle_runs import build, captioner, largest_difference, train
 
 from .one_step import weights

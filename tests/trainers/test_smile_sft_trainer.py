@@ -16,7 +16,7 @@ from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
 from hf_captionrl.trainers.smile_sft_head import segment_loss
 from hf_captionrl.trainers.smile_sft_segments import document_ids, find_segments, sentence_ends, similar_lengths
-from tests.closeness import assert_close
+from tests.tolerances import assert_close
 from tests.trainers.bits import bits, different
 from tests.trainers.documents import ROWS
 from tests.trainers.sft_runs import batch_of, loss_eval, make

@@ -18,8 +18,8 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
 from hf_captionrl.trainers.caption_generation import generate_captions
-from tests.closeness import assert_close, resolution
 from tests.tiny import tiny_captioner
+from tests.tolerances import assert_close, resolution
 
 from .bits import bits, different
 from .one_step import PLAIN_SGD, train, weights

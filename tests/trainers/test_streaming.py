@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from hf_captionrl.data import CaptionDataset, StreamedCaptions, load_captions
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
-from tests.closeness import resolution
 from tests.data.photos import embedded
 from tests.processes import run_in_processes
 from tests.tiny import tiny_captioner
+from tests.tolerances import resolution
 
 from .one_step import PLAIN_SGD, train, weights
 

@@ -8,7 +8,7 @@ import torch
 from hf_captionrl.rewards import FunctionReward
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig
-from tests.closeness import resolution
+from tests.tolerances import resolution
 from tests.trainers.one_step import weights
 from tests.trainers.rl_step import build, train
 from tests.trainers.sle_runs import largest_difference

@@ -23,7 +23,7 @@ from hf_captionrl.truematch.decisions import bag_id, read_decisions
 from scripts import truematch_scenes
 from scripts.truematch_scenes import is_kept
 from tests.browser import CHROMIUM
-from tests.closeness import close
+from tests.tolerances import close
 from tests.truematch.truematch_commands import IMAGES, build, truematch
 
 ROOT = Path(__file__).parents[2]

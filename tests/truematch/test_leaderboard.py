@@ -5,7 +5,7 @@ import pytest
 
 from hf_captionrl.reports.table import Column
 from hf_captionrl.truematch.leaderboard import rank_rows, write_leaderboard
-from tests.closeness import within
+from tests.tolerances import within
 
 KEY = "bag_3_recall_at_1"
 COLUMNS = [Column(KEY, "R@1, bags of 3", "higher", is_fraction=True), Column("cider_d", "CIDEr-D", "higher")]

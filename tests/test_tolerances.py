@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import retrieval_rewards
-from tests.closeness import assert_close, close, resolution, within
+from tests.tolerances import assert_close, close, resolution, within
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.album.album_stages import AnswerStage, CandidateStage, ReadStage
-from hf_captionrl.album.album_work import stage_progress
 from hf_captionrl.album.image_facts import ImageFacts, joined_facts
 from hf_captionrl.album.kept_rows import KeptRows
+from hf_captionrl.album.model_work import stage_progress
 from hf_captionrl.engine import EngineOptions
 from hf_captionrl.evaluation.image_stage import rows_per_shard
 from hf_captionrl.io import json_digest

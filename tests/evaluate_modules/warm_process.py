@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-class Nursery:
+class WarmProcess:
     """Runs code in new processes; a context manager."""
 
     def __enter__(self):
@@ -42,7 +42,7 @@ class Nursery:
         self.process.stdin.write(json.dumps({"jobs": jobs, "timeout": timeout}) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
-        assert answer, "the nursery has ended"
+        assert answer, "the warm_process has ended"
         return [tuple(pair) for pair in json.loads(answer)]
 
 

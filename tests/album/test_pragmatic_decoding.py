@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
-from hf_captionrl.album.rsa import PragmaticProcessor, pragmatic_captions
-from tests.closeness import assert_close
+from hf_captionrl.album.pragmatic_decoding import PragmaticProcessor, pragmatic_captions
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
+from tests.tolerances import assert_close
 
 
 def listener_by_loop(speakers, words):

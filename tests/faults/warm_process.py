@@ -80,13 +80,13 @@ class Ended:
         return self.at - float(said[1]) if said else math.inf
 
 
-class Nursery:
+class WarmProcess:
     """Runs jobs in new processes; a context manager."""
 
     def __enter__(self):
         # Made and removed here: a worker forked by a job would run the clean-up of the process it comes from.
         self.folder = tempfile.mkdtemp()
-        command = [sys.executable, "-m", "tests.faults.nursery", self.folder]
+        command = [sys.executable, "-m", "tests.faults.warm_process", self.folder]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -111,11 +111,11 @@ class Nursery:
         self.requests.write(json.dumps(request) + "\n")
         self.requests.flush()
         answer = self.answers.readline()
-        assert answer, "the nursery has ended"
+        assert answer, "the warm_process has ended"
         return json.loads(answer)
 
     def warm(self, job, **arguments):
-        """Run a job in the nursery itself, so that those forked later have what it imports."""
+        """Run a job in the warm_process itself, so that those forked later have what it imports."""
         said = self._ask(warm=job, arguments=arguments)
         assert not said, said
 

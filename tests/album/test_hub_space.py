@@ -6,7 +6,7 @@ import runpy
 import pytest
 
 from hf_captionrl.album.demo import named_models
-from hf_captionrl.album.space import push_demo, write_demo_space
+from hf_captionrl.album.hub_space import push_demo, write_demo_space
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.hub import PushError

@@ -42,7 +42,7 @@ LEFT_OUT: dict[str, str] = {
     "tests/test_docs_pictures.py": _TEXT,
     "tests/test_docs_site.py": _TEXT,
     "tests/test_folder_lock.py": _TEXT,
-    "tests/test_house_closeness.py": _TEXT,
+    "tests/test_house_tolerances.py": _TEXT,
     "tests/test_house_layers.py": _TEXT,
     "tests/test_io.py": _TEXT,
     "tests/test_line_file.py": _TEXT,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scripts.house_closeness import check_closeness
-from tests.planted import messages, plant
+from scripts.house_tolerances import check_tolerances
+from tests.planted_faults import messages, plant
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ from tests.planted import messages, plant
     ],
 )
 def test_bare_tolerances_are_faults(tmp_path, code):
-    faults = check_closeness(plant(tmp_path, {"tests/losses/test_a.py": f"x = 1\n{code}\n"}))
+    faults = check_tolerances(plant(tmp_path, {"tests/losses/test_a.py": f"x = 1\n{code}\n"}))
     assert faults
     assert {fault.path for fault in faults} == {"tests/losses/test_a.py"}
     assert {fault.line for fault in faults} == {1 + len(code.splitlines())}
-    assert all("tests/closeness.py" in message for message in messages(faults))
+    assert all("tests/tolerances.py" in message for message in messages(faults))
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_bare_tolerances_are_faults(tmp_path, code):
     ],
 )
 def test_what_knows_the_magnitude_passes(tmp_path, code):
-    assert check_closeness(plant(tmp_path, {"tests/test_a.py": code})) == []
+    assert check_tolerances(plant(tmp_path, {"tests/test_a.py": code})) == []
 
 
 def test_only_the_tests_are_read_and_the_helper_may(tmp_path):
     code = "pytest.approx(1, abs=1e-9)"
-    assert check_closeness(plant(tmp_path, {"tests/closeness.py": code, "scripts/a.py": code})) == []
+    assert check_tolerances(plant(tmp_path, {"tests/tolerances.py": code, "scripts/a.py": code})) == []

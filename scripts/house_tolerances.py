@@ -1,7 +1,7 @@
 """Floating-point numbers are compared in units of their resolution, as a check of `check_house.py`.
 
 An absolute tolerance is meaningless without the magnitude of the values, which the source does not contain.
-`tests/closeness.py` knows it when a test runs, so tests must use it for all tolerances. Every other absolute tolerance
+`tests/tolerances.py` knows it when a test runs, so tests must use it for all tolerances. Every other absolute tolerance
 is a fault, unless it is 0.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts.house_files import Fault, parse, python_files, relative
 
-_HELPER = "tests/closeness.py"
+_HELPER = "tests/tolerances.py"
 _KEYWORDS = {"atol", "abs_tol", "delta"}
 _POSITIONS = {"approx": 2, "allclose": 3, "isclose": 3, "assert_allclose": 3}
 """Functions that accept the absolute tolerance by position, and the index of that argument from 0 (one less for
@@ -22,11 +22,11 @@ _LIBRARIES = {"math", "np", "numpy", "np.testing", "numpy.testing", "pytest", "t
 _DECIMALS = {"assert_almost_equal", "assert_array_almost_equal", "assertAlmostEqual", "assert_approx_equal"}
 _TINY, _SMALL = 1e-4, 1e-2
 """Limits from which on anything, and an absolute difference, must say the magnitude of its values."""
-_INSTEAD = "Use assert_close, close or within of tests/closeness.py, which know the magnitude of the values."
-_DIFFERENCE = "Compare with resolution(magnitude, dtype=...) of tests/closeness.py."
+_INSTEAD = "Use assert_close, close or within of tests/tolerances.py, which know the magnitude of the values."
+_DIFFERENCE = "Compare with resolution(magnitude, dtype=...) of tests/tolerances.py."
 
 
-def check_closeness(root: Path) -> list[Fault]:
+def check_tolerances(root: Path) -> list[Fault]:
     """No test has an absolute tolerance outside the helper."""
     faults: list[Fault] = []
     for path in python_files(root, "tests"):

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from hf_captionrl.trainers.selection import SELECTION_FILE
+from hf_captionrl.trainers.checkpoint_selection import SELECTION_FILE
 from tests.tiny import tiny_captioner
 
 
