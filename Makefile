@@ -54,8 +54,8 @@ test-slow: $(VENV)/.installed-test  ## The long campaigns
 test-machines: $(VENV)/.installed-test  ## Tests of what computes, as other processors would (half an hour)
 	$(TESTING) $(BIN)/python scripts/test_machines.py
 
-test-versions: $(VENV)/.installed-test  ## Tests against the lowest, a middle and the newest releases of the libraries
-	$(TESTING) $(BIN)/python scripts/test_versions.py
+test-versions: $(VENV)/.installed-test  ## Tests against the lowest, a middle and the newest releases of the libraries (one: ONLY=lowest)
+	$(TESTING) $(BIN)/python scripts/test_versions.py $(if $(ONLY),--only $(ONLY))
 
 check: $(VENV)/.installed-test  ## Lint, format, types, architecture, docstrings, configs
 	@$(BIN)/python scripts/check.py

@@ -83,14 +83,13 @@ def lower_bounds(root: Path = ROOT) -> dict[str, str]:
 def pins(name: str, root: Path = ROOT) -> dict[str, str]:
     """The versions that an environment fixes, by normalised name.
 
-    `newest` has those of constraints.txt; `middle` those of its file; `lowest` the lower bounds of the libraries.
+    `newest` has those of constraints.txt; `middle` those of its file; `lowest` all lower bounds.
     """
     if name == "newest":
         lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
         return {_normal(line.partition("==")[0]): line.partition("==")[2] for line in lines if "==" in line}
     if name == "lowest":
-        wanted = (*LIBRARIES, "torchvision", "open_clip_torch", "safetensors", "scipy", "tokenizers")
-        return {_normal(k): v for k, v in lower_bounds(root).items() if k in wanted}
+        return {_normal(name): version for name, version in lower_bounds(root).items()}
     return {_normal(k): v for k, v in ENVIRONMENTS[name].items()}
 
 

@@ -44,3 +44,22 @@ def test_answers_name_files_that_define_the_names():
 def test_wrong_answer_is_found(answer):
     assert wrong([answer]) == [":".join(filter(None, answer))]
     assert wrong([("losses/smile.py", "smile_loss"), ("rewards/registry.py", "REWARDS"), ("Makefile", "")]) == []
+
+
+def missing_files(layout):
+    """Files that a listing names and its folder has not: a folder is indented by four, its description names files in it."""
+    found, folder = [], ""
+    for line in layout.splitlines():
+        entry = re.match(r" {4}([\w/]+/|\w+\.py)(?= )", line)
+        folder = entry[1] if entry else folder
+        inside = ROOT / "hf_captionrl" / folder if folder.endswith("/") else ROOT / "hf_captionrl"
+        found += [f"{folder}: {name}" for name in re.findall(r"\b\w+\.py\b", line) if not (inside / name).is_file()]
+    return found
+
+
+def test_files_of_the_layout_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    layout = page.split("## Package layout")[1].split("```")[1]
+    assert len(re.findall(r"\w+\.py\b", layout)) > 15
+    assert missing_files(layout) == []
+    assert missing_files("    losses/   smile.py and\n              cider.py\n") == ["losses/: cider.py"]

@@ -18,6 +18,7 @@ from tests.planted_faults import ROOT, messages, plant
         {"recipes/a.py": "from hf_captionrl import load_captioner\nimport hf_captionrl.trainers"},
         {"hf_captionrl/experiments/parsing.py": "def f():\n    from trl import TrlParser"},
         {"hf_captionrl/hub.py": "from hf_captionrl import __version__"},
+        {"hf_captionrl/captioners/saving.py": "def f():\n    import_module('hf_captionrl.hub')"},
         {
             "hf_captionrl/data/a.py": "from hf_captionrl.data.b import x",
             "hf_captionrl/data/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import y",
@@ -44,6 +45,11 @@ def test_downward_imports_pass(tmp_path, files):
         ({"hf_captionrl/extras/a.py": "import os"}, "'extras' is in no layer"),
         ({"hf_captionrl/trainers/a.py": "from trl import GRPOTrainer"}, "imports trl"),
         ({"recipes/a.py": "import trl.trainer"}, "imports trl"),
+        ({"recipes/a.py": "import importlib\nx = importlib.import_module('trl.trainer')"}, "a.py:2: imports trl"),
+        (
+            {"hf_captionrl/data/a.py": "def f():\n    import_module('hf_captionrl.hub')"},
+            "a.py:2: data (layer 1) imports",
+        ),
         (
             {
                 "hf_captionrl/metrics/a.py": "import hf_captionrl.scenes",

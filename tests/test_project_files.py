@@ -11,6 +11,7 @@ import yaml
 
 import hf_captionrl
 from scripts.release_check import REQUIRED, check_contents
+from scripts.test_versions import ENVIRONMENTS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -28,10 +29,16 @@ def test_workflow_runs_only_commands_that_a_developer_has(path):
     commands = [step["run"] for step in steps(path) if "run" in step]
     assert commands
     for command in commands:
-        program, *arguments = command.split()
+        # `make test-versions ONLY=...` names an environment of the job's matrix.
+        program, *arguments = re.sub(r" ONLY=\$\{\{ matrix\.libraries \}\}$", "", command).split()
         assert program in ("make", "gh")
         if program == "make":
             assert set(arguments) <= TARGETS
+
+
+def test_libraries_of_the_workflow_are_the_environments_of_test_versions():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text(encoding="utf-8"))["jobs"]
+    assert jobs["versions"]["strategy"]["matrix"]["libraries"] == list(ENVIRONMENTS)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
