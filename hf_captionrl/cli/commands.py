@@ -20,7 +20,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "album",
-        "caption a set of images so that no two captions are the same, or diagnose its captions",
+        "caption a set of similar images with distinct captions, or diagnose existing ones",
         options="album.command:AlbumOptions",
         function="describe",
         resumes=True,

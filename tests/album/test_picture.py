@@ -30,9 +30,9 @@ def test_good_captions_are_unique_found_and_true():
 
 def test_readme_has_the_numbers():
     good = json.loads((ROOT / "docs/results/album_picture.json").read_text())["good"]
-    found = re.findall(r"(\d+) % \[(\d+), (\d+)\]", (ROOT / "README.md").read_text())
+    found = re.findall(r"(0\.\d+) \[(0\.\d+),\s(0\.\d+)\]", (ROOT / "README.md").read_text())
     expected = [[good[name]["value"], *good[name]["interval"]] for name in ("before", "after")]
-    assert [[int(number) for number in row] for row in found] == [[round(100 * n) for n in row] for row in expected]
+    assert [list(row) for row in found] == [[f"{number:.2f}" for number in row] for row in expected]
 
 
 def test_picture(tmp_path):
