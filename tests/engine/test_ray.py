@@ -1,10 +1,16 @@
 """Shards on a Ray cluster of two nodes, one of whose actors is killed."""
 
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
 import pytest
 
 from hf_captionrl.cli import main
 from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
 from hf_captionrl.evaluation.caption_files import read_caption_file
+from hf_captionrl.retrieval import load_neighbours
+from hf_captionrl.scenes import load_scenes
 from tests.engine.toy import Squares, expected, pids
 
 
@@ -42,21 +48,81 @@ def test_killed_actor_of_two_nodes_loses_and_repeats_no_row(cluster, tmp_path):
     assert len(pids(notes, "loaded")) >= 3  # an actor on each node, and one instead of the killed one
 
 
-@pytest.mark.slow
-def test_captions_of_a_cluster_equal_those_of_one_process(cluster, tmp_path):
-    few = [
-        "caption",
-        "scenes:blip-mle",
-        "--dataset",
-        "scenes",
-        "--max_images",
-        "6",
-        "--batch_size",
-        "2",
-        "--do_sample",
-    ]
-    assert main([*few, "--output", str(tmp_path / "one.jsonl")]) == 0
-    engine = ["--engine", "ray", "--address", cluster, "--rows_per_shard", "2"]
-    assert main([*few, "--output", str(tmp_path / "shards"), *engine]) == 0
-    one, ray_captions = read_caption_file(tmp_path / "one.jsonl"), read_caption_file(tmp_path / "shards")
-    assert list(ray_captions.captions.items()) == list(one.captions.items())
+IMAGES = ["--max_images", "6", "--batch_size", "2"]
+SCORER = ["--scorer", "scenes:clip-reward", "--cache_dir", "cache"]
+
+
+def caption(output, *engine):
+    """Sampled captions by image."""
+    few = ["caption", "scenes:blip-mle", "--dataset", "scenes", *IMAGES, "--do_sample"]
+    assert main([*few, "--output", output, *engine]) == 0
+    return list(read_caption_file(output).captions.items())
+
+
+def features(output, *engine):
+    assert main(["features", "--dataset", "scenes", *IMAGES, *SCORER, "--output", output, *engine]) == 0
+    return list(read_shards(output))
+
+
+def pixels(output, *engine):
+    few = ["pixels", "--model", "scenes:blip-mle", "--dataset", "scenes", *IMAGES, "--cache_dir", "cache"]
+    assert main([*few, "--output", output, *engine]) == 0
+    return list(read_shards(output))
+
+
+def album(output, *engine):
+    """The table, and the rows of both kinds of shards."""
+    few = "--num_beams 1 --num_samples 2 --max_new_tokens 6 --batch_size 2".split()
+    models = ["--model", "scenes:blip-mle", *SCORER]
+    assert main(["album", "photos", *models, *few, "--output", f"{output}.jsonl", *engine]) == 0
+    shards = [next(Path(f"{output}.shards").glob(f"{kind}-*")) for kind in ("images", "candidates")]
+    return Path(f"{output}.jsonl").read_bytes(), [list(read_shards(folder)) for folder in shards]
+
+
+def evaluate(output, *engine):
+    """The whole table of results, numbers and intervals."""
+    few = ["--dataset", "scenes", "--max_images", "6", "--suite", "smile", "--language_model", "none", *SCORER]
+    files = ["--captions", "full.jsonl", "generic.jsonl", "--output_dir", output]
+    # Without an engine there are no shards; 256 captions are scored together.
+    engine = [{"2": "256"}.get(word, word) for word in engine] if "ray" in engine else []
+    assert main(["evaluate", *few, *files, *engine]) == 0
+    return json.loads(Path(output, "comparison.json").read_text())["tables"]
+
+
+def bags(output, *engine):
+    """Nearest images of every image."""
+    if not Path("features").exists():
+        features("features")
+    few = ["bags", "--mode", "neighbours", "--top", "2", "--feature_shards", "features"]
+    assert main([*few, "--output", f"{output}.safetensors", *engine]) == 0
+    found = load_neighbours(f"{output}.safetensors")
+    return found.image_ids, found.indices.tolist(), found.similarities.tolist()
+
+
+def boost(output, *engine):
+    """All columns, without the time of each answer."""
+    assert main(["boost", "--max_images", "6", "--output", output, *engine]) == 0
+    rows = pq.read_table(f"{output}/captions.parquet").to_pylist()
+    for source in ("blend_source", "visual_source", "holistic_source"):
+        assert all(row[source].pop("time") for row in rows)
+    return rows
+
+
+@pytest.mark.slow  # tests of each command compare several processes with one
+@pytest.mark.parametrize("command", [caption, features, pixels, bags, boost, album, evaluate])
+def test_rows_of_a_cluster_equal_those_of_one_process(cluster, tmp_path, monkeypatch, command):
+    rows = load_scenes(num_train=0, num_validation=0)["test"].select(range(6))
+    for name in ("one", "ray"):
+        folder = tmp_path / name
+        (folder / "photos").mkdir(parents=True)
+        for number, image in enumerate(rows["image"][:]):
+            image.save(folder / "photos" / f"{number}.png")
+        for file, texts in (("full", rows["full_caption"][:]), ("generic", ["an animal"] * 6)):
+            lines = [{"image_id": i, "caption": c} for i, c in zip(rows["image_id"], texts, strict=True)]
+            (folder / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.chdir(tmp_path / "one")
+    one = command("out", "--processes", "1", "--rows_per_shard", "2")
+    monkeypatch.chdir(tmp_path / "ray")
+    assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
+    # A repeated command finds its shards or its cache.
+    assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
