@@ -56,7 +56,7 @@ def killed_cache(nursery, folder, rng, kills, **more) -> Iterator[Trial]:
     assert found["right"]
 
 
-@area("cache", "a file of the feature cache cut or changed")
+@area("cache", "a file of the feature cache is truncated or changed")
 def corrupted_cache(nursery, folder, rng, kills):
     made = nursery.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"))
     assert made.code == 0, made.output
