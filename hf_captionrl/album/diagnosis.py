@@ -16,7 +16,7 @@ PROBLEMS = {
     "duplicate": "another image, which is not a copy, has the same text",
     "generic": "the caption fits at least half of the images that it was compared with, and at least three",
     "ambiguous": "the caption fits another image at least as well",
-    "unread": "the scorer does not read the end of the caption, so that the rank is that of its beginning",
+    "unread": "the scorer does not read the end of the caption, so the rank is that of its beginning",
     "repetitive": "a phrase or word is repeated",
     "constraint": "the caption does not meet the constraints on length, words and script, because no candidate does",
 }
