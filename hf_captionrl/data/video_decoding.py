@@ -34,7 +34,9 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
                 raise VideoError("video_no_frames", f"{name} has no pictures, only {_streams(container)}")
             stream = container.streams.video[0]
             if stream.codec_context is None:
-                raise VideoError("video_unreadable", f"{name} has pictures in a codec that this FFmpeg does not support")
+                raise VideoError(
+                    "video_unreadable", f"{name} has pictures in a codec that this FFmpeg does not support"
+                )
             check_size((stream.codec_context.width, stream.codec_context.height), name, max_pixels)
             tick = stream.time_base or Fraction(1, 1)  # seconds
             starts, end = _packet_times(container, stream)
