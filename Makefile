@@ -51,7 +51,7 @@ test: $(VENV)/.installed-test  ## All tests, offline
 test-slow: $(VENV)/.installed-test  ## The long campaigns
 	$(TESTING) $(BIN)/python scripts/slow_tests.py
 
-test-machines: $(VENV)/.installed-test  ## Tests of what computes, as other processors would (half an hour)
+test-machines: $(VENV)/.installed-test  ## The numerical tests with the instruction sets of other processors (70 minutes)
 	$(TESTING) $(BIN)/python scripts/test_machines.py
 
 test-versions: $(VENV)/.installed-test  ## Tests against the lowest, a middle and the newest releases of the libraries (one: ONLY=lowest)

@@ -33,7 +33,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown, with their sums."""
     lines = [
-        "| fault | tried | survived | lost | made twice | longest wait, s | seconds |",
+        "| fault | injected | survived | lost | repeated | longest wait, s | seconds |",
         "|:--|--:|--:|--:|--:|--:|--:|",
     ]
     names = ("faults", "survived", "lost", "repeated", "seconds")

@@ -1,14 +1,14 @@
 """Runs the tests with the instruction sets of other machines: `make test-machines`.
 
-    python scripts/test_machines.py                        # configurations without a result of this revision, then the
-    page python scripts/test_machines.py --only aten-default    # one configuration; the others keep their results
+    python scripts/test_machines.py                        # configurations without a result of this revision; updates the page
+    python scripts/test_machines.py --only aten-default    # one configuration; the others keep their results
     python scripts/test_machines.py --only two-threads --tests tests/losses    # a part, to debug; stores no result
-    python scripts/test_machines.py --page                 # the existing results, into docs/ python
-    scripts/test_machines.py --check                # whether docs/reproducibility.md shows the results
+    python scripts/test_machines.py --page                 # writes the existing results to docs/
+    python scripts/test_machines.py --check                # verifies that docs/reproducibility.md shows the results
 
-Another processor has vectors of another width, and adds the same numbers in another order. Environment variables make
-torch, oneDNN and MKL do the same. A configuration's result goes to outputs/machines/, so that a run that was stopped
-continues with the next one.
+A processor with another vector width adds the same numbers in another order. Environment variables make torch, oneDNN and
+MKL do the same on this machine. The result of each configuration is written to outputs/machines/, so a stopped run continues
+with the next one.
 """
 
 from __future__ import annotations

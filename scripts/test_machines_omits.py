@@ -1,31 +1,31 @@
-"""Tests that `make test-machines` omits, and why."""
+"""Tests that `make test-machines` omits, each with the reason."""
 
 from __future__ import annotations
 
-_TEXT = "Text, files and pages."
-_WHOLE = "Whole programs in separate processes; the folders that are run test their computations."
+_TEXT = "Tests of text, files and pages."
+_WHOLE = "Whole programs in separate processes; their computations are tested in the folders that are run."
 LEFT_OUT: dict[str, str] = {
-    "tests/boosting": "Prompts, journals and answers of servers.",
-    "tests/captioners/test_captioner_loading.py": "Which class a folder is loaded as.",
-    "tests/captioners/test_blip2.py": "The checks of tests/captioners/test_families.py on larger models.",
-    "tests/captioners/test_distributed.py": "Sums over processes, which tests/invariance compares too.",
+    "tests/boosting": "Tests of prompts, journals and answers of servers.",
+    "tests/captioners/test_captioner_loading.py": "Tests of the class that is chosen for a folder.",
+    "tests/captioners/test_blip2.py": "The same checks as in tests/captioners/test_families.py, with larger models.",
+    "tests/captioners/test_distributed.py": "Sums over processes, which tests/invariance also compares.",
     "tests/cli": _WHOLE,
-    "tests/data": "Files, rows, image files and sampling: integers.",
-    "tests/evaluate_modules": "Thin modules over what tests/metrics computes.",
+    "tests/data": "Files, rows, images and sampling, which use integers only.",
+    "tests/evaluate_modules": "Thin modules around the functions that tests/metrics tests.",
     "tests/faults": _WHOLE,
     "tests/hub": _TEXT,
-    "tests/metrics/test_meteor_spice.py": "METEOR, which a Java program computes.",
-    "tests/models/test_clipcap.py": "Imports in new processes, and a model that tests/captioners tests.",
-    "tests/conversion": "Files of weights under other names, compared bitwise.",
-    "tests/checkpoints": "Files of a checkpoint that are damaged or hostile.",
-    "tests/captioners/test_layouts.py": "Which files a checkpoint has; the models compute in tests/captioners/test_families.py.",
-    "tests/captioners/test_published_checkpoints.py": "The same, of published checkpoints.",
-    "tests/trainers/test_training_arguments.py": "Parsing of arguments.",
-    "tests/trainers/test_saved_models.py": "Files of a saved model.",
-    "tests/trainers/test_runs.py": "Identifiers of runs.",
+    "tests/metrics/test_meteor_spice.py": "METEOR, which is computed by a Java program.",
+    "tests/models/test_clipcap.py": "Imports in new processes, and a model that tests/captioners also tests.",
+    "tests/conversion": "Weights that are saved under other names and compared bitwise.",
+    "tests/checkpoints": "Damaged or malicious files of checkpoints.",
+    "tests/captioners/test_layouts.py": "The files of checkpoints; tests/captioners/test_families.py tests what the models compute.",
+    "tests/captioners/test_published_checkpoints.py": "The files of published checkpoints.",
+    "tests/trainers/test_training_arguments.py": "The parsing of arguments.",
+    "tests/trainers/test_saved_models.py": "The files of saved models.",
+    "tests/trainers/test_runs.py": "Run ids.",
     "tests/trainers/test_stopping.py": "Signals and processes.",
     "tests/trainers/test_dead_workers.py": "Signals and processes.",
-    "tests/trainers/test_checkpoints.py": "Files of a checkpoint.",
+    "tests/trainers/test_checkpoints.py": "The files of checkpoints.",
     "tests/trainers/test_tracking.py": _TEXT,
     "tests/test_first_hour.py": _WHOLE,
     "tests/test_readme.py": _WHOLE,
@@ -33,10 +33,10 @@ LEFT_OUT: dict[str, str] = {
     "tests/test_lazy_import.py": _TEXT,
     "tests/recipes": _WHOLE,
     "tests/reports": _TEXT,
-    "tests/retrieval/test_feature_cache_faults.py": "Damaged or truncated files of features.",
-    "tests/scenes/test_dataset.py": "Pictures in 8 bits and their sentences.",
+    "tests/retrieval/test_feature_cache_faults.py": "Damaged or truncated files of the feature cache.",
+    "tests/scenes/test_dataset.py": "8-bit images and their captions.",
     "tests/security": _TEXT,
-    "tests/trainers/test_caption_rl_guarded.py": "Decisions of the guards.",
+    "tests/trainers/test_caption_rl_guarded.py": "Decisions of the guard.",
     "tests/test_check_house.py": _TEXT,
     "tests/test_docs.py": _TEXT,
     "tests/test_docs_pictures.py": _TEXT,
@@ -46,7 +46,7 @@ LEFT_OUT: dict[str, str] = {
     "tests/test_house_layers.py": _TEXT,
     "tests/test_io.py": _TEXT,
     "tests/test_line_file.py": _TEXT,
-    "tests/test_machine_runs.py": "These runs themselves.",
+    "tests/test_machine_runs.py": "Tests of `make test-machines` itself.",
     "tests/test_notebooks.py": _WHOLE,
     "tests/test_paper_index.py": _TEXT,
     "tests/test_reproduce.py": _TEXT,
@@ -56,4 +56,4 @@ LEFT_OUT: dict[str, str] = {
     "tests/test_slow_log.py": _TEXT,
     "tests/test_tables_of_pages.py": _TEXT,
 }
-"""Tests that do not depend on the order of sums, or that take too long, with the reason."""
+"""Test files or folders that do not depend on the order of sums or take too long, with the reason."""

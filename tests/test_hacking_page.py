@@ -1,4 +1,4 @@
-"""docs/reward_hacking.md: rises, flattery and losses by hand."""
+"""The changes and losses in docs/reward_hacking.md, compared with values computed by hand."""
 
 from scripts.reproduction import hacking
 

@@ -76,7 +76,7 @@ def test_the_text_uses_its_tables():
     assert f"takes {result('13B, likewise')[0]:.0f} GB of each of eight" in TEXT
     assert f"decodes for {result('JPEG, an epoch, one core')[0]:.0f} minutes" in TEXT
     assert f"about {result('Cores that keep up with SMILE')[0]:.0f} cores" in TEXT
-    assert f"within {196 * math.sqrt(0.25 / 5000):.1f} points" in TEXT
+    assert f"the 95 % interval of recall is at most ±{1.96 * math.sqrt(0.25 / 5000):.3f}" in TEXT
 
 
 def test_the_measured_table_is_that_of_the_numbers():

@@ -32,7 +32,7 @@ from hf_captionrl.trainers.caption_generation import generate_captions
 __all__ = ["MOST_MEASURED", "Adapted", "adapt_to_album"]
 
 MOST_MEASURED = 500
-"""Most images whose captions decide."""
+"""Largest number of images whose captions are used for the decision."""
 _BAG = 5
 _MAX_DEGENERATE = 0.1
 _NEIGHBOURS = 20
@@ -44,7 +44,7 @@ class Adapted:
 
     Args:
         captioner: With the adapter if it was kept, else as it was loaded.
-        facts: Whether it was kept and why, steps, R@1 before and after by both scorers, and a sentence.
+        facts: Whether the adapter was kept and why, number of steps, R@1 before and after by both scorers, and a summary.
     """
 
     captioner: Captioner
@@ -86,17 +86,17 @@ def adapt_to_album(
 ) -> Adapted:
     """Train a LoRA on the images of the album for a given time; this needs no captions.
 
-    The reward is self-retrieval among look-alikes: bags of 5 by the reward scorer, random images in small albums. The guard
-    stops a training whose captions degenerate. The adapter is used if the held-out scorer ranks more images first by one
-    caption from beam search than before, and the guard has no objection. It is saved in either case.
+    The reward is self-retrieval among look-alikes: bags of 5, which the reward scorer builds, or random images in small albums.
+    The guard stops the training if captions degenerate. The adapter is used if the guard did not stop the training and, with one
+    caption per image from beam search, the held-out scorer ranks more images first than before. It is saved in either case.
 
     Args:
         load: Loads the captioner; called again if the adapter is not kept.
-        scorer: Rewards.
-        held_out: Decides; it should not be the scorer.
+        scorer: Scorer of the reward.
+        held_out: Scorer that decides whether the adapter is used; should differ from `scorer`.
         folder: Where the adapter is saved.
-        seconds: Time of the training.
-        max_steps: Most optimizer steps; the time usually ends earlier.
+        seconds: Time limit of the training.
+        max_steps: Largest number of optimizer steps; the time limit is usually reached earlier.
     """
     caches = [FeatureCache.for_scorer(one, cache_dir) for one in (scorer, held_out)]
     facts = read_images(images, scorer, cache=caches[0], skip_unreadable=True)
@@ -176,7 +176,7 @@ def _trainer(
     )
     column = datasets.Image(decode=False)
     encoded = [image if isinstance(image, dict) else column.encode_example(image) for image in _plain(images)]
-    # Captions that the captioner writes now: no reward reads them, but the guard compares lengths with them.
+    # Captions of the captioner before training. No reward uses them, but the guard compares lengths with them.
     captions = [[said[row % len(said)] or "-"] for row in range(number)]
     table = {"image": encoded, "image_id": [str(row) for row in range(number)], "captions": captions}
     types = {
@@ -202,7 +202,7 @@ def _plain(images: Sequence[Any]) -> list[Any]:
 
 
 def _captions(captioner: Captioner, images: Sequence[Any]) -> dict[int, str]:
-    """One caption by beam search of some images, by their rows."""
+    """One caption from beam search for each of some images, by row."""
     step = max(1, len(images) // MOST_MEASURED)
     rows = list(range(0, len(images), step))[:MOST_MEASURED]
     captions = generate_captions(captioner, ChosenImages(images, rows), do_sample=False, num_beams=3)

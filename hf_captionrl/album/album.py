@@ -53,10 +53,10 @@ def describe_album(
 ) -> Album:
     """Caption every image of a set so that its caption is true of it and of no other image.
 
-    Copies get one caption and are never confusions of each other. The candidates of an image are existing captions,
+    Copies share one caption and do not count as confusions of each other. The candidates of an image are existing captions,
     beams and samples. Shared phrases are removed from the candidates, and candidates are truncated, before they are compared
-    with the images: ranks and margins are those of the captions that are returned. The choice is described at
-    [`distinct_captions`].
+    with the images: ranks and margins are those of the captions that are returned. [`distinct_captions`] describes
+    the choice.
 
     Args:
         images: Anything that `open_image` opens; read one by one.
@@ -65,7 +65,7 @@ def describe_album(
         captions: Existing captions: one, several or none per image.
         image_ids: Names of the images; by default their numbers.
         groups: Name of each image's group, inside which shared phrases are searched; by default the album is one group.
-            Copies belong to the group of the first of them.
+            Copies belong to the group of the first copy.
         diagnose_only: Diagnose the first existing caption of each image instead of choosing one. None: if there is no captioner.
         settings ([`AlbumSettings`], *optional*): Number of candidates, constraints, choice.
         cache ([`FeatureCache`], *optional*): Image features of an earlier run.
@@ -110,7 +110,7 @@ def _existing(images: Sequence[Any], captions: Sequence[Sequence[str] | str] | N
         return [[] for _ in images]
     if len(captions) != len(images):
         raise ValueError(
-            f"There are {len(images)} images and captions of {len(captions)}. Pass captions of every image."
+            f"There are {len(images)} images, but captions for {len(captions)}. Pass captions for every image."
         )
     return [[mine] if isinstance(mine, str) else list(mine) for mine in captions]
 
@@ -234,7 +234,7 @@ class AlbumEngine:
         return candidates
 
     def _texts(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
-        """The choice among whole candidates, which will be edited or shown to the captioner."""
+        """The captions chosen before any editing; they will be edited or shown to the captioner."""
         found = self._chosen(candidates, old, replace(self.settings, max_characters=None, trigger=None))
         return [caption.caption for caption in found.captions]
 
@@ -246,7 +246,7 @@ class AlbumEngine:
         )
 
     def _edited(self, candidates: list[list[str]], facts: Sequence[GroupFacts]) -> list[list[str]]:
-        """Candidates without what their group shares, and with the trigger."""
+        """Candidates without the phrases that their group shares, and with the trigger."""
         required = self.settings.require
         phrases = {
             fact.group: [
@@ -323,21 +323,21 @@ class AlbumEngine:
         return None if leader is None or self.rows[leader] == row else self.rows[leader]
 
     def _unread(self, row: int) -> AlbumImage:
-        """An image that cannot be read or, if captions are described, has none."""
+        """An image that cannot be read or, if existing captions are diagnosed, has no caption."""
         reason = self.facts.unreadable.get(row)
         old = next(iter(self.existing[row]), None)
         return AlbumImage(image_id=self.ids[row], caption="", old=old, unreadable=reason, copy_of=self._copy_of(row))
 
 
 def _nearest(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Neighbours and their cosines: exact, but in albums for which that takes hours, approximate if faiss is installed."""
+    """Neighbours and their cosines; approximate if the exact search would take hours and faiss is installed."""
     if len(features) > _MOST_EXACT and importlib.util.find_spec("faiss") is not None:
         return approximate_neighbours(features, k)[:2]
     return nearest_neighbours(features, k)
 
 
 def _among_leaders(neighbours: Tensor, first: np.ndarray, features: Tensor, k: int | None) -> Tensor:
-    """Neighbours of the leaders among the leaders, `(L, k)`; searched again where a copy was among them."""
+    """Neighbours of the leaders among the leaders, `(L, k)`; searched again if a copy was among them."""
     count = len(first)
     k = min(int(k or 0), count - 1)
     place = torch.full((len(neighbours),), -1)

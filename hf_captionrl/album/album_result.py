@@ -23,8 +23,8 @@ class AlbumImage:
         image_id: Name of the image.
         caption: Its caption; empty if it has none.
         old: The caption that it had before.
-        rank: Rank of the image when the caption searches the images compared, 1 = best; ties count against it. None without
-            a caption.
+        rank: Rank of the image among the images compared with the caption, 1 = best; ties count against it. None without a
+            caption.
         margin: Similarity to the target minus that to the most similar other image, in [-2, 2].
         is_distinct: Whether no other image, except copies, has the same text.
         confused_with: Rows of the other images that the caption fits at least as well, best first.
@@ -54,7 +54,7 @@ class Album:
     Args:
         images: In the order of the album.
         num_compared: Number of images that each caption was ranked among, the target included.
-        copy_threshold: Cosine from which two images were compared as possible copies.
+        copy_threshold: Smallest cosine of two images that were compared as possible copies.
         choice: How the captions were chosen; None if existing captions were diagnosed.
         shared: What the captions of each group share, and what varies.
         groups: Name of each image's group.
@@ -92,7 +92,7 @@ class Album:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Numbers of the album, and what its groups share.
+        """Counts and fractions of the album, and the phrases that its groups share.
 
         Returns:
             `dict`: Counts of images, and fractions of the different images that have a caption.
@@ -123,7 +123,7 @@ class Album:
         """The table that the files contain.
 
         Returns:
-            `list[dict]`: One row per image, in their order; other images by their ids.
+            `list[dict]`: One row per image, in the order of the album; other images are named by their ids.
         """
         ids = [image.image_id for image in self.images]
         return [
@@ -143,7 +143,7 @@ class Album:
         ]
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write a table that Excel opens: UTF-8 with a byte order mark, and no cell that it would compute.
+        """Write a table for Excel: UTF-8 with a byte order mark, and no cell that Excel would evaluate as a formula.
 
         Args:
             path: The file.
@@ -179,7 +179,7 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
     ]
     if summary["copies"]:
         lines.append(
-            f"{summary['copies']:,} images are copies (cosine from {album.copy_threshold:.3f}) and share captions."
+            f"{summary['copies']:,} images are copies (cosine of at least {album.copy_threshold:.3f}) and share captions."
         )
     if summary["problems"]:
         lines.append(

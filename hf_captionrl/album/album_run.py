@@ -1,4 +1,4 @@
-"""One run of `captionrl album`: its files and locks, resuming."""
+"""One run of `captionrl album`: its files, its locks, and resuming."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class AlbumRun:
             )
 
     def _restore_captions(self) -> None:
-        """Captions of files that this command wrote are not captions that existed before."""
+        """Replace captions that this command wrote by those that existed before."""
         from hf_captionrl.album.sources import sidecar_of
 
         captions, old = self.source.captions, self.kept.old_texts()
@@ -112,7 +112,7 @@ class AlbumRun:
         self.source.captions = captions
 
     def _settings(self, adapter: Path | None) -> dict[str, Any]:
-        """Settings of the candidates; others may change without generating them again. The shards compare the weights."""
+        """Settings that affect the candidates. Other settings may change without a new generation. The shards compare weights."""
         options = self.options
         names = [field.name for field in dataclasses.fields(CandidateOptions) if field.name != "contrastive"]
         return {
@@ -153,7 +153,7 @@ class AlbumRun:
             return engine.describe(diagnose_only=options.model is None)
 
     def _adapt(self, scorer: Scorer, seconds: float) -> dict[str, Any]:
-        """Train an adapter in this process, or take that of an earlier run of the same command; returns the decision."""
+        """Train an adapter in this process, or use that of an earlier run of the same command; return the decision."""
         from hf_captionrl.album.adapt import adapt_to_album
         from hf_captionrl.album.loading import load_held_out, load_model
         from hf_captionrl.io import write_json
@@ -194,7 +194,7 @@ class AlbumRun:
         return {"seconds": self.training_seconds, **{name: getattr(self.options, name) for name in names}}
 
     def write(self, album: Album) -> list[str]:
-        """Write the outputs, each whole or not at all."""
+        """Write the outputs, each atomically."""
         from hf_captionrl.album.outputs import write_csv, write_metadata, write_rows, write_sidecars
         from hf_captionrl.album.report_page import write_report
 

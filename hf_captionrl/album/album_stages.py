@@ -26,9 +26,9 @@ class _AlbumStage(Stage):
 
     Args:
         models: Of the album.
-        ids: What the rows of the result are called.
+        ids: Ids of the rows of the result.
         images: Ids of their images.
-        made_by: What made the rows of an earlier run; other models are refused.
+        made_by: `made_by` of an earlier run; other models are refused.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ReadStage(_AlbumStage):
         from hf_captionrl.retrieval import FeatureCache
 
         super().load()
-        # Not written by the stage: the features of an image would depend on which process is the first.
+        # The stage only reads the cache: otherwise the features of an image would depend on which process is the first.
         self._cache: FeatureCache = FeatureCache.for_scorer(self.models.scorer, self.models.options.cache_dir)
 
     def made_by(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class ReadStage(_AlbumStage):
 
 
 class _TextStage(_AlbumStage):
-    """Captions of each image and their features, `(G * D,)`, by the scorer of the last column."""
+    """Captions of each image and their features, `(G * D,)`; the column `scorer` names the scorer."""
 
     def made_by(self) -> dict[str, Any]:
         from hf_captionrl.retrieval import model_fingerprint
@@ -128,7 +128,7 @@ class _TextStage(_AlbumStage):
 
 
 class CandidateStage(_TextStage):
-    """Beams and samples.
+    """Candidates from beam search and sampling.
 
     Args:
         similar: For pragmatic decoding, rows of the images most similar to each.

@@ -35,7 +35,7 @@ class EncodedTexts:
 
 @dataclass(frozen=True)
 class CandidateScores:
-    """What the choice needs of every candidate.
+    """Scores of every candidate, from which captions are chosen.
 
     Args:
         own (`numpy.ndarray` of shape `(S,)`): Similarity to its image.
@@ -84,7 +84,8 @@ def confusions_of(
 
     Args:
         chosen: Rows of the text features, image by image.
-        starts (`numpy.ndarray` of shape `(M + 1,)`, *optional*): First of them of each image; None: one per image.
+        starts (`numpy.ndarray` of shape `(M + 1,)`, *optional*): First caption of each image; None: one caption per
+            image.
     """
     rows_of = np.asarray(chosen, dtype=np.int64)
     starts = np.arange(len(rows_of) + 1) if starts is None else starts

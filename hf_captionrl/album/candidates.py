@@ -34,10 +34,10 @@ def generate_candidates(
 ) -> list[list[str]]:
     """Candidates of images, without repeated texts. The caller's random state does not change.
 
-    The seed of a batch is that of its first image: the samples do not depend on the batches before it.
+    The seed of a batch depends on its first image, so the samples do not depend on earlier batches.
 
     Args:
-        image_ids: Of all images.
+        image_ids: Ids of all images.
         rows: Images to caption; None for all.
         similar: For each of them, rows of the most similar images, for pragmatic decoding.
         progress: Called with the number of images finished.

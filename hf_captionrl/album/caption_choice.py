@@ -18,7 +18,7 @@ from hf_captionrl.album.candidate_scores import CandidateScores
 __all__ = ["Choice", "choose_candidates"]
 
 _MARGIN_BITS = 40
-"""Margins are compared as integers of 2^-40, finer than the resolution of fp32."""
+"""Margins are compared as integer multiples of 2^-40, which is finer than the resolution of fp32."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Choice:
         has_own (`numpy.ndarray` of shape `(M,)`): Whether the text was assigned to this image alone.
         contested: Number of images that had to compete for texts.
         largest_component: Most images that compete with each other, directly or through others.
-        gap: Upper bound on how many more images could have a distinct caption; 0 if no component was cut.
+        gap: Upper bound on how many more images could have a distinct caption; 0 if no component was split.
         rank_gap: The same for images that this caption ranks first.
     """
 
@@ -70,15 +70,15 @@ def choose_candidates(
     The best choice has, in this order, the largest number of images with a distinct caption, of these with rank 1, and sum of
     their margins. Images compete only for texts that several of them may have. An image whose best text no other image
     may have takes it, which costs no other image anything; the remaining images fall into components that share no text,
-    and each is solved exactly. A component of more than `max_component` images is cut: its parts are solved one after the
-    other, and maximum matchings, which ignore margins, bound what the cut costs.
+    and each is solved exactly. A component of more than `max_component` images is split into parts that are
+    solved one after the other; maximum matchings, which ignore margins, give an upper bound on the loss.
 
     Args:
         starts (`numpy.ndarray` of shape `(M + 1,)`): First candidate of each image, and S.
         texts (`numpy.ndarray` of shape `(S,)`): Number of each candidate's text, equal for equal texts; -1 if blank.
         scores: Of the candidates.
-        allowed (`numpy.ndarray` of shape `(S,)`, *optional*): Candidates that meet the constraints. Others are used only for
-            an image that has none of these.
+        allowed (`numpy.ndarray` of shape `(S,)`, *optional*): Candidates that meet the constraints. Other candidates are used
+            only for images without an allowed one.
         max_component: Most images solved at once.
         assigns: False gives every image its allowed candidate with the largest margin.
     """
@@ -170,7 +170,7 @@ def _components(pairs: _Pairs, images: np.ndarray) -> list[np.ndarray]:
 
 
 def _solve(pairs: _Pairs, component: np.ndarray, max_component: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Rows of the candidates for the images of a component, and bounds on texts and ranks that a cut may have lost."""
+    """Rows of the candidates for the images of a component, and bounds on the texts and ranks that splitting may have lost."""
     edges = _edges(pairs, component)
     one_margin = 1 << _MARGIN_BITS
     one_first = (4 * len(component) + 1) * one_margin

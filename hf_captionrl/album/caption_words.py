@@ -1,4 +1,4 @@
-"""Words of a caption with their places in it, and the English function words."""
+"""Words of a caption with their positions, and the English function words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`captionrl album`: options, files, resuming."""
+"""`captionrl album`: options, files and resuming."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
     )
     sidecars: bool = option(False, help="also write each caption into a .txt file beside its image")
     overwrite: bool = option(False, help="start again, and replace outputs and text files beside images")
-    dry_run: bool = option(False, help="say what would be written and how long it takes; write nothing")
+    dry_run: bool = option(False, help="print what would be written and how long it would take; write nothing")
     adapt: str | None = option(
         None,
         metavar="TIME",
-        help="first finetune the captioner on this album by self-retrieval for so long, such as 90s, 10m or 1h; a held-out scorer "
+        help="first finetune the captioner on this album by self-retrieval for this time, such as 90s, 10m or 1h; a held-out scorer "
         "decides whether the result is used",
     )
     held_out_scorer: str | None = option(
@@ -83,7 +83,7 @@ class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
         help="dual encoder that decides about --adapt (default: scenes:siglip-held-out for embedded captioners, else "
         "google/siglip-base-patch16-224)",
     )
-    group_by: Literal["folder", "album"] = option("folder", help="inside which images shared phrases are searched")
+    group_by: Literal["folder", "album"] = option("folder", help="the images in which shared phrases are searched")
     split: str | None = option(None, metavar="SPLIT", help="of a data set (default: all)")
     image_root: str | None = option(
         None, metavar="DIR", help="folder that image paths of a list or table are relative to"
@@ -162,7 +162,7 @@ def _check(options: AlbumOptions) -> None:
 
 
 def _dry_run(options: AlbumOptions, source: AlbumSource, training_seconds: float | None) -> None:
-    """Caption the first batch, and say what the whole album would take."""
+    """Caption the first batch, and print an estimate for the whole album."""
     from hf_captionrl.album.album import describe_album
     from hf_captionrl.album.album_run import AlbumRun
     from hf_captionrl.album.loading import AlbumModels

@@ -20,7 +20,7 @@ __all__ = ["check_candidates", "meets_constraints", "script_of", "shortened", "w
 
 
 def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str]:
-    """Candidates, the longest truncated after a word; without repetitions."""
+    """Candidates; those that are too long are truncated after a word, and duplicates are removed."""
     if options.max_characters is None:
         return list(candidates)
     found = []
@@ -49,7 +49,7 @@ def check_candidates(
     *,
     trigger: str | None = None,
 ) -> np.ndarray:
-    """Which candidates may be chosen, `(S,)`: neither blank nor degenerate, and as [`meets_constraints`] wants them."""
+    """Mask of the candidates that may be chosen, `(S,)`: not blank, not degenerate, and accepted by [`meets_constraints`]."""
     flat = [text for mine in candidates for text in mine]
     good = meets_constraints(candidates, old, options, trigger=trigger)
     good &= np.array([bool(text.strip()) for text in flat], dtype=bool)
@@ -63,9 +63,9 @@ def meets_constraints(
     *,
     trigger: str | None = None,
 ) -> np.ndarray:
-    """Which candidates are as the options want them, `(S,)`.
+    """Mask of the candidates that meet the constraints of the options, `(S,)`.
 
-    A candidate also needs the script of the captions that its image had, if there are any; the trigger does not count.
+    A candidate must also use the script of the existing captions of its image, if there are any; the trigger does not count.
     """
     flat = [text for mine in candidates for text in mine]
     good: np.ndarray = np.ones(len(flat), dtype=bool)
@@ -84,6 +84,6 @@ def meets_constraints(
 
 
 def with_word(texts: Sequence[str], word: str) -> np.ndarray:
-    """Which texts contain a word, `(S,)`."""
+    """Mask of the texts that contain a word, `(S,)`."""
     pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
     return np.array([pattern.search(text) is not None for text in texts], dtype=bool)

@@ -31,7 +31,7 @@ def small_picture(image: Image.Image) -> np.ndarray:
 
 
 def saved_again(image: Image.Image) -> Image.Image:
-    """The image at four fifths of its size, as JPEG of quality 60: how copies come back from messengers and web sites."""
+    """The image at four fifths of its size, as JPEG of quality 60: as messengers and web sites save copies."""
     size = tuple(max(8, round(side * 0.8)) for side in image.size)
     buffer = io.BytesIO()
     image.convert("RGB").resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=60)  # type: ignore[arg-type]
@@ -40,10 +40,10 @@ def saved_again(image: Image.Image) -> Image.Image:
 
 
 def calibrate_threshold(scorer: Scorer, images: Iterable[Image.Image]) -> float:
-    """Cosine above which two images may be near-copies: that 95 % of the images reach with a copy saved again.
+    """Cosine from which two images may be near-copies: 95 % of the images reach it with a re-encoded copy of themselves.
 
     Args:
-        images: Of the album; the first 64 are used.
+        images: Images of the album; the first 64 are used.
     """
     cosines = []
     for number, image in enumerate(images):
@@ -103,5 +103,5 @@ def _near(features: Tensor, neighbours: tuple[Tensor, Tensor] | None, threshold:
     both = torch.cat(pairs)
     both = torch.stack([both.amax(1), both.amin(1)], 1)
     both = both[both[:, 0] > both[:, 1]].unique(dim=0)  # sorted
-    for part in both.split(_PAIRS):  # frames of a video are millions of pairs
+    for part in both.split(_PAIRS):  # the frames of a video give millions of pairs
         yield from ((later, earlier) for later, earlier in part.tolist())

@@ -27,8 +27,8 @@ class DemoOptions(CommandOptions):
     """Serve a page on this machine that captions and searches albums of similar images.
 
     Pick an album or upload one. The page shows the captions of several captioners, the image that each caption finds, and
-    its rank. It can also choose one caption per image so that all differ. No data leave the machine: gradio's reports are
-    off, and the page loads only local files.
+    its rank. It can also choose one caption per image so that all differ. No data leave the machine: gradio's usage
+    statistics are off, and the page loads only local files.
     """
 
     examples: ClassVar[str] = """
@@ -59,7 +59,7 @@ class DemoOptions(CommandOptions):
         help="albums: a folder of images, or of folders of images (default: the embedded world's look-alikes)",
     )
     max_images: int | None = option(None, parse=positive, metavar="N", help="largest album (default: no limit)")
-    num_beams: int = option(3, parse=positive, metavar="N", help="of captions side by side")
+    num_beams: int = option(3, parse=positive, metavar="N", help="beams of the captions side by side")
     num_samples: int = option(12, parse=positive, metavar="N", help="candidates per image")
     max_new_tokens: int = option(40, parse=positive, metavar="N", help="longest caption in tokens")
     device: str | None = device_option()

@@ -29,7 +29,7 @@ class Finding:
 
     Args:
         caption: The text.
-        rank: Rank of its target when it searches the album, 1 = best; ties count against it.
+        rank: Rank of its target among the images of the album, 1 = best; ties count against it.
         found: Row of the image that it finds.
     """
 
@@ -45,7 +45,7 @@ class AlbumCaption:
     Args:
         caption: The text.
         candidate: Its index among the image's candidates.
-        rank: Rank of the image when the caption searches the images compared, 1 = best; ties count against it.
+        rank: Rank of the image among the images compared with the caption, 1 = best; ties count against it.
         margin: Similarity to its image minus that to the most similar other image; None in an album of one image.
         is_distinct: Whether it is not blank and no other image of the album has the same text.
         confused_with: Rows of the other images that the caption fits at least as well, best first.
@@ -109,17 +109,17 @@ def distinct_captions(
     2. the number of these texts with rank 1,
     3. the sum of their margins.
 
-    See [`choose_candidates`]. An image for which no text is left gets its candidate with the largest margin, which another
-    image has too or which is blank; `is_distinct` is then False for both. In an album of one image the similarity replaces
+    See [`choose_candidates`]. An image for which no text is left gets its candidate with the largest margin. This text
+    is blank or belongs to another image as well; `is_distinct` is then False for both. In an album of one image the similarity replaces
     the margin.
 
     Args:
-        text_features (array or tensor of shape `(S, D)`): Of all candidates, those of the first image first; or an object
-            that gives the rows of an array of numbers, such as `EncodedTexts`.
-        image_features (array or tensor of shape `(M, D)`): Of the images.
+        text_features (array or tensor of shape `(S, D)`): Features of all candidates, image by image; or an object
+            that can be indexed by an array of row numbers, such as `EncodedTexts`.
+        image_features (array or tensor of shape `(M, D)`): Features of the images.
         neighbours (`torch.Tensor` of shape `(M, k)`, *optional*): Images that an image is compared with; None for all.
         allowed (`numpy.ndarray` of shape `(S,)`, *optional*): Candidates that meet the constraints.
-        max_component: Most images that compete for texts and are solved at once.
+        max_component: Largest number of competing images that are solved at once.
         assigns: Whether images compete for texts; False gives each its candidate with the largest margin.
         progress: Called with the number of images whose candidates are compared.
     """

@@ -58,7 +58,7 @@ def render_album(images: Sequence[Image.Image], album: Album) -> str:
 
 
 def spoken_list(items: Sequence[object]) -> str:
-    """Items as a sentence lists them."""
+    """Items as in a sentence: "a, b and c"."""
     *before, last = map(str, items)
     return f"{', '.join(before)} and {last}" if before else last
 

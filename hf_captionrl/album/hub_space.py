@@ -1,4 +1,4 @@
-"""The demo as a Space: what `captionrl demo` shows, with the captioners that are named."""
+"""The demo as a Space: the page of `captionrl demo` with the given captioners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files this command has written, and what stood there before: other files are never lost."""
+"""Records which files this command has written and what they contained before, so that no other file is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["KeptFiles", "file_digest", "file_stamps", "refuse_changed"]
 
 
 class KeptFiles:
-    """A record beside the first output.
+    """The record beside the first output.
 
     `NAME.files.json` has the digest of each file that was written, None while it is being written. A file with another content was
     not written by this command: it is replaced only after its content has been appended to `NAME.old.jsonl`.
@@ -69,7 +69,7 @@ class KeptFiles:
         write_json(self.record, self._digests)
 
     def old_texts(self) -> dict[str, str]:
-        """The first text that stood in each replaced file, by `name_of`."""
+        """The earliest text of each replaced file, by `name_of`."""
         found: dict[str, str] = {}
         if self.old.is_file():
             for line in self.old.read_text(encoding="utf-8").splitlines():
@@ -93,7 +93,7 @@ def file_stamps(image_ids: Sequence[str], paths: Sequence[str | None]) -> dict[s
 
 
 def refuse_changed(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Refuse images that were replaced since their candidates were generated; new images are welcome."""
+    """Refuse images that were replaced since their candidates were generated; new images are allowed."""
     changed = [image_id for image_id, stamp in now.items() if before.get(image_id, stamp) != stamp]
     if changed:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""Rows that stages have computed for the images of an album, by image: a killed or repeated command computes only the others.
+"""Rows that stages have computed for the images of an album: a repeated command computes only the missing ones.
 
     NAME.shards/images-1b2c.../       hashes, small pictures, features
     NAME.shards/candidates-3d4e.../   captions and their features
 
-A folder holds the shards of the ids that no finished folder had when it was begun, and is named by these ids: the same command
-finds its unfinished folder again, and if images were added, only these get a new one.
+A folder contains the shards of the ids that were in no finished folder when it was created; its name is a digest of these ids.
+The same command therefore finds its unfinished folder again. If images are added, only these are written to a new folder.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["KeptRows", "remove_kept"]
 
 _TABLES = 4
-"""Shards in memory: those of images that were added may alternate with others."""
+"""Largest number of shards in memory. The shards of added images may alternate with others."""
 
 
 class KeptRows:
     """Rows of one kind; the column `id` names them.
 
     Args:
-        folder: Of all kinds.
+        folder: Folder of all kinds.
         kind: Start of the folders' names.
-        settings: What affects the rows; folders with other settings are left alone.
+        settings: Settings that affect the rows. Folders with other settings are not changed.
     """
 
     def __init__(self, folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
@@ -67,8 +67,8 @@ class KeptRows:
         """Compute the rows that are missing.
 
         Args:
-            ids: Of all rows that are needed.
-            make_stage: From the positions of the missing ids to the stage that computes their rows.
+            ids: Ids of all rows that are needed.
+            make_stage: Function from the positions of the missing ids to the stage that computes their rows.
             options: Processes of this machine or Ray actors.
             rows_per_shard: Rows per file.
             progress: Called with the number of rows finished.

@@ -97,7 +97,7 @@ class AlbumModels:
         return _load_scorer(self.options, _scorer_name(self.options))
 
     def rows_of(self, image_ids: Sequence[str]) -> list[int]:
-        """Rows of some images; a process that finds other images than the one that started it stops."""
+        """Rows of some images; an error if this process finds other images than the process that started it."""
         row_of = {image_id: row for row, image_id in enumerate(self.source.image_ids)}
         missing = [image_id for image_id in image_ids if image_id not in row_of]
         if missing:

@@ -81,7 +81,7 @@ class LoadedWork:
 
     def answers(self, rows: Sequence[int], said: Sequence[Sequence[str]]) -> list[list[str]]:
         assert self.captioner is not None
-        progress = stage_progress(self.progress, "asking again")
+        progress = stage_progress(self.progress, "contrastive prompts")
         return contrastive_answers(self.captioner, self.images, rows, said, self.settings, progress=progress)
 
     def text_features(self, rows: Sequence[int], candidates: Sequence[Sequence[str]]) -> Any:

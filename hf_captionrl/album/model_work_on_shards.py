@@ -31,7 +31,7 @@ __all__ = ["BATCHES_PER_SHARD", "KINDS", "KeptTexts", "ShardWork"]
 KINDS = ("images", "candidates", "answers")
 """Kinds of rows that [`ShardWork`] keeps."""
 BATCHES_PER_SHARD = 4
-"""By default; a killed command loses at most so many batches per process."""
+"""The default. A killed command loses at most this many batches per process."""
 
 
 class ShardWork:
@@ -96,7 +96,7 @@ class ShardWork:
             names, mine = [ids[at] for at in asked], [images[at] for at in asked]
             return AnswerStage(self.models, names, mine, kept.made_by, [said[at] for at in asked])
 
-        kept.complete(ids, stage, self.engine, self.per_shard, stage_progress(self.progress, "asking again"))
+        kept.complete(ids, stage, self.engine, self.per_shard, stage_progress(self.progress, "contrastive prompts"))
         return self._captions(kept, rows, ids)
 
     def _captions(self, kept: KeptRows, rows: Sequence[int], ids: Sequence[str]) -> list[list[str]]:
@@ -112,12 +112,12 @@ class ShardWork:
 
 
 class KeptTexts:
-    """Features of candidates: those that a stage has kept, and for edited and existing captions those of the scorer.
+    """Features of candidates. They are read from the shards of a stage; those of edited and existing captions are computed.
 
     Args:
-        scorer: Its features are used.
-        candidates: Of each image.
-        places: For each image, where features of its captions may be.
+        scorer: Computes features that are not in the shards; features of other scorers are ignored.
+        candidates: Candidates of each image.
+        places: For each image, rows that may contain features of its captions.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _COLUMNS = ("image_id", "caption", "old_caption", "rank", "margin", "distinct", 
 
 
 def safe_cell(value: Any) -> Any:
-    """A cell that spreadsheets show and do not compute: an apostrophe before texts that would be formulas."""
+    """A cell that spreadsheets show as text: an apostrophe precedes texts that would be formulas."""
     if value is None:
         return ""
     if isinstance(value, list):

@@ -178,7 +178,7 @@ def _drop_at_ends(words: Sequence[Word], gone: list[bool]) -> None:
 
 
 def _articles_at_seams(words: Sequence[Word], gone: list[bool]) -> dict[int, str]:
-    """Correct articles before removed parts, by word; function words that meet their like there are removed."""
+    """Correct articles before removed parts, by word; function words that would be repeated there are removed."""
     found = {}
     for start, end in list(_runs(gone)):
         before, after = start - 1, end + 1
@@ -207,7 +207,7 @@ def _without(caption: str, words: Sequence[Word], gone: Sequence[bool], article:
 
 
 def _closed(left: str, right: str) -> str:
-    """Join what stands before and after a removed part: one space, and no punctuation of an empty part."""
+    """Join the text before and after a removed part with one space, and drop punctuation that would enclose nothing."""
     before, after = left.rstrip(), right.lstrip()
     space = " " if len(before) < len(left) or len(after) < len(right) else ""
     while before and after and before[-1] + after[0] in _PAIRS:

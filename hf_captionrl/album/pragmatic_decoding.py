@@ -87,7 +87,7 @@ def pragmatic_captions(
     num_return_sequences: int = 1,
     **settings: Any,
 ) -> list[list[str]]:
-    """Captions of the first image of each group that tell it from the others.
+    """Captions that distinguish the first image of each group from the others.
 
     Args:
         images: Decoded images.

@@ -33,9 +33,9 @@ class CandidateOptions:
 
     num_beams: int = option(4, parse=positive, metavar="N", help="candidates per image by beam search")
     num_samples: int = option(12, parse=not_negative, metavar="N", help="candidates per image by sampling")
-    temperature: float = option(0.7, metavar="X", help="of the samples")
+    temperature: float = option(0.7, metavar="X", help="sampling temperature")
     max_new_tokens: int = option(40, parse=positive, metavar="N", help="longest caption in tokens")
-    seed: int = option(0, metavar="N", help="of the samples")
+    seed: int = option(0, metavar="N", help="seed of the samples")
     batch_size: int = option(16, parse=positive, metavar="N", help="images captioned at once")
     decoding: Literal["beam", "rsa"] = option(
         "beam", help="how beams are searched: by the captioner alone, or with a listener that knows the similar images"
@@ -87,16 +87,16 @@ class AlbumSettings(ConstraintOptions, CandidateOptions):
     )
     drop_shared: bool = option(False, help="remove phrases that all captions of a group share")
     trigger: str | None = option(
-        None, metavar="TEXT", help="put this in the place of what is shared, or before the caption"
+        None, metavar="TEXT", help="text that replaces the first shared phrase, or precedes the caption"
     )
     shared_share: float = option(0.9, metavar="X", help="share of a group's captions that contain a shared phrase")
 
 
 def check_candidate_options(options: CandidateOptions, captioner: Any | None = None) -> None:
-    """Refuse options that no captioner, or not this one, can follow."""
+    """Refuse options that no captioner, or not this captioner, supports."""
     if options.num_beams < 1 or options.num_samples < 0:
         raise ValueError(
-            f"num_beams is {options.num_beams} and num_samples is {options.num_samples}. Use at least 1 and 0."
+            f"num_beams is {options.num_beams} and num_samples is {options.num_samples}. Use at least 1 beam and 0 samples."
         )
     if options.temperature <= 0:
         raise ValueError(f"temperature is {options.temperature}. Use a number above 0, or num_samples=0 for none.")

@@ -17,7 +17,7 @@ from hf_captionrl.pipelines import ChosenImages
 __all__ = ["FORMULA", "AlbumSource", "load_album_source", "read_captions_for", "sidecar_of"]
 
 FORMULA = re.compile(r"'*[=+\-@\t\r]")
-"""Start of a cell that spreadsheets would compute, or would if apostrophes were removed from it."""
+"""Start of a cell that spreadsheets would evaluate, or would evaluate if apostrophes were removed from it."""
 
 
 @dataclass

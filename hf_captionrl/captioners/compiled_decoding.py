@@ -17,7 +17,7 @@ __all__ = ["check_compiler", "compiled_forward"]
 def check_compiler(device: torch.device) -> None:
     """Raise if the machine lacks what `torch.compile` needs to generate code for a device."""
     if device.type == "cpu":
-        # The choice of torch's inductor.
+        # As torch's inductor chooses it.
         compiler = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
         if shutil.which(compiler) is not None:
             return

@@ -1,4 +1,4 @@
-r"""Decodes greedy and sampled captions of an image from one prefill, without the rows that are finished.
+r"""Decodes greedy and sampled captions of an image from one prefill; finished rows leave the batch.
 
 `generate` of transformers calls [`DecodingLoop`] in place of its loop, after it prepared inputs, cache and settings.
 
@@ -30,10 +30,11 @@ _ROWWISE = tuple(
     SuppressTokensAtBeginLogitsProcessor SuppressTokensLogitsProcessor TemperatureLogitsWarper TopKLogitsWarper
     TopPLogitsWarper""".split()
 )
-"""Processors that treat every row by itself, and with which greedy and sampled rows can be processed together."""
+"""Processors that treat rows independently, so greedy and sampled rows can be processed together."""
 
 _OF_THE_IMAGE = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
-_COMPACTION = 0.8  # of the rows; copying the cache for fewer finished rows costs more than it saves
+# Finished rows are removed if at most this share of the rows is left; copying the cache for fewer costs more than it saves.
+_COMPACTION = 0.8
 _STEPS_BETWEEN_COMPACTIONS = 4  # on a GPU, where counting rows waits for the device
 
 
@@ -62,8 +63,8 @@ def draw_tokens(scores: Tensor, uniforms: Tensor) -> Tensor:
 class DecodingLoop:
     """A `custom_generate` for `generate`, which must be called with `num_return_sequences=1`.
 
-    The prompt is read once per image. Rows that are finished leave the batch. The random numbers are drawn before the
-    first token, so captions do not depend on which rows left.
+    The prompt is read once per image. Finished rows leave the batch. The random numbers are drawn before the first
+    token, so captions do not depend on the rows that have left.
 
     Args:
         num_sampled (`int`): Sampled captions per image; 0 for the greedy one only.
@@ -171,7 +172,7 @@ def _selectable(cache: Any) -> bool:
 
 @dataclass
 class _Batch:
-    """The rows that are still decoded, and everything that has one entry per row."""
+    """The rows that are not finished, and all data with one entry per row."""
 
     model: Any
     input_ids: Tensor  # (N, P + t)
@@ -210,7 +211,7 @@ class _Batch:
         self.input_ids = torch.cat([self.input_ids, tokens.unsqueeze(1)], 1)
 
     def repeat(self, times: int, *, folded: bool) -> None:
-        """Repeat every row; with `folded`, what belongs to the image keeps one row per image."""
+        """Repeat every row; with `folded`, data of the images keep one row per image."""
         number = len(self.rows)
         index = torch.arange(number, device=self.rows.device).repeat_interleave(times)
         images = index[::times] if folded else index
@@ -219,7 +220,7 @@ class _Batch:
         self.rows = torch.arange(number * times, device=self.rows.device)
 
     def compact(self, active: Tensor) -> Tensor:
-        """Leave out finished rows, except for their logits, if they are many; each image keeps the same number of rows."""
+        """Remove finished rows, except for their logits, if there are many; each image keeps the same number of rows."""
         by_image = active.view(self.images, -1)  # (B, R)
         counts = by_image.sum(1)
         images = counts.nonzero().squeeze(1)
@@ -233,7 +234,7 @@ class _Batch:
         return active[index]
 
     def _select(self, index: Tensor, images: Tensor) -> None:
-        """Keep the rows of `index`, and of what belongs to the image those of `images`."""
+        """Keep the rows `index`, and of the data of the images the rows `images`."""
         number = len(self.input_ids)
         cross = [*_OF_THE_IMAGE, *(["attention_mask"] if self.model.config.is_encoder_decoder else [])]
         for name, value in self.model_kwargs.items():
@@ -252,7 +253,7 @@ class _Batch:
 
 
 def _rows_of(value: Any, index: Tensor, number: int) -> Any:
-    """Rows of a tensor, or of the tensors of a model output, that has `number` of them."""
+    """Select rows of a tensor, or of the tensors of a model output, if it has `number` rows."""
     if isinstance(value, Tensor):
         return value[index] if value.dim() > 1 and value.size(0) == number else value
     if isinstance(value, dict):  # a model output

@@ -63,7 +63,7 @@ class Completions:
 
 
 def split_greedy(together: Completions, group_size: int) -> tuple[Completions, Completions]:
-    """The G captions and the greedy caption of each image, of what `generate(greedy_first=True)` returns."""
+    """Split the result of `generate(greedy_first=True)` into the G captions and the greedy caption of each image."""
     rows = torch.arange(len(together.captions))
     is_greedy = rows % (group_size + 1) == 0
     return together.rows(rows[~is_greedy]), together.rows(rows[is_greedy])
@@ -154,7 +154,7 @@ class Writing(Encoding):
 
         Args:
             pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Output of `encode_images`.
-            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features to use instead of pixels.
+            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features that replace the pixels.
             max_new_tokens (`int`): Longest caption, including the end token; limited by the model's positions.
             greedy_first (`bool`): Whether the sampled captions of each image follow its greedy caption.
             compile_decoding (`bool`): Whether `torch.compile` compiles the forward of every token after the first, once for
@@ -234,7 +234,7 @@ class Writing(Encoding):
             self._known(settings, name) or 0 for name in ("do_sample", "num_return_sequences", "num_beams")
         )
         number = max(1, number)
-        # With beams, generate would prepare its inputs, and an encoder-decoder encode them, before the loop could refuse.
+        # With beams, `generate` would prepare (and in an encoder-decoder encode) the inputs before the loop could refuse.
         decodable = num_beams <= 1 and (do_sample or (number == 1 and not greedy_first))
         if decodable and not is_sharded(self.model) and settings.get("custom_generate") is None:
             loop = DecodingLoop(
@@ -257,7 +257,7 @@ class Writing(Encoding):
         return self._interleave(greedy, write(settings))
 
     def _known(self, settings: dict[str, Any], name: str) -> Any:
-        """A setting of `generate`, by the arguments, a given configuration, or that of the model."""
+        """A setting of `generate`: from the arguments, a given configuration, or the configuration of the model."""
         configs = (settings.get("generation_config"), self.writer.generation_config)
         sources = [settings, *(vars(config) for config in configs if config is not None)]
         return next((source[name] for source in sources if source.get(name) is not None), None)

@@ -39,8 +39,8 @@ def processor_settings(image_processor: Any) -> str:
 class PreparedPixels:
     """The two parts of a captioner's image processor.
 
-    Both are compared with the whole processor on images of noise. ValueError, with the reason, if they are not equal to the
-    last bit.
+    The two parts are compared with the whole processor on noise images. If the results are not bit-identical, a ValueError
+    states the reason.
     """
 
     def __init__(self, captioner: Encoding) -> None:
@@ -81,7 +81,7 @@ class PreparedPixels:
         if (
             found.dtype != torch.uint8 and not (pixels == found).all()
         ):  # processors that pad return whole numbers as floats
-            raise self._refusal("does more with pixels than to resize and crop them")
+            raise self._refusal("does more with pixels than resize and crop them")
         return pixels
 
     def normalise(self, pixels: Sequence[Tensor]) -> Tensor:

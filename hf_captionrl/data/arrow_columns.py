@@ -20,11 +20,11 @@ _ROWS_AT_ONCE = 1024
 
 
 class ColumnView(Sequence[T], Generic[T]):
-    """Values of a column, read when they are indexed; few of them are Python objects at a time.
+    """Values of a column, read when they are indexed; only a few are Python objects at a time.
 
     Args:
-        ds (`datasets.Dataset`): Has the column.
-        name (`str`): Its name.
+        ds (`datasets.Dataset`): Data set with the column.
+        name (`str`): Name of the column.
         convert (`Callable`, *optional*): Applied to each value.
     """
 
@@ -75,7 +75,7 @@ def arrow_column(values: Iterable[Any], kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def chunk_values(column: pa.ChunkedArray) -> Iterator[Any]:
-    """The values of a column, of which few are Python objects at a time."""
+    """The values of a column; only a few are Python objects at a time."""
     for chunk in column.chunks:
         for start in range(0, len(chunk), _ROWS_AT_ONCE):
             yield from chunk.slice(start, _ROWS_AT_ONCE).to_pylist()

@@ -97,7 +97,7 @@ def replace_column(
         table = table.drop([name])
     column = InMemoryTable.from_pydict({name: values}, schema=schema)
     if isinstance(table, ConcatenationTable):
-        # Of a block whose columns are all removed, `datasets` keeps a table without columns and rows.
+        # If all columns of a block are removed, `datasets` keeps a table without columns and rows.
         blocks = [[block for block in row if block.num_columns] for row in table.blocks]
         table = ConcatenationTable.from_blocks([row for row in blocks if row]) if any(blocks) else None
     table = column if table is None or not table.num_columns else concat_tables([table, column], axis=1)
@@ -110,7 +110,7 @@ def replace_column(
 
 
 def _spread(values: pa.ChunkedArray, shown: np.ndarray, num_rows: int) -> pa.ChunkedArray | None:
-    """The values at the rows of the table that are shown, no value at the others; None if a row is shown twice."""
+    """The values at the selected rows of the table, and no value at the others; None if a row is selected twice."""
     place: np.ndarray = np.full(num_rows, -1, np.int64)  # of each row of the table among the values
     place[shown] = np.arange(len(shown))
     if np.count_nonzero(place >= 0) < len(shown):
@@ -125,7 +125,7 @@ def _spread(values: pa.ChunkedArray, shown: np.ndarray, num_rows: int) -> pa.Chu
         found = part[part >= 0]
         first, end = (int(found.min()), int(found.max()) + 1) if len(found) else (0, 0)
         rows = pa.array(part - first, mask=part < 0)
-        # Of a slice, because `take` may copy all chunks.
+        # Applied to a slice, because `take` may copy all chunks.
         chunks.append(values.slice(first, end - first).combine_chunks().take(rows))
     return pa.chunked_array(chunks, values.type)
 

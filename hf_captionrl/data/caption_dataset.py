@@ -60,7 +60,7 @@ def draw_caption(num_captions: int, *, seed: int, epoch: int, image_id: str) -> 
         raise ValueError(
             f"Image {image_id!r} has {num_captions} captions, but needs at least one. Run check_captions first."
         )
-    # Lengths are unambiguous: seed and epoch hold no "/".
+    # The key is unambiguous, because seed and epoch contain no "/".
     key = f"{int(seed)}/{int(epoch)}/{image_id}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") % num_captions
 
@@ -181,7 +181,7 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
 
     @property
     def num_images(self) -> int:
-        """Number of images, whatever the number of items."""
+        """Number of images, which may differ from the number of items."""
         return len(self._rows)
 
     def set_epoch(self, epoch: int) -> None:

@@ -20,7 +20,7 @@ _ORIENTATION = 0x0112
 
 
 def decode_image(value: Any) -> Tensor:
-    """`(3, H, W)` uint8: the pixels of `open_image`; what torchvision might read differently is left to it."""
+    """`(3, H, W)` uint8: the pixels of `open_image`, which opens the images that torchvision might decode differently."""
     source, name = media_source(value)
     if not isinstance(source, Image.Image):
         data = source.getvalue() if isinstance(source, io.BytesIO) else Path(source).read_bytes()

@@ -85,7 +85,7 @@ def cached_features(
     is the hash of its file with the pooling and the number of frames.
 
     Args:
-        cache ([`FeatureCache`]): Of one model.
+        cache ([`FeatureCache`]): Cache of one model.
         dataset (`datasets.Dataset`): With an `image` column.
         encode (`Callable`): From a list of images to their features, a tensor or array of as many rows; with `"native"` from
             the consecutive frames of several videos to features with one row per video.

@@ -30,7 +30,7 @@ class ImageReader:
 
     Args:
         ds (`datasets.Dataset`): Columns `image` and `image_id`.
-        split (`str`): Its name, for the report.
+        split (`str`): Name of the split, for the report.
         quarantine_path (`str` or `Path`, *optional*): Where `report` writes its entries.
         max_bad_fraction (`float`): Largest share of unreadable images, in [0, 1].
         max_pixels (`int`): As for `open_image`.
@@ -68,7 +68,7 @@ class ImageReader:
         return self.read(row, lambda value: open_image(value, max_pixels=self._max_pixels))
 
     def read(self, row: int, decode: Callable[[Any], T]) -> T | None:
-        """What a function makes of the image of a row.
+        """Apply a function to the undecoded image of a row.
 
         Args:
             row (`int`): From 0.

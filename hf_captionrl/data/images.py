@@ -206,7 +206,7 @@ def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open an image of any kind as RGB.
 
     The EXIF orientation is applied, transparency becomes white, CMYK, palette, greyscale and 16-bit images are converted,
-    and of an animation the first frame is used. Addresses are never fetched.
+    and the first frame of an animation is used. Addresses are never fetched.
 
     Args:
         value (`Any`): Path, bytes, PIL image, or the `{"bytes": ..., "path": ...}` of an undecoded `datasets.Image`.
@@ -220,7 +220,7 @@ def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
             large; with `.reason` and `.remedy`.
     """
     with opened_image(value, max_pixels) as image:
-        # A file opens at its first frame. Decoding comes first, since below a damaged EXIF block is forgiven.
+        # A file opens at its first frame. Decode first, because the conversion ignores a damaged EXIF block.
         image.load()
         return to_rgb(image)
 

@@ -152,7 +152,7 @@ def load_concadia(
             continue
         source = _file(root, image.get("filename"), where)
         if image["filename"] in seen:
-            raise ValueError(f"{where}: {image['filename']!r} is there twice. Keep one.")
+            raise ValueError(f"{where}: {image['filename']!r} occurs twice. Keep one.")
         seen.add(image["filename"])
         written = _raw(image.get(text))
         if not written:

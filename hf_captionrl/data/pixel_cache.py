@@ -55,8 +55,8 @@ class Prepares(Protocol):
 class DecodedPixels(Sequence[Tensor]):
     """Prepared pixels of images that are decoded when they are indexed, JPEGs by torchvision.
 
-    The pixels are those of [`CachedPixels`]. Compared with images, they take less processor time and are smaller to pass
-    from the workers of a `DataLoader`.
+    The pixels equal those of [`CachedPixels`]. Compared with images, they take less CPU time, and the workers of a `DataLoader`
+    transfer less data.
 
     Args:
         dataset (`datasets.Dataset`): With an `image` column.
@@ -115,7 +115,7 @@ def cached_pixels(
         form (`"uint8"` or `"jpeg"`): Exact pixels, or JPEGs in about a tenth of the space. Each JPEG has the highest quality
             that fits; pixels of photographs differ by 2 (384 pixels) to 4 (224 pixels) of 255 on average.
         directory (path, *optional*): Root of all caches; by default `default_cache_dir()`.
-        batch_size (`int`): Images per write, at least.
+        batch_size (`int`): Smallest number of images per write.
         progress (`str` or `bool`): Label of the progress bar, or False.
 
     Returns:
@@ -136,7 +136,7 @@ def refuse_videos(dataset: datasets.Dataset) -> None:
     """Refuse data whose pixels cannot be cached."""
     if number := frames_of(dataset):
         raise ValueError(
-            f"The data are videos ({number} frames each), and prepared pixels are cached of images only. Leave out "
+            f"The data are videos ({number} frames each), and only the pixels of images are cached. Leave out "
             "cache_pixels; set freeze_vision_tower=True and cache_image_features=True."
         )
 

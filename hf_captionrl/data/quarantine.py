@@ -128,13 +128,13 @@ class QuarantineReport:
         """
         total = sum(self.rows.values())
         if not self.entries:
-            return f"All {total} rows are good."
+            return f"All {total} rows are valid."
         parts = []
         if self.bad_rows():
             parts.append(f"{self.bad_rows()} of {total} rows are left out ({_spell(self.counts())})")
         if self.bad_captions:
             counts = _spell(self.counts("caption"))
-            parts.append(f"{self.bad_captions} captions are left out of rows that stay ({counts})")
+            parts.append(f"{self.bad_captions} captions are left out of rows that are kept ({counts})")
         return "; ".join(parts) + (f". Each with its remedy: {self.path}." if self.path else ".")
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ def _image_faults(
 
 
 def _caption_faults(captions: list[str | None], max_words: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """The good captions, and reason and detail of the others."""
+    """The valid captions, and the reason and detail of the others."""
     good, bad = [], []
     for number, caption in enumerate(captions):
         fault = caption_fault(caption, max_words=max_words)

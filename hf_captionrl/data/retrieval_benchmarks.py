@@ -295,6 +295,6 @@ def load_hard_pool(path: str | Path) -> list[str]:
     seen: set[str] = set()
     for name, i in zip(names, ids, strict=True):
         if i in seen:
-            raise ValueError(f"{path}: image {name!r} is there twice, and would be its own distractor. Keep one.")
+            raise ValueError(f"{path}: image {name!r} occurs twice, and would be its own distractor. Keep one.")
         seen.add(i)
     return ids

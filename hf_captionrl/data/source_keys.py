@@ -30,7 +30,7 @@ _SETTLED_NS = 2_000_000_000
 
 
 class _Keys(Sequence[str]):
-    """Keys of digests, `(N, 16)` uint8, which are text only when they are indexed."""
+    """Keys that are stored as digests, `(N, 16)` uint8, and become text when they are indexed."""
 
     def __init__(self, digests: np.ndarray) -> None:
         self._digests = digests

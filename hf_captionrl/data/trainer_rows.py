@@ -105,7 +105,7 @@ def _with_columns(dataset: Any, data: str, split: str, **source: Any) -> dataset
 
 
 def _is_ready(rows: datasets.Dataset) -> bool:
-    """Whether the columns have the types of `load_captions`: images, not paths, and texts, not mappings of texts."""
+    """Whether the columns have the types that `load_captions` returns: images instead of paths, texts instead of mappings."""
     if not set(rows.column_names) >= _COLUMNS:
         return False
     captions = rows.features["captions"]

@@ -34,7 +34,9 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
                 raise VideoError("video_no_frames", f"{name} has no pictures, only {_streams(container)}")
             stream = container.streams.video[0]
             if stream.codec_context is None:
-                raise VideoError("video_unreadable", f"{name} has pictures in a code that this FFmpeg does not know")
+                raise VideoError(
+                    "video_unreadable", f"{name} has pictures in a codec that this FFmpeg does not support"
+                )
             check_size((stream.codec_context.width, stream.codec_context.height), name, max_pixels)
             tick = stream.time_base or Fraction(1, 1)  # seconds
             starts, end = _packet_times(container, stream)
@@ -54,7 +56,7 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
             if len(starts) < _ENOUGH * announced or (plays and end < _ENOUGH * plays):
                 seconds = [float((time or 0) * tick) for time in (end, plays)]
                 of_time = f", {seconds[0]:.2f} of {seconds[1]:.2f} s" if plays else ""
-                raise VideoError("video_truncated", f"{name} ends early: {read}{of_time} are there")
+                raise VideoError("video_truncated", f"{name} ends early: {read}{of_time} are present")
             container.seek(0)
             chosen = frames_on_screen(starts, end, num_frames, how)
             frames: dict[int, Image.Image] = {}

@@ -1,4 +1,4 @@
-"""What one process does: loads a stage once, and writes one shard after the other."""
+"""The work of one process: it loads a stage once and writes its shards one after the other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Actor", "raise_packed"]
 
 
 class Actor:
-    """A stage that is loaded for its first shard."""
+    """Runs a stage, which is loaded when the first shard is written."""
 
     def __init__(self, stage: Stage, shards: ShardFolder) -> None:
         self.stage, self.shards = stage, shards
         self._made_by: dict[str, Any] | None = None
 
     def attempt(self, shard: int) -> str:
-        """Write one shard; returns the packed error, or nothing. An error must not depend on how it is transported."""
+        """Write one shard; return the packed error, or an empty text. Packed errors are the same in all kinds of workers."""
         try:
             self.work(shard)
         except Exception as error:
@@ -40,7 +40,7 @@ class Actor:
 
 def _packed(error: Exception) -> str:
     """An error as text, with the traceback of this process."""
-    # Errors of Unicode are the only ones that cannot be made from a message.
+    # Only Unicode errors cannot be constructed from a message.
     kinds = (each for each in type(error).__mro__ if each.__module__ == "builtins" and "Unicode" not in each.__name__)
     kind = next(each.__name__ for each in kinds)
     name = "" if kind == type(error).__name__ else f"{type(error).__name__}: "
@@ -48,7 +48,7 @@ def _packed(error: Exception) -> str:
 
 
 def raise_packed(text: str) -> None:
-    """Raise the error of a worker, if there is one, as the class of Python that it is or inherits from."""
+    """Raise the error of a worker, if there is one, as its built-in class or as the built-in class that it inherits from."""
     if text:
         kind, message, trace = json.loads(text)
         error = getattr(builtins, kind)(message)

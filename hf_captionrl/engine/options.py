@@ -12,7 +12,7 @@ __all__ = ["EngineOptions"]
 
 @dataclass
 class EngineOptions(CommandOptions):
-    """How the shards are worked on."""
+    """How shards are processed."""
 
     heading: ClassVar[str] = "engine"
 
@@ -26,7 +26,9 @@ class EngineOptions(CommandOptions):
         help="processes, or actors of the cluster (default: one per GPU, one per machine without GPUs)",
     )
     address: str | None = option(
-        None, metavar="ADDRESS", help="of the Ray cluster, 'auto' for the one of this machine (default: start one)"
+        None,
+        metavar="ADDRESS",
+        help="address of the Ray cluster, 'auto' for that of this machine (default: start one)",
     )
     rows_per_shard: int | None = option(
         None, parse=positive, metavar="N", help="rows per Parquet file (default: 64 batches)"
@@ -41,9 +43,11 @@ class EngineOptions(CommandOptions):
         """Refuse options that have no effect.
 
         Raises:
-            ValueError: If there is one.
+            ValueError: If an option has no effect.
         """
         if self.address is not None and self.engine != "ray":
-            raise ValueError(f"--address {self.address!r} is for Ray. Use --engine ray.")
+            raise ValueError(f"--address {self.address!r} has an effect only with Ray. Use --engine ray.")
         if self.rows_per_shard is not None and not self.uses_shards:
-            raise ValueError(f"--rows_per_shard {self.rows_per_shard} is for shards. Use --processes or --engine.")
+            raise ValueError(
+                f"--rows_per_shard {self.rows_per_shard} has an effect only with shards. Use --processes or --engine."
+            )

@@ -15,12 +15,12 @@ __all__ = ["RayActor", "connect", "run_on_ray"]
 
 
 class RayActor:
-    """The actor in a process of the cluster. Errors are part of the answer: Ray would wrap them in its messages."""
+    """The actor in a process of the cluster. It returns errors as text, because Ray would wrap them in its messages."""
 
     def __init__(self, actor: Actor, folder: str) -> None:
         self.actor = actor
         if os.path.isdir(folder):
-            os.chdir(folder)  # relative paths mean the same as where the command was given
+            os.chdir(folder)  # relative paths then mean the same as in the process that started the command
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"shard": batch["shard"], "error": [self.actor.attempt(int(shard)) for shard in batch["shard"]]}
@@ -64,7 +64,7 @@ def _actors(ray: Any, wanted: int | None) -> tuple[int, int]:
 
 
 def run_on_ray(actor: Actor, todo: list[int], options: EngineOptions) -> Iterator[int]:
-    """Numbers of shards, as they are finished. Ray Data starts dead actors again and repeats their shards."""
+    """Yield the numbers of finished shards. Ray Data restarts dead actors and repeats their shards."""
     ray = _import_ray()
     is_new = connect(ray, options.address)
     try:

@@ -1,7 +1,7 @@
 """Runs a stage on the unfinished shards of a folder: in this process, in several processes, or on Ray Data.
 
-Every process takes a shard, works on it and writes its file. What is finished is known from the files alone, so a worker that
-dies costs at most its shard, which another one repeats.
+Every process takes a shard, processes it and writes its file. The files alone show which shards are finished. If a worker
+dies, at most its current shard is lost, and another worker repeats it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hf_captionrl.engine.stages import Stage
 __all__ = ["run_stage"]
 
 _DEATHS = 3
-"""Deaths of workers without a finished shard in between, after which the run stops."""
+"""The run stops after this many deaths of workers without a finished shard in between."""
 
 
 def run_stage(
@@ -30,9 +30,9 @@ def run_stage(
     *,
     progress: Callable[[int], object] | None = None,
 ) -> dict[str, Any]:
-    """Work on every shard that is not finished.
+    """Process every unfinished shard.
 
-    Below `accelerate launch` or torchrun, each process takes its part of the shards.
+    Under `accelerate launch` or torchrun, each process takes its part of the shards.
 
     Args:
         stage ([`Stage`]): The work.
@@ -41,13 +41,13 @@ def run_stage(
         progress (`Callable`, *optional*): Called with the rows of each shard that this run has finished.
 
     Returns:
-        `dict[str, Any]`: `shards`, `resumed` (shards of an earlier run), and `manifest`; None below `accelerate launch` while
-        other processes are working.
+        `dict[str, Any]`: `shards`, `resumed` (shards of an earlier run), and `manifest`, which is None under `accelerate launch`
+        while other processes are working.
 
     Raises:
         ImportError: If Ray is needed and not installed.
-        RuntimeError: If workers die again and again.
-        ValueError: If there is no cluster at the address; and what the stage raises.
+        RuntimeError: If workers die repeatedly.
+        ValueError: If there is no cluster at the address. Errors of the stage are raised, too.
     """
     options = options or EngineOptions()
     options.check_engine()
@@ -56,8 +56,8 @@ def run_stage(
     world = launched()[1]
     if world > 1 and options.uses_shards and (options.engine == "ray" or (options.processes or 1) > 1):
         raise ValueError(
-            f"{world} processes were launched, and each would start more. Use `accelerate launch` without --processes and "
-            "--engine ray, or one of them without it."
+            f"{world} processes were launched, and each would start more. Use either `accelerate launch`, or "
+            "--processes or --engine ray."
         )
     for shard in _finished(stage, shards, [shard for shard in todo if shards.is_mine(shard)], options):
         if progress is not None:
@@ -67,7 +67,7 @@ def run_stage(
 
 
 def _finished(stage: Stage, shards: ShardFolder, todo: list[int], options: EngineOptions) -> Iterator[int]:
-    """Numbers of shards, as they are finished."""
+    """Yield the numbers of finished shards."""
     if not todo:
         return
     if options.engine == "ray":
@@ -93,7 +93,7 @@ def _num_gpus() -> int:
 
 
 def _use_gpu_of_rank() -> None:
-    """Below `accelerate launch`, let "cuda" be the GPU of this process."""
+    """Under `accelerate launch`, make "cuda" the GPU of this process."""
     if (rank := os.environ.get("LOCAL_RANK")) is not None:
         import torch
 
@@ -126,7 +126,7 @@ def _gpu_names() -> list[str]:
 
 
 def _in_processes(actor: Actor, todo: list[int], number: int) -> Iterator[int]:
-    """Spawned processes; if one dies, the pool is started again for the shards that are missing."""
+    """Process shards in spawned processes; if one dies, start a new pool for the missing shards."""
     from multiprocessing import get_context
 
     deaths, gpus = 0, _gpu_names()

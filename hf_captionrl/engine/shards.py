@@ -39,10 +39,10 @@ _MADE_BY = b"made_by"
 
 
 def launched() -> tuple[int, int]:
-    """Rank of this process and number of processes, below `accelerate launch` or torchrun.
+    """Rank of this process and number of processes, under `accelerate launch` or torchrun.
 
     Returns:
-        `tuple[int, int]`: (0, 1) otherwise.
+        `tuple[int, int]`: (0, 1) without a launcher.
     """
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -56,7 +56,7 @@ def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], rem
         remedy (`str`): End of the error message.
 
     Raises:
-        ValueError: If one differs.
+        ValueError: If a setting differs.
     """
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
@@ -70,7 +70,7 @@ class ShardFolder:
 
     Args:
         folder (`str` or `Path`): Folder of the shards; created if missing.
-        settings (`Mapping[str, Any]`): What affects the result; other settings are refused.
+        settings (`Mapping[str, Any]`): Settings that affect the result. A folder with other settings is refused.
         num_rows (`int`): Rows of the source.
         rows_per_shard (`int`): Rows of the source per shard.
         overwrite (`bool`): Discard existing shards.
@@ -104,7 +104,7 @@ class ShardFolder:
         if overwrite and launched()[1] > 1:
             raise ValueError(
                 f"Launched processes start at different times, so none can discard the shards of {str(folder)!r}. Remove the folder "
-                "instead of --overwrite."
+                "instead of using --overwrite."
             )
         if overwrite:
             for old in (path, *self.folder.glob("part-*.parquet")):
@@ -135,13 +135,14 @@ class ShardFolder:
         return range(start, min(start + self.rows_per_shard, self.num_rows))
 
     def is_mine(self, shard: int) -> bool:
-        """Whether this process works on a shard: all, or below `accelerate launch` its part.
+        """Whether this process works on a shard. Under `accelerate launch`, every process works on a part of the shards.
 
         Args:
             shard (`int`): From 0.
 
         Returns:
-            `bool`: By the number alone, because launched processes look for missing shards at different times.
+            `bool`: Depends on the number of the shard only, because launched processes look for missing shards at different
+            times.
         """
         rank, world = launched()
         return shard % world == rank
@@ -156,7 +157,7 @@ class ShardFolder:
         return [shard for shard, name in enumerate(self.names) if name not in found]
 
     def check_made_by(self, made_by: Mapping[str, Any]) -> None:
-        """Compare what made the first finished shard with what is loaded now.
+        """Compare the loaded stage with the stage that wrote the first finished shard.
 
         Args:
             made_by (`Mapping[str, Any]`): [`Stage.made_by`].
@@ -180,7 +181,7 @@ class ShardFolder:
         Args:
             shard (`int`): From 0.
             rows (`Sequence[Mapping[str, Any]]`): Its result.
-            schema (`pyarrow.Schema`): Columns.
+            schema (`pyarrow.Schema`): Columns of the result.
             made_by (`Mapping[str, Any]`, *optional*): [`Stage.made_by`].
         """
         import pyarrow as pa
@@ -217,7 +218,7 @@ class ShardFolder:
 
 
 def _footer(path: Path) -> tuple[int, dict[str, Any]]:
-    """Number of rows of a shard, and what made it."""
+    """Number of rows of a shard, and the [`Stage.made_by`] that it contains."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:

@@ -13,7 +13,7 @@ __all__ = ["Stage", "seed_of_batch"]
 
 
 def seed_of_batch(seed: int, image_id: str) -> int:
-    """Seed of the samples of one batch, the same in every process and whatever batches are left out.
+    """Seed of the samples of one batch. It is the same in every process and does not depend on skipped batches.
 
     Args:
         seed: Seed of the command.
@@ -32,7 +32,7 @@ class Stage(ABC):
     A stage is pickled and sent to every process before `load`, so `__init__` holds only settings. Every process reads its
     rows from the source itself: on several machines, paths must name the same data on each.
 
-    The result of a shard must not depend on the process and on earlier shards. Seeds come from the rows.
+    The result of a shard must not depend on the process or on earlier shards. Seeds come from the rows.
     """
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Stage(ABC):
         """Load models and data. Called once per process, before the first shard."""
 
     def made_by(self) -> dict[str, Any]:
-        """What is known after `load` and affects the result, such as a fingerprint of weights; equal in all shards.
+        """Facts that are known after `load` and affect the result, such as a fingerprint of the weights; equal in all shards.
 
         Returns:
             `dict[str, Any]`: Values that JSON can represent.
@@ -52,12 +52,12 @@ class Stage(ABC):
         """Columns of the result.
 
         Returns:
-            `pyarrow.Schema`: Of every shard.
+            `pyarrow.Schema`: Schema of every shard.
         """
 
     @abstractmethod
     def __call__(self, rows: range) -> list[dict[str, Any]]:
-        """Work on one shard.
+        """Process one shard.
 
         Args:
             rows (`range`): Numbers of the rows in the source.

@@ -1,1 +1,1 @@
-"""Files of captions, and what a scorer, references and checkers say of them."""
+"""Files of captions, and their evaluation with scorers, references and checkers."""

@@ -19,8 +19,8 @@ EMBEDDED = ("scenes", "moving_scenes")
 PAPERS = ("discritune", "ndlb", "sle")
 """Papers whose tables have additional columns."""
 
-_CLIP = "openai/clip-vit-base-patch32"  # evaluates in the papers
-_GPT2 = "openai-community/gpt2"  # and their language model
+_CLIP = "openai/clip-vit-base-patch32"  # the scorer that evaluates in the papers
+_GPT2 = "openai-community/gpt2"  # the language model of the papers
 
 
 @dataclass
@@ -32,7 +32,8 @@ class EvaluationArguments:
         metadata={"help": "Dual encoder that selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."},
     )
     held_out_scorer_name_or_path: str | None = field(
-        default=None, metadata={"help": "Dual encoder that evaluates the table; better not the one that selects."}
+        default=None,
+        metadata={"help": "Dual encoder that computes the table; should differ from the one that selects."},
     )
     perplexity_name_or_path: str | None = field(
         default=None, metadata={"help": "Causal language model for perplexity, or 'none'."}

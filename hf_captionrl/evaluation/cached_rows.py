@@ -1,4 +1,4 @@
-"""Shards with one row per image that fill a cache: what `captionrl features` and `captionrl pixels` share."""
+"""Shards with one row per image that fill a cache: the code shared by `captionrl features` and `captionrl pixels`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 256
 
 @dataclass
 class CachedRowsOptions(EngineOptions):
-    """How the shards are worked on, and what becomes of them."""
+    """How shards are processed, and whether their rows are put into the cache."""
 
     overwrite: bool = option(False, help="start again even if the folder has shards")
     fill_cache: bool = option(True, help="put the rows into the cache of this machine")
@@ -56,7 +56,7 @@ def fill_cache(cache: FeatureCache, folder: Path, column: str, shape: Sequence[i
 
 
 def print_summary(arguments: Any, summary: Mapping[str, Any], what: str) -> None:
-    """Print the summary as a sentence or as JSON; `what` the rows hold."""
+    """Print the summary as a sentence or as JSON; `what` names the content of the rows."""
     if arguments.json:
         print(json.dumps(summary))
         return

@@ -31,7 +31,7 @@ class CaptionFile:
 
     def aligned(self, image_ids: Sequence[str], all_ids: Set[str]) -> list[list[str]]:
         """Captions in the order of a data set."""
-        # Not one id after the other: of a column, each is a search.
+        # All ids at once, because each look-up in a column is a search.
         foreign = set(self.captions).difference(all_ids)
         if foreign:
             unknown = [i for i in self.captions if i in foreign]
@@ -110,7 +110,7 @@ def read_caption_file(path: str | os.PathLike[str], *, name: str | None = None) 
         except ValueError:
             number = data.count(b"\n") + 1
             raise ValueError(
-                f"{path}, line {number}, the last, is incomplete: {torn[:60]!r}. The run that wrote it was killed. Use the same "
+                f"{path}: the last line ({number}) is incomplete: {torn[:60]!r}. The run that wrote it was killed. Use the same "
                 "`captionrl caption` command again to resume."
             ) from None
     captions = _parse_all(data, path)

@@ -1,7 +1,7 @@
-"""What scorer and language model make of captions, in blocks: in this process, or as a stage on shards.
+"""Scores of captions by a scorer and a language model, in blocks: in this process, or as a stage on shards.
 
-Features and losses depend on the batch by rounding, and batches depend on all captions of a call. Both ways therefore compute
-the same blocks of captions, so their numbers are equal to the last bit.
+Because of rounding, features and losses depend on the batch, and batches depend on all captions of a call. Both ways therefore
+process the same blocks of captions, and their numbers are bit-identical.
 
 Legend: N captions of a source, one per image; B of them in a block; M images of a pool, D features.
 """
@@ -37,14 +37,15 @@ _POOLS = {"image_rank": "images.npy", "pool_rank": "pool.npy"}
 
 
 class CaptionScoring:
-    """Columns of numbers from a block of captions; columns of what is not given are missing.
+    """Computes columns of numbers for a block of captions. Columns whose model is not given are missing.
 
     Args:
-        scorer: Gives `text` `(B, D)`, with `clip_prefix` also `clip_text` of the captions after it, and, if it can, `tokens`.
-        language_model: `(model, tokenizer)`; gives `nats` and `scored_tokens`, the losses of the captions.
+        scorer: Computes `text` `(B, D)`; with `clip_prefix` also `clip_text`, the captions after the prefix; and `tokens` if it
+            counts tokens.
+        language_model: `(model, tokenizer)`; computes `nats` and `scored_tokens`, the losses of the captions.
         clip_prefix: Text before each caption.
-        pools: Features `(M, D)` by the name of a column, with the rank of each caption's image among them; image i of a pool
-            belongs to caption i.
+        pools: Features `(M, D)` by the name of a column, which contains the rank of each caption's image among them; image i of
+            a pool belongs to caption i.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class ScoreStage(Stage):
     the last caption of a source have no result.
 
     Args:
-        folder: Where `write_inputs` wrote.
+        folder: Folder that `write_inputs` wrote.
         rows_per_source: A multiple of the rows per shard, at least the number of captions.
         models: Arguments of `load_evaluators`.
         clip_prefix: As for [`CaptionScoring`].

@@ -68,12 +68,12 @@ class DatasetOptions(CommandOptions):
         metavar="X",
         help="share of train that becomes validation if --split names a split that the data lack, by a hash of the ids",
     )
-    test_share: float = option(0.1, parse=share, metavar="X", help="the same for test")
+    test_share: float = option(0.1, parse=share, metavar="X", help="share of train that becomes test, in the same way")
     split_seed: int = option(0, metavar="N", help="seed of that hash, as in training")
     dataset_config: str | None = option(
         None, metavar="NAME", help="configuration of a data set on the Hub; of scenes: alt_text or shapes"
     )
-    dataset_revision: str | None = option(None, metavar="REV", help="its branch, tag or commit")
+    dataset_revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the data set")
     data_dir: str | None = option(None, metavar="DIR", help="folder of 'imagefolder', with its subfolders")
     image_root: str | None = option(None, metavar="DIR", help="folder that image paths are relative to")
     image_column: str = option("image", metavar="NAME", help="column with the images")
@@ -97,7 +97,7 @@ class CaptionerOptions(CommandOptions):
     prompt: str | None = option(
         None, metavar="TEXT", help="text that every caption continues (default: the model's prompt)"
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="of the weights")
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="data type of the weights")
     device: str | None = device_option()
 
 
@@ -144,11 +144,11 @@ class PublicationOptions(CommandOptions):
 
     no_images: bool = option(False, help="leave the images out, if their licence does not allow copies")
     repo_id: str | None = option(None, metavar="NAME", help="name on the card (default: the folder's name)")
-    license: str = option("other", metavar="NAME", help="of what this command adds")
+    license: str = option("other", metavar="NAME", help="licence of the additions of this command")
     source_license: str | None = option(
-        None, metavar="TEXT", help="of the images and references (default: see the source)"
+        None, metavar="TEXT", help="licence of the images and references (default: see the source)"
     )
-    language: str = option("en", metavar="CODE", help="of the captions")
+    language: str = option("en", metavar="CODE", help="language of the captions")
 
     def source_license_of(self, dataset: str) -> str:
         """The licence of the source as the card shows it."""
@@ -261,7 +261,7 @@ def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:
     """Digest of the image ids, or of another column, in their order."""
     from hf_captionrl.data.arrow_columns import ColumnView
 
-    # Of the JSON of the list of all values, of which only one is in memory.
+    # The digest of the JSON list of all values, of which only one is in memory at a time.
     digest = hashlib.blake2b(b"[", digest_size=16)
     for row, text in enumerate(ColumnView(dataset, column, str)):
         digest.update(((", " if row else "") + json.dumps(text)).encode())
@@ -270,7 +270,7 @@ def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:
 
 
 def _described(arguments: DatasetOptions | argparse.Namespace, number: int, sizes: dict[str, int]) -> str:
-    """Which images are used, of how many."""
+    """Which images are used, and how many there are."""
     folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
     name = Path(str(folder)).name
     which = f"all {number:,} images" if arguments.split == "all" else f"{number:,} images, split {arguments.split!r}"

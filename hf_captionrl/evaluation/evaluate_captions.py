@@ -118,7 +118,7 @@ class EvaluateOptions(EngineOptions, HeldOutScorerOptions, DatasetOptions):
         help="also compute the mean entropy of this captioner's distributions along the captions, in nats",
     )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")
-    seed: int = option(0, group="evaluation", metavar="N", help="of bootstrap, tests and the human captions")
+    seed: int = option(0, group="evaluation", metavar="N", help="seed of bootstrap, tests and the human captions")
 
 
 def _words(scored: Sequence[ScoredCaptions], references: list[list[str]]) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _score(
     language_model: tuple[Any, Any] | None,
     suites: Sequence[str],
 ) -> None:
-    """Compute what several tables need, once, and only what the suites need."""
+    """Compute the numbers that several tables share, once, and only those that the suites need."""
     from hf_captionrl.evaluation.arguments import clip_prefix
 
     scorer, prefix = evaluator.held_out_scorer, ""

@@ -49,7 +49,7 @@ def _per_shard(arguments: EvaluateOptions) -> int:
 
 
 def _digest(value: Any) -> str:
-    """Of an array, or of what JSON represents."""
+    """Digest of an array, or of a value that JSON can represent."""
     if isinstance(value, np.ndarray):
         return hashlib.blake2b(np.ascontiguousarray(value), digest_size=8).hexdigest()
     return json_digest(to_plain(value))
@@ -58,7 +58,7 @@ def _digest(value: Any) -> str:
 def _shards(
     arguments: EvaluateOptions, kind: str, settings: Mapping[str, Any], rows: int, per_shard: int
 ) -> ShardFolder:
-    """The folder of a stage. Its name depends on the settings, so other captions or models never meet these shards."""
+    """The folder of a stage. Its name depends on the settings, so other captions or models have other folders."""
     name = f"{kind}-{_digest({**settings, 'rows_per_shard': per_shard})}"
     return ShardFolder(arguments.output_dir / "shards" / name, settings, num_rows=rows, rows_per_shard=per_shard)
 
@@ -103,7 +103,7 @@ def score_on_shards(
     clip_prefix: str,
     pools: Mapping[str, Any],
 ) -> None:
-    """As `score_sources`, on shards of captions."""
+    """The same as `score_sources`, on shards of captions."""
     captions = [source.first for source in sources]
     columns = [*pools]
     if scorer is not None:

@@ -28,7 +28,7 @@ def load_evaluators(
 ) -> tuple[Any, Any, dict[str, str]]:
     """Load scorer and language model; None stands for the default of the data set.
 
-    Returns the scorer or None, and `(model, tokenizer)` or None. Of two reasons, the more specific one is in the table.
+    Returns the scorer or None, `(model, tokenizer)` or None, and the reasons why one could not be loaded, for the tables.
     """
     from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 

@@ -40,8 +40,9 @@ class Evaluator:
         dataset: The test split.
         held_out_scorer: Scorer that evaluates retrieval, or None.
         language_model: `(model, tokenizer)` for perplexity, or None.
-        seed: Of bootstrap and random choice.
+        seed: Seed of the bootstrap and of random choices.
         cache_dir: Folder of the feature cache; None for the default.
+
         reward_scorer: Scorer of the reward in training, shown beside the held-out scorer; None for none.
         learning_curves: Whether a run is also measured at each of its evaluations.
     """
@@ -103,7 +104,7 @@ class Evaluator:
         Args:
             dataset: The test split.
             arguments: Names of the models, after `resolve`.
-            seed: Of bootstrap and random choice.
+            seed: Seed of the bootstrap and of random choices.
             cache_dir: Folder of the feature cache; None for the default one.
             reward_scorer: Scorer of the reward, whose retrieval is shown beside the held-out scorer's; None for none.
             splits: All splits, in which the images of `arguments.pool` and `arguments.bags` are found.

@@ -1,4 +1,4 @@
-"""Stages that read the images of a data set, and the commands' part around them."""
+"""Stages that read the images of a data set, and the part of the commands that runs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ImageStage", "rows_per_shard", "run_on_images"]
 
 
 class ImageStage(Stage):
-    """A stage whose result has one row per image: `image_id`, what the image gives, and `reason` and `detail` if it is unreadable.
+    """A stage whose result has one row per image: `image_id`, [`columns`], and `reason` and `detail` if it is unreadable.
 
     Args:
         options: Options of the command, with those of the data set, `batch_size` and `max_bad_fraction`.
@@ -50,7 +50,7 @@ class ImageStage(Stage):
 
     @abstractmethod
     def columns(self) -> Mapping[str, pa.DataType]:
-        """Names and types of what a readable image gives."""
+        """Names and types of the columns of a readable image."""
 
     @abstractmethod
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
@@ -76,9 +76,9 @@ class ImageStage(Stage):
 
 
 def rows_per_shard(arguments: Any, batches: int = 64, size: int | None = None) -> int:
-    """`--rows_per_shard`, by default so many batches; refuses a number that is not whole batches of `size` rows.
+    """`--rows_per_shard`, by default `batches` batches; refuses a number that is not a multiple of `size`.
 
-    None is `--batch_size`.
+    `size` None is `--batch_size`.
     """
     what = f"--batch_size {arguments.batch_size}" if size is None else f"{size}, the captions that are scored together"
     size = arguments.batch_size if size is None else size
@@ -102,7 +102,7 @@ def run_on_images(
         arguments: Options of the command: data set, engine, `batch_size`, `overwrite`.
         output: Folder of the shards.
         settings: Called after the split is chosen; more settings of the result.
-        make_stage: From the digest of the ids to the stage.
+        make_stage: Function from the digest of the ids to the stage.
         require_captions: Whether the data must have captions.
     """
     from tqdm import tqdm

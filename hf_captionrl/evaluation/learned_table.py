@@ -26,7 +26,7 @@ _COLUMNS = {
 
 
 def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name: str | None) -> Table | None:
-    """The table of the models that are named, which are loaded at once; None without any.
+    """The table of the named models, which are loaded immediately; None if no model is named.
 
     Raises:
         FileNotFoundError: If the weights of a model are missing.

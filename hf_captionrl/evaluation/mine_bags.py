@@ -58,7 +58,7 @@ class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
         help="images per bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
     )
     top: int = option(200, parse=positive, metavar="N", group="bags", help="neighbours per image")
-    seed: int = option(0, metavar="N", group="bags", help="of training bags")
+    seed: int = option(0, metavar="N", group="bags", help="seed of the training bags")
 
 
 def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
@@ -82,7 +82,7 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
             )
         return output, []
     if arguments.approximate and arguments.mode == "truematch":
-        raise ValueError("--approximate can miss the most similar images, which TrueMatch is made of. Leave it out.")
+        raise ValueError("--approximate can miss the most similar images, of which TrueMatch consists. Leave it out.")
     if arguments.seed < 0:
         raise ValueError(f"--seed is {arguments.seed}, but must be at least 0.")
     sizes = sorted(set(arguments.bag_sizes or _SIZES[arguments.mode]))

@@ -101,7 +101,7 @@ def neighbours_on_shards(
         folder: For the shards; the same command skips finished ones.
         options: Processes of this machine or Ray actors.
         approximate: Use the compressed index also for few images.
-        settings: What made the features.
+        settings: Settings that determine the features.
     """
     import hashlib
 

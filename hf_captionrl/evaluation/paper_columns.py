@@ -1,4 +1,4 @@
-"""Numbers that the tables of single papers have, in addition to those of every results table."""
+"""Numbers of the tables of individual papers, in addition to those of every results table."""
 
 from __future__ import annotations
 

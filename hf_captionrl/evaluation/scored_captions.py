@@ -31,7 +31,7 @@ def score_sources(
     clip_prefix: str = "",
     pools: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add what scorer and language model make of the first captions, computed once for all tables; see `CaptionScoring`."""
+    """Add the scores of the first captions by scorer and language model, computed once for all tables; see `CaptionScoring`."""
     from hf_captionrl.evaluation.caption_scores import CaptionScoring, score_captions_in_blocks
 
     scoring = CaptionScoring(scorer, language_model, clip_prefix=clip_prefix, pools=pools)

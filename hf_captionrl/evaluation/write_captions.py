@@ -66,10 +66,14 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
         None,
         metavar="NAME",
         group="captioner",
-        help="of attention: 'sdpa', 'eager', 'flash_attention_2', ... (default: transformers')",
+        help="attention implementation: 'sdpa', 'eager', 'flash_attention_2', ... (default: transformers')",
     )
-    load_in_4bit: bool = option(False, group="captioner", help="quantize the weights; needs bitsandbytes and a GPU")
-    load_in_8bit: bool = option(False, group="captioner", help="the same with 8 bits")
+    load_in_4bit: bool = option(
+        False, group="captioner", help="quantize the weights to 4 bits; needs bitsandbytes and a GPU"
+    )
+    load_in_8bit: bool = option(
+        False, group="captioner", help="quantize the weights to 8 bits; needs bitsandbytes and a GPU"
+    )
     compile_decoding: bool = option(
         False,
         group="decoding",
@@ -78,10 +82,10 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
     cache_implementation: Literal["dynamic", "static"] | None = option(
         None,
         group="decoding",
-        help="of keys and values; transformers compiles the decoding step of a static cache on a GPU",
+        help="cache of keys and values; transformers compiles the decoding step of a static cache on a GPU",
     )
     num_beams: int | None = option(
-        None, parse=positive, metavar="N", group="decoding", help="(default: 3, or 1 with --do_sample)"
+        None, parse=positive, metavar="N", group="decoding", help="beams (default: 3, or 1 with --do_sample)"
     )
     max_new_tokens: int = option(40, parse=positive, metavar="N", group="decoding", help="longest caption in tokens")
     num_return_sequences: int = option(1, parse=positive, metavar="N", group="decoding", help="captions per image")
@@ -89,16 +93,20 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
         None,
         metavar="SCORER",
         group="decoding",
-        help="of the captions of an image, write only the one most similar to it: a folder, a name on the Hub, scenes:clip-reward; "
-        "needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
+        help="dual encoder that chooses the most similar of the captions of an image, which alone is written: a folder, a name "
+        "on the Hub, scenes:clip-reward; needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
     )
-    length_penalty: float = option(1.0, metavar="X", group="decoding", help="of beams")
+    length_penalty: float = option(
+        1.0, metavar="X", group="decoding", help="exponent of the length in the score of beams"
+    )
     repetition_penalty: float = option(1.0, metavar="X", group="decoding", help="above 1: fewer repeated tokens")
     do_sample: bool = option(False, group="decoding", help="sample captions from the whole distribution")
-    temperature: float = option(1.0, metavar="X", group="decoding", help="of sampling")
-    top_p: float = option(1.0, metavar="X", group="decoding", help="of sampling")
-    top_k: int = option(0, metavar="N", group="decoding", help="of sampling; 0: all tokens")
-    seed: int = option(0, metavar="N", group="decoding", help="of sampling")
+    temperature: float = option(1.0, metavar="X", group="decoding", help="sampling temperature")
+    top_p: float = option(
+        1.0, metavar="X", group="decoding", help="sample from the most likely tokens with this total probability"
+    )
+    top_k: int = option(0, metavar="N", group="decoding", help="sample from the N most likely tokens; 0: all tokens")
+    seed: int = option(0, metavar="N", group="decoding", help="seed of sampling")
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -131,7 +139,7 @@ def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
     if not 0 < arguments.top_p <= 1:
         raise ValueError(f"--top_p must lie in (0, 1], got {arguments.top_p}.")
     if arguments.top_k < 0:
-        raise ValueError(f"--top_k must be 0 (all words) or more, got {arguments.top_k}.")
+        raise ValueError(f"--top_k must be 0 (all tokens) or more, got {arguments.top_k}.")
     settings = {
         "do_sample": arguments.do_sample,
         "num_beams": beams,

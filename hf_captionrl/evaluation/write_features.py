@@ -24,8 +24,8 @@ __all__ = ["FeatureStage", "FeaturesOptions", "write_features"]
 class FeaturesOptions(CachedRowsOptions, SimilarityOptions, DatasetOptions):
     """Compute the features of a scorer once for every image: in processes of this machine, or on a Ray cluster.
 
-    The output is a folder of Parquet shards with a manifest: image_id, key (of the image in the feature cache), image,
-    and with --features multimodal text, the mean feature of the captions. The image features are then put into the feature
+    The output is a folder of Parquet shards with a manifest: image_id, key (of the image in the feature cache), image
+    and, with --features multimodal, text, which is the mean feature of the captions. The image features are then put into the feature
     cache of this machine, where training, evaluation and `captionrl bags` find them.
 
     The same command skips finished shards.

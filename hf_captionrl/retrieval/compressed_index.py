@@ -21,7 +21,7 @@ _CANDIDATES = 4
 """Candidates per neighbour, whose exact similarities are computed."""
 _QUERIES_AT_ONCE = 64
 _TRAINING_ROWS = 40
-"""Rows per list and per code that training needs at least; faiss recommends 39."""
+"""Smallest number of training rows per list and per code; faiss recommends 39."""
 
 
 def _faiss() -> Any:
@@ -40,7 +40,7 @@ def build_compressed_index(features: np.ndarray, path: str | os.PathLike[str], *
     Args:
         features (array of shape `(N, D)`): Rows of unit length, float32; may be memory-mapped.
         path (`str` or `Path`): The file.
-        seed (`int`): Seed of the clustering, and of the rows that it sees.
+        seed (`int`): Seed of the clustering and of the choice of its training rows.
 
     Returns:
         `Path`: The file.

@@ -41,7 +41,7 @@ def key_hashes(keys: Collection[str]) -> np.ndarray:
 
 
 class HashIndex:
-    """Rows by 64-bit hash; the caller compares what the hashes stand for.
+    """Rows by 64-bit hash; the caller compares the values that the hashes stand for.
 
     Args:
         hashes (`np.ndarray` of shape `(N,)`): uint64.
@@ -52,11 +52,11 @@ class HashIndex:
         self.sorted = hashes[self.order]  # (N,)
 
     def find(self, hashes: np.ndarray, is_same: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-        """First row of each of M hashes that is the same, `(M,)`, or -1.
+        """For each of M hashes, the first row that stands for the same value, `(M,)`; -1 if there is none.
 
         Args:
             hashes (`np.ndarray` of shape `(M,)`): uint64.
-            is_same (`Callable`): From positions in `hashes` and rows to whether they stand for the same.
+            is_same (`Callable`): Function from positions in `hashes` and rows to whether they stand for the same value.
         """
         found: np.ndarray = np.full(len(hashes), -1, np.int64)
         asked: np.ndarray = np.arange(len(hashes))

@@ -40,7 +40,7 @@ class RowLookup(Set[str]):
 
     @classmethod
     def _from_iterable(cls, names: Iterable[Any]) -> set[Any]:  # type: ignore[override]
-        return set(names)  # of `&`, `-`, ...
+        return set(names)  # the result of `&`, `-`, ...
 
     @cached_property
     def _index(self) -> HashIndex:

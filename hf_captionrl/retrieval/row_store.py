@@ -167,7 +167,7 @@ class RowStore:
         return True
 
     def _extend_index(self, begin: int) -> None:
-        """Index the records from `begin` on: in a dictionary, until there are enough of them to sort all."""
+        """Index the records from `begin` on: in a dictionary at first, and sorted with all others once there are many."""
         if len(self._records) - self._indexed > max(_RECENT, self._indexed // 16):
             self._index, self._indexed, self._recent = HashIndex(self._records["digest"][:, 0]), len(self._records), {}
             return

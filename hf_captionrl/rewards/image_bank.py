@@ -19,14 +19,14 @@ __all__ = ["BANK_IMAGES", "ImageBank", "training_bank"]
 
 BANK_IMAGES: tuple[str, ...] = ("random", "nearest")
 _SEED = 0  # of random images: the same on every process and in a resumed run
-_NEAR = 0.999  # cosine that copies exceed, whatever the rounding
+_NEAR = 0.999  # cosine that copies exceed even after rounding
 _COPY = 1e-5  # largest difference between the features of copies: rounding, in units of a vector of length 1
 
 
 class ImageBank:
     r"""Cached image features of a scorer, with which any caption can be compared.
 
-    A target, and an image with the same features, is never a distractor of its captions.
+    The captions of a target are never compared with the target or its copies (images with the same features) as distractors.
 
     Args:
         features (array or tensor of shape `(M, D)`): Image features, e.g. of a [`FeatureCache`].
@@ -82,7 +82,7 @@ class ImageBank:
         return self
 
     def check(self, signature: str, num_features: int, image_ids: Sequence[str]) -> None:
-        """Refuse a bank that does not suit a scorer and targets.
+        """Refuse a bank that does not match a scorer and targets.
 
         Args:
             signature (`str`): Signature of the scorer.

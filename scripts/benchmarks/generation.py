@@ -133,25 +133,25 @@ def markdown(result: dict[str, Any]) -> str:
         "## `generation`: sampled captions",
         "",
         "`python scripts/benchmark.py generation`: sample B x G captions from cached image features, in fp32. The loop of the package reads",
-        "the prompt once per image, drops finished captions, and draws tokens from the cumulative sum; transformers' loop is the one that",
-        "`generate` uses otherwise. Both write captions of the same planned lengths.",
+        "the prompt once per image, removes finished captions, and samples tokens from the cumulative sum. The other loop is that of",
+        "`generate` in transformers. Both generate captions of the same predetermined lengths.",
         "",
-        "| model | B x G | lengths | transformers, CPU-s | ours, CPU-s | speedup [quartiles] | bar |",
+        "| model | B x G | lengths | transformers, CPU-s | ours, CPU-s | speedup [quartiles] | at least |",
         "|:--|:--|:--|--:|--:|--:|--:|",
     ]
     for name, shape in result["shapes"].items():
         for kind in LENGTHS:
             seconds, speedup = shape[kind]["seconds"], shape[kind]["speedup"]
             low, high = speedup["quartiles"]
-            bar = f"{TARGET:g}" if kind == "COCO" else ""
+            target = f"{TARGET:g}" if kind == "COCO" else ""
             lines.append(
                 f"| {name} | {shape['images']} x {shape['captions_per_image']} | {kind} | {seconds['transformers']:.2f} | "
-                f"{seconds['ours']:.2f} | {speedup['median']:.2f} [{low:.2f}, {high:.2f}] | {bar} |"
+                f"{seconds['ours']:.2f} | {speedup['median']:.2f} [{low:.2f}, {high:.2f}] | {target} |"
             )
     versions = result["versions"]
     lines += [
         "",
         f"{result['processor']}, 1 thread, torch {versions['torch']}, transformers {versions['transformers']}; {result['rounds']} rounds; "
-        "random weights at the models' sizes. COCO: 12 tokens per caption with standard deviation 2.6.",
+        "random weights in the shapes of the models. COCO: 12 tokens per caption with a standard deviation of 2.6.",
     ]
     return "\n".join(lines)

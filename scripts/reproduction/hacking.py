@@ -1,4 +1,4 @@
-"""docs/reward_hacking.md: what each reward says of captions, and what is true of them, over a training that is too long."""
+"""docs/reward_hacking.md: rewards and held-out measurements of captions during a training that is too long."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RUN = "reward_hacking_seeds"
 REWARD, HELD_OUT = "reward_rd100_recall_at_1", "rd100_recall_at_1"
 _COLUMNS = (
     "reward",
-    "reward scorer, rise",
-    "held-out scorer, rise",
-    "flattery",
-    "held-out after its best",
+    "reward scorer, change",
+    "held-out scorer, change",
+    "reward minus held-out",
+    "held-out, last minus best",
     "hallucination",
     "words",
     "guard, step",
@@ -36,7 +36,7 @@ def _cell(number: Measured, *, signed: bool = True) -> str:
 
 
 def _after_best(points: Sequence[Mapping[str, Any]]) -> Measured:
-    """What a run loses from its best evaluation to its last one, by the held-out scorer; the best is that of each seed."""
+    """R@1 of the last evaluation minus that of the best one of each seed, by the held-out scorer."""
     seeds = range(len(points[0][HELD_OUT]["values"]))
     of_seeds = [[point[HELD_OUT]["values"][seed] for point in points] for seed in seeds]
     return seed_interval([values[-1] - max(values) for values in of_seeds])

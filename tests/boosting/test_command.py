@@ -174,7 +174,7 @@ def test_truncated_annotation_file_is_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--address", "auto"], "--address 'auto' is for Ray"),
+        (["--address", "auto"], "--address 'auto' has an effect only with Ray"),
         (["--text", "gpt"], "--text is 'gpt'"),
         (["--text", "captioner:scenes:blip-mle"], "--text is"),
         (["--text", "openai:m"], "needs an address"),

@@ -105,7 +105,7 @@ def test_pixels_between_whole_numbers_are_refused():
             return {"pixel_values": found["pixel_values"] * 0.7}
 
     processor.image_processor.__class__ = Blending
-    with pytest.raises(ValueError, match=r"does more with pixels than to resize and crop them. Leave out"):
+    with pytest.raises(ValueError, match=r"does more with pixels than resize and crop them. Leave out"):
         load_captioner(model, processor=processor).prepare_pixels(some_images())
 
 

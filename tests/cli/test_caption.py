@@ -148,7 +148,7 @@ def test_unreadable_image_of_a_folder_is_quarantined(tmp_path, capsys):
         (["--num_return_sequences", "5"], "needs at least as many beams, but --num_beams is 3"),
         (["--temperature", "0"], "must be above 0"),
         (["--top_p", "1.5"], "must lie in (0, 1]"),
-        (["--top_k", "-1"], "0 (all words) or more"),
+        (["--top_k", "-1"], "0 (all tokens) or more"),
         (["--split", "nowhere"], "no split 'nowhere'"),
         (["--batch_size", "0"], "at least 1"),
         (["--dataset", "no/such/file.jsonl"], "no/such/file.jsonl"),

@@ -104,8 +104,8 @@ def test_too_many_unreadable_images_stop_the_command(source, tmp_path, capsys):
             ["--processes", "2", "--rows_per_shard", "5"],
             "--rows_per_shard 5 is not a multiple of --batch_size 2. Use 6.",
         ),
-        (["--address", "auto"], "--address 'auto' is for Ray. Use --engine ray."),
-        (["--rows_per_shard", "4"], "--rows_per_shard 4 is for shards."),
+        (["--address", "auto"], "--address 'auto' has an effect only with Ray. Use --engine ray."),
+        (["--rows_per_shard", "4"], "--rows_per_shard 4 has an effect only with shards."),
     ],
 )
 def test_bad_options_are_named(tmp_path, capsys, more, message):

@@ -170,7 +170,7 @@ def test_hard_pool_as_a_pickle_is_refused(tmp_path):
     np.save(tmp_path / "o.npy", np.array(NAMES, dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="save its list `imgids` as JSON"):
         load_hard_pool(tmp_path / "o.npy")
-    with pytest.raises(ValueError, match="is there twice"):
+    with pytest.raises(ValueError, match="occurs twice"):
         load_hard_pool(put(tmp_path / "b.json", ["7", "COCO_val2014_000000000007"]))
     with pytest.raises(ValueError, match="must hold a list"):
         load_hard_pool(put(tmp_path / "c.json", {"imgids": NAMES}))
@@ -284,5 +284,5 @@ def test_bad_concadia(tmp_path, image, message):
 
 
 def test_repeated_concadia_image_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"'1.jpg' is there twice"):
+    with pytest.raises(ValueError, match=r"'1.jpg' occurs twice"):
         load_concadia(put(tmp_path / "w.json", {"images": [concadia(1, "test")] * 2}), tmp_path)

@@ -72,7 +72,7 @@ def test_invalid_rows_are_removed_counted_and_listed(tmp_path, num_workers):
     for row in range(len(good)):
         assert good[row]["image"].size == (12, 10)
     again, clean = check_captions(good, quarantine_path=path)
-    assert (clean.entries, clean.summary(), path.read_text()) == ((), "All 94 rows are good.", "")
+    assert (clean.entries, clean.summary(), path.read_text()) == ((), "All 94 rows are valid.", "")
     assert again["captions"][:] == good["captions"][:]
 
 

@@ -86,7 +86,7 @@ def test_launched_processes_share_the_shards(tmp_path, notes, monkeypatch):
         list(read_shards(tmp_path / "out"))
     with pytest.raises(ValueError, match="2 processes were launched"):
         run_stage(Squares(notes), shards(tmp_path), EngineOptions(processes=2))
-    with pytest.raises(ValueError, match="Remove the folder instead of --overwrite"):
+    with pytest.raises(ValueError, match="Remove the folder instead of using --overwrite"):
         shards(tmp_path, overwrite=True)
     monkeypatch.setenv("RANK", "0")
     # It starts when process 1 has finished, and divides the shards in the same way.

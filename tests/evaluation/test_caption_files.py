@@ -23,7 +23,7 @@ def test_reads_several_captions_numeric_ids_and_empty_captions(tmp_path):
     ("text", "said"),
     [
         (GOOD + "{broken}\n", "line 3, is not JSON"),
-        (GOOD + '{"image_id": "b", "capt', "line 3, the last, is incomplete"),
+        (GOOD + '{"image_id": "b", "capt', r"the last line \(3\) is incomplete"),
         (GOOD + '["b", "a bird"]\n', "line 3, holds a list"),
         (GOOD + '{"caption": "a bird"}\n', "image_id is None"),
         (GOOD + '{"image_id": true, "caption": "a bird"}\n', "image_id is True"),

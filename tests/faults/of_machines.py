@@ -65,7 +65,7 @@ def rank(warm_process, folder, rng, kills):
         yield Trial(noticed, note="" if noticed else f"{other.code}, {waited} s: {other.output[-300:]}", waited=waited)
 
 
-@area("signal_rank", "SIGTERM or SIGINT to one of two processes: both stop, saved, exit 0, resumed")
+@area("signal_rank", "SIGTERM or SIGINT to one of two processes: both stop, save, exit with 0 and resume")
 def signal_rank(warm_process, folder, rng, kills):
     whole = two_ranks(warm_process, folder / "whole", max_steps=4)
     assert [ended.code for ended in whole] == [0, 0], whole

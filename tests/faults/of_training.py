@@ -60,7 +60,7 @@ def saving(warm_process, folder, rng, kills):
     yield from _killed_training(warm_process, folder, rng, kills, "_save_checkpoint", ("smile", "self-retrieval"))
 
 
-@area("checkpoint", "a file of the last checkpoint cut, changed or removed")
+@area("checkpoint", "a file of the last checkpoint is truncated, changed or removed")
 def checkpoint(warm_process, folder, rng, kills):
     settings = {"kind": "self-retrieval"}
     whole = warm_process.run("train", folder=str(folder / "whole"), **settings)
@@ -83,7 +83,7 @@ def checkpoint(warm_process, folder, rng, kills):
         shutil.rmtree(run)
 
 
-@area("signals", "SIGTERM or SIGINT in training: saved, exit 0, resumed")
+@area("signals", "SIGTERM or SIGINT in training: the run saves, exits with 0 and resumes")
 def signals(warm_process, folder, rng, kills):
     whole = {}
     for number in range(kills):

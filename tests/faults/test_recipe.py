@@ -1,4 +1,4 @@
-"""A recipe of several trainings: stopped and gone on with, and alone in its folder."""
+"""A recipe with several trainings: it is stopped and resumed, and it is the only run in its folder."""
 
 import os
 import signal

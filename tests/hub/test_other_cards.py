@@ -66,7 +66,7 @@ def test_data_set_card_metadata_and_code_load_the_data(tmp_path, monkeypatch):
     assert data.configs == [{"config_name": "default", "data_files": "truematch.parquet"}]
     assert "clip-reward @ 1f2e" in card
     assert "| bags of 3 | 2 |" in card
-    assert "another scorer would make other bags" in card
+    assert "Another scorer would build other bags" in card
     monkeypatch.chdir(tmp_path)
     # A local folder with the same name and layout replaces the Hub.
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file, **_: str(tmp_path / name / file))
