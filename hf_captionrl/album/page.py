@@ -45,7 +45,7 @@ class AlbumDemo:
         scorer ([`Scorer`]): Finds images by captions.
         albums: Images of each album, anything that `open_image` opens.
         max_images: Largest album; None for no limit.
-        num_beams: Beams of the captions side by side.
+        num_beams: Beams of the captions side by side, and of the candidates in album mode.
         num_samples: Sampled candidates per image in album mode, in addition to the beams.
         max_new_tokens: Longest caption in tokens.
     """
@@ -97,20 +97,22 @@ class AlbumDemo:
         return render_comparison(small, compare_captioners(self.captioners, self.scorer, images, **settings))
 
     def distinct(self, images: Sequence[Any], name: str) -> str:
-        """One caption for each image, all different."""
+        """One caption for each image, as different as the candidates allow."""
         return self.distinct_table(images, name)[0]
 
     def distinct_table(self, images: Sequence[Any], name: str) -> tuple[str, str]:
-        """One caption for each image, all different: the page, and the path of a table."""
+        """One caption for each image, as different as the candidates allow: the page, and the path of a table."""
         if name not in self.captioners:
             raise ValueError(f"There is no captioner {name!r}. Use one of {list(self.captioners)}.")
         small = self._thumbnails(images)
-        settings: dict[str, Any] = {"num_samples": self.num_samples, "max_new_tokens": self.max_new_tokens}
+        settings: dict[str, Any] = {"num_beams": self.num_beams, "num_samples": self.num_samples}
         names = [
             Path(image).name if isinstance(image, str | os.PathLike) else str(n) for n, image in enumerate(images, 1)
         ]
         ids = [name if names.count(name) == 1 else f"{n}: {name}" for n, name in enumerate(names, 1)]
-        album = describe_album(images, self.captioners[name], self.scorer, image_ids=ids, **settings)
+        album = describe_album(
+            images, self.captioners[name], self.scorer, image_ids=ids, max_new_tokens=self.max_new_tokens, **settings
+        )
         # A new name, because another request may still be reading the last table.
         table = album.to_csv(Path(self._own_folder()) / f"captions-{secrets.token_hex(4)}.csv")
         return render_album(small, album), str(table)
