@@ -127,7 +127,10 @@ def _words(scored: Sequence[ScoredCaptions], references: list[list[str]]) -> dic
     from hf_captionrl.metrics.word_statistics import characteristic_words, spacy_tagger
 
     sources = {source.name: spoken(source.first) for source in scored if not source.is_human}
-    sources[REFERENCES] = [caption for group in references for caption in group]
+    human = [caption for group in references for caption in group]
+    sources |= {REFERENCES: human} if human else {}
+    if len(sources) < 2:
+        return {"reason": "no references, and one file of captions"}
     try:
         tagger = spacy_tagger()
     except ImportError as error:

@@ -51,7 +51,7 @@ def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name:
         row = SuiteRow(scored.first, evaluator.seed)
         for name, number in numbers.items():
             column = _COLUMNS[name]
-            if name != "entropy" and not all(scored.references):
+            if name != "entropy" and scored.given_references is None:
                 row.missing("an image has no reference", column.key)
                 continue
             found = number(scored, evaluator)

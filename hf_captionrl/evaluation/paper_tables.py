@@ -63,6 +63,11 @@ class ScoredCaptions:
         """The first caption of each image: the best beam."""
         return [group[0] for group in self.captions]
 
+    @property
+    def given_references(self) -> list[list[str]] | None:
+        """The references if every image has one; metrics of references are left out otherwise."""
+        return self.references if all(self.references) else None
+
 
 @dataclass(frozen=True)
 class Table:
@@ -76,7 +81,7 @@ class Table:
 def _shared(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     """Arguments of every suite with retrieval."""
     return {
-        "references": scored.references,
+        "references": scored.given_references,
         "text_features": scored.text,
         "image_features": evaluator.image_features,
         "scorer": scored.scorer,
@@ -114,7 +119,7 @@ def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         empty.missing("one caption per image; this table needs several", *(c.key for c in TABLES["sle"].columns))
         return empty.result(details=True)
     if not scored.is_human:
-        return sle_suite(scored.captions, references=scored.references, seed=evaluator.seed, details=True)
+        return sle_suite(scored.captions, references=scored.given_references, seed=evaluator.seed, details=True)
     row = sle_suite(scored.captions, seed=evaluator.seed, details=True)
     reason = "the references are the captions"
     return row | {"cider_d_reason": reason, "best_cider_d_reason": reason}

@@ -149,6 +149,26 @@ def test_stdout_holds_only_json(files, tmp_path, capsys):
     assert "<b>" not in (tmp_path / "comparison.md").read_text()
 
 
+def test_images_without_captions_are_measured_without_references(tmp_path, capsys):
+    rows = load_scenes(num_train=0, num_validation=0)["test"].select(range(4))
+    (tmp_path / "photos").mkdir()
+    lines = []
+    for number, row in enumerate(rows):
+        row["image"].save(tmp_path / "photos" / f"{number}.png")
+        lines.append(json.dumps({"image_id": f"{number}.png", "caption": row["full_caption"]}))
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    command = ["evaluate", "--captions", str(tmp_path / "mine.jsonl"), "--suite", "all", "--json", "--no_references"]
+    command += ["--dataset", "imagefolder", "--data_dir", str(tmp_path / "photos"), "--cache_dir", str(tmp_path)]
+    models = ["--scorer", "scenes:clip-reward", "--language_model", "none"]
+    assert main([*command, *models, "--output_dir", str(tmp_path / "out")]) == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    (row,) = tables["smile"]["rows"]
+    assert row["cider_d_reason"] == "no references"
+    assert row["pool_recall_at_1"] > 0
+    assert tables["discritune"]["rows"][0]["bleu_4_reason"] == "no references"
+    assert "not run: no references, and one file of captions" in (tmp_path / "out" / "comparison.md").read_text()
+
+
 def test_models_that_cannot_be_loaded_are_the_reason_in_the_cells(files, tmp_path, capsys):
     folders = {}
     for name in ("siglip-held-out", "gpt2-perplexity"):  # a configuration without weights
