@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from textwrap import dedent, indent
 from typing import Any
@@ -35,10 +35,12 @@ class Metric:
         store_references: Converts references to what a column can store.
         functions: The functions of `hf_captionrl.metrics` that it computes.
         keys: Main keys of the result, in Markdown, for the table of docs/metrics.md.
-        columns: How tables show its numbers.
+        columns: How tables show its numbers, and related numbers that only tables have. No other file declares them.
         in_captions_table: Whether `captionrl evaluate` shows the columns below every suite. The metric then needs
             captions only, and returns `per_sample`, one number per caption.
         cases: Arguments of `compute` with the `result` that they must give; the examples of the Space.
+        data_arguments: Arguments of the cases that a visitor of the Space may change, in addition to predictions and
+            references: numbers and texts that are not opened as files.
         extra: Extra of `pip install hf-captionrl[...]` that the Space needs.
         emoji: Shown on the Hub.
     """
@@ -62,6 +64,7 @@ class Metric:
     store_references: Callable[[Any], Any] | None = None
     columns: tuple[Column, ...] = ()
     in_captions_table: bool = False
+    data_arguments: tuple[str, ...] = ()
     extra: str = ""
     emoji: str = "📏"
 
@@ -85,7 +88,10 @@ def all_metrics() -> dict[str, Metric]:
     return {name: load_metric(name) for name in MODULES}
 
 
-def table_columns(*keys: str) -> tuple[Column, ...]:
-    """The declared columns of some keys."""
+def table_columns(*keys: str, short: bool = False) -> tuple[Column, ...]:
+    """The declared columns of some keys; `short` for tables with many columns."""
     columns = {column.key: column for metric in all_metrics().values() for column in metric.columns}
-    return tuple(columns[key] for key in keys)
+    chosen = (columns[key] for key in keys)
+    return tuple(
+        replace(column, header=column.short_header or column.header) if short else column for column in chosen
+    )

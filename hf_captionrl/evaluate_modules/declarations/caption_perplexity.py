@@ -81,7 +81,10 @@ Numbers from different language models cannot be compared.
     compute=compute,
     functions=("caption_perplexity",),
     keys="`perplexity`, `mean_perplexity`",
-    columns=(Column("perplexity", "Perplexity", "lower", digits=2),),
+    columns=(
+        Column("perplexity", "Perplexity", "lower", digits=2, short_header="Perplex-\nity"),
+        Column("caption_entropy", "Entropy of the captioner (nats)", None),
+    ),
     cases=(
         {
             "predictions": ["a pig left of a tree", "two pigs"],
