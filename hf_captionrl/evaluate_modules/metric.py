@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
+from inspect import Parameter, signature
 from textwrap import dedent, indent
-from typing import Any
+from typing import Any, TypeVar
 
 from hf_captionrl.evaluate_modules.evaluate_load import MODULES
 from hf_captionrl.reports.table import Column
 
-__all__ = ["Metric", "all_metrics", "load_metric", "table_columns"]
+__all__ = ["Metric", "all_metrics", "forwards", "load_metric", "table_columns"]
+
+_Compute = TypeVar("_Compute", bound=Callable[..., Mapping[str, Any]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,8 @@ class Metric:
         limitations: What a reader of the number must know.
         citation: BibTeX.
         urls: Addresses of the papers.
-        compute: Maps predictions, references and options to a result; options are the keywords of its signature.
+        compute: Maps predictions, references and options to a result; options are the keywords of its signature, see
+            [`forwards`].
         predictions: Kinds of rows that predictions may be, see `prediction_columns`.
         references: Kinds of rows that references may be; empty if there is no such column.
         references_required: Whether references must be given.
@@ -76,6 +80,21 @@ class Metric:
 
 def _indented(text: str) -> str:
     return indent(dedent(text).strip("\n") + "\n", "    ")
+
+
+def forwards(function: Callable[..., Any], *left_out: str) -> Callable[[_Compute], _Compute]:
+    """Decorator of `compute(..., **options)`: its signature contains the other keywords of `function` instead of `options`."""
+
+    def decorate(compute: _Compute) -> _Compute:
+        own = signature(compute)
+        named = [given for given in own.parameters.values() if given.kind is not Parameter.VAR_KEYWORD]
+        known = {*left_out, *(given.name for given in named)}
+        options = [given for given in signature(function).parameters.values() if given.kind is Parameter.KEYWORD_ONLY]
+        more = [given for given in options if given.name not in known]
+        compute.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
+        return compute
+
+    return decorate
 
 
 def load_metric(name: str) -> Metric:

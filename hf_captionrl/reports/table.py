@@ -2,7 +2,7 @@
 
 A row is a mapping with `name` and one number per column. A number `<key>` may have `<key>_ci`, its 95 %
 interval `[low, high]`, and None may have `<key>_reason`, one sentence that says why. Fractions are in [0, 1], never percent.
-`note` is a sentence on the row, shown below the table.
+`note` is a sentence on the row, shown below the table. The columns are those of `hf_captionrl.evaluate_modules.results_columns`.
 """
 
 import io

@@ -1,12 +1,13 @@
 """A number that tables show is declared once, in the declaration of its metric."""
 
 import ast
+import inspect
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from hf_captionrl.evaluate_modules.metric import all_metrics, table_columns
+from hf_captionrl.evaluate_modules.metric import all_metrics, forwards, table_columns
 from hf_captionrl.evaluate_modules.results_columns import by_reward_scorer, variants
 from hf_captionrl.reports.table import Column
 
@@ -43,6 +44,20 @@ def test_short_headers_and_variants_keep_everything_else():
     assert reward == expected
     (samples,) = variants("rs", "\nsamples", *table_columns("cider_d", short=True))
     assert samples.title == "CIDEr-D samples ↑"
+
+
+def test_forwarded_options_are_in_the_signature():
+    def function(captions, model, *, scale=2.0, scorer="", ranks=None):
+        return {"scale": scale, "scorer": scorer}
+
+    @forwards(function, "ranks")
+    def compute(predictions, *, scorer="mine", **options):
+        return function(predictions, None, scorer=scorer, **options)
+
+    assert str(inspect.signature(compute)) == "(predictions, *, scorer='mine', scale=2.0)"
+    assert compute(["a"], scale=3.0) == {"scale": 3.0, "scorer": "mine"}
+    with pytest.raises(TypeError, match="'bags'"):
+        compute(["a"], bags=[])
 
 
 def test_unknown_column_is_refused():

@@ -4,27 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import hf_captionrl.metrics as metrics
-from hf_captionrl.evaluate_modules.metric import Metric
+from hf_captionrl.evaluate_modules.metric import Metric, forwards
 from hf_captionrl.reports.table import Column
 
 __all__ = ["METRIC"]
 
 
-def compute(
-    predictions: Sequence[Any],
-    *,
-    image_ids: Sequence[Any] | None = None,
-    training_captions: Sequence[str] | None = None,
-    min_frequency: int = 5,
-    max_order: int = 4,
-) -> dict[str, Any]:
+@forwards(metrics.caption_diversity)
+def compute(predictions: Sequence[Any], *, image_ids: Sequence[Any] | None = None, **options: Any) -> dict[str, Any]:
     """Call `caption_diversity` on the captions of each image."""
-    return metrics.caption_diversity(
-        _captions_by_image(predictions, image_ids),
-        training_captions=training_captions,
-        min_frequency=min_frequency,
-        max_order=max_order,
-    )
+    return metrics.caption_diversity(_captions_by_image(predictions, image_ids), **options)
 
 
 def _captions_by_image(captions: Sequence[Any], image_ids: Sequence[Any] | None) -> list[list[str]]:

@@ -6,13 +6,14 @@ from typing import Any
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules.image_pool import image_pool
 from hf_captionrl.evaluate_modules.inputs import caption_features, scorer_signature, truncation
-from hf_captionrl.evaluate_modules.metric import Metric
+from hf_captionrl.evaluate_modules.metric import Metric, forwards
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval.feature_checks import as_features
 
 __all__ = ["METRIC", "bag_column"]
 
 
+@forwards(metrics.self_retrieval, "pool_ranks")
 def compute(
     predictions: Sequence[Any],
     references: Sequence[Any] | None = None,
@@ -23,17 +24,7 @@ def compute(
     image_features: Any = None,
     image_ids: Sequence[str] | None = None,
     targets: Sequence[int] | None = None,
-    bags: Sequence[Sequence[int]] | None = None,
-    sets: Sequence[Sequence[int]] | None = None,
-    num_distractors: int | None = None,
-    protocol: Any = "expected",
-    ks: Sequence[int] = (1, 5, 10),
-    seed: int = 0,
-    repeats: int = 1,
-    duplicates: Any = "count",
-    num_bootstrap: int = 1000,
-    confidence: float = 0.95,
-    block_size: int | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Call `self_retrieval` on the features of captions and of a pool of images."""
     text = as_features(caption_features(predictions, text_features, scorer), "text_features")
@@ -46,23 +37,7 @@ def compute(
         scorer=scorer,
         dtype=text.dtype,
     )
-    result = metrics.self_retrieval(
-        text,
-        pool,
-        targets=rows,
-        bags=bags,
-        sets=sets,
-        num_distractors=num_distractors,
-        protocol=protocol,
-        ks=ks,
-        seed=seed,
-        repeats=repeats,
-        duplicates=duplicates,
-        num_bootstrap=num_bootstrap,
-        confidence=confidence,
-        block_size=block_size,
-        scorer=scorer_signature(scorer),
-    )
+    result = metrics.self_retrieval(text, pool, targets=rows, scorer=scorer_signature(scorer), **options)
     return result | truncation(predictions, scorer)
 
 
