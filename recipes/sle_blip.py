@@ -31,6 +31,7 @@ import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.console import run_main
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
@@ -53,8 +54,6 @@ from hf_captionrl.experiments.samples import (
     Sampler,
     write_samples,
 )
-from hf_captionrl.reports.table import COLUMNS
-from hf_captionrl.reports.table_columns import SAMPLE_COLUMNS
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 
 __all__ = ["main", "parse_args"]

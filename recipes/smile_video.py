@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.console import run_main
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS
 from hf_captionrl.evaluation.arguments import EvaluationArguments
 from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.experiments.smile import SmileArguments, SmileRecipeConfig, compare_smile
 from hf_captionrl.experiments.video import VIDEO_COLUMNS, VideoEvaluator
-from hf_captionrl.reports.table import COLUMNS
 
 __all__ = ["main", "parse_args"]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.io import atomic_write_text, write_json
-from hf_captionrl.reports.table import COLUMNS, Column
-from hf_captionrl.reports.table_columns import REWARD_COLUMNS, SAMPLE_COLUMNS
+from hf_captionrl.reports.table import Column
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from inspect import Parameter, signature
 from textwrap import dedent, indent
-from typing import Any
+from typing import Any, TypeVar
 
 from hf_captionrl.evaluate_modules.evaluate_load import MODULES
 from hf_captionrl.reports.table import Column
 
-__all__ = ["Metric", "all_metrics", "load_metric", "table_columns"]
+__all__ = ["Metric", "all_metrics", "forwards", "load_metric", "table_columns"]
+
+_Compute = TypeVar("_Compute", bound=Callable[..., Mapping[str, Any]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +31,20 @@ class Metric:
         limitations: What a reader of the number must know.
         citation: BibTeX.
         urls: Addresses of the papers.
-        compute: Maps predictions, references and options to a result; options are the keywords of its signature.
+        compute: Maps predictions, references and options to a result; options are the keywords of its signature, see
+            [`forwards`].
         predictions: Kinds of rows that predictions may be, see `prediction_columns`.
         references: Kinds of rows that references may be; empty if there is no such column.
         references_required: Whether references must be given.
         store_references: Converts references to what a column can store.
         functions: The functions of `hf_captionrl.metrics` that it computes.
         keys: Main keys of the result, in Markdown, for the table of docs/metrics.md.
-        columns: How tables show its numbers.
+        columns: How tables show its numbers, and related numbers that only tables have. No other file declares them.
         in_captions_table: Whether `captionrl evaluate` shows the columns below every suite. The metric then needs
             captions only, and returns `per_sample`, one number per caption.
         cases: Arguments of `compute` with the `result` that they must give; the examples of the Space.
+        data_arguments: Arguments of the cases that a visitor of the Space may change, in addition to predictions and
+            references: numbers and texts that are not opened as files.
         extra: Extra of `pip install hf-captionrl[...]` that the Space needs.
         emoji: Shown on the Hub.
     """
@@ -62,6 +68,7 @@ class Metric:
     store_references: Callable[[Any], Any] | None = None
     columns: tuple[Column, ...] = ()
     in_captions_table: bool = False
+    data_arguments: tuple[str, ...] = ()
     extra: str = ""
     emoji: str = "📏"
 
@@ -75,6 +82,21 @@ def _indented(text: str) -> str:
     return indent(dedent(text).strip("\n") + "\n", "    ")
 
 
+def forwards(function: Callable[..., Any], *left_out: str) -> Callable[[_Compute], _Compute]:
+    """Decorator of `compute(..., **options)`: its signature contains the other keywords of `function` instead of `options`."""
+
+    def decorate(compute: _Compute) -> _Compute:
+        own = signature(compute)
+        named = [given for given in own.parameters.values() if given.kind is not Parameter.VAR_KEYWORD]
+        known = {*left_out, *(given.name for given in named)}
+        options = [given for given in signature(function).parameters.values() if given.kind is Parameter.KEYWORD_ONLY]
+        more = [given for given in options if given.name not in known]
+        compute.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
+        return compute
+
+    return decorate
+
+
 def load_metric(name: str) -> Metric:
     """The declaration of a metric."""
     return import_module(f"{__package__}.declarations.{name}").METRIC
@@ -85,7 +107,10 @@ def all_metrics() -> dict[str, Metric]:
     return {name: load_metric(name) for name in MODULES}
 
 
-def table_columns(*keys: str) -> tuple[Column, ...]:
-    """The declared columns of some keys."""
+def table_columns(*keys: str, short: bool = False) -> tuple[Column, ...]:
+    """The declared columns of some keys; `short` for tables with many columns."""
     columns = {column.key: column for metric in all_metrics().values() for column in metric.columns}
-    return tuple(columns[key] for key in keys)
+    chosen = (columns[key] for key in keys)
+    return tuple(
+        replace(column, header=column.short_header or column.header) if short else column for column in chosen
+    )

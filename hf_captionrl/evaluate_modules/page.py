@@ -1,36 +1,21 @@
 """The page of a Space: a small gradio app, because the one of `evaluate` is broken. Only this file imports gradio."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.evaluate_modules.metric import load_metric
+from hf_captionrl.evaluate_modules.metric import Metric, load_metric
 
 __all__ = ["build_page", "compute_from_json"]
 
-# Arguments that a visitor may change: numbers and texts that are not opened as files.
-_DATA = (
-    "predictions",
-    "references",
-    "bags",
-    "idf",
-    "image_features",
-    "image_ids",
-    "reference_features",
-    "synonyms",
-    "text_features",
-    "token_features",
-    "training_captions",
-)
 
-
-def compute_from_json(metric: Any, text: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def compute_from_json(metric: Any, text: str, declared: Metric) -> dict[str, Any]:
     """Compute from the JSON that a visitor typed.
 
     A public page must not let visitors open files or start programs of its server. It therefore accepts only the arguments
-    of its examples. Captions, features and other data may have any value except strings and files. Options (names of models
-    or metrics) may have only the values of the examples.
+    of its examples. Captions and `data_arguments` may have any value except strings and files. Options (names of models or
+    metrics) may have only the values of the examples.
     """
     try:
         arguments = json.loads(text)
@@ -38,12 +23,13 @@ def compute_from_json(metric: Any, text: str, cases: Sequence[Mapping[str, Any]]
         raise ValueError(f"This is not JSON: {error}.") from None
     if not isinstance(arguments, dict):
         raise ValueError("Write one JSON object with the arguments, such as those of the examples.")
+    data = ("predictions", "references", *declared.data_arguments)
     for name, value in arguments.items():
-        allowed = [case[name] for case in cases if name in case]
+        allowed = [case[name] for case in declared.cases if name in case]
         if name == "result" or not allowed:
-            known = sorted({key for case in cases for key in case} - {"result"})
+            known = sorted({key for case in declared.cases for key in case} - {"result"})
             raise ValueError(f"This page takes {known}, not {name!r}. Install the package for everything else.")
-        if value not in allowed and (name not in _DATA or isinstance(value, str)):
+        if value not in allowed and (name not in data or isinstance(value, str)):
             raise ValueError(f"This page takes {name} {allowed} only, not {value!r}.")
         if _holds_file(value):
             raise ValueError(
@@ -65,12 +51,12 @@ def build_page(name: str, folder: Path) -> Any:
     import gradio
 
     metric = evaluate.load(str(folder / f"{name}.py"))
-    cases = load_metric(name).cases
-    examples = [json.dumps({k: v for k, v in case.items() if k != "result"}, indent=1) for case in cases]
+    declared = load_metric(name)
+    examples = [json.dumps({k: v for k, v in case.items() if k != "result"}, indent=1) for case in declared.cases]
 
     def run(text: str) -> dict[str, Any]:
         try:
-            return compute_from_json(metric, text, cases)
+            return compute_from_json(metric, text, declared)
         except (ValueError, TypeError) as error:
             raise gradio.Error(str(error)) from None
 

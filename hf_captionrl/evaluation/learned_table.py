@@ -7,22 +7,16 @@ from typing import Any
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.caption_entropy import caption_entropy
+from hf_captionrl.evaluate_modules.metric import table_columns
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.evaluation.paper_tables import ScoredCaptions, Table
 from hf_captionrl.metrics.learned_similarity import bleurt, entailment, load_pair_model
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.metrics.suites.suite_row import SuiteRow, spoken
-from hf_captionrl.reports.table import Column
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers.caption_generation import LazyImages
 
 __all__ = ["learned_table"]
-
-_COLUMNS = {
-    "bleurt": Column("bleurt", "BLEURT", "higher"),
-    "entailment": Column("entailment", "Entailment of a reference", "higher", is_fraction=True),
-    "entropy": Column("caption_entropy", "Entropy of the captioner (nats)", None),
-}
 
 
 def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name: str | None) -> Table | None:
@@ -45,20 +39,21 @@ def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name:
             found = caption_entropy(captioner, images, spoken(scored.first))
             return found | {"signature": signature(metric="caption_entropy", family=captioner.family)}
 
-        numbers["entropy"] = entropy
+        numbers["caption_entropy"] = entropy
+
+    columns = table_columns(*numbers)
 
     def compute(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         row = SuiteRow(scored.first, evaluator.seed)
-        for name, number in numbers.items():
-            column = _COLUMNS[name]
-            if name != "entropy" and scored.given_references is None:
+        for column, number in zip(columns, numbers.values(), strict=True):
+            if column.key != "caption_entropy" and scored.given_references is None:
                 row.missing("an image has no reference", column.key)
                 continue
             found = number(scored, evaluator)
             row.mean(column.key, found["per_sample"], signature=found["signature"], is_share=column.is_fraction)
         return row.result(details=True)
 
-    return Table("Learned metrics", tuple(_COLUMNS[name] for name in numbers), compute) if numbers else None
+    return Table("Learned metrics", columns, compute) if numbers else None
 
 
 def _loaded(name: str, option: str) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from hf_captionrl.evaluate_modules.metric import table_columns
+from hf_captionrl.evaluate_modules.results_columns import by_reward_scorer, variants
 from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.suites import discritune_suite, ndlb_suite
 from hf_captionrl.metrics.suites.suite_row import SuiteRow
@@ -16,21 +17,10 @@ __all__ = ["MORE_REFERENCES", "more_columns", "paper_numbers", "references_numbe
 MORE_REFERENCES = "more_references"
 """Column of the test split with a second set of references, such as HolisticCaps."""
 
-# Not a fraction: the score of very few short captions can be below 0.
-_METEOR = Column("meteor", "METEOR", "higher")
-_SPICE = Column("spice", "SPICE", "higher", is_fraction=True)
-_BLEU = Column("bleu_4", "BLEU-4", "higher", is_fraction=True)
 _COLUMNS: dict[str, tuple[Column, ...]] = {
-    "discritune": (
-        Column("blocks_recall_at_1", "P@1\nblocks", "higher", is_fraction=True),
-        *(_BLEU, _METEOR, _SPICE),
-    ),
-    "ndlb": (
-        _BLEU,
-        Column("ndlb_clip_score", "ClipSc\n(100 cos)", "higher", digits=2),
-        Column("vocabulary_size", "Words seen\n5 times", "higher", digits=0),
-    ),
-    "sle": (_METEOR, _SPICE),
+    "discritune": table_columns("blocks_recall_at_1", "bleu_4", "meteor", "spice", short=True),
+    "ndlb": table_columns("bleu_4", "ndlb_clip_score", "vocabulary_size", short=True),
+    "sle": table_columns("meteor", "spice", short=True),
 }
 _BY_SCORER = ("blocks_recall_at_1", "ndlb_clip_score")
 """Columns that depend on the scorer; the papers compute them with the scorer of the reward."""
@@ -40,12 +30,10 @@ def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references
     """Columns of a paper, of its retrieval by the reward scorer, and of a second set of references."""
     found = _COLUMNS[paper] if paper else ()
     if has_reward_scorer:
-        found += tuple(
-            dataclasses.replace(column, key=f"reward_{column.key}", header=f"{column.header}, own")
-            for column in found
-            if column.key in _BY_SCORER
-        )
-    return found + (Column("more_cider_d", "CIDEr-D\n2nd ref.", "higher"),) * has_more_references
+        found += by_reward_scorer(*(column for column in found if column.key in _BY_SCORER))
+    if has_more_references:
+        found += variants("more", "\n2nd ref.", *table_columns("cider_d", short=True))
+    return found
 
 
 def paper_numbers(paper: str | None, captions: Sequence[str], features: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -149,11 +149,6 @@ def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
 _FAITHFULNESS = ("hallucination", "fact_recall")
 
 
-def _renamed(key: str, header: str, **changes: Any) -> Column:
-    """A declared column as another paper prints it."""
-    return replace(*table_columns(key), header=header, **changes)
-
-
 TABLES: dict[str, Table] = {
     "smile": Table(
         "SMILE",
@@ -172,7 +167,7 @@ TABLES: dict[str, Table] = {
         "SLE (several captions per image)",
         (
             *table_columns("captions_per_image"),
-            _renamed("cider_d", "CIDEr-D, mean over an image's captions"),
+            replace(*table_columns("cider_d"), header="CIDEr-D, mean over an image's captions"),
             *table_columns("best_cider_d", "div_1", "div_2", "mbleu_4_per_image", "mbleu_4", "unique_captions"),
         ),
         _sle,
@@ -184,7 +179,7 @@ TABLES: dict[str, Table] = {
                 "bag_3_recall_at_1", "bag_5_recall_at_1", "bag_7_recall_at_1", "rd100_recall_at_1", "bleu_4"
             ),
             *table_columns("cider_d"),
-            _renamed("clip_score", "ClipSc (100 cos)", digits=2),
+            replace(*table_columns("ndlb_clip_score"), key="clip_score"),
             *table_columns("vocabulary_size", *_FAITHFULNESS),
         ),
         _ndlb,

@@ -13,6 +13,7 @@ from typing import Any
 import datasets
 
 from hf_captionrl.captioners import Captioner
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS
 from hf_captionrl.evaluation.arguments import EvaluationArguments
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import describe
@@ -28,7 +29,7 @@ from hf_captionrl.experiments.log_lines import print_heading, silence_libraries,
 from hf_captionrl.experiments.publication import check_hub_strategy, defer_push, push_model, write_publication
 from hf_captionrl.experiments.report import write_report
 from hf_captionrl.io import FolderLock
-from hf_captionrl.reports.table import COLUMNS, Column
+from hf_captionrl.reports.table import Column
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 from hf_captionrl.trainers.checkpoints import begin_run, has_checkpoint
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.data import open_still
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS, DEGENERATE
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.reports.curves import CURVES, write_curves
 from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
-from hf_captionrl.reports.table import COLUMNS, Column, print_table, write_results
-from hf_captionrl.reports.table_columns import DEGENERATE
+from hf_captionrl.reports.table import Column, print_table, write_results
 from hf_captionrl.scenes import check
 from hf_captionrl.trainers.reward_hacking import GuardThresholds
 

@@ -16,10 +16,10 @@ import torch
 
 from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import frames_of, open_still
+from hf_captionrl.evaluate_modules.results_columns import SAMPLE_COLUMNS
 from hf_captionrl.io import write_json
 from hf_captionrl.metrics.suites import decoding_suite, tradeoff_points
 from hf_captionrl.reports.sample_panel import PanelItem, write_panel
-from hf_captionrl.reports.table_columns import SAMPLE_COLUMNS
 from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.data.arrow_columns import id_column
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS
 from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.evaluation.similarity import similarity_features
@@ -30,8 +31,6 @@ from hf_captionrl.experiments.comparison import (
 from hf_captionrl.experiments.data import load_data
 from hf_captionrl.experiments.delivery import GuardedRecipe
 from hf_captionrl.experiments.parsing import parse_arguments
-from hf_captionrl.reports.table import COLUMNS
-from hf_captionrl.reports.table_columns import REWARD_COLUMNS
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.retrieval.bag_files import load_neighbours
 from hf_captionrl.retrieval.neighbours import nearest_neighbours

@@ -13,6 +13,7 @@ from transformers import set_seed
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS
 from hf_captionrl.evaluation.arguments import optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.comparison import (
@@ -27,7 +28,7 @@ from hf_captionrl.experiments.comparison import (
     train_runs,
 )
 from hf_captionrl.experiments.data import load_data
-from hf_captionrl.reports.table import COLUMNS, Column
+from hf_captionrl.reports.table import Column
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 
 __all__ = ["FIRST", "SmileArguments", "SmileRecipeConfig", "compare_smile", "run_name"]

@@ -12,25 +12,18 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.data import cached_features, frames_of
+from hf_captionrl.evaluate_modules.metric import load_metric
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import emscore
 from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.metrics.video_matching import emscore_matrix
-from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.ranking import ranks_from_scores, recall_at_k
 from hf_captionrl.retrieval.scorer_base import TokenScorer
 
 __all__ = ["VIDEO_COLUMNS", "VideoEvaluator"]
 
-VIDEO_COLUMNS: tuple[Column, ...] = (
-    Column("emscore_precision", "EMScore\nP", "higher", digits=3),
-    Column("emscore_recall", "EMScore\nR", "higher", digits=3),
-    Column("emscore", "EMScore\nF", "higher", digits=3),
-    Column("emscore_recall_at_1", "R@1 by\nEMScore", "higher", is_fraction=True),
-    Column("emscore_recall_at_5", "R@5 by\nEMScore", "higher", is_fraction=True),
-    Column("emscore_references", "EMScore,\nreferences", "higher", digits=3),
-)
+VIDEO_COLUMNS = load_metric("emscore").columns
 """Columns for videos, by the held-out scorer: EMScore's precision, recall and F in [-1, 1], self-retrieval among the test videos
 by F (SMILE, Table 6), and F with references."""
 

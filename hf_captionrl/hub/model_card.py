@@ -20,7 +20,7 @@ from hf_captionrl.hub.manifest import public_versions
 from hf_captionrl.hub.publish_checks import HUB_NAME, check_card, check_name, check_text
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text, write_json
-from hf_captionrl.reports.table import COLUMNS, check_rows, format_cell, results_markdown
+from hf_captionrl.reports.table import Column, check_rows, format_cell, results_markdown
 
 __all__ = [
     "EVAL_RESULTS_FILE",
@@ -144,16 +144,25 @@ def read_facts(folder: str | os.PathLike[str]) -> ModelCardFacts:
     return ModelCardFacts(**{**found, "tags": tuple(found.get("tags", ()))})
 
 
+def _columns() -> tuple[Column, ...]:
+    """Columns of the results table."""
+    # Imported here, because the declarations of the metrics import torch, which other parts of the package do not need.
+    from hf_captionrl.evaluate_modules.results_columns import COLUMNS
+
+    return COLUMNS
+
+
 def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
     """All rows and the row of the model, after checks."""
     rows = results.get("rows") or []
-    check_rows(rows)
+    columns = _columns()
+    check_rows(rows, columns)
     by_name = {row["name"]: row for row in rows}
     for name in (facts.row, facts.baseline_row):
         if name is not None and name not in by_name:
             raise ValueError(f"The results have no row {name!r}. Use one of {sorted(by_name)}.")
     row = by_name[facts.row]
-    missing = [c.key for c in COLUMNS if row[c.key] is None and not row.get(f"{c.key}_reason")]
+    missing = [c.key for c in columns if row[c.key] is None and not row.get(f"{c.key}_reason")]
     if missing:
         raise ValueError(
             f"{', '.join(missing)} of {facts.row!r} is missing. "
@@ -162,7 +171,7 @@ def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[M
     if row["rd100_recall_at_1"] is None and row["pool_recall_at_1"] is None:
         raise ValueError(f"{facts.row!r} has no retrieval number. Measure rd100_recall_at_1 or pool_recall_at_1.")
     for name, entry in by_name.items():
-        for column in COLUMNS:
+        for column in columns:
             if entry.get(f"{column.key}_reason"):
                 check_text(f"{column.key}_reason of {name!r}", str(entry[f"{column.key}_reason"]))
     return rows, row
@@ -185,7 +194,7 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
     """
     rows, row = _measured(results, facts)
     others = {entry["name"]: entry for entry in rows}
-    columns = {column.key: column for column in COLUMNS}
+    columns = {column.key: column for column in _columns()}
     card = render_template(
         "model.md",
         metadata=_metadata(row, facts),
@@ -195,7 +204,7 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
         baseline=others[facts.baseline_row] if facts.baseline_row not in (None, facts.row) else None,
         cell=lambda entry, key: format_cell(entry, columns[key]),
         retrieval_key="rd100_recall_at_1" if row["rd100_recall_at_1"] is not None else "pool_recall_at_1",
-        table=results_markdown(rows, title=""),
+        table=results_markdown(rows, columns=_columns(), title=""),
         seed=results["seed"],
         versions=public_versions(results.get("versions", {})),
     )
@@ -222,7 +231,7 @@ def eval_results_yaml(results: Mapping[str, Any], facts: ModelCardFacts) -> str 
         return None
     decoding = ", ".join(f"{name}={value}" for name, value in facts.generation.items())
     entries = []
-    for column in COLUMNS:
+    for column in _columns():
         if row[column.key] is None:
             continue
         interval = row.get(f"{column.key}_ci")
@@ -269,7 +278,7 @@ def write_model_card(folder: str | os.PathLike[str], results: Mapping[str, Any],
 def _metadata(row: Mapping[str, Any], facts: ModelCardFacts) -> str:
     """The YAML block, in the format of huggingface_hub."""
     evaluations = []
-    for column in COLUMNS:
+    for column in _columns():
         if row[column.key] is None:
             continue
         interval = row.get(f"{column.key}_ci")

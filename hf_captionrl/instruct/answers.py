@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.evaluate_modules.metric import table_columns
 from hf_captionrl.instruct.judges import EndpointJudge, FileJudge, Judge, JudgeError, LocalJudge
 from hf_captionrl.instruct.questions import Question
 from hf_captionrl.instruct.ratings import CATEGORIES, answer_statistics, relative_scores
@@ -17,8 +18,8 @@ from hf_captionrl.reports.table import Column
 __all__ = ["ANSWER_COLUMNS", "TEXT_COLUMNS", "JudgeArguments", "answer_row", "read_answers", "write_answers"]
 
 TEXT_COLUMNS: tuple[Column, ...] = (
-    Column("length", "Length\n(words)", None, digits=1),
-    Column("lexical_diversity", "Lexical\ndiv.", "higher"),
+    replace(*table_columns("length", short=True), digits=1),
+    *table_columns("lexical_diversity", short=True),
     Column("empty", "Empty\n", "lower", is_fraction=True),
 )
 """Columns that need no judge."""

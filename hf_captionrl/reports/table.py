@@ -1,8 +1,8 @@
 """The results table of all recipes, printed and written as JSON and Markdown.
 
-A row is a mapping with `name` and one number per column of `COLUMNS`. A number `<key>` may have `<key>_ci`, its 95 %
+A row is a mapping with `name` and one number per column. A number `<key>` may have `<key>_ci`, its 95 %
 interval `[low, high]`, and None may have `<key>_reason`, one sentence that says why. Fractions are in [0, 1], never percent.
-`note` is a sentence on the row, shown below the table.
+`note` is a sentence on the row, shown below the table. The columns are those of `hf_captionrl.evaluate_modules.results_columns`.
 """
 
 import io
@@ -24,7 +24,6 @@ from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.versions import installed_versions, plain_config
 
 __all__ = [
-    "COLUMNS",
     "Column",
     "check_rows",
     "encodable",
@@ -49,6 +48,7 @@ class Column:
         better: Which direction is better; None: neither.
         digits: Number of decimals.
         is_fraction: Whether values lie in [0, 1].
+        short_header: Heading in tables with many columns, with line breaks; empty: `header`.
     """
 
     key: str
@@ -56,6 +56,7 @@ class Column:
     better: Literal["higher", "lower"] | None
     digits: int = 3
     is_fraction: bool = False
+    short_header: str = ""
 
     @property
     def arrow(self) -> str:
@@ -68,21 +69,6 @@ class Column:
         return " ".join(f"{self.header} {self.arrow}".replace("-\n", "").split())
 
 
-COLUMNS: tuple[Column, ...] = (
-    Column("length", "Length\n(words)", None, digits=2),
-    Column("lexical_diversity", "Lexical\ndiv.", "higher"),
-    Column("pool_recall_at_1", "R@1\npool", "higher", is_fraction=True),
-    Column("pool_recall_at_5", "R@5\npool", "higher", is_fraction=True),
-    Column("rd100_recall_at_1", "R@1\nRD100", "higher", is_fraction=True),
-    Column("rd100_recall_at_5", "R@5\nRD100", "higher", is_fraction=True),
-    Column("clip_score", "CLIP-\nScore", "higher"),
-    Column("perplexity", "Perplex-\nity", "lower", digits=2),
-    Column("cider_d", "CIDEr-D\n", "higher"),
-    Column("hallucination", "Halluci-\nnation", "lower", is_fraction=True),
-    Column("fact_recall", "Fact\nrecall", "higher", is_fraction=True),
-)
-"""Columns of every results table, in the order in which they are shown."""
-
 REFERENCES = "references"
 """Row name of the human captions, which are separated from the captioners."""
 
@@ -94,7 +80,7 @@ _LEGEND = (
 _INTERVAL_LEGEND = "± or [low, high]: 95 % interval."
 
 
-def check_rows(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> None:
+def check_rows(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     """Refuse malformed rows.
 
     Args:
@@ -171,16 +157,16 @@ def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
 def print_table(
     rows: Sequence[Row],
     *,
+    columns: Sequence[Column],
     title: str | None = None,
-    columns: Sequence[Column] = COLUMNS,
     file: IO[str] | None = None,
 ) -> None:
     """Print the rows as one table, or as several tables if the terminal is too narrow.
 
     Args:
         rows: The rows, see `check_rows`.
-        title: Title above the table.
         columns: The columns, in the order in which they are shown.
+        title: Title above the table.
         file: Where to print; the standard output by default.
 
     Raises:
@@ -294,14 +280,14 @@ def _has_intervals(rows: Sequence[Row], columns: Sequence[Column]) -> bool:
 
 
 def results_markdown(
-    rows: Sequence[Row], *, title: str = "Results", columns: Sequence[Column] = COLUMNS, seed: int | None = None
+    rows: Sequence[Row], *, columns: Sequence[Column], title: str = "Results", seed: int | None = None
 ) -> str:
     """The rows as a Markdown table with its legend.
 
     Args:
         rows: The rows, see `check_rows`.
-        title: Heading; an empty title is left out.
         columns: The columns, in the order in which they are shown.
+        title: Heading; an empty title is left out.
         seed: Seed of the run, shown below the table if given.
 
     Returns:
@@ -353,11 +339,11 @@ def write_results(
     output_dir: str | os.PathLike[str],
     rows: Sequence[Row],
     *,
+    columns: Sequence[Column],
     seed: int,
     config: Any,
     name: str = "results",
     title: str = "Results",
-    columns: Sequence[Column] = COLUMNS,
     more: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `<name>.json` (rows, seed, config, versions) and `<name>.md` (the table), atomically.
@@ -365,12 +351,12 @@ def write_results(
     Args:
         output_dir: Folder to write to; created if missing.
         rows: The rows, see `check_rows`.
+        columns: The columns, in the order in which they are shown.
         seed: Seed of the run.
         config: Configuration of the run: a dataclass, a mapping, or a mapping of these. Values whose name contains
             token, secret or password are left out.
         name: File name without its suffix.
         title: Heading of the Markdown file.
-        columns: The columns, in the order in which they are shown.
         more: Further entries of the JSON file; empty ones are left out.
 
     Returns:

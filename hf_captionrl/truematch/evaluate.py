@@ -64,12 +64,11 @@ def _files(arguments: EvaluateOptions, images: DatasetOptions, output_dir: Path)
 
 def table_columns(sizes: Iterable[int]) -> list[Column]:
     """Columns of the table for these bag sizes."""
+    from hf_captionrl.evaluate_modules.declarations.self_retrieval import bag_column
     from hf_captionrl.evaluation.paper_tables import TABLES
-    from hf_captionrl.reports.table import Column
 
     known = {column.key: column for column in TABLES["ndlb"].columns}
-    own = [Column(f"bag_{k}_recall_at_1", f"R@1, bags of {k}", "higher", is_fraction=True) for k in sorted(sizes)]
-    return [*own, *(known[key] for key in COLUMNS)]
+    return [*map(bag_column, sorted(sizes)), *(known[key] for key in COLUMNS)]
 
 
 def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: Sequence[str]) -> dict[str, Any]:

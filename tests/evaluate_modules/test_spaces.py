@@ -165,17 +165,17 @@ def test_page(name, evaluate, monkeypatch):
 
 def test_page_opens_no_files_of_its_server(evaluate):
     metric = evaluate.load("caption_nlg")
-    cases = load_metric("caption_nlg").cases
+    declared = load_metric("caption_nlg")
     given = {"predictions": ["a"], "references": [["a"]]}
-    assert compute_from_json(metric, json.dumps(given), cases)["bleu_1"] == pytest.approx(1)
+    assert compute_from_json(metric, json.dumps(given), declared)["bleu_1"] == pytest.approx(1)
     with pytest.raises(ValueError, match="not 'java'"):
-        compute_from_json(metric, json.dumps(given | {"java": "/bin/false"}), cases)
+        compute_from_json(metric, json.dumps(given | {"java": "/bin/false"}), declared)
     with pytest.raises(ValueError, match="one JSON object"):
-        compute_from_json(metric, "[]", cases)
+        compute_from_json(metric, "[]", declared)
     metric = evaluate.load("caption_perplexity")
-    cases = load_metric("caption_perplexity").cases
+    declared = load_metric("caption_perplexity")
     with pytest.raises(ValueError, match="not '/etc'"):
-        compute_from_json(metric, json.dumps({"predictions": ["a"], "model": "/etc"}), cases)
+        compute_from_json(metric, json.dumps({"predictions": ["a"], "model": "/etc"}), declared)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_page_accepts_data_and_the_options_of_its_examples(name, given, message)
     def compute(**_):
         raise AssertionError("computed")
 
-    cases = load_metric(name).cases
+    declared = load_metric(name)
     with pytest.raises(ValueError, match=message):
-        compute_from_json(types.SimpleNamespace(compute=compute), json.dumps({"predictions": ["a"]} | given), cases)
-    own = {key: value for key, value in cases[0].items() if key != "result"} | {"predictions": ["another"]}
+        compute_from_json(types.SimpleNamespace(compute=compute), json.dumps({"predictions": ["a"]} | given), declared)
+    own = {key: value for key, value in declared.cases[0].items() if key != "result"} | {"predictions": ["another"]}
     with pytest.raises(AssertionError, match="computed"):
-        compute_from_json(types.SimpleNamespace(compute=compute), json.dumps(own), cases)
+        compute_from_json(types.SimpleNamespace(compute=compute), json.dumps(own), declared)

@@ -176,6 +176,15 @@ def test_meteor_and_spice_are_values_or_reasons():
         discritune_suite(CAPTIONS, references=REFERENCES, meteor=broken)
 
 
+def test_interval_of_meteor_stays_in_0_to_1():
+    def meteor(captions, references):  # METEOR of a corpus is far below the mean of its captions
+        return {"meteor": 0.01, "per_sample": np.linspace(0, 1, len(captions))}
+
+    low, high = discritune_suite(CAPTIONS[:3], references=REFERENCES[:3], meteor=meteor)["meteor_ci"]
+    assert low == 0.0
+    assert 0.01 < high < 1
+
+
 def test_words_of_the_captions_against_the_references():
     def tagger(captions):
         return [[(word, "ADJ" if word in ("red", "small") else "NOUN") for word in c.split()] for c in captions]

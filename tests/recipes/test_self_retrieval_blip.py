@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS
 from hf_captionrl.experiments.self_retrieval import BagArguments, describe_reward, run_name, runs_of
-from hf_captionrl.reports.table import COLUMNS
-from hf_captionrl.reports.table_columns import REWARD_COLUMNS
 from hf_captionrl.scenes.models import model_path
 
 recipe = importlib.import_module("recipes.self_retrieval_blip")

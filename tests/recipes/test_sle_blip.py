@@ -12,10 +12,9 @@ import torch
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import load_captions, sample_frames
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.experiments.rows import row_names
 from hf_captionrl.experiments.samples import SampleArguments, Sampler
-from hf_captionrl.reports.table import COLUMNS
-from hf_captionrl.reports.table_columns import SAMPLE_COLUMNS
 from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_stream
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig, SLETrainer

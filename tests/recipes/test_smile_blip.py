@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.reports.table import COLUMNS
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS
 from scripts.make_small_blip import make_small_blip
 
 RECIPES = Path(__file__).parents[2] / "recipes"

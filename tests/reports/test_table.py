@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.reports.table import COLUMNS, check_rows, format_cell, print_table, results_markdown, write_results
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.reports.table import check_rows, format_cell, print_table, results_markdown, write_results
 from hf_captionrl.reports.versions import installed_versions, plain_config
 
 KEYS = (
@@ -28,7 +29,7 @@ def make_row(name="MLE", **changes):
 
 def printed(rows, **options):
     out = io.StringIO()
-    print_table(rows, file=out, **options)
+    print_table(rows, columns=COLUMNS, file=out, **options)
     return out.getvalue()
 
 
@@ -100,7 +101,7 @@ def test_narrow_terminal_gets_every_column_in_order(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    print_table([make_row("M" * 20)], file=out)
+    print_table([make_row("M" * 20)], columns=COLUMNS, file=out)
     text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
     numbers = re.findall(r"\d+\.\d+", text.split("↑ higher")[0])
     assert numbers == [
@@ -122,8 +123,8 @@ def test_narrow_terminal_gets_every_column_in_order(monkeypatch):
 
 def test_ascii_output_does_not_fail():
     code = (
-        "from tests.reports.test_table import make_row; from hf_captionrl.reports.table import print_table;"
-        "print_table([make_row('caf\\u00e9', length_ci=[2.2, 2.4])])"
+        "from tests.reports.test_table import COLUMNS, make_row, print_table;"
+        "print_table([make_row('caf\\u00e9', length_ci=[2.2, 2.4])], columns=COLUMNS)"
     )
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
@@ -136,7 +137,7 @@ def test_names_and_reasons_are_escaped():
     text = printed([make_row(name, perplexity=None, perplexity_reason="no [red] model")])
     assert name in text
     assert "no [red] model" in text
-    markdown = results_markdown([make_row(name)], title="<b>`x`")
+    markdown = results_markdown([make_row(name)], columns=COLUMNS, title="<b>`x`")
     assert "<script>" not in re.sub(r"\\[<>]", "", markdown)
     assert r"a\|b" in markdown
     table = [line for line in markdown.splitlines() if line.startswith("|")]
@@ -151,7 +152,9 @@ def test_written_files(tmp_path):
         hub_token: str = "secret-value"
 
     rows = [make_row(fact_recall=None, bag_3_recall_at_1=0.4), make_row("SMILE", length_ci=(2, 3))]
-    path = write_results(tmp_path / "out", rows, seed=7, config={"train": Config(), "limit": float("inf")})
+    path = write_results(
+        tmp_path / "out", rows, columns=COLUMNS, seed=7, config={"train": Config(), "limit": float("inf")}
+    )
     written = json.loads(path.read_text(encoding="utf-8"))
     assert path.name == "results.json"
     assert list(written) == ["rows", "seed", "config", "versions"]
@@ -201,15 +204,15 @@ def test_config_of_nested_and_odd_values():
 )
 def test_malformed_rows_are_refused(rows, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        check_rows(rows)
+        check_rows(rows, COLUMNS)
     with pytest.raises(ValueError, match=message):
-        write_results(tmp_path / "out", rows, seed=0, config={})
+        write_results(tmp_path / "out", rows, columns=COLUMNS, seed=0, config={})
     assert not (tmp_path / "out").exists()
 
 
 def test_name_may_not_leave_the_folder(tmp_path):
     with pytest.raises(ValueError, match="file name without folders"):
-        write_results(tmp_path, [make_row()], seed=0, config={}, name="../results")
+        write_results(tmp_path, [make_row()], columns=COLUMNS, seed=0, config={}, name="../results")
 
 
 def test_a_reason_is_printed_once_with_its_columns_and_rows():

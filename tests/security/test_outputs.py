@@ -2,6 +2,7 @@
 
 import json
 
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS
 from hf_captionrl.reports.table import write_results
 from hf_captionrl.scenes import load_scenes
 from tests.hub.conftest import has
@@ -25,7 +26,7 @@ def test_a_run_leaves_none(tmp_path, monkeypatch, capfd):
     trainer = train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), **settings)
     trainer.save_model()
     config = {"model": {"api_key": KEY, "password": PASSWORD, "first_token": "mle"}, "training": trainer.args}
-    write_results(tmp_path / "run", make_results()["rows"], seed=0, config=config)
+    write_results(tmp_path / "run", make_results()["rows"], columns=COLUMNS, seed=0, config=config)
     text = (tmp_path / "run" / "results.json").read_text()
     assert json.loads(text)["config"]["model"]["first_token"] == "mle"
     # A Trainer's file of arguments is a pickle that holds what it was given; it is not kept.

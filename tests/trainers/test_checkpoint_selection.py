@@ -116,11 +116,13 @@ def test_broken_best_checkpoint_is_reported(tmp_path, capsys):
 
 def test_report_of_a_recipe_contains_the_selection(tmp_path):
     from hf_captionrl.reports.table import write_results
-    from tests.reports.test_table import make_row
+    from tests.reports.test_table import COLUMNS, make_row
 
-    write_results(tmp_path, [make_row()], seed=0, config={}, more={"selected": {"SMILE": {"step": 2}}})
+    write_results(
+        tmp_path, [make_row()], columns=COLUMNS, seed=0, config={}, more={"selected": {"SMILE": {"step": 2}}}
+    )
     assert json.loads((tmp_path / "results.json").read_text())["selected"] == {"SMILE": {"step": 2}}
-    write_results(tmp_path, [make_row()], seed=0, config={}, more={"selected": {}})
+    write_results(tmp_path, [make_row()], columns=COLUMNS, seed=0, config={}, more={"selected": {}})
     assert "selected" not in json.loads((tmp_path / "results.json").read_text())
 
 

@@ -4,27 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import hf_captionrl.metrics as metrics
-from hf_captionrl.evaluate_modules.metric import Metric
+from hf_captionrl.evaluate_modules.metric import Metric, forwards
 from hf_captionrl.reports.table import Column
 
 __all__ = ["METRIC"]
 
 
-def compute(
-    predictions: Sequence[Any],
-    *,
-    image_ids: Sequence[Any] | None = None,
-    training_captions: Sequence[str] | None = None,
-    min_frequency: int = 5,
-    max_order: int = 4,
-) -> dict[str, Any]:
+@forwards(metrics.caption_diversity)
+def compute(predictions: Sequence[Any], *, image_ids: Sequence[Any] | None = None, **options: Any) -> dict[str, Any]:
     """Call `caption_diversity` on the captions of each image."""
-    return metrics.caption_diversity(
-        _captions_by_image(predictions, image_ids),
-        training_captions=training_captions,
-        min_frequency=min_frequency,
-        max_order=max_order,
-    )
+    return metrics.caption_diversity(_captions_by_image(predictions, image_ids), **options)
 
 
 def _captions_by_image(captions: Sequence[Any], image_ids: Sequence[Any] | None) -> list[list[str]]:
@@ -112,16 +101,24 @@ mBLEU and the mean mBLEU of captions differ; the signature states which definiti
     ),
     keys="`div_1`, `div_2`, `mbleu_4`, `mbleu_4_per_image`, `unique_captions`, `length`, `lexical_diversity`, `vocabulary_size`, `novel_captions`",
     columns=(
-        Column("length", "Length (words)", None, digits=2),
-        Column("lexical_diversity", "Lexical diversity (thousands of words)", "higher"),
+        Column("length", "Length (words)", None, digits=2, short_header="Length\n(words)"),
+        Column("lexical_diversity", "Lexical diversity (thousands of words)", "higher", short_header="Lexical\ndiv."),
         Column("captions_per_image", "Captions per image", None, digits=0),
         Column("div_1", "Div-1", "higher", is_fraction=True),
         Column("div_2", "Div-2", "higher", is_fraction=True),
-        Column("mbleu_4_per_image", "mBLEU-4, mean over captions", "lower", is_fraction=True),
+        Column(
+            *("mbleu_4_per_image", "mBLEU-4, mean over captions", "lower"), is_fraction=True, short_header="mBLEU-4"
+        ),
         Column("mbleu_4", "mBLEU-4, corpus", "lower", is_fraction=True),
         Column("unique_captions", "Unique captions", "higher", is_fraction=True),
-        Column("vocabulary_size", "Words that occur at least 5 times", "higher", digits=0),
+        Column(
+            *("vocabulary_size", "Words that occur at least 5 times", "higher"),
+            digits=0,
+            short_header="Words seen\n5 times",
+        ),
+        Column("degenerate", "Degenerate", "lower", is_fraction=True, short_header="Degene-\nrate"),
     ),
+    data_arguments=("image_ids", "training_captions"),
     cases=(
         {
             "predictions": [["a man rides a horse", "a man rides a horse"]],

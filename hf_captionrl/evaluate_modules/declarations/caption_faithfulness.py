@@ -136,9 +136,10 @@ spelling rules. The exact checker works only for the embedded scenes of hf_capti
     ),
     keys="`chair_i`, `chair_s`, `hallucination`, `fact_recall`",
     columns=(
-        Column("hallucination", "Hallucination", "lower", is_fraction=True),
-        Column("fact_recall", "Fact recall", "higher", is_fraction=True),
+        Column("hallucination", "Hallucination", "lower", is_fraction=True, short_header="Halluci-\nnation"),
+        Column("fact_recall", "Fact recall", "higher", is_fraction=True, short_header="Fact\nrecall"),
     ),
+    data_arguments=("synonyms",),
     cases=(
         {
             "predictions": ["a puppy chases a ball", "two cats"],

@@ -186,9 +186,11 @@ document frequencies: those of another set give other numbers. English only.
     columns=(
         Column("bleu_4", "BLEU-4", "higher", is_fraction=True),
         Column("meteor", "METEOR", "higher", is_fraction=True),
-        Column("cider_d", "CIDEr-D", "higher"),
+        Column("cider_d", "CIDEr-D", "higher", short_header="CIDEr-D\n"),
         Column("best_cider_d", "CIDEr-D, best caption of an image", "higher"),
         Column("spice", "SPICE", "higher", is_fraction=True),
+        Column("bleurt", "BLEURT", "higher"),
+        Column("entailment", "Entailment of a reference", "higher", is_fraction=True),
     ),
     cases=(
         {

@@ -5,26 +5,17 @@ from typing import Any
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules.inputs import load_language_model
-from hf_captionrl.evaluate_modules.metric import Metric
+from hf_captionrl.evaluate_modules.metric import Metric, forwards
 from hf_captionrl.reports.table import Column
 
 __all__ = ["METRIC"]
 
 
-def compute(
-    predictions: Sequence[str],
-    *,
-    model: Any = None,
-    tokenizer: Any = None,
-    bos: Any = "tokenizer",
-    batch_size: int = 32,
-    max_length: int | None = None,
-) -> dict[str, Any]:
+@forwards(metrics.caption_perplexity)
+def compute(predictions: Sequence[str], *, model: Any = None, tokenizer: Any = None, **options: Any) -> dict[str, Any]:
     """Call `caption_perplexity` with a model given by name or in memory."""
     model, tokenizer = load_language_model(model, tokenizer)
-    return metrics.caption_perplexity(
-        predictions, model, tokenizer, bos=bos, batch_size=batch_size, max_length=max_length
-    )
+    return metrics.caption_perplexity(predictions, model, tokenizer, **options)
 
 
 METRIC = Metric(
@@ -81,7 +72,10 @@ Numbers from different language models cannot be compared.
     compute=compute,
     functions=("caption_perplexity",),
     keys="`perplexity`, `mean_perplexity`",
-    columns=(Column("perplexity", "Perplexity", "lower", digits=2),),
+    columns=(
+        Column("perplexity", "Perplexity", "lower", digits=2, short_header="Perplex-\nity"),
+        Column("caption_entropy", "Entropy of the captioner (nats)", None),
+    ),
     cases=(
         {
             "predictions": ["a pig left of a tree", "two pigs"],

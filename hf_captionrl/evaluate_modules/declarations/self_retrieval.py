@@ -6,13 +6,14 @@ from typing import Any
 import hf_captionrl.metrics as metrics
 from hf_captionrl.evaluate_modules.image_pool import image_pool
 from hf_captionrl.evaluate_modules.inputs import caption_features, scorer_signature, truncation
-from hf_captionrl.evaluate_modules.metric import Metric
+from hf_captionrl.evaluate_modules.metric import Metric, forwards
 from hf_captionrl.reports.table import Column
 from hf_captionrl.retrieval.feature_checks import as_features
 
-__all__ = ["METRIC"]
+__all__ = ["METRIC", "bag_column"]
 
 
+@forwards(metrics.self_retrieval, "pool_ranks")
 def compute(
     predictions: Sequence[Any],
     references: Sequence[Any] | None = None,
@@ -23,17 +24,7 @@ def compute(
     image_features: Any = None,
     image_ids: Sequence[str] | None = None,
     targets: Sequence[int] | None = None,
-    bags: Sequence[Sequence[int]] | None = None,
-    sets: Sequence[Sequence[int]] | None = None,
-    num_distractors: int | None = None,
-    protocol: Any = "expected",
-    ks: Sequence[int] = (1, 5, 10),
-    seed: int = 0,
-    repeats: int = 1,
-    duplicates: Any = "count",
-    num_bootstrap: int = 1000,
-    confidence: float = 0.95,
-    block_size: int | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Call `self_retrieval` on the features of captions and of a pool of images."""
     text = as_features(caption_features(predictions, text_features, scorer), "text_features")
@@ -46,24 +37,17 @@ def compute(
         scorer=scorer,
         dtype=text.dtype,
     )
-    result = metrics.self_retrieval(
-        text,
-        pool,
-        targets=rows,
-        bags=bags,
-        sets=sets,
-        num_distractors=num_distractors,
-        protocol=protocol,
-        ks=ks,
-        seed=seed,
-        repeats=repeats,
-        duplicates=duplicates,
-        num_bootstrap=num_bootstrap,
-        confidence=confidence,
-        block_size=block_size,
-        scorer=scorer_signature(scorer),
-    )
+    result = metrics.self_retrieval(text, pool, targets=rows, scorer=scorer_signature(scorer), **options)
     return result | truncation(predictions, scorer)
+
+
+def _column(key: str, header: str, short_header: str) -> Column:
+    return Column(key, header, "higher", is_fraction=True, short_header=short_header)
+
+
+def bag_column(size: int) -> Column:
+    """The column of recall in bags of a size."""
+    return _column(f"bag_{size}_recall_at_1", f"R@1, bags of {size}", f"R@1\nbags of {size}")
 
 
 METRIC = Metric(
@@ -171,15 +155,15 @@ people and places are also in the metric.
     functions=("self_retrieval",),
     keys="`recall_at_1`, `_5`, `_10`, `mean_rank`, `median_rank`, `ranks`",
     columns=(
-        Column("pool_recall_at_1", "R@1, whole pool", "higher", is_fraction=True),
-        Column("pool_recall_at_5", "R@5, whole pool", "higher", is_fraction=True),
-        Column("rd100_recall_at_1", "R@1, RD100", "higher", is_fraction=True),
-        Column("rd100_recall_at_5", "R@5, RD100", "higher", is_fraction=True),
-        Column("blocks_recall_at_1", "P@1 among 100 (blocks)", "higher", is_fraction=True),
-        Column("bag_3_recall_at_1", "R@1, bags of 3", "higher", is_fraction=True),
-        Column("bag_5_recall_at_1", "R@1, bags of 5", "higher", is_fraction=True),
-        Column("bag_7_recall_at_1", "R@1, bags of 7", "higher", is_fraction=True),
+        _column("pool_recall_at_1", "R@1, whole pool", "R@1\npool"),
+        _column("pool_recall_at_5", "R@5, whole pool", "R@5\npool"),
+        _column("rd100_recall_at_1", "R@1, RD100", "R@1\nRD100"),
+        _column("rd100_recall_at_5", "R@5, RD100", "R@5\nRD100"),
+        _column("blocks_recall_at_1", "P@1 among 100 (blocks)", "P@1\nblocks"),
+        *map(bag_column, (3, 5, 7)),
+        _column("bag_7_truth_recall_at_1", "R@1, bags of 7, by the facts", "R@1 bags\nof 7, truth"),
     ),
+    data_arguments=("bags", "image_features", "image_ids", "text_features"),
     cases=(
         {
             "predictions": ["a red kite in the sky", "a red kite", "a field"],

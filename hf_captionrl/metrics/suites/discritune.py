@@ -81,6 +81,7 @@ def discritune_suite(
             row.missing(str(error).removeprefix("not run: "), key)
         else:
             row.mean(key, found["per_sample"], value=found[key], signature=found.get("signature", ""))
+            row.clip_interval(key)
     row.faithfulness(facts, check)
     if tagger is not None and references is not None:
         sources = {"captions": row.texts, "references": [text for group in references for text in group]}

@@ -109,6 +109,11 @@ class SuiteRow:
         if groups is not None:
             self.groups[key] = list(groups)
 
+    def clip_interval(self, key: str) -> None:
+        """Keep the interval of a corpus number in [0, 1]; contributions of images, or their shift, can leave it."""
+        low, high = self.numbers[f"{key}_ci"]
+        self.numbers[f"{key}_ci"] = [max(low, 0.0), min(high, 1.0)]
+
     def recalls(self, name: str, ks: Sequence[int], text: Any, images: Any, **options: Any) -> dict[str, Any]:
         """Set `<name>_recall_at_<k>` from the features of captions and images, both `(N, D)`."""
         found = self_retrieval(text, images, ks=ks, seed=self.seed, scorer=self.scorer, **options)
@@ -159,8 +164,7 @@ class SuiteRow:
         rest = [part.double().sum(0) - part.double() for part in counts]
         without = bleu_scores(*rest)[:, -1]  # (N,)
         self.mean("bleu_4", leave_one_out(value, without.numpy()), signature="metric:bleu_4|tok:ptb|corpus")
-        low, high = self.numbers["bleu_4_ci"]
-        self.numbers["bleu_4_ci"] = [max(low, 0.0), min(high, 1.0)]
+        self.clip_interval("bleu_4")
 
     def perplexity(self, measure: Callable[[Sequence[str]], float | Mapping[str, Any]] | None) -> None:
         """Set `perplexity`; its interval is that of the mean loss per token, over captions."""
