@@ -92,7 +92,10 @@ class Encoding(ABC):
     def prepared_pixels(self) -> PreparedPixels:
         """The image processor in two parts; raises ValueError, with the reason, if it cannot be split."""
         if self._prepared is None or self._prepared.processor is not self.image_processor:
-            self._prepared = PreparedPixels(self)
+            self.fixed_side_inputs(1)  # raises if inputs besides the pixels depend on the image
+            self._prepared = PreparedPixels(
+                self.image_processor, lambda images: self.encode_images(images)["pixel_values"]
+            )
         return self._prepared
 
     def prepare_pixels(self, images: Sequence[Image.Image]) -> Tensor:

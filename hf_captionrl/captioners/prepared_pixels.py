@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import PIL
@@ -16,9 +16,6 @@ import torch
 import torchvision
 from PIL import Image
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from hf_captionrl.captioners.model_inputs import Encoding
 
 __all__ = ["PreparedPixels", "processor_settings"]
 
@@ -39,18 +36,21 @@ def processor_settings(image_processor: Any) -> str:
 class PreparedPixels:
     """The two parts of a captioner's image processor.
 
-    The two parts are compared with the whole processor on noise images. If the results are not bit-identical, a ValueError
-    states the reason.
+    The two parts are compared with the captioner's own `pixel_values` of noise images. If the results are not bit-identical,
+    a ValueError states the reason.
+
+    Args:
+        processor: The image processor.
+        encode: From images to the captioner's `pixel_values`.
     """
 
-    def __init__(self, captioner: Encoding) -> None:
-        self.processor = captioner.image_processor
-        captioner.fixed_side_inputs(1)  # raises if inputs besides the pixels depend on the image
+    def __init__(self, processor: Any, encode: Callable[[Sequence[Image.Image]], Tensor]) -> None:
+        self.processor = processor
         noise = np.random.default_rng(0)
         probes = [Image.fromarray(noise.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in _PROBE_SIZES]
         if "pixel_values" not in (found := self.processor(images=probes[:1], return_tensors="pt")):
             raise self._refusal(f"returns {', '.join(found)}: patches, normalised by the mean of their image")
-        whole = captioner.encode_images(probes)["pixel_values"]
+        whole = encode(probes)
         self.row_shape = whole.shape[1:]
         rows = [self.prepare(torch.from_numpy(np.array(image)).permute(2, 0, 1)) for image in probes]
         self.shape = tuple(rows[0].shape)  # (3, H, W)

@@ -12,12 +12,9 @@ from hf_captionrl.rewards import BASELINES, make_baseline
 from hf_captionrl.rewards.advantages import AGGREGATIONS, REWARD_SCALES
 from hf_captionrl.trainers.argument_support import RL_FIELDS, Support
 from hf_captionrl.trainers.caption_config import CaptionConfig
+from hf_captionrl.trainers.reward_hacking import GUARD_ACTIONS
 
-__all__ = ["GUARD_ACTIONS", "REWARD_METRIC", "CaptionRLConfig"]
-
-GUARD_ACTIONS: tuple[str, ...] = ("off", "warn", "stop", "rollback")
-"""Actions of the guard when the reward is hacked."""
-
+__all__ = ["REWARD_METRIC", "CaptionRLConfig"]
 
 REWARD_METRIC = "reward_recall_at_1"
 """Default metric for the best model: R@1 by the reward scorer, because the held-out scorer must not select."""

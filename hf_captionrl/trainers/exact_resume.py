@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers.trainer import TRAINING_ARGS_NAME
 
@@ -31,12 +31,10 @@ from hf_captionrl.trainers.checkpoints import (
     seal_checkpoint,
 )
 from hf_captionrl.trainers.finite_weights import first_non_finite
+from hf_captionrl.trainers.guard_callback import GuardCallback
 from hf_captionrl.trainers.processes import on_main_process
 from hf_captionrl.trainers.publishing import CheckedPush
 from hf_captionrl.trainers.stopping import StopOnSignal
-
-if TYPE_CHECKING:
-    from hf_captionrl.trainers.guard_callback import GuardCallback
 
 __all__ = ["ReliableArguments", "ReliableTraining"]
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hf_captionrl.trainers.caption_rl_config import GUARD_ACTIONS
 from hf_captionrl.trainers.completion_statistics import completion_statistics
-from hf_captionrl.trainers.reward_hacking import RewardHackingGuard
+from hf_captionrl.trainers.reward_hacking import GUARD_ACTIONS, RewardHackingGuard
 
 __all__ = ["GuardCallback"]
 

@@ -22,7 +22,10 @@ from torch import Tensor
 from hf_captionrl.text.degenerate_captions import caption_words
 from hf_captionrl.trainers.completion_statistics import caption_flags, describe_completions
 
-__all__ = ["GuardThresholds", "RewardHackingGuard"]
+__all__ = ["GUARD_ACTIONS", "GuardThresholds", "RewardHackingGuard"]
+
+GUARD_ACTIONS: tuple[str, ...] = ("off", "warn", "stop", "rollback")
+"""Actions of the guard when the reward is hacked."""
 
 
 @dataclass(frozen=True)

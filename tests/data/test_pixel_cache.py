@@ -1,7 +1,6 @@
 """Prepared pixels on disk: exact or as JPEGs, never decoded twice."""
 
 import pickle
-from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -29,12 +28,7 @@ from tests.tolerances import within
 def processor(side):
     """What a captioner passes: BLIP's image processor in two parts."""
     images = transformers.BlipImageProcessor(size={"height": side, "width": side})
-    captioner = SimpleNamespace(
-        image_processor=images,
-        fixed_side_inputs=lambda number: {},
-        encode_images=lambda batch: images(images=batch, return_tensors="pt"),
-    )
-    return PreparedPixels(captioner)
+    return PreparedPixels(images, lambda batch: images(images=batch, return_tensors="pt")["pixel_values"])
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +94,9 @@ def test_another_processor_has_other_rows(tmp_path, blip):
     assert not torch.equal(before[0], after[0])
     assert torch.equal(after[0], other.prepare(open_image(dataset[0]["image"])))
     slow = transformers.BlipImageProcessorPil(size={"height": 64, "width": 64})
-    captioner = SimpleNamespace(
-        image_processor=slow,
-        fixed_side_inputs=lambda number: {},
-        encode_images=lambda images: slow(images=images, return_tensors="pt"),
-    )
+    prepared = PreparedPixels(slow, lambda images: slow(images=images, return_tensors="pt")["pixel_values"])
     # The settings are equal, and Pillow rounds differently.
-    assert PreparedPixels(captioner).signature != blip.signature
+    assert prepared.signature != blip.signature
 
 
 def test_a_damaged_row_is_prepared_again(tmp_path, blip):
