@@ -16,7 +16,6 @@ from hf_captionrl.album.sources import AlbumSource, load_album_source, read_capt
 from hf_captionrl.cli import main
 from hf_captionrl.engine import read_manifest
 from hf_captionrl.io import LineFile
-from hf_captionrl.scenes import load_scenes
 
 QUICK = [
     "--scorer",
@@ -34,11 +33,6 @@ QUICK = [
 ]
 MODEL = ["--model", "scenes:blip-mle"]
 HOSTILE = '=1+"x"\n<script>alert(1)</script>.png'
-
-
-@pytest.fixture(scope="module")
-def scenes():
-    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:4]
 
 
 @pytest.fixture
