@@ -181,17 +181,6 @@ def to_markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def statistics_to_markdown(result: dict[str, Any]) -> str:
-    """Table 9 of docs/boosting.md."""
-    lines = ["| | Captions | Words/Cap | Toks/Cap | Longest, tokens | Different words |", "|:--|--:|--:|--:|--:|--:|"]
-    for name in SOURCES:
-        row = result["statistics"][name]
-        means = [f"{row[f'mean_{unit}']:.1f} ±{row[f'std_{unit}']:.1f}" for unit in ("words", "tokens")]
-        cells = [f"{row['captions']:,}", *means, str(row["max_tokens"]), str(row["vocabulary"])]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

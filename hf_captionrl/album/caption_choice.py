@@ -29,7 +29,6 @@ class Choice:
         chosen (`numpy.ndarray` of shape `(M,)`): Row of the candidate.
         has_own (`numpy.ndarray` of shape `(M,)`): Whether the text was assigned to this image alone.
         contested: Number of images that had to compete for texts.
-        largest_component: Most images that compete with each other, directly or through others.
         gap: Upper bound on how many more images could have a distinct caption; 0 if no component was cut.
         rank_gap: The same for images that this caption ranks first.
     """
@@ -37,7 +36,6 @@ class Choice:
     chosen: np.ndarray
     has_own: np.ndarray
     contested: int
-    largest_component: int
     gap: int
     rank_gap: int
 
@@ -90,19 +88,17 @@ def choose_candidates(
     chosen = _fallback(owner, texts, scores, fits, number)
     has_own: np.ndarray = np.zeros(number, bool)
     if not assigns:
-        return Choice(chosen, has_own, 0, 0, 0, 0)
+        return Choice(chosen, has_own, 0, 0, 0)
     pairs = _best_pairs(owner, texts, scores, fits)
     pairs, taken = _take_uncontested(pairs, number)
     chosen[owner[taken]], has_own[owner[taken]] = taken, True
     contested = np.unique(pairs.image)
     gaps = [0, 0]
-    largest = 0
     for component in _components(pairs, contested):
-        largest = max(largest, len(component))
         found, cut = _solve(pairs, component, max_component)
         chosen[owner[found]], has_own[owner[found]] = found, True
         gaps = [total + part for total, part in zip(gaps, cut, strict=True)]
-    return Choice(chosen, has_own, len(contested), largest, *gaps)
+    return Choice(chosen, has_own, len(contested), *gaps)
 
 
 def _fallback(

@@ -9,7 +9,7 @@ from hf_captionrl.album.settings import AlbumSettings
 from tests.tolerances import assert_close
 
 
-def test_constraints(scorer, images):
+def test_captions_meet_required_words_forbidden_words_and_length(scorer, images):
     texts = [["a red pig", "a very small pig in the corner"], ["a red cow", "a cow"], ["a dog, sitting on a red sofa"]]
     settings = {"captions": texts, "diagnose_only": False}
     found = describe_album(images, None, scorer, **settings, require=["red"])

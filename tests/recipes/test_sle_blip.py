@@ -65,7 +65,8 @@ def test_everything_is_written(run):
         assert [len(group) for group in captions.values()] == [3] * 6
     assert (run / "panel.html").read_text().count("SLE (alpha=0.6)") == 2
     card = (run / "model" / "README.md").read_text()
-    assert "CIDEr-D of 3 sampled captions" in card
+    assert "CIDEr-D with the end token" in card
+    assert "; 3 sampled captions per image; baseline" in card
 
 
 def test_every_run_goes_on_from_cross_entropy(run):
