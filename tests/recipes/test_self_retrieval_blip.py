@@ -148,11 +148,12 @@ def test_the_card_says_what_was_rewarded():
     )
     assert plain.endswith("batches of 100 images per process, from random images.")
     assert said(cider_weight=0.5, reward_kind="cosine") == (
-        f"The cosine between caption and image under the scorer, plus 0.5 times CIDEr-D with the end token, {penalties}; scorer tiny-clip@main; "
+        "The cosine between caption and image under the scorer, plus 0.5 times CIDEr-D with the end token, "
+        f"{penalties}; scorer tiny-clip@main; "
         "batches of 100 images per process, from bags of look-alikes."
     )
     assert said(cider_weight=1.0, retrieval_weight=0, bag_schedule=None) == (
-        f"CIDEr-D, {penalties}; batches of 100 images per process, from random images."
+        f"CIDEr-D with the end token, {penalties}; batches of 100 images per process, from random images."
     )
     assert said(bag_distractors="random").endswith("from random images.")
     assert (
