@@ -83,11 +83,7 @@ def claim_numbers(captions: Sequence[Sequence[str]], facts: Sequence[Any]) -> di
 def ratio(values: Any, weights: Any = None) -> dict[str, Any]:
     """A ratio of sums, or a mean, with its interval.
 
-    Args:
-        values (`numpy.ndarray` of shape `(M,)`): Numerators.
-        weights (`numpy.ndarray` of shape `(M,)`, *optional*): Denominators; 1 each if left out.
-    Returns:
-        `dict`: `value` and `interval`.
+    `values` and `weights` are `(M,)`; `weights` None: 1 each.
     """
     low, high = bootstrap_interval(values, weights=weights)
     total = len(values) if weights is None else np.sum(weights)

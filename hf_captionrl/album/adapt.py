@@ -40,15 +40,10 @@ _NEIGHBOURS = 20
 
 @dataclass(frozen=True)
 class Adapted:
-    """The captioner to use.
+    """The captioner to use."""
 
-    Args:
-        captioner: With the adapter if it was kept, else as it was loaded.
-        facts: Whether it was kept and why, steps, R@1 before and after by both scorers, and a sentence.
-    """
-
-    captioner: Captioner
-    facts: dict[str, Any]
+    captioner: Captioner  # with the adapter if it was kept, else as it was loaded
+    facts: dict[str, Any]  # whether it was kept and why, steps, R@1 before and after by both scorers, and a sentence
 
 
 class _StopAfter(TrainerCallback):
@@ -90,13 +85,7 @@ def adapt_to_album(
     stops a training whose captions degenerate. The adapter is used if the held-out scorer ranks more images first by one
     caption from beam search than before, and the guard has no objection. It is saved in either case.
 
-    Args:
-        load: Loads the captioner; called again if the adapter is not kept.
-        scorer: Rewards.
-        held_out: Decides; it should not be the scorer.
-        folder: Where the adapter is saved.
-        seconds: Time of the training.
-        max_steps: Most optimizer steps; the time usually ends earlier.
+    `held_out` decides and should not be the scorer; `load` is called again if the adapter is not kept.
     """
     caches = [FeatureCache.for_scorer(one, cache_dir) for one in (scorer, held_out)]
     facts = read_images(images, scorer, cache=caches[0], skip_unreadable=True)

@@ -23,21 +23,13 @@ _MARGIN_BITS = 40
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidate of each image, and how good the choice is.
+    """The candidate of each image, and how good the choice is."""
 
-    Args:
-        chosen (`numpy.ndarray` of shape `(M,)`): Row of the candidate.
-        has_own (`numpy.ndarray` of shape `(M,)`): Whether the text was assigned to this image alone.
-        contested: Number of images that had to compete for texts.
-        gap: Upper bound on how many more images could have a distinct caption; 0 if no component was cut.
-        rank_gap: The same for images that this caption ranks first.
-    """
-
-    chosen: np.ndarray
-    has_own: np.ndarray
-    contested: int
-    gap: int
-    rank_gap: int
+    chosen: np.ndarray  # (M,): row of the candidate
+    has_own: np.ndarray  # (M,): whether the text was assigned to this image alone
+    contested: int  # number of images that had to compete for texts
+    gap: int  # upper bound on how many more images could have a distinct caption; 0 if no component was cut
+    rank_gap: int  # the same for images that this caption ranks first
 
 
 @dataclass
@@ -71,14 +63,8 @@ def choose_candidates(
     and each is solved exactly. A component of more than `max_component` images is cut: its parts are solved one after the
     other, and maximum matchings, which ignore margins, bound what the cut costs.
 
-    Args:
-        starts (`numpy.ndarray` of shape `(M + 1,)`): First candidate of each image, and S.
-        texts (`numpy.ndarray` of shape `(S,)`): Number of each candidate's text, equal for equal texts; -1 if blank.
-        scores: Of the candidates.
-        allowed (`numpy.ndarray` of shape `(S,)`, *optional*): Candidates that meet the constraints. Others are used only for
-            an image that has none of these.
-        max_component: Most images solved at once.
-        assigns: False gives every image its allowed candidate with the largest margin.
+    Shapes: `starts` `(M + 1,)`. Equal `texts` have equal numbers, blank ones -1; candidates not `allowed` are used
+    only for an image without others.
     """
     number = len(starts) - 1
     owner = np.arange(number).repeat(np.diff(starts))

@@ -28,9 +28,7 @@ _COLUMNS = {
 def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name: str | None) -> Table | None:
     """The table of the models that are named, which are loaded at once; None without any.
 
-    Raises:
-        FileNotFoundError: If the weights of a model are missing.
-        ValueError: If it is a model of another kind.
+    Raises FileNotFoundError without weights, and ValueError for a model of another kind.
     """
     numbers: dict[str, Callable[[ScoredCaptions, Evaluator], dict[str, Any]]] = {}
     if bleurt_name is not None:

@@ -141,8 +141,7 @@ def runs_of(
 def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArguments, cache_dir: str | None) -> Tensor:
     """Most similar training images of each training image, by the reward scorer.
 
-    Returns:
-        `torch.Tensor` of shape `(N, k)`: Rows, best first.
+    Returns `(N, k)`: rows, best first.
     """
     if arguments.neighbours is not None:
         signature = getattr(scorer, "signature", None)

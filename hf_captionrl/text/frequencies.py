@@ -26,23 +26,16 @@ class DocumentFrequencies:
     Create it with [`DocumentFrequencies.from_references`] from the words of the training references (or with
     `from_token_batch` from token ids), not from one batch: frequencies of a batch give a different metric
     (1.157 instead of 1.075 on one batch), and with those of a single image every score is 0.
-
-    Args:
-        num_documents: Number of images.
-        words: Ids 0 ... W-1 of words; `None` if n-grams consist of token ids.
-        keys: Per order, sorted int64 tensor of `prefix * base + word`, `prefix` being the position of the n-gram
-            without its last word among the keys of the order before.
-        counts: Per order, the number of documents of each key.
-        base: Multiplier in the keys, larger than any word id.
-        eos: Whether every caption was counted with an end-of-sequence word.
     """
 
-    num_documents: int
-    words: dict[str, int] | None
+    num_documents: int  # number of images
+    words: dict[str, int] | None  # ids 0 ... W-1 of words; `None` if n-grams consist of token ids.
+    # Per order, sorted int64 tensor of `prefix * base + word`, `prefix` being the position of the n-gram without its
+    # last word among the keys of the order before.
     keys: tuple[Tensor, ...]
-    counts: tuple[Tensor, ...]
-    base: int
-    eos: bool
+    counts: tuple[Tensor, ...]  # per order, the number of documents of each key
+    base: int  # multiplier in the keys, larger than any word id
+    eos: bool  # whether every caption was counted with an end-of-sequence word
 
     @classmethod
     def from_references(
@@ -69,8 +62,7 @@ class DocumentFrequencies:
     ) -> "DocumentFrequencies":
         """Count references given as integers, such as the token ids of a captioner.
 
-        Args:
-            documents (`torch.Tensor` of shape `(N,)`): Image of each reference, 0 ... M-1.
+        `documents` `(N,)` is the image of each reference, 0 ... M-1.
         """
         if len(batch) == 0:
             raise ValueError("There are no references. Pass at least one.")

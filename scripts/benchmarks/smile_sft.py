@@ -39,21 +39,13 @@ PATHS: dict[str, dict[str, Any] | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A model and a batch.
+    """A model and a batch."""
 
-    Args:
-        width (`int`): Of the hidden states.
-        layers (`int`): Transformer blocks.
-        vocab_size (`int`): V.
-        rows (`int`): B, packed rows of a batch.
-        tokens (`int`): T, most tokens of a row.
-    """
-
-    width: int
+    width: int  # of the hidden states
     layers: int
     vocab_size: int = 128_256
-    rows: int = 2
-    tokens: int = 256
+    rows: int = 2  # B, packed rows of a batch
+    tokens: int = 256  # T, most tokens of a row
 
 
 SHAPES = {

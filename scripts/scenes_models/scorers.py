@@ -77,17 +77,7 @@ def _towers(tokenizer: Any, width: int, mlp: int, heads: int) -> tuple[dict[str,
 
 
 def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
-    """Train a CLIP on annotators' short captions: five facts first, then contrastive alignment.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        fact_steps (`int`): Updates of the vision tower on facts.
-        steps (`int`): Contrastive updates with 128 images each.
-
-    Returns:
-        `dict`: The log of the run.
-    """
+    """Train a CLIP on annotators' short captions: five facts first, then contrastive alignment."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
     text_config, vision_config = _towers(tokenizer, HIDDEN, MLP, HEADS)
@@ -134,17 +124,7 @@ def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
-    """Train a SigLIP on details: all facts first, then the sigmoid loss with similar pictures and swapped objects.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        fact_steps (`int`): Updates of the vision tower on facts.
-        steps (`int`): Contrastive updates with 128 pictures each.
-
-    Returns:
-        `dict`: The log of the run.
-    """
+    """Train a SigLIP on details: all facts first, then the sigmoid loss with similar pictures and swapped objects."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
     width = 160
@@ -200,11 +180,7 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
 
 
 def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train a tiny GPT-2 on true captions of every verbosity; it measures fluency by perplexity.
-
-    Returns:
-        `dict`: The log of the run.
-    """
+    """Train a tiny GPT-2 on true captions of every verbosity; it measures fluency by perplexity."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(64, bos_token="[CLS]", eos_token="[SEP]")
     config = gpt2_config(tokenizer, positions=64, layers=2)
