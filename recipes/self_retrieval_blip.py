@@ -18,9 +18,8 @@ Revisiting Self-Retrieval for Fine-Grained Image Captioning".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hf_captionrl.console import run_main
 from hf_captionrl.experiments import self_retrieval
@@ -29,16 +28,8 @@ __all__ = ["main", "parse_args"]
 
 DEFAULT = Path(__file__).parent / "configs" / "self_retrieval_blip" / "scenes.yaml"
 
-
-def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """Parse the command line."""
-    return self_retrieval.parse_args(argv, DEFAULT)
-
-
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Run the recipe."""
-    return self_retrieval.main(argv, DEFAULT)
-
+parse_args = partial(self_retrieval.parse_args, default_config=DEFAULT)
+main = partial(self_retrieval.main, default_config=DEFAULT)
 
 if __name__ == "__main__":
     run_main(main)

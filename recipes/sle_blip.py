@@ -54,6 +54,7 @@ from hf_captionrl.experiments.samples import (
     Sampler,
     write_samples,
 )
+from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 
 __all__ = ["main", "parse_args"]
@@ -145,15 +146,12 @@ def name_of(run: SLEConfig) -> str:
 
 def describe_reward(config: SLEConfig) -> str:
     """One sentence on the reward, for the model card."""
-    named = "" if config.baseline in (None, "none") else f" over the baseline {config.baseline}"
-    over = " minus that of the greedy caption" if config.baseline == "greedy" else named
-    distance = (
-        f"{config.distance} distance" if config.diversity == "pairwise" else "difference (BLEU against all others)"
+    reward = WeightedRewards(*zip(*config.make_rewards(), strict=True)).describe()
+    entropy = f", plus {config.entropy_weight:g} times the entropy of each word" if config.entropy_weight else ""
+    baseline = "no baseline" if config.baseline in (None, "none") else f"baseline {config.baseline!r}"
+    return (
+        f"{reward[0].upper()}{reward[1:]}{entropy}; {config.num_generations} sampled captions per image; {baseline}."
     )
-    diversity = "" if config.alpha == 1.0 else f", {1 - config.alpha:g} times their {distance}"
-    entropy = f", and {config.entropy_weight:g} times the entropy of each word" if config.entropy_weight else ""
-    sampled = f"{config.alpha:g} times the CIDEr-D of {config.num_generations} sampled captions per image"
-    return f"{sampled}{over}{diversity}{entropy}."
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

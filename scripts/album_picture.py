@@ -39,11 +39,7 @@ _LINE = 0.115
 
 
 def draw(path: Path, images: Sequence[Any], captions: dict[str, Sequence[tuple[str, bool]]]) -> Path:
-    """Images in a row; under each its captions, green where they are good.
-
-    Args:
-        captions: For each name, such as `before`, a caption per image and whether it is good.
-    """
+    """Images in a row; under each its captions, green where they are good."""
     figure, axes = new_figure(2.1 * len(images), 4.2, columns=len(images))
     figure.set_layout_engine(None)
     figure.subplots_adjust(bottom=0.5, top=0.99, left=0.01, right=0.99, wspace=0.06)

@@ -83,11 +83,7 @@ def claim_numbers(captions: Sequence[Sequence[str]], facts: Sequence[Any]) -> di
 def ratio(values: Any, weights: Any = None) -> dict[str, Any]:
     """A ratio of sums, or a mean, with its interval.
 
-    Args:
-        values (`numpy.ndarray` of shape `(M,)`): Numerators.
-        weights (`numpy.ndarray` of shape `(M,)`, *optional*): Denominators; 1 each if left out.
-    Returns:
-        `dict`: `value` and `interval`.
+    `values` and `weights` are `(M,)`; `weights` None: 1 each.
     """
     low, high = bootstrap_interval(values, weights=weights)
     total = len(values) if weights is None else np.sum(weights)
@@ -178,17 +174,6 @@ def to_markdown(result: dict[str, Any]) -> str:
         cells = [_cell(result["claims"][name][key]) for key in claims] + [_cell(result[CLIP_SCORE][name], 1)]
         cells += [_cell(result["recall_at_1"][name][pool]) for pool in pools]
         lines.append("| " + " | ".join([name, *cells]) + " |")
-    return "\n".join(lines)
-
-
-def statistics_to_markdown(result: dict[str, Any]) -> str:
-    """Table 9 of docs/boosting.md."""
-    lines = ["| | Captions | Words/Cap | Toks/Cap | Longest, tokens | Different words |", "|:--|--:|--:|--:|--:|--:|"]
-    for name in SOURCES:
-        row = result["statistics"][name]
-        means = [f"{row[f'mean_{unit}']:.1f} ±{row[f'std_{unit}']:.1f}" for unit in ("words", "tokens")]
-        cells = [f"{row['captions']:,}", *means, str(row["max_tokens"]), str(row["vocabulary"])]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

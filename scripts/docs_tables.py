@@ -16,22 +16,14 @@ from scripts.reproduction.runs import with_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FULL = "full_tables.md"
-MOST_COLUMNS = 7
-"""Of a table in a guide."""
 
 _COPIED = re.compile(r"<!-- begin (results/\w+\.md) -->")
 _WHOLE = re.compile(r"^<!-- begin ([\w/.]+) -->\n(.*?)\n<!-- end \1 -->", re.M | re.S)
 _CHOSEN = re.compile(r"<!-- begin (([\w/.]+): (.+?)) -->")
-_RULE = re.compile(r"^\|(?:\s*:?-+:?\s*\|)+$", re.M)
 
 
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
-
-
-def widest_table(text: str) -> int:
-    """The number of columns of the widest table of a page; 0 without one."""
-    return max((len(_cells(rule)) for rule in _RULE.findall(text)), default=0)
 
 
 def select_columns(table: str, headings: Sequence[str]) -> str:

@@ -28,8 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Mean and standard error over seeds of every number of every row.
 
-    Returns:
-        `list[dict]`: For each row its `name` and, by key, `{"mean", "standard_error", "values"}`; with one seed, the standard error is None.
+    A number becomes `{"mean", "standard_error", "values"}`; with one seed, the standard error is None.
     """
     names = [[row["name"] for row in rows] for rows in runs]
     if any(other != names[0] for other in names):

@@ -235,8 +235,7 @@ def measure(stage: str, count: int) -> dict[str, Any]:
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Slope of the least-squares line through the logarithms.
 
-    Args:
-        values: Seconds or MiB, above 0.
+    `values` are above 0.
     """
     if min(*sizes, *values) <= 0 or len(set(sizes)) < 2:
         raise ValueError(f"sizes {list(sizes)} and values {list(values)} must be above 0, and sizes differ.")

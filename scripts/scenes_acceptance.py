@@ -50,8 +50,7 @@ BARS: dict[str, tuple[float, float]] = {
 def lowered_by_swaps(scorer: Any, rows: datasets.Dataset, images: Any) -> np.ndarray:
     """For each scene that its caption with swapped objects does not describe, whether that caption's score is lower.
 
-    Args:
-        images: `(N, D)` features of all rows.
+    `images` `(N, D)` are features of all rows.
     """
     true, false, at = [], [], []
     for row, values in enumerate(rows["facts"][:]):
@@ -127,8 +126,7 @@ def as_table(bars: Sequence[dict[str, Any]], measured: dict[str, dict[str, list[
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line.
 
-    Returns:
-        `int`: 0 if the mean over the seeds meets every bar, else 1.
+    The exit code is 0 if the mean over the seeds meets every bar, else 1.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -46,19 +46,13 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of the math libraries.
+    """One configuration of the math libraries."""
 
-    Args:
-        what (`str`): Description in the table.
-        environment (`Mapping[str, str]`): Variables that the libraries read when they are loaded.
-        seed (`int`): Seed of the order of the test files.
-        needs (`str`): Flag of the processor that it requires.
-    """
-
-    what: str
+    what: str  # description in the table
+    # Variables that the libraries read when they are loaded.
     environment: Mapping[str, str] = field(default_factory=dict)
-    seed: int = 0
-    needs: str = ""
+    seed: int = 0  # seed of the order of the test files
+    needs: str = ""  # flag of the processor that it requires
 
 
 CONFIGURATIONS: dict[str, Configuration] = {

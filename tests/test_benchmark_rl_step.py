@@ -250,6 +250,6 @@ def test_a_weight_that_only_one_step_trains_is_caught(world, monkeypatch):
     hooks[0].remove()
 
 
-def test_unknown_kind(tmp_path):
+def test_unknown_model_kind_is_refused(tmp_path):
     with pytest.raises(ValueError, match="'gpt9'"):
         build(dataclasses.replace(TINY["clipcap"], kind="gpt9"), 0, tmp_path)

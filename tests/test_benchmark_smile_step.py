@@ -93,7 +93,7 @@ def test_both_mle_paths_train_alike(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_structure() -> None:
+def test_measurement_has_seconds_and_speedups() -> None:
     measured = measure(TINY["clipcap"], seeds=(3, 4), repetitions=2)
     assert measured["repetitions"] == 4
     assert measured["parameters"] == measured["trained_parameters"]
@@ -159,7 +159,7 @@ def test_a_path_that_computes_something_else_is_caught(monkeypatch) -> None:
     assert model.training
 
 
-def test_unknown_kind() -> None:
+def test_unknown_model_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="'gpt9'"):
         build(dataclasses.replace(TINY["clipcap"], kind="gpt9"), seed=0)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -11,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl.captioners.captioner_loading import FAMILIES
+from tests.link_tree import link_tree
 
-PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "CONTRIBUTING.md"
 FILE = re.compile(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)^```", re.M | re.S)
 
 
@@ -60,3 +64,15 @@ def test_worked_example_passes_its_own_test(heading, num_runs, monkeypatch):
     finally:
         FAMILIES.clear()
         FAMILIES.update(families)
+
+
+def test_a_new_file_of_a_family_is_found(tmp_path):
+    path, source = files_of("Add a model family")[0]
+    link_tree(ROOT, tmp_path / "tree", [Path(path)])
+    (tmp_path / "tree" / path).write_text(source)
+    code = "from hf_captionrl.captioners.captioner_loading import FAMILIES; print(FAMILIES['vipllava'].__name__)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "tree")}
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.stdout.strip() == "VipLlavaCaptioner", found.stderr[-3000:]

@@ -81,7 +81,7 @@ def test_videos_stand_among_images(caption, captioner, images, expected, tmp_pat
     assert caption(str(film)) == want
 
 
-def test_progress(caption, images, capsys, tmp_path):
+def test_progress_counts_images_and_prints(caption, images, capsys, tmp_path):
     film = tmp_path / "film.gif"
     images[0].save(film, save_all=True, append_images=images[1:], duration=100)
     said = []

@@ -56,7 +56,7 @@ def test_differences_are_paired_by_seed():
     assert near.low < 0 < near.high
 
 
-def test_verdicts():
+def test_verdicts_follow_from_the_interval():
     up, down, both = Measured(1, 0.5, 1.5), Measured(-1, -1.5, -0.5), Measured(0.1, -0.1, 0.3)
     same = seed_interval([0.0, 0.0])
     answers = {

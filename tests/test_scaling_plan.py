@@ -96,7 +96,7 @@ def test_the_measured_table_is_that_of_the_numbers():
     assert all(slopes[name] < 1.3 for name in by_row)
 
 
-def test_exponent():
+def test_exponent_is_the_slope_of_logarithms():
     assert exponent([1, 10, 100], [3, 300, 30_000]) == pytest.approx(2)
     with pytest.raises(ValueError, match="must be above 0"):
         exponent([1, 2], [0, 1])

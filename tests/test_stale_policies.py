@@ -77,7 +77,7 @@ def test_given_log_probs_of_the_writer_are_used_in_the_ratio(monkeypatch):
     assert CaptionRLTrainer.compute_loss(trainer, None, inputs) != loss
 
 
-def test_table():
+def test_table_names_the_age_and_rounds():
     number = {"mean": 0.5, "standard_error": 0.01}
     found = {"rows": [{"name": "8 updates, ratio", **dict.fromkeys(stale_policies.COLUMNS, number)}], "seeds": [0, 1]}
     assert "| 8 updates old, ratio | 0.500 ±0.010 |" in table({**found, "command": "x"})

@@ -40,15 +40,10 @@ _NEIGHBOURS = 20
 
 @dataclass(frozen=True)
 class Adapted:
-    """The captioner to use.
+    """The captioner to use."""
 
-    Args:
-        captioner: With the adapter if it was kept, else as it was loaded.
-        facts: Whether the adapter was kept and why, number of steps, R@1 before and after by both scorers, and a summary.
-    """
-
-    captioner: Captioner
-    facts: dict[str, Any]
+    captioner: Captioner  # with the adapter if it was kept, else as it was loaded
+    facts: dict[str, Any]  # whether it was kept and why, steps, R@1 before and after by both scorers, and a sentence
 
 
 class _StopAfter(TrainerCallback):
@@ -90,13 +85,7 @@ def adapt_to_album(
     The guard stops the training if captions degenerate. The adapter is used if the guard did not stop the training and, with one
     caption per image from beam search, the held-out scorer ranks more images first than before. It is saved in either case.
 
-    Args:
-        load: Loads the captioner; called again if the adapter is not kept.
-        scorer: Scorer of the reward.
-        held_out: Scorer that decides whether the adapter is used; should differ from `scorer`.
-        folder: Where the adapter is saved.
-        seconds: Time limit of the training.
-        max_steps: Largest number of optimizer steps; the time limit is usually reached earlier.
+    `held_out` decides and should not be the scorer; `load` is called again if the adapter is not kept.
     """
     caches = [FeatureCache.for_scorer(one, cache_dir) for one in (scorer, held_out)]
     facts = read_images(images, scorer, cache=caches[0], skip_unreadable=True)

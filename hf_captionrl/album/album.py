@@ -172,7 +172,7 @@ class AlbumEngine:
         found = nearest_neighbours(self.features, k)[0] if self.neighbours is None else self.neighbours[:, :k]
         return found.tolist()  # type: ignore[no-any-return]
 
-    def _old(self, leader: int, members: Sequence[int]) -> list[str]:
+    def _old(self, members: Sequence[int]) -> list[str]:
         return list(dict.fromkeys(text for row in members for text in self.existing[row] if text.strip()))
 
     def _members(self) -> list[list[int]]:
@@ -184,7 +184,7 @@ class AlbumEngine:
     def choose(self) -> Album:
         """Choose a caption for each leader; copies get the same."""
         settings = self.settings
-        old = [self._old(n, mine) for n, mine in enumerate(self._members())]
+        old = [self._old(mine) for mine in self._members()]
         candidates = self._candidates(old)
         facts: list[GroupFacts] = []
         if settings.drop_shared or settings.trigger:

@@ -29,13 +29,7 @@ class _Reservation(LineFile):
 
 
 class AlbumRun:
-    """One run of the command and its files; a context manager that keeps other commands away from the outputs.
-
-    Args:
-        options: Of the command.
-        source: The images.
-        training_seconds: Time of `--adapt`; None without it.
-    """
+    """One run of the command and its files; a context manager that keeps other commands away from the outputs."""
 
     def __init__(self, options: AlbumOptions, source: AlbumSource, training_seconds: float | None) -> None:
         from hf_captionrl.album.outputs import check_sidecars

@@ -24,11 +24,7 @@ __all__ = ["AnswerStage", "CandidateStage", "ReadStage"]
 class _AlbumStage(Stage):
     """A stage on some images of an album.
 
-    Args:
-        models: Of the album.
-        ids: Ids of the rows of the result.
-        images: Ids of their images.
-        made_by: `made_by` of an earlier run; other models are refused.
+    Rows that other models made in an earlier run are refused.
     """
 
     def __init__(
@@ -128,11 +124,7 @@ class _TextStage(_AlbumStage):
 
 
 class CandidateStage(_TextStage):
-    """Candidates from beam search and sampling.
-
-    Args:
-        similar: For pragmatic decoding, rows of the images most similar to each.
-    """
+    """Candidates from beam search and sampling."""
 
     def __init__(
         self,
@@ -160,11 +152,7 @@ class CandidateStage(_TextStage):
 
 
 class AnswerStage(_TextStage):
-    """Answers to contrastive prompts.
-
-    Args:
-        said: Captions of the images most similar to each.
-    """
+    """Answers to contrastive prompts."""
 
     def __init__(
         self,

@@ -35,17 +35,11 @@ class EncodedTexts:
 
 @dataclass(frozen=True)
 class CandidateScores:
-    """Scores of every candidate, from which captions are chosen.
+    """What the choice needs of every candidate."""
 
-    Args:
-        own (`numpy.ndarray` of shape `(S,)`): Similarity to its image.
-        margin (`numpy.ndarray` of shape `(S,)`): That similarity minus the largest to another image; `own` if there is none.
-        rank (`numpy.ndarray` of shape `(S,)`): Rank of its image among the images compared, 1 = best; ties count against it.
-    """
-
-    own: np.ndarray
-    margin: np.ndarray
-    rank: np.ndarray
+    own: np.ndarray  # (S,): similarity to its image
+    margin: np.ndarray  # (S,): that similarity minus the largest to another image; `own` if there is none
+    rank: np.ndarray  # (S,): rank of its image among the images compared, 1 = best; ties count against it
 
 
 def score_candidates(
@@ -53,12 +47,8 @@ def score_candidates(
 ) -> CandidateScores:
     """Compare every candidate with its image and the image's neighbours, or with all images.
 
-    Args:
-        text_features: Rows of the S candidates, image by image, read with an array of row numbers.
-        starts (`numpy.ndarray` of shape `(M + 1,)`): First candidate of each image, and S.
-        images (`torch.Tensor` of shape `(M, D)`): Unit length.
-        neighbours (`torch.Tensor` of shape `(M, k)`, *optional*): Images to compare with; None for all others.
-        progress: Called with the number of images finished.
+    Shapes: `starts` `(M + 1,)`, `images` `(M, D)`, `neighbours` `(M, k)`. With `neighbours=None` it is compared with
+    all others.
     """
     total = int(starts[-1])
     own: np.ndarray = np.empty(total, np.float32)
@@ -82,10 +72,7 @@ def confusions_of(
 ) -> list[tuple[tuple[int, ...], float]]:
     """For some captions, rows of the other images that each fits at least as well, best first, and its margin.
 
-    Args:
-        chosen: Rows of the text features, image by image.
-        starts (`numpy.ndarray` of shape `(M + 1,)`, *optional*): First caption of each image; None: one caption per
-            image.
+    `chosen` are rows of the text features; `starts` `(M + 1,)` is the first of them of each image, None one per image.
     """
     rows_of = np.asarray(chosen, dtype=np.int64)
     starts = np.arange(len(rows_of) + 1) if starts is None else starts

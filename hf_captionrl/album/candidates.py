@@ -36,11 +36,7 @@ def generate_candidates(
 
     The seed of a batch depends on its first image, so the samples do not depend on earlier batches.
 
-    Args:
-        image_ids: Ids of all images.
-        rows: Images to caption; None for all.
-        similar: For each of them, rows of the most similar images, for pragmatic decoding.
-        progress: Called with the number of images finished.
+    `similar` are the rows of the images most similar to each of `rows`, for pragmatic decoding.
     """
     check_candidate_options(options, captioner)
     rows = range(len(images)) if rows is None else rows
@@ -70,13 +66,7 @@ def contrastive_answers(
     *,
     progress: Callable[[int], Any] | None = None,
 ) -> list[list[str]]:
-    """Beams of a chat model that is told the captions of the similar images.
-
-    Args:
-        rows: Images to ask about.
-        said: For each of them, the captions of the images most similar to it.
-        progress: Called with the number of images finished.
-    """
+    """Beams of a chat model that is told the captions of the similar images."""
     prompts = {row: contrastive_prompt(captioner.prompt, others) for row, others in zip(rows, said, strict=True)}
     found: list[list[str]] = []
     with evaluating(captioner.model):

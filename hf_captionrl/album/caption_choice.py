@@ -23,23 +23,13 @@ _MARGIN_BITS = 40
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidate of each image, and how good the choice is.
+    """The candidate of each image, and how good the choice is."""
 
-    Args:
-        chosen (`numpy.ndarray` of shape `(M,)`): Row of the candidate.
-        has_own (`numpy.ndarray` of shape `(M,)`): Whether the text was assigned to this image alone.
-        contested: Number of images that had to compete for texts.
-        largest_component: Most images that compete with each other, directly or through others.
-        gap: Upper bound on how many more images could have a distinct caption; 0 if no component was split.
-        rank_gap: The same for images that this caption ranks first.
-    """
-
-    chosen: np.ndarray
-    has_own: np.ndarray
-    contested: int
-    largest_component: int
-    gap: int
-    rank_gap: int
+    chosen: np.ndarray  # (M,): row of the candidate
+    has_own: np.ndarray  # (M,): whether the text was assigned to this image alone
+    contested: int  # number of images that had to compete for texts
+    gap: int  # upper bound on how many more images could have a distinct caption; 0 if no component was split
+    rank_gap: int  # the same for images that this caption ranks first
 
 
 @dataclass
@@ -73,14 +63,8 @@ def choose_candidates(
     and each is solved exactly. A component of more than `max_component` images is split into parts that are
     solved one after the other; maximum matchings, which ignore margins, give an upper bound on the loss.
 
-    Args:
-        starts (`numpy.ndarray` of shape `(M + 1,)`): First candidate of each image, and S.
-        texts (`numpy.ndarray` of shape `(S,)`): Number of each candidate's text, equal for equal texts; -1 if blank.
-        scores: Of the candidates.
-        allowed (`numpy.ndarray` of shape `(S,)`, *optional*): Candidates that meet the constraints. Other candidates are used
-            only for images without an allowed one.
-        max_component: Most images solved at once.
-        assigns: False gives every image its allowed candidate with the largest margin.
+    Shapes: `starts` `(M + 1,)`. Equal `texts` have equal numbers, blank ones -1; candidates not `allowed` are used
+    only for an image without others.
     """
     number = len(starts) - 1
     owner = np.arange(number).repeat(np.diff(starts))
@@ -90,19 +74,17 @@ def choose_candidates(
     chosen = _fallback(owner, texts, scores, fits, number)
     has_own: np.ndarray = np.zeros(number, bool)
     if not assigns:
-        return Choice(chosen, has_own, 0, 0, 0, 0)
+        return Choice(chosen, has_own, 0, 0, 0)
     pairs = _best_pairs(owner, texts, scores, fits)
     pairs, taken = _take_uncontested(pairs, number)
     chosen[owner[taken]], has_own[owner[taken]] = taken, True
     contested = np.unique(pairs.image)
     gaps = [0, 0]
-    largest = 0
     for component in _components(pairs, contested):
-        largest = max(largest, len(component))
         found, cut = _solve(pairs, component, max_component)
         chosen[owner[found]], has_own[owner[found]] = found, True
         gaps = [total + part for total, part in zip(gaps, cut, strict=True)]
-    return Choice(chosen, has_own, len(contested), largest, *gaps)
+    return Choice(chosen, has_own, len(contested), *gaps)
 
 
 def _fallback(

@@ -29,17 +29,11 @@ _OTHER_LANGUAGES = frozenset(
 
 
 class Word(NamedTuple):
-    """A word or a punctuation mark of a caption.
-
-    Args:
-        start: Its first character.
-        end: The character after its last one.
-        folded: The word without case.
-    """
+    """A word or a punctuation mark of a caption."""
 
     start: int
-    end: int
-    folded: str
+    end: int  # the character after its last one
+    folded: str  # the word without case
 
 
 @cache

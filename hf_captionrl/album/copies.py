@@ -42,8 +42,7 @@ def saved_again(image: Image.Image) -> Image.Image:
 def calibrate_threshold(scorer: Scorer, images: Iterable[Image.Image]) -> float:
     """Cosine from which two images may be near-copies: 95 % of the images reach it with a re-encoded copy of themselves.
 
-    Args:
-        images: Images of the album; the first 64 are used.
+    The first 64 images are used.
     """
     cosines = []
     for number, image in enumerate(images):
@@ -67,12 +66,8 @@ def copy_leaders(
     small pictures differ by at most `MAX_DIFFERENCE`: scorers that overlook details give look-alikes high cosines, too.
     Every copy is compared with the first image of its group, so that groups do not grow along chains.
 
-    Args:
-        keys: Hashes of the pixels.
-        pictures (`numpy.ndarray` of shape `(M, 768)`): See [`small_picture`].
-        features (`torch.Tensor` of shape `(M, D)`): Unit length.
-        neighbours: Rows of the nearest images and their cosines, both `(M, k)`, best first; None compares all pairs.
-        threshold: Smallest cosine of near-copies.
+    Shapes: `pictures` `(M, 768)`, `features` `(M, D)`. `neighbours` are rows and cosines `(M, k)`, best first; None
+    compares all pairs.
     """
     number = len(keys)
     leader = np.arange(number)

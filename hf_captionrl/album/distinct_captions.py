@@ -25,38 +25,24 @@ __all__ = ["AlbumCaption", "ChosenCaptions", "Finding", "distinct_captions", "fo
 
 @dataclass(frozen=True)
 class Finding:
-    """A caption and the image that it finds in the album.
-
-    Args:
-        caption: The text.
-        rank: Rank of its target among the images of the album, 1 = best; ties count against it.
-        found: Row of the image that it finds.
-    """
+    """A caption and the image that it finds in the album."""
 
     caption: str
-    rank: int
-    found: int
+    rank: int  # rank of its target when it searches the album, 1 = best; ties count against it
+    found: int  # row of the image that it finds
 
 
 @dataclass(frozen=True)
 class AlbumCaption:
-    """The caption chosen for an image of an album.
-
-    Args:
-        caption: The text.
-        candidate: Its index among the image's candidates.
-        rank: Rank of the image among the images compared with the caption, 1 = best; ties count against it.
-        margin: Similarity to its image minus that to the most similar other image; None in an album of one image.
-        is_distinct: Whether it is not blank and no other image of the album has the same text.
-        confused_with: Rows of the other images that the caption fits at least as well, best first.
-    """
+    """The caption chosen for an image of an album."""
 
     caption: str
-    candidate: int
-    rank: int
+    candidate: int  # its index among the image's candidates
+    rank: int  # rank of the image when the caption searches the images compared, 1 = best; ties count against it
+    # Similarity to its image minus that to the most similar other image; None in an album of one image.
     margin: float | None
-    is_distinct: bool
-    confused_with: tuple[int, ...]
+    is_distinct: bool  # whether it is not blank and no other image of the album has the same text
+    confused_with: tuple[int, ...]  # rows of the other images that the caption fits at least as well, best first
 
 
 @dataclass(frozen=True)
@@ -76,12 +62,8 @@ def same_text(caption: str) -> str:
 def found_images(text_features: Any, image_features: Any, targets: Any = None) -> tuple[Tensor, Tensor]:
     """Rank of each caption's target, and the image that it finds.
 
-    Args:
-        text_features (array or tensor of shape `(N, D)`): Features of the captions, unit length for cosine.
-        image_features (array or tensor of shape `(M, D)`): Features of the album's images.
-
-    Returns:
-        `tuple` of two int64 tensors of shape `(N,)`: ranks of the targets, 1 = best, and rows of the images found.
+    Shapes: `text_features` `(N, D)`, `image_features` `(M, D)`. Returns int64 tensors `(N,)`: ranks of the targets, 1
+    = best, and rows of the images found.
     """
     scores, columns = _scores(text_features, image_features, targets)
     rank = ranks_from_scores(scores, columns)
@@ -113,15 +95,8 @@ def distinct_captions(
     is blank or belongs to another image as well; `is_distinct` is then False for both. In an album of one image the similarity replaces
     the margin.
 
-    Args:
-        text_features (array or tensor of shape `(S, D)`): Features of all candidates, image by image; or an object
-            that can be indexed by an array of row numbers, such as `EncodedTexts`.
-        image_features (array or tensor of shape `(M, D)`): Features of the images.
-        neighbours (`torch.Tensor` of shape `(M, k)`, *optional*): Images that an image is compared with; None for all.
-        allowed (`numpy.ndarray` of shape `(S,)`, *optional*): Candidates that meet the constraints.
-        max_component: Largest number of competing images that are solved at once.
-        assigns: Whether images compete for texts; False gives each its candidate with the largest margin.
-        progress: Called with the number of images whose candidates are compared.
+    Shapes: `image_features` `(M, D)`, `neighbours` `(M, k)`, `allowed` `(S,)`. `text_features` may be an object that
+    gives the rows of an array of numbers, such as `EncodedTexts`.
     """
     for row, texts in enumerate(candidates):
         if isinstance(texts, str) or not texts:

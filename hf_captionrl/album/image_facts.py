@@ -26,21 +26,13 @@ MAX_CHUNK_PIXELS = 2**25
 
 @dataclass
 class ImageFacts:
-    """Facts of the readable images of an album.
+    """What the engine knows of the readable images of an album."""
 
-    Args:
-        rows: Their rows in the album.
-        keys: Hashes of their pixels.
-        pictures (`numpy.ndarray` of shape `(M, 768)`): See [`small_picture`].
-        features (`torch.Tensor` of shape `(M, D)`): Unit length, on the CPU.
-        unreadable: Reason for each row that cannot be read.
-    """
-
-    rows: list[int]
-    keys: list[str]
-    pictures: np.ndarray
-    features: Tensor
-    unreadable: dict[int, str] = field(default_factory=dict)
+    rows: list[int]  # their rows in the album
+    keys: list[str]  # hashes of their pixels
+    pictures: np.ndarray  # (M, 768): see [`small_picture`]
+    features: Tensor  # (M, D): unit length, on the CPU
+    unreadable: dict[int, str] = field(default_factory=dict)  # reason for each row that cannot be read
 
 
 def opened_chunks(
@@ -48,8 +40,7 @@ def opened_chunks(
 ) -> Iterator[tuple[list[int], list[Image.Image]]]:
     """Decoded images and their rows, at most `batch_size` and `MAX_CHUNK_PIXELS` at once.
 
-    Args:
-        unreadable: Filled with the rows that cannot be read; None raises an `ImageError` instead.
+    `unreadable` gets the rows that cannot be read; None raises an `ImageError` instead.
     """
     chunk: list[int] = []
     opened: list[Image.Image] = []
@@ -85,9 +76,7 @@ def read_chunks(
 ) -> Iterator[ImageFacts]:
     """Facts of some images, chunk by chunk; every different image is encoded once.
 
-    Args:
-        cache: Features of an earlier run; only read.
-        unreadable: Filled with the rows that cannot be read; None raises an `ImageError` instead.
+    `unreadable` gets the rows that cannot be read; None raises an `ImageError` instead.
     """
     known: dict[str, Tensor] = {}
     for chunk, opened in opened_chunks(images, rows, batch_size, unreadable):
@@ -114,10 +103,7 @@ def read_images(
 ) -> ImageFacts:
     """Hash every image, and encode every different image once; equal images have bit-equal features.
 
-    Args:
-        cache: Features of an earlier run; gets the new ones.
-        skip_unreadable: Whether to leave unreadable images out instead of raising an `ImageError`.
-        progress: Called with the number of images finished.
+    `cache` gets the new features; unreadable images raise an `ImageError` unless `skip_unreadable`.
     """
     unreadable: dict[int, str] = {}
     listed = unreadable if skip_unreadable else None

@@ -19,9 +19,6 @@ class KeptFiles:
 
     `NAME.files.json` has the digest of each file that was written, None while it is being written. A file with another content was
     not written by this command: it is replaced only after its content has been appended to `NAME.old.jsonl`.
-
-    Args:
-        first: The first output.
     """
 
     def __init__(self, first: Path) -> None:

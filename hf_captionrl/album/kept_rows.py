@@ -29,10 +29,7 @@ _TABLES = 4
 class KeptRows:
     """Rows of one kind; the column `id` names them.
 
-    Args:
-        folder: Folder of all kinds.
-        kind: Start of the folders' names.
-        settings: Settings that affect the rows. Folders with other settings are not changed.
+    Folders with other `settings` are left alone.
     """
 
     def __init__(self, folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
@@ -64,15 +61,7 @@ class KeptRows:
         rows_per_shard: int,
         progress: Callable[[int], Any] | None = None,
     ) -> None:
-        """Compute the rows that are missing.
-
-        Args:
-            ids: Ids of all rows that are needed.
-            make_stage: Function from the positions of the missing ids to the stage that computes their rows.
-            options: Processes of this machine or Ray actors.
-            rows_per_shard: Rows per file.
-            progress: Called with the number of rows finished.
-        """
+        """Compute the rows that are missing."""
         asked = [at for at, name in enumerate(ids) if name not in self._place]
         if progress is not None and len(asked) < len(ids):
             progress(len(ids) - len(asked))

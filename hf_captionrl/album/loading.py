@@ -65,13 +65,7 @@ def load_source(options: AlbumOptions, *, sidecars: bool) -> AlbumSource:
 
 
 class AlbumModels:
-    """Images and models of an album, each loaded on first use; other processes load them again.
-
-    Args:
-        options: Of the command.
-        source: The images, if they are loaded.
-        adapter: Adapter of the captioner, if `--adapt` kept one.
-    """
+    """Images and models of an album, each loaded on first use; other processes load them again."""
 
     def __init__(self, options: AlbumOptions, source: AlbumSource | None = None, adapter: Path | None = None) -> None:
         self.options, self.adapter = options, adapter

@@ -37,11 +37,7 @@ BATCHES_PER_SHARD = 4
 class ShardWork:
     """An `AlbumWork` whose results are kept in shards. The result equals that of one process, row by row.
 
-    Args:
-        models: Images and models.
-        folder: Of the shards.
-        settings: Of the candidates.
-        progress: Called with the name of a stage and the number of images it has finished since the last call.
+    `progress` is called with the name of a stage and the number of images finished since the last call.
     """
 
     def __init__(
@@ -112,13 +108,7 @@ class ShardWork:
 
 
 class KeptTexts:
-    """Features of candidates. They are read from the shards of a stage; those of edited and existing captions are computed.
-
-    Args:
-        scorer: Computes features that are not in the shards; features of other scorers are ignored.
-        candidates: Candidates of each image.
-        places: For each image, rows that may contain features of its captions.
-    """
+    """Features of candidates: those that a stage has kept, and for edited and existing captions those of the scorer."""
 
     def __init__(
         self,

@@ -40,14 +40,7 @@ caption that says what makes this image different finds it."""
 class AlbumDemo:
     """The functions behind the page.
 
-    Args:
-        captioners: Captioners by the name that the page shows.
-        scorer ([`Scorer`]): Finds images by captions.
-        albums: Images of each album, anything that `open_image` opens.
-        max_images: Largest album; None for no limit.
-        num_beams: Beams of the captions side by side, and of the candidates in album mode.
-        num_samples: Sampled candidates per image in album mode, in addition to the beams.
-        max_new_tokens: Longest caption in tokens.
+    `max_images=None` is no limit.
     """
 
     def __init__(

@@ -33,10 +33,7 @@ class PragmaticProcessor(LogitsProcessor):
     All rows of a group get the scores of its target, so that they continue the same text; with beams, each row of the
     group therefore has the same beams.
 
-    Args:
-        group_size: K.
-        num_beams: Beams per row.
-        rationality: Weight of the listener, >= 0; 0 is the captioner alone.
+    `rationality` is the listener's weight, >= 0; 0 is the captioner alone.
     """
 
     def __init__(self, group_size: int, num_beams: int = 1, rationality: float = 1.0) -> None:
@@ -89,14 +86,7 @@ def pragmatic_captions(
 ) -> list[list[str]]:
     """Captions that distinguish the first image of each group from the others.
 
-    Args:
-        images: Decoded images.
-        groups: For each caption, rows of the images: the target and its distractors; all groups have the same size.
-        rationality: See [`PragmaticProcessor`].
-        settings: More arguments of `generate`.
-
-    Returns:
-        `list[list[str]]`: `num_return_sequences` captions per group, best first.
+    A group holds rows of the images, the target first; all groups have the same size. Returns the best caption first.
     """
     size = len(groups[0])
     if any(len(group) != size for group in groups):

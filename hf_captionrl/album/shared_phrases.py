@@ -17,18 +17,12 @@ _SHOWN = 30  # varying facts of a group
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """What the captions of a group of images say.
+    """What the captions of a group of images say."""
 
-    Args:
-        group: Name of the group; empty if the whole album is one.
-        num_images: Number of its images.
-        shared: Phrases that (nearly) all captions contain, longest first.
-        varying: Words or noun phrases of some captions, with the number of captions, most frequent first.
-    """
-
-    group: str
-    num_images: int
-    shared: tuple[str, ...]
+    group: str  # name of the group; empty if the whole album is one
+    num_images: int  # number of its images
+    shared: tuple[str, ...]  # phrases that (nearly) all captions contain, longest first
+    # Words or noun phrases of some captions, with the number of captions, most frequent first.
     varying: tuple[tuple[str, int], ...]
 
 
@@ -83,10 +77,7 @@ def group_facts(
 ) -> list[GroupFacts]:
     """Shared and varying phrases of each group, in the order of the groups' first captions.
 
-    Args:
-        groups: Name of the group of each caption.
-        noun_chunks: Whether varying facts are spaCy's noun phrases instead of words. None: if spaCy is installed and no
-            group has more than 5,000 captions.
+    `noun_chunks=None` uses spaCy's noun phrases if spaCy is installed and no group has more than 5,000 captions.
     """
     members: dict[str, list[str]] = {}
     for caption, group in zip(captions, groups, strict=True):

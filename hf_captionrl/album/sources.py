@@ -22,21 +22,14 @@ FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 @dataclass
 class AlbumSource:
-    """Images of an album, none of them opened.
+    """Images of an album, none of them opened."""
 
-    Args:
-        images: Anything that `open_image` opens, read on access.
-        image_ids: Their names, all different; relative paths in a folder.
-        captions: Existing captions, per image; an empty list if there is none.
-        paths: Files of the images; None for images that are not files.
-        root: Folder that relative paths start from, if there is one.
-    """
-
-    images: Sequence[Any]
-    image_ids: list[str]
+    images: Sequence[Any]  # anything that `open_image` opens, read on access
+    image_ids: list[str]  # their names, all different; relative paths in a folder
+    # Existing captions, per image; an empty list if there is none.
     captions: list[list[str]] = field(default_factory=list)
-    paths: list[str | None] = field(default_factory=list)
-    root: Path | None = None
+    paths: list[str | None] = field(default_factory=list)  # files of the images; None for images that are not files
+    root: Path | None = None  # folder that relative paths start from, if there is one
 
     def __post_init__(self) -> None:
         number = len(self.images)

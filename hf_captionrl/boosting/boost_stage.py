@@ -20,12 +20,7 @@ __all__ = ["BoostStage", "reopen_shards"]
 
 
 class BoostStage(Stage):
-    """Boosted captions of shards; see `boosted_rows`.
-
-    Args:
-        options: Options of the command.
-        ids: Digest of the images.
-    """
+    """Boosted captions of shards; see `boosted_rows`."""
 
     def __init__(self, options: BoostOptions, ids: str) -> None:
         self.options, self.ids = copy.copy(options), ids

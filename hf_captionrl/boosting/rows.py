@@ -33,9 +33,6 @@ class Known:
 
     With another vision model, the BlendCaps are kept. With other references of one image, only this image is asked about
     again.
-
-    Args:
-        entries (`Iterable[Mapping]`): Entries of all journals.
     """
 
     def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -69,21 +66,13 @@ class Known:
 
 @dataclass
 class Row:
-    """One image with its answers so far.
+    """One image with its answers so far."""
 
-    Args:
-        number (`int`): Its row in the data set.
-        image_id (`str`): The image.
-        references (`Sequence[str]`): Its human captions.
-        answers (`dict[str, dict]`): Entry of each finished stage.
-        fault (`dict`, *optional*): Why it cannot be finished: `stage`, `reason`, `detail`.
-    """
-
-    number: int
+    number: int  # its row in the data set
     image_id: str
     references: Sequence[str]
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    fault: dict[str, Any] | None = None
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)  # entry of each finished stage
+    fault: dict[str, Any] | None = None  # why it cannot be finished: `stage`, `reason`, `detail`
 
     def prompt(self, stage: str, image: Any = None) -> Prompt:
         """The prompt of a stage."""

@@ -1,5 +1,8 @@
 """Any Hugging Face vision-to-text model as a captioner."""
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from hf_captionrl.captioners.blip import BlipCaptioner
 from hf_captionrl.captioners.blip2 import Blip2Captioner, Blip2EncoderDecoderCaptioner
 from hf_captionrl.captioners.captioner import Captioner
@@ -49,3 +52,7 @@ __all__ = [
     "register",
     "vision_lora",
 ]
+
+# Every file in this folder registers its families; a new file needs no other line.
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -16,9 +16,7 @@ _CONTRASTIVE = "Similar images are described like this:\n{captions}\nSay what is
 def contrastive_prompt(prompt: str, captions: Sequence[str]) -> str:
     """The user's turn with the captions of similar images.
 
-    Args:
-        prompt: The ordinary prompt, which comes first.
-        captions: Of the similar images; without any, the prompt does not change. Each is one line of the turn.
+    Each caption is one line of the turn; without any, the prompt does not change.
     """
     lines = [f"- {' '.join(caption.split())}" for caption in dict.fromkeys(captions) if caption.strip()]
     if not lines:
@@ -27,11 +25,7 @@ def contrastive_prompt(prompt: str, captions: Sequence[str]) -> str:
 
 
 def encode_with_prompts(captioner: Any, images: Sequence[Image.Image], prompts: Sequence[str]) -> dict[str, Tensor]:
-    """`encode_images` of a chat captioner with a prompt per image; the captioner keeps its own.
-
-    Args:
-        captioner ([`ChatCaptioner`]): The captioner.
-    """
+    """`encode_images` of a chat captioner with a prompt per image; the captioner keeps its own."""
     if captioner.family != "chat":
         raise ValueError(
             f"The captioner is of the family {captioner.family!r}. Use a chat model for prompts per image."

@@ -45,12 +45,8 @@ class UndecodableError(Exception):
 def draw_tokens(scores: Tensor, uniforms: Tensor) -> Tensor:
     """Sample one token per row by inverting the cumulative distribution; several times faster than `torch.multinomial`.
 
-    Args:
-        scores (`torch.Tensor` of shape `(N, V)`): Unnormalised log-probabilities, fp32; minus infinity is never drawn.
-        uniforms (`torch.Tensor` of shape `(N,)`): Uniform random numbers in [0, 1).
-
-    Returns:
-        `torch.Tensor` of shape `(N,)`: Token ids.
+    `scores` `(N, V)` are unnormalised, fp32; minus infinity is never drawn. `uniforms` `(N,)` are in [0, 1). Returns
+    ids `(N,)`.
     """
     cumulative = (scores - scores.amax(-1, keepdim=True)).exp_().cumsum(-1)  # (N, V)
     total = cumulative[:, -1]
@@ -63,20 +59,14 @@ def draw_tokens(scores: Tensor, uniforms: Tensor) -> Tensor:
 class DecodingLoop:
     """A `custom_generate` for `generate`, which must be called with `num_return_sequences=1`.
 
-    The prompt is read once per image. Finished rows leave the batch. The random numbers are drawn before the first
-    token, so captions do not depend on the rows that have left.
-
-    Args:
-        num_sampled (`int`): Sampled captions per image; 0 for the greedy one only.
-        greedy (`bool`): Whether the first caption of each image is the greedy one.
-        folded (`bool`): Whether cross-attention accepts B images for N rows (`captioners.shared_cross_attention`).
-        compiled (`bool`): Whether `torch.compile` compiles the forward of every token after the first.
+    The prompt is read once per image. Rows that are finished leave the batch. The random numbers are drawn before the
+    first token, so captions do not depend on which rows left.
     """
 
-    num_sampled: int
-    greedy: bool
-    folded: bool
-    compiled: bool = False
+    num_sampled: int  # sampled captions per image; 0 for the greedy one only
+    greedy: bool  # whether the first caption of each image is the greedy one
+    folded: bool  # whether cross-attention accepts B images for N rows (`captioners.shared_cross_attention`)
+    compiled: bool = False  # whether `torch.compile` compiles the forward of every token after the first
 
     def __call__(
         self,
@@ -91,8 +81,7 @@ class DecodingLoop:
     ) -> Tensor:
         """Decode `(B, P)` to `(N, P + T)`, right-padded.
 
-        Raises:
-            UndecodableError: If the settings or the cache need the loop of transformers.
+        Raises UndecodableError if the settings or the cache need the loop of transformers.
         """
         self._check(logits_processor, stopping_criteria, generation_config, model_kwargs, synced_gpus or streamer)
         per_image = self.num_sampled + self.greedy

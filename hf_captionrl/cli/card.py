@@ -46,7 +46,7 @@ class CardOptions(CommandOptions):
 def _rewritten(folder: Path, given: dict[str, str]) -> bool:
     """Write the card of a data set. False if the folder is not a data set."""
     from hf_captionrl.boosting.card import BOOSTED_FILE, rewrite_boosted_card
-    from hf_captionrl.truematch.benchmark_files import MANIFEST_FILE, load_truematch
+    from hf_captionrl.truematch.benchmark_files import MANIFEST_FILE
 
     boosted = (folder / BOOSTED_FILE).is_file()
     if not boosted and not (folder / MANIFEST_FILE).is_file():
@@ -59,40 +59,16 @@ def _rewritten(folder: Path, given: dict[str, str]) -> bool:
     if boosted:
         rewrite_boosted_card(folder, given)
         return True
-    from hf_captionrl.io import write_json
-    from hf_captionrl.truematch.card import write_truematch_card
+    from hf_captionrl.truematch.card import rewrite_truematch_card
 
-    found = load_truematch(folder)
-    found.manifest["card"].update(given)
-    write_truematch_card(found)  # refuses what must not be published before the manifest keeps it
-    write_json(folder / MANIFEST_FILE, found.manifest)
+    rewrite_truematch_card(folder, given)
     return True
-
-
-def _write_of_model(folder: Path, given: dict[str, str]) -> str:
-    """Write the card of a model, and return the message for the user."""
-    from dataclasses import replace
-
-    from hf_captionrl.hub import read_facts, write_model_card, write_unmeasured_card
-    from hf_captionrl.hub.model_card import FACTS_FILE
-
-    if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {str(folder)!r}. Use the folder of the finished model.")
-    if not (folder / FACTS_FILE).is_file():
-        write_unmeasured_card(folder, **given)
-        licence = "" if "license" in given else " The licence is 'other'. Use --license to name it."
-        return f"written, without results: no recipe has measured this model.{licence}"
-    facts = replace(read_facts(folder), **given)  # type: ignore[arg-type]
-    found = [path for path in (folder / "results.json", folder.parent / "results.json") if path.is_file()]
-    if not found:
-        raise FileNotFoundError(f"Neither {folder} nor its parent folder has results.json. Evaluate the model first.")
-    write_model_card(folder, json.loads(found[0].read_text(encoding="utf-8")), facts)
-    return "written."
 
 
 def write_card(options: CardOptions) -> None:
     """Write or check the card."""
     from hf_captionrl.hub import check_card
+    from hf_captionrl.hub.unmeasured_cards import rewrite_model_card
 
     folder, card = options.folder, options.folder / "README.md"
     if options.check:
@@ -102,6 +78,6 @@ def write_card(options: CardOptions) -> None:
         said = "checked."
     else:
         given = {name: value for name in _FACTS if (value := getattr(options, name)) is not None}
-        said = "written." if _rewritten(folder, given) else _write_of_model(folder, given)
+        said = "written." if _rewritten(folder, given) else rewrite_model_card(folder, given)
     state = "checked" if options.check else "written"
     print(json.dumps({"card": str(card), "state": state}) if options.json else f"{card}: {said}")

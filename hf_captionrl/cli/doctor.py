@@ -34,17 +34,11 @@ class DoctorOptions(CommandOptions):
 
 @dataclass
 class Finding:
-    """One line of the report.
-
-    Args:
-        name (`str`): What was checked.
-        state (`str`): `"ok"`, `"missing"` (an optional part) or `"broken"` (a needed part that is missing or unusable).
-        what (`str`): Version or place; if missing, what does not work and how to get it.
-    """
+    """One line of the report."""
 
     name: str
-    state: str
-    what: str
+    state: str  # `"ok"`, `"missing"` (an optional part) or `"broken"` (a needed part that is missing or unusable)
+    what: str  # version or place; if missing, what does not work and how to get it
 
 
 def _packages() -> list[Finding]:

@@ -28,25 +28,15 @@ class FileRecord:
 
 @dataclass
 class Report:
-    """Files that a conversion read and wrote.
+    """Files that a conversion read and wrote."""
 
-    Args:
-        kind (`str`): What the source is, such as `"transformers"` or `"blip"`.
-        source (`str`): As given.
-        output (`str`): Folder or file that was written.
-        read (`list[FileRecord]`): Pickles.
-        written (`list[FileRecord]`): Weights.
-        copied (`list[str]`): Names of other files.
-        notes (`list[str]`): Notes for the user.
-    """
-
-    kind: str
+    kind: str  # what the source is, such as `"transformers"` or `"blip"`
     source: str
-    output: str
+    output: str  # folder or file that was written
     read: list[FileRecord] = field(default_factory=list)
     written: list[FileRecord] = field(default_factory=list)
-    copied: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    copied: list[str] = field(default_factory=list)  # names of other files
+    notes: list[str] = field(default_factory=list)  # notes for the user
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values."""

@@ -20,13 +20,7 @@ _ROWS_AT_ONCE = 1024
 
 
 class ColumnView(Sequence[T], Generic[T]):
-    """Values of a column, read when they are indexed; only a few are Python objects at a time.
-
-    Args:
-        ds (`datasets.Dataset`): Data set with the column.
-        name (`str`): Name of the column.
-        convert (`Callable`, *optional*): Applied to each value.
-    """
+    """Values of a column, read when they are indexed; few of them are Python objects at a time."""
 
     def __init__(self, ds: datasets.Dataset, name: str, convert: Callable[[Any], T] | None = None) -> None:
         self._rows = ds.select_columns(name).with_format(None)

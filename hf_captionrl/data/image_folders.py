@@ -48,18 +48,13 @@ def image_suffixes() -> frozenset[str]:
 
 @dataclass
 class FolderListing:
-    """Files of a folder and its subfolders; none of them has been opened.
+    """Files of a folder and its subfolders; none of them has been opened."""
 
-    Args:
-        images (`list[str]`): Paths relative to the folder, sorted, with `/`.
-        metadata (`list[str]`): Paths of metadata files.
-        others (`Counter[str]`): Number of other files by suffix; hidden files and those of systems are not counted.
-        left_out (`dict[str, list[str]]`): Files and folders that could not be read, by the reason.
-    """
-
-    images: list[str] = field(default_factory=list)
-    metadata: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)  # paths relative to the folder, sorted, with `/`
+    metadata: list[str] = field(default_factory=list)  # paths of metadata files
+    # Number of other files by suffix; hidden files and those of systems are not counted.
     others: Counter[str] = field(default_factory=Counter)
+    # Files and folders that could not be read, by the reason.
     left_out: dict[str, list[str]] = field(default_factory=dict)
 
     def describe_others(self) -> str:

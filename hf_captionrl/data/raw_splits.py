@@ -68,25 +68,15 @@ class SourceArguments:
 
 @dataclass
 class Source:
-    """Raw splits of a source.
+    """Raw splits of a source."""
 
-    Args:
-        name (`str`): Name of the source in messages.
-        splits (`dict[str, datasets.Dataset | list[dict]]`): Split name to rows.
-        root (`Path`, *optional*): Folder that the paths in the image column are relative to, and must not leave.
-        image_column (`str`, *optional*): The image column of this kind of source.
-        holds_videos (`bool`): True if the source is known to contain videos.
-        names_splits (`bool`): False if the source does not name splits; all rows are then `train`.
-        has_captions (`bool`): False for a folder of images without metadata.
-    """
-
-    name: str
-    splits: dict[str, datasets.Dataset | list[Row]]
-    root: Path | None = None
-    image_column: str | None = None
-    holds_videos: bool = False
-    names_splits: bool = True
-    has_captions: bool = True
+    name: str  # name of the source in messages
+    splits: dict[str, datasets.Dataset | list[Row]]  # split name to rows
+    root: Path | None = None  # folder that the paths in the image column are relative to, and must not leave
+    image_column: str | None = None  # the image column of this kind of source
+    holds_videos: bool = False  # True if the source is known to contain videos
+    names_splits: bool = True  # False if the source does not name splits; all rows are then `train`
+    has_captions: bool = True  # False for a folder of images without metadata
 
 
 def split_name(name: Any) -> str | None:

@@ -80,12 +80,8 @@ def source_keys(
 
     A file that was hashed before is known by its path, size and modification time, and is not read again.
 
-    Args:
-        directory: Root of the feature caches; file hashes are cached there.
-        progress: Whether to show a progress bar, or its label.
-
-    Raises:
-        ImageError: If a row has no image, or its file does not exist.
+    `directory` is the root of the feature caches. Raises ImageError for a row without image, or whose file does not
+    exist.
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
     known: FeatureCache | None = None

@@ -36,11 +36,7 @@ class CachedRowsOptions(EngineOptions):
 def fill_cache(cache: FeatureCache, folder: Path, column: str, shape: Sequence[int] = (-1,)) -> int:
     """Put one column of finished shards into a cache, by the column `key`; returns the number of rows that were new.
 
-    Args:
-        cache: Bytes are stored as uint8, lists of numbers as fp32.
-        folder: Of the shards.
-        column: Its values are rows of the cache, or None for unreadable images.
-        shape: Of a row.
+    Bytes are stored as uint8, lists of numbers as fp32; None stands for an unreadable image.
     """
     import numpy as np
 

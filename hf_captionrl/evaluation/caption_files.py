@@ -124,13 +124,7 @@ class CaptionWriter(LineFile):
 
     The file does not change before [`start`].
 
-    Args:
-        path: The file; created if missing, with its folder.
-        overwrite: Discard the existing content.
-
-    Attributes:
-        done: Captions of each image id in the existing file.
-        torn: Bytes of an incomplete last line that a killed run left.
+    `done` has the captions of each image id in the existing file, `torn` the bytes of an incomplete last line.
     """
 
     busy = "Wait until it ends, or use another --output."

@@ -117,12 +117,7 @@ class ScoreStage(Stage):
     Each source begins with a new shard: row `s * rows_per_source + i` of the stage is caption i of source s, and rows after
     the last caption of a source have no result.
 
-    Args:
-        folder: Folder that `write_inputs` wrote.
-        rows_per_source: A multiple of the rows per shard, at least the number of captions.
-        models: Arguments of `load_evaluators`.
-        clip_prefix: As for [`CaptionScoring`].
-        columns: Names of the columns that are wanted.
+    `rows_per_source` is a multiple of the rows per shard, at least the number of captions.
     """
 
     def __init__(

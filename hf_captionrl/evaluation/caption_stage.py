@@ -21,16 +21,7 @@ __all__ = ["BatchCaptioner", "CaptionStage", "load_batch_captioner"]
 
 
 class BatchCaptioner:
-    """A loaded captioner and the images of a split; captions them batch by batch.
-
-    Args:
-        options: Options of the command.
-        decoding: Settings for `generate`.
-        split: The images.
-        pipeline: The captioner.
-        reader: Opens images, and records those that cannot be read.
-        scorer: Chooses one of the captions of an image, if there is one.
-    """
+    """A loaded captioner and the images of a split; captions them batch by batch."""
 
     def __init__(
         self,
@@ -137,13 +128,7 @@ def load_batch_captioner(
 
 
 class CaptionStage(ImageStage):
-    """Captions of shards, in the column `captions`.
-
-    Args:
-        options: Options of the command.
-        decoding: Settings for `generate`.
-        ids: Digest of the images.
-    """
+    """Captions of shards, in the column `captions`."""
 
     def __init__(self, options: CaptionOptions, decoding: dict[str, Any], ids: str) -> None:
         super().__init__(options, ids)

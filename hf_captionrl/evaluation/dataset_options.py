@@ -156,14 +156,7 @@ class PublicationOptions(CommandOptions):
 
 
 class LoadedSplit:
-    """Checked images of a split.
-
-    Args:
-        dataset: The images to use.
-        all_ids: The set of the ids of the whole split, including unusable rows and images beyond `--max_images`.
-        split: Name of the split, several names joined by `+`, or `all`.
-        sizes: Number of images of every split in the source; one entry, `all`, if it names no splits.
-    """
+    """Checked images of a split."""
 
     def __init__(self, dataset: datasets.Dataset, all_ids: RowLookup, split: str, sizes: dict[str, int]) -> None:
         self.dataset = dataset

@@ -25,13 +25,7 @@ def joined_images(splits: Sequence[datasets.Dataset]) -> datasets.Dataset:
 
 
 def pool_images(path: Path, test: datasets.Dataset, others: datasets.Dataset) -> datasets.Dataset:
-    """The test images, followed by the other images of a pool such as CapEnrich's.
-
-    Args:
-        path: COCO ids or names of the pool, see `load_hard_pool`.
-        test: The test split.
-        others: The remaining images of the data set, with COCO ids.
-    """
+    """The test images, followed by the other images of a pool such as CapEnrich's."""
     wanted = set(load_hard_pool(path))
     own = {coco_id(i) for i in _image_ids(test)}
     more, found = [], set(own)
@@ -54,10 +48,7 @@ def bags_and_images(
 ) -> tuple[dict[int, list[list[int]]], datasets.Dataset | None]:
     """Bags as rows of the test split followed by other images, and these images.
 
-    Args:
-        path: File of `captionrl bags`, JSON of lists of ids by size, or the folder of TrueMatch's release.
-        test: The test split.
-        others: Further images that bags may hold, such as the validation split; TrueMatch's bags are of both.
+    `others` may be the validation split; TrueMatch's bags are of both.
     """
     ids = _image_ids(test)
     more = [] if others is None else _image_ids(others)

@@ -22,11 +22,7 @@ __all__ = ["ImageStage", "rows_per_shard", "run_on_images"]
 class ImageStage(Stage):
     """A stage whose result has one row per image: `image_id`, [`columns`], and `reason` and `detail` if it is unreadable.
 
-    Args:
-        options: Options of the command, with those of the data set, `batch_size` and `max_bad_fraction`.
-        ids: [`ids_digest`] of the images; a process that finds other images stops.
-        require_captions: Whether the data must have captions.
-        only: Ids of the images to work on, in this order; None: all.
+    `ids` is [`ids_digest`] of the images; a process that finds other images stops.
     """
 
     def __init__(
@@ -98,12 +94,7 @@ def run_on_images(
 ) -> dict[str, Any]:
     """Run a stage on the images that the options name; returns the summary of the command.
 
-    Args:
-        arguments: Options of the command: data set, engine, `batch_size`, `overwrite`.
-        output: Folder of the shards.
-        settings: Called after the split is chosen; more settings of the result.
-        make_stage: Function from the digest of the ids to the stage.
-        require_captions: Whether the data must have captions.
+    `settings` is called after the split is chosen.
     """
     from tqdm import tqdm
 

@@ -22,9 +22,7 @@ __all__ = ["learned_table"]
 def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name: str | None) -> Table | None:
     """The table of the named models, which are loaded immediately; None if no model is named.
 
-    Raises:
-        FileNotFoundError: If the weights of a model are missing.
-        ValueError: If it is a model of another kind.
+    Raises FileNotFoundError without weights, and ValueError for a model of another kind.
     """
     numbers: dict[str, Callable[[ScoredCaptions, Evaluator], dict[str, Any]]] = {}
     if bleurt_name is not None:

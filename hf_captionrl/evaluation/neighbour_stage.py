@@ -55,10 +55,7 @@ def read_feature_shards(folder: Path, kind: str) -> tuple[ColumnView[str], Tenso
 class NeighbourStage(Stage):
     """Neighbours of shards: rows and similarities, most similar first.
 
-    Args:
-        folder: Holds the features of all images, and the compressed index if there is one.
-        top: Neighbours per image.
-        is_exact: Whether to search in blocks.
+    `folder` holds the features of all images, and the compressed index if there is one.
     """
 
     def __init__(self, folder: Path, top: int, is_exact: bool) -> None:
@@ -93,16 +90,7 @@ class NeighbourStage(Stage):
 def neighbours_on_shards(
     features: Tensor, top: int, folder: Path, options: EngineOptions, *, approximate: bool, settings: dict[str, Any]
 ) -> tuple[Tensor, Tensor, float | None]:
-    """Neighbours `(N, top)` of all images, their similarities, and the measured recall of the compressed index.
-
-    Args:
-        features: `(N, D)`.
-        top: Neighbours per image.
-        folder: For the shards; the same command skips finished ones.
-        options: Processes of this machine or Ray actors.
-        approximate: Use the compressed index also for few images.
-        settings: Settings that determine the features.
-    """
+    """Neighbours `(N, top)` of all images, their similarities, and the measured recall of the compressed index."""
     import hashlib
 
     import numpy as np

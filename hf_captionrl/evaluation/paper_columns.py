@@ -39,11 +39,7 @@ def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references
 def paper_numbers(paper: str | None, captions: Sequence[str], features: dict[str, Any], seed: int) -> dict[str, Any]:
     """Numbers of `_COLUMNS`, with intervals and reasons.
 
-    Args:
-        paper: One of its keys, or None.
-        captions: One caption per image.
-        features: `references`, `text_features` and `image_features` of the suites; the captions without prefix.
-        seed: Seed of the bootstrap.
+    `features` has `references`, `text_features` and `image_features` of the suites, of the captions without prefix.
     """
     if paper is None:
         return {}

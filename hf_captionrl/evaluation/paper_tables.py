@@ -24,38 +24,24 @@ __all__ = ["CAPTIONS_TABLE", "TABLES", "ScoredCaptions", "Table", "compare_with_
 
 @dataclass
 class ScoredCaptions:
-    """Captions of one captioner, with everything that is computed once.
+    """Captions of one captioner, with everything that is computed once."""
 
-    Args:
-        name: Name of the captioner.
-        captions: Captions of each image, in the order of the data set.
-        references: References of each image, for the first caption.
-        is_human: Whether the captions are the references.
-        text: Features `(N, D)` of each image's first caption, or None.
-        clip_text: The same for CLIPScore, with `clip_prefix` before each caption, or None if the prefix is empty.
-        clip_prefix: Text before each caption.
-        scorer: Signature of the scorer.
-        image_ranks: Rank of each image among the images, for the first caption, or None.
-        pool_ranks: The same in the evaluator's pool.
-        tokens: Number of the scorer's tokens in each first caption, or None.
-        max_text_tokens: Largest number of tokens that the scorer reads.
-        perplexity: Function from captions to the result of `caption_perplexity`, or None.
-        lengths: Number of words in each first caption, set by the table of captions.
-    """
-
-    name: str
-    captions: list[list[str]]
-    references: list[list[str]]
-    is_human: bool = False
-    text: Tensor | None = None
+    name: str  # name of the captioner
+    captions: list[list[str]]  # captions of each image, in the order of the data set
+    references: list[list[str]]  # references of each image, for the first caption
+    is_human: bool = False  # whether the captions are the references
+    text: Tensor | None = None  # features `(N, D)` of each image's first caption, or None
+    # The same for CLIPScore, with `clip_prefix` before each caption, or None if the prefix is empty.
     clip_text: Tensor | None = None
-    clip_prefix: str = ""
-    scorer: str = ""
-    image_ranks: np.ndarray | None = None
-    pool_ranks: np.ndarray | None = None
-    tokens: list[int] | None = None
-    max_text_tokens: int | None = None
+    clip_prefix: str = ""  # text before each caption
+    scorer: str = ""  # signature of the scorer
+    image_ranks: np.ndarray | None = None  # rank of each image among the images, for the first caption, or None
+    pool_ranks: np.ndarray | None = None  # the same in the evaluator's pool
+    tokens: list[int] | None = None  # number of the scorer's tokens in each first caption, or None
+    max_text_tokens: int | None = None  # largest number of tokens that the scorer reads
+    # Function from captions to the result of `caption_perplexity`, or None.
     perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
+    # Number of words in each first caption, set by the table of captions.
     lengths: list[int] = field(default_factory=list)
 
     @property

@@ -37,11 +37,6 @@ class LearningCurve(TrainerCallback):
     """Measures captions of the test split at every evaluation; selects nothing.
 
     The points are in `trainer.state.log_history`, so a resumed run has those before the interruption.
-
-    Args:
-        trainer ([`CaptionTrainer`]): Generates the captions.
-        evaluator ([`Evaluator`]): Measures them.
-        test (`datasets.Dataset`): The test split.
     """
 
     def __init__(self, trainer: CaptionTrainer, evaluator: Evaluator, test: datasets.Dataset) -> None:

@@ -23,19 +23,12 @@ ROWS = "rows"
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a paper's table.
+    """One row of a paper's table."""
 
-    Args:
-        name: `<paper>/<row>`.
-        title: Description of what the row trains or evaluates.
-        recipe: File name of its recipe, without ending.
-        settings: Arguments of the recipe; `output_dir` is `outputs/<name>`.
-    """
-
-    name: str
-    title: str
-    recipe: str
-    settings: dict[str, Any]
+    name: str  # `<paper>/<row>`
+    title: str  # description of what the row trains or evaluates
+    recipe: str  # file name of its recipe, without ending
+    settings: dict[str, Any]  # arguments of the recipe; `output_dir` is `outputs/<name>`
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

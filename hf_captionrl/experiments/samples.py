@@ -52,16 +52,7 @@ class SampleArguments:
 
 
 class Sampler:
-    """Generates several captions per test image, and measures them.
-
-    Args:
-        dataset: The test split. CIDEr-D uses the document frequencies of all its references, as in the table.
-        arguments: Numbers of images and captions.
-        seed: Seed of sampling and bootstrap.
-        batch_size: Images per batch.
-        max_new_tokens: Maximum length of a caption in tokens.
-        cache_dir: Folder of the feature cache for videos; None for the default.
-    """
+    """Generates several captions per test image, and measures them."""
 
     def __init__(
         self,

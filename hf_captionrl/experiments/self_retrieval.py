@@ -97,7 +97,7 @@ class SelfRetrievalRecipeConfig(GuardedRecipe, SelfRetrievalConfig):  # type: ig
     save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
 
-def parse_args(argv: Sequence[str] | None, default_config: Path) -> tuple[Any, ...]:
+def parse_args(argv: Sequence[str] | None = None, *, default_config: Path) -> tuple[Any, ...]:
     """Parse the command line."""
     types = (ModelArguments, DataArguments, EvaluationArguments, BagArguments, SelfRetrievalRecipeConfig)
     return parse_arguments(types, argv, default_config=default_config)
@@ -140,8 +140,7 @@ def runs_of(
 def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArguments, cache_dir: str | None) -> Tensor:
     """Most similar training images of each training image, by the reward scorer.
 
-    Returns:
-        `torch.Tensor` of shape `(N, k)`: Rows, best first.
+    Returns `(N, k)`: rows, best first.
     """
     if arguments.neighbours is not None:
         signature = getattr(scorer, "signature", None)
@@ -152,9 +151,9 @@ def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArgumen
     return indices
 
 
-def main(argv: Sequence[str] | None, default_config: Path) -> Path:
+def main(argv: Sequence[str] | None = None, *, default_config: Path) -> Path:
     """Run the recipe."""
-    arguments = parse_args(argv, default_config)
+    arguments = parse_args(argv, default_config=default_config)
     with alone_in(arguments[-1]):
         return _compare(arguments)
 

@@ -29,13 +29,7 @@ by F (SMILE, Table 6), and F with references."""
 
 
 class VideoEvaluator(Evaluator):
-    """Evaluates captions of videos like [`Evaluator`], and with EMScore if the held-out scorer has token features.
-
-    Args:
-        args: Positional arguments of [`Evaluator`].
-        cache_dir: Folder of the feature cache; None for the default.
-        kwargs: Keyword arguments of [`Evaluator`].
-    """
+    """Evaluates captions of videos like [`Evaluator`], and with EMScore if the held-out scorer has token features."""
 
     def __init__(self, *args: Any, cache_dir: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, cache_dir=cache_dir, **kwargs)

@@ -33,25 +33,15 @@ _WEIGHTS = {
 
 @dataclass(frozen=True)
 class CaptionReward:
-    """Reward of the caption for self-retrieval.
+    """Reward of the caption for self-retrieval."""
 
-    Args:
-        reward: Log-probability of the image in the pool when the caption searches for it, in nats, at most 0.
-        baseline: Subtracted from the reward, in nats.
-        baseline_name: Description of the baseline.
-        rank: Rank of the image, 1 = best.
-        pool_size: Number of images in the pool, the target included.
-        scorer: Name of the scorer.
-        loss_type: Weight of a token in the policy gradient.
-    """
-
-    reward: float
-    baseline: float
-    baseline_name: str
-    rank: int
-    pool_size: int
-    scorer: str
-    loss_type: LossType = "grpo"
+    reward: float  # log-probability of the image in the pool when the caption searches for it, in nats, at most 0
+    baseline: float  # subtracted from the reward, in nats
+    baseline_name: str  # description of the baseline
+    rank: int  # rank of the image, 1 = best
+    pool_size: int  # number of images in the pool, the target included
+    scorer: str  # name of the scorer
+    loss_type: LossType = "grpo"  # weight of a token in the policy gradient
 
     @property
     def advantage(self) -> float:

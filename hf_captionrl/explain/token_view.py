@@ -29,73 +29,42 @@ __all__ = ["Alternative", "CaptionView", "DistributionObjective", "TokenView", "
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that could stand at a position.
-
-    Args:
-        token_id (`int`): Its id.
-        text (`str`): Its text.
-        probability (`float`): In [0, 1], under the distribution that lists it.
-        in_subset (`bool`): Whether it is one of the caption's tokens, V_D.
-    """
+    """A token that could stand at a position."""
 
     token_id: int
     text: str
-    probability: float
-    in_subset: bool
+    probability: float  # in [0, 1], under the distribution that lists it
+    in_subset: bool  # whether it is one of the caption's tokens, V_D
 
 
 @dataclass(frozen=True)
 class TokenView:
-    """One token of the caption.
-
-    Args:
-        token_id (`int`): Its id.
-        text (`str`): Its text.
-        is_end (`bool`): Whether it ends the caption.
-        mle_probability (`float`): In [0, 1], among the whole vocabulary.
-        mle_loss (`float`): `-log` of it, in nats: the loss of maximum likelihood.
-        smile_probability (`float`): In [0, 1], among V_D; at the first token among the vocabulary if `first_token` is "mle".
-        smile_loss (`float`): Loss of SMILE in nats, never more than `mle_loss`.
-        outside (`float`): In [0, 1], probability of all tokens outside V_D under the whole vocabulary's distribution.
-        entropy (`float`): Of the whole vocabulary's distribution, in nats.
-        whole_vocabulary (`bool`): Whether SMILE also uses the whole vocabulary here.
-        mle_top (`tuple`): The most likely tokens of the vocabulary, in descending order.
-        smile_top (`tuple`): The same for SMILE's distribution.
-    """
+    """One token of the caption."""
 
     token_id: int
     text: str
-    is_end: bool
-    mle_probability: float
-    mle_loss: float
-    smile_probability: float
-    smile_loss: float
-    outside: float
-    entropy: float
-    whole_vocabulary: bool
-    mle_top: tuple[Alternative, ...]
-    smile_top: tuple[Alternative, ...]
+    is_end: bool  # whether it ends the caption
+    mle_probability: float  # in [0, 1], among the whole vocabulary
+    mle_loss: float  # `-log` of it, in nats: the loss of maximum likelihood
+    smile_probability: float  # in [0, 1], among V_D; at the first token among the vocabulary if `first_token` is "mle"
+    smile_loss: float  # loss of SMILE in nats, never more than `mle_loss`
+    outside: float  # in [0, 1], probability of all tokens outside V_D under the whole vocabulary's distribution
+    entropy: float  # of the whole vocabulary's distribution, in nats
+    whole_vocabulary: bool  # whether SMILE also uses the whole vocabulary here
+    mle_top: tuple[Alternative, ...]  # the most likely tokens of the vocabulary, in descending order
+    smile_top: tuple[Alternative, ...]  # the same for SMILE's distribution
 
 
 @dataclass(frozen=True)
 class CaptionView:
-    """A caption, token by token.
+    """A caption, token by token."""
 
-    Args:
-        caption (`str`): The caption as given.
-        first_token (`str`): `"mle"` or `"smile"`, SMILE's distribution at the first token.
-        vocab_size (`int`): V.
-        subset (`tuple[str, ...]`): Texts of the tokens of V_D, in the order of the caption.
-        complete (`bool`): False if the caption was truncated, so that its end token is not scored.
-        tokens (`tuple[TokenView, ...]`): T tokens.
-    """
-
-    caption: str
-    first_token: str
+    caption: str  # the caption as given
+    first_token: str  # `"mle"` or `"smile"`, SMILE's distribution at the first token
     vocab_size: int
-    subset: tuple[str, ...]
-    complete: bool
-    tokens: tuple[TokenView, ...]
+    subset: tuple[str, ...]  # texts of the tokens of V_D, in the order of the caption
+    complete: bool  # False if the caption was truncated, so that its end token is not scored
+    tokens: tuple[TokenView, ...]  # T tokens
 
     @property
     def mle_loss(self) -> float:

@@ -6,19 +6,21 @@ import json
 import os
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
 
 from hf_captionrl.hub.manifest import MANIFEST_FILE, public_versions, write_manifest
+from hf_captionrl.hub.model_card import FACTS_FILE, read_facts, write_model_card
 from hf_captionrl.hub.publish_checks import HUB_NAME, check_card, check_text
 from hf_captionrl.hub.publishable_files import PROCESSORS, local_base_model
 from hf_captionrl.hub.push import push_folder
 from hf_captionrl.hub.templates import render_template
 from hf_captionrl.io import atomic_write_text
 
-__all__ = ["push_captioner", "push_trained", "write_trained_card", "write_unmeasured_card"]
+__all__ = ["push_captioner", "push_trained", "rewrite_model_card", "write_trained_card", "write_unmeasured_card"]
 
 _GENERATED = ("[More Information Needed]", "generated automatically according to the information the Trainer")
 """Text in the cards that peft and transformers generate, which have no content and are replaced."""
@@ -72,6 +74,22 @@ def write_unmeasured_card(
         family=settings["family"],
         prompt=settings.get("prompt") or "",
     )
+
+
+def rewrite_model_card(folder: Path, changes: dict[str, str]) -> str:
+    """Write the card of a finished model from its files, with some facts changed; the message for the user."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {str(folder)!r}. Use the folder of the finished model.")
+    if not (folder / FACTS_FILE).is_file():
+        write_unmeasured_card(folder, **changes)
+        licence = "" if "license" in changes else " The licence is 'other'. Use --license to name it."
+        return f"written, without results: no recipe has measured this model.{licence}"
+    facts = replace(read_facts(folder), **changes)  # type: ignore[arg-type]
+    found = [path for path in (folder / "results.json", folder.parent / "results.json") if path.is_file()]
+    if not found:
+        raise FileNotFoundError(f"Neither {folder} nor its parent folder has results.json. Evaluate the model first.")
+    write_model_card(folder, json.loads(found[0].read_text(encoding="utf-8")), facts)
+    return "written."
 
 
 def write_trained_card(folder: str | os.PathLike[str], *, model_id: str, **facts: Any) -> Path:

@@ -16,19 +16,12 @@ __all__ = ["Question", "answer_questions", "load_questions"]
 
 @dataclass(frozen=True)
 class Question:
-    """One question.
+    """One question."""
 
-    Args:
-        question_id (`str`): Id in every file.
-        category (`str`): One of `CATEGORIES`.
-        text (`str`): The question.
-        reference (`str`): Reference answer; empty if there is none.
-    """
-
-    question_id: str
-    category: str
+    question_id: str  # id in every file
+    category: str  # one of `CATEGORIES`
     text: str
-    reference: str = ""
+    reference: str = ""  # reference answer; empty if there is none
 
 
 def _rows(path: str | os.PathLike[str]) -> Iterable[tuple[int, dict[str, Any]]]:

@@ -43,8 +43,7 @@ def key_hashes(keys: Collection[str]) -> np.ndarray:
 class HashIndex:
     """Rows by 64-bit hash; the caller compares the values that the hashes stand for.
 
-    Args:
-        hashes (`np.ndarray` of shape `(N,)`): uint64.
+    `hashes` `(N,)` are uint64.
     """
 
     def __init__(self, hashes: np.ndarray) -> None:
@@ -54,9 +53,7 @@ class HashIndex:
     def find(self, hashes: np.ndarray, is_same: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
         """For each of M hashes, the first row that stands for the same value, `(M,)`; -1 if there is none.
 
-        Args:
-            hashes (`np.ndarray` of shape `(M,)`): uint64.
-            is_same (`Callable`): Function from positions in `hashes` and rows to whether they stand for the same value.
+        `hashes` `(M,)` are uint64; `is_same` gets positions in them and rows.
         """
         found: np.ndarray = np.full(len(hashes), -1, np.int64)
         asked: np.ndarray = np.arange(len(hashes))

@@ -20,11 +20,7 @@ _AT_ONCE = 4096
 
 
 class RowLookup(Set[str]):
-    """The set of the ids of a column, and their rows. The index is made on first use.
-
-    Args:
-        ids (`Sequence[str]`): N ids: a list, or a column that can be indexed by a list of rows.
-    """
+    """The set of the ids of a column, and their rows. The index is made on first use."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids = ids

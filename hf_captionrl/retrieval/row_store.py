@@ -56,10 +56,8 @@ def _record_sum(digest: bytes, row_sum: int, position: int) -> int:
 class RowStore:
     """Append-only array on disk whose rows are found by the digest of a key.
 
-    Args:
-        directory: Folder of this store; created by the first `append`, never by reading.
-        identity: JSON-serialisable description of the rows. A folder with another identity raises.
-        lock_timeout_s: Seconds to wait for another writer before `append` raises `TimeoutError`.
+    A folder with another `identity` is refused; `append` raises `TimeoutError` after `lock_timeout_s` behind another
+    writer.
     """
 
     def __init__(self, directory: str | os.PathLike, identity: dict[str, Any], *, lock_timeout_s: float = 300.0):

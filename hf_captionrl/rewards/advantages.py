@@ -160,8 +160,7 @@ class GroupMeanBaseline(Baseline):
 class GroupFloorBaseline(Baseline):
     """Mean reward of all captions of the same image, at least a floor (SLE's code of 2018).
 
-    Args:
-        floor (`float`): Smallest baseline, in units of the reward before its weight.
+    `floor` is in units of the reward before its weight.
     """
 
     per_reward = True

@@ -59,6 +59,11 @@ class CiderReward(Reward):
         if self.cider_frequencies not in ("train", "batch"):
             raise ValueError(f"cider_frequencies is {self.cider_frequencies!r}. Use 'train' or 'batch'.")
 
+    def describe(self) -> str:
+        name = "CIDEr-D" if self.variant == "cider_d" else "CIDEr"
+        counts = " and document frequencies of the batch" if self.cider_frequencies == "batch" else ""
+        return f"{name} {'with' if self.cider_eos else 'without'} the end token{counts}"
+
     def prepare(self, data: RewardData) -> None:
         """Encode and count the references of all training images."""
         number = torch.from_numpy(

@@ -19,21 +19,15 @@ _MOST_BETWEEN = 4
 
 @dataclass(frozen=True)
 class ClaimMark:
-    """A claim and its place.
-
-    Args:
-        claim: The claim.
-        verdict: `"right"`, `"wrong"`, or `"misbound"`: wrong here, and true of `owner`.
-        start: Where its words begin in the caption, in characters; None where they do not stand there literally.
-        end: Where they end.
-        owner: What the claim is true of, where it is misbound; else empty.
-    """
+    """A claim and its place."""
 
     claim: Claim
+    # `"right"`, `"wrong"`, or `"misbound"`: wrong here, and true of `owner`.
     verdict: Literal["right", "wrong", "misbound"]
+    # Where its words begin in the caption, in characters; None where they do not stand there literally.
     start: int | None
     end: int | None
-    owner: str = ""
+    owner: str = ""  # what the claim is true of, where it is misbound; else empty
 
 
 def binding_owner(claim: Claim, facts: Facts | Mapping[str, Any]) -> str:

@@ -169,9 +169,7 @@ def compose_splits(
 ) -> datasets.DatasetDict:
     """Make the splits of a world; no two scenes share their facts.
 
-    Args:
-        draw_bag (`Callable`): From a size, and whether it goes against the preferences of kinds, to a bag of scenes.
-        encode (`Callable`): From a scene to its file, the `{"bytes": ..., "path": None}` of an image column.
+    `draw_bag` is told a size, and whether the bag goes against the preferences of kinds.
     """
     if min(num_train, num_validation, num_test) < 0:
         raise ValueError(f"Split sizes are {(num_train, num_validation, num_test)}. Use sizes of 0 or more.")

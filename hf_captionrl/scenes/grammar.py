@@ -87,19 +87,12 @@ def article(next_word: str) -> str:
 
 @dataclass(frozen=True)
 class Annotator:
-    """A person who mentions each fact only sometimes, and now and then is wrong.
+    """A person who mentions each fact only sometimes, and now and then is wrong."""
 
-    Args:
-        verbosity (`float`): Factor of the probabilities of `SALIENCE`.
-        generic (`float`): Probability of naming the category of the main group ("an animal") instead of its kind.
-        setting_first (`bool`): Starts every other caption with background, weather and time: "at night, two dogs".
-        alt_text (`bool`): Writes phrases that are separated by commas, and starts with "image of".
-    """
-
-    verbosity: float
-    generic: float = 0.0
-    setting_first: bool = False
-    alt_text: bool = False
+    verbosity: float  # factor of the probabilities of `SALIENCE`
+    generic: float = 0.0  # probability of naming the category of the main group ("an animal") instead of its kind
+    setting_first: bool = False  # starts every other caption with background, weather and time: "at night, two dogs"
+    alt_text: bool = False  # writes phrases that are separated by commas, and starts with "image of"
 
 
 ANNOTATORS: tuple[Annotator, ...] = (
@@ -189,11 +182,7 @@ def write_sentence(
 ) -> str:
     """The words for what is said.
 
-    Args:
-        said (`Mapping`): For each fact its value, or `""`; `several`: more than one, the number unsaid.
-        words ([`Words`]): Chooses words; by default the first one of each value.
-        annotator ([`Annotator`]): Decides about order and style.
-        opinion (`str`): An adjective of `OPINIONS`.
+    `said` maps each fact to its value, or `""`; `several`: more than one, the number unsaid.
     """
     words = words or Words()
     parts = [_noun_phrase(said, words, opinion), _motion(said)]

@@ -20,13 +20,7 @@ def sample_clique_of(
     change: Callable[[F, dict[str, Any]], F | None],
     weights: Mapping[str, float],
 ) -> list[F]:
-    """Facts that differ from each other in one or two: all combinations of the values of two facts are equally likely.
-
-    Args:
-        draw (`Callable`): Draws facts, and the values that each of them may have.
-        change (`Callable`): Other facts with some values changed, or None if they are impossible.
-        weights (`Mapping[str, float]`): How often each fact varies.
-    """
+    """Facts that differ from each other in one or two: all combinations of the values of two facts are equally likely."""
     while True:
         base, values = draw()
         names = [name for name in weights if name in values]

@@ -206,9 +206,7 @@ def sample_clips_alike(
 class MotionReader:
     """Judges what a caption says of the motion, word by word.
 
-    Args:
-        facts ([`MovingFacts`]): The truth.
-        claim (`Callable`): Told each claim: attribute, value, words, and whether it is true.
+    `claim` is told each claim: attribute, value, words, and whether it is true.
     """
 
     def __init__(self, facts: MovingFacts, claim: Callable[[str, str, str, bool], None]) -> None:

@@ -198,23 +198,14 @@ def _moon(image: Image.Image, rng: np.random.Generator) -> None:
 
 
 class Thing(NamedTuple):
-    """A thing as it is drawn.
-
-    Attributes:
-        kind (`str`): Its kind.
-        colour (`str`): Its colour, or `""`.
-        orientation (`str`): Its orientation.
-        side (`int`): Side in pixels.
-        x (`float`): Centre in pixels from the left.
-        y (`float`): Centre in pixels from the top.
-    """
+    """A thing as it is drawn."""
 
     kind: str
-    colour: str
+    colour: str  # its colour, or `""`
     orientation: str
-    side: int
-    x: float
-    y: float
+    side: int  # side in pixels
+    x: float  # centre in pixels from the left
+    y: float  # centre in pixels from the top
 
 
 def place_things(scene: Scene) -> list[Thing]:

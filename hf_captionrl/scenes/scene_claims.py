@@ -34,17 +34,12 @@ _NUMBERS = {"a": 1, "an": 1, "two": 2, "three": 3, "some": 0}
 class SceneClaims:
     """What a caption says of a scene; `""` and 0 stand for what it does not say.
 
-    Args:
-        kind (`str`): Kind of the main group, or only its category.
-        count (`int`): Copies, 1 to 3.
-        several (`bool`): More than one, the number unsaid.
-
     The other fields are those of [`Facts`].
     """
 
-    kind: str
-    count: int = 0
-    several: bool = False
+    kind: str  # kind of the main group, or only its category
+    count: int = 0  # copies, 1 to 3
+    several: bool = False  # more than one, the number unsaid
     size: str = ""
     orientation: str = ""
     position: str = ""

@@ -188,17 +188,11 @@ class Scene:
 
 
 class Preferences(NamedTuple):
-    """What usually goes with a kind.
-
-    Attributes:
-        background (`str`): Background colour.
-        position (`str`): Row.
-        partner (`str`): Kind of the second object.
-    """
+    """What usually goes with a kind."""
 
     background: str
     position: str
-    partner: str
+    partner: str  # kind of the second object
 
 
 @functools.cache

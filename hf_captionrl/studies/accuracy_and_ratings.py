@@ -18,23 +18,14 @@ __all__ = ["Pick", "Rating", "exact_interval", "score_picks", "score_ratings"]
 
 
 class Pick(NamedTuple):
-    """One answer of a retrieval study.
+    """One answer of a retrieval study."""
 
-    Args:
-        participant: Id of the participant.
-        part: The block; wrong controls are counted per block.
-        group: The set of images; each set is shown once per system.
-        system: System of the caption; None for a control.
-        value: Picked position, from 1.
-        right: Position of the target.
-    """
-
-    participant: str
-    part: str
-    group: str
-    system: str | None
-    value: int
-    right: int
+    participant: str  # id of the participant
+    part: str  # the block; wrong controls are counted per block
+    group: str  # the set of images; each set is shown once per system
+    system: str | None  # system of the caption; None for a control
+    value: int  # picked position, from 1
+    right: int  # position of the target
 
 
 class Rating(NamedTuple):

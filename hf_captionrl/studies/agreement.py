@@ -35,8 +35,8 @@ def krippendorff_alpha(
     Reference: Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011. Raters need not rate
     every unit; units with one rating are left out.
 
-    Args:
-        ratings: `(unit, person, value)`, at most one per person and unit; numbers for the ordinal and the interval level.
+    `ratings` are `(unit, person, value)`, at most one per person and unit; numbers for the ordinal and the interval
+    level.
     """
     if level not in ("nominal", "ordinal", "interval"):
         raise ValueError(f"level is {level!r}, but must be 'nominal', 'ordinal' or 'interval'.")

@@ -53,24 +53,15 @@ SCORES = 5
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of one participant on one page.
-
-    Args:
-        participant: Id as typed.
-        part: The page.
-        values: For each question id the chosen numbers: a position, or one rating per scale.
-        milliseconds: For each question id the time until the answer.
-        started: Start time, which distinguishes a second download from a second attempt.
-        exported: Time of the download; both are ISO 8601 in UTC.
-        path: The file.
-    """
+    """Answers of one participant on one page."""
 
     participant: str
     part: str
+    # For each question id the chosen numbers: a position, or one rating per scale.
     values: Mapping[str, tuple[int, ...]]
-    milliseconds: Mapping[str, int]
-    started: str
-    exported: str
+    milliseconds: Mapping[str, int]  # for each question id the time until the answer
+    started: str  # start time, which distinguishes a second download from a second attempt
+    exported: str  # time of the download; both are ISO 8601 in UTC
     path: Path
 
 

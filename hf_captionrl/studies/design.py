@@ -40,8 +40,7 @@ def draw_sets(
     Reference: DiscriTune, Appendix A. Neighbours with a cosine above 0.8 are often copies and are skipped. Targets are tried
     in the order of `rows`; targets with too few free neighbours are skipped.
 
-    Args:
-        features (array or tensor of shape `(N, D)`): Image features.
+    `features` are `(N, D)`.
     """
     if set_size < 2:
         raise ValueError(f"set_size is {set_size}, but must be at least 2.")
@@ -85,9 +84,7 @@ def draw_controls(
     Images are grouped in the order of `rows`. The target of a group is the image that the scorer finds with the highest
     probability by one of its captions. Groups with a probability of at most 0.9 are skipped; the surest groups are used.
 
-    Args:
-        features (array or tensor of shape `(N, D)`): Image features.
-        encode: From captions to text features of shape `(M, D)`.
+    `features` are `(N, D)`; `encode` gives text features `(M, D)`.
     """
     unit = normalised(features)
     groups = [list(rows[at : at + set_size]) for at in range(0, len(rows) - set_size + 1, set_size)]

@@ -21,14 +21,8 @@ def bleu_scores(matches: Tensor, totals: Tensor, lengths: Tensor, reference_leng
 
     Reference: Papineni et al. 2002. `BLEU-n = min(1, exp(1 - r/c)) (prod_{k<=n} (m_k + 1e-15) / (t_k + 1e-9))^{1/n}`.
 
-    Args:
-        matches (`torch.Tensor` of shape `(..., n)`): Clipped matches of each order.
-        totals (`torch.Tensor` of shape `(..., n)`): N-grams of the candidate of each order.
-        lengths (`torch.Tensor` of shape `(...)`): Words of the candidate, c.
-        reference_lengths (`torch.Tensor` of shape `(...)`): Words of the closest reference, r.
-
-    Returns:
-        `torch.Tensor` of shape `(..., n)`: float64, in [0, 1], higher is better.
+    `matches` and `totals` are `(..., n)`, `lengths` and `reference_lengths` `(...)`. Returns `(..., n)`: float64, in
+    [0, 1].
     """
     precisions = (matches.double() + _TINY) / (totals.double() + _SMALL)
     orders = torch.arange(1, precisions.shape[-1] + 1, dtype=torch.float64, device=precisions.device)
@@ -65,13 +59,9 @@ def bleu_matches(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Counts of candidates against all references of their image.
 
-    Args:
-        candidate_groups (`torch.Tensor` of shape `(N,)`): Image of each candidate.
-        reference_groups (`torch.Tensor` of shape `(R,)`): Image of each reference, sorted; every image has one.
-
-    Returns:
-        `tuple` of four tensors for [`bleu_scores`]: matches `(N, n)`, totals `(N, n)`, lengths `(N,)` and lengths of
-        the closest references `(N,)`.
+    The images `candidate_groups` `(N,)` and `reference_groups` `(R,)`, sorted; every image has a reference. Returns
+    the arguments of [`bleu_scores`]: matches and totals `(N, n)`, lengths of captions and of the closest references
+    `(N,)`.
     """
     num = len(candidate_groups)
     if len(batch) != num + len(reference_groups):
@@ -103,14 +93,7 @@ def bleu_matches(
 def corpus_bleu(matches: Tensor, totals: Tensor, lengths: Tensor, reference_lengths: Tensor) -> Tensor:
     """BLEU of a whole corpus, from summed counts.
 
-    Args:
-        matches (`torch.Tensor` of shape `(N, n)`): See [`bleu_matches`].
-        totals (`torch.Tensor` of shape `(N, n)`): See [`bleu_matches`].
-        lengths (`torch.Tensor` of shape `(N,)`): See [`bleu_matches`].
-        reference_lengths (`torch.Tensor` of shape `(N,)`): See [`bleu_matches`].
-
-    Returns:
-        `torch.Tensor` of shape `(n,)`: BLEU-1 ... BLEU-n in [0, 1].
+    Takes what [`bleu_matches`] returns, `(N, n)` and `(N,)`. Returns `(n,)`: BLEU-1 ... BLEU-n in [0, 1].
     """
     return bleu_scores(matches.sum(0), totals.sum(0), lengths.sum(), reference_lengths.sum())
 
@@ -156,12 +139,7 @@ def pairwise_bleu(batch: TokenBatch, group_size: int, max_order: int = 4) -> Ten
 def sibling_bleu(batch: TokenBatch, groups: Tensor, max_order: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Counts of each caption with the other captions of its image as references (mBLEU, SLE's reward of 2018).
 
-    Args:
-        groups (`torch.Tensor` of shape `(N,)`): Image of each caption, sorted; at least two captions per image.
-
-    Returns:
-        `tuple` of four tensors for [`bleu_scores`] or [`corpus_bleu`]: matches `(N, n)`, totals `(N, n)`, lengths
-        `(N,)` and lengths of the closest siblings `(N,)`.
+    `groups` `(N,)` is sorted, with at least two captions per image. Returns what [`bleu_matches`] does.
     """
     sizes = torch.bincount(groups)
     lonely = torch.nonzero(sizes[groups] < 2).flatten()

@@ -28,11 +28,7 @@ class CiderScorer:
     first `g_n(c)` by `min(g_n(c), g_n(r))` and multiplies by `exp(-(l(c) - l(r))^2 / (2 sigma^2))`.
     Differs from it by: nothing; as in the authors' code, counts are not divided by the length, and l counts bigrams.
 
-    Args:
-        frequencies: Document frequencies: of the training references for rewards, of the corpus for evaluation.
-        variant: `"cider_d"` or `"cider"`.
-        sigma: Width of the length penalty of CIDEr-D, in words.
-        max_order: Longest n-gram; the score is the mean over orders.
+    `sigma` is in words.
 
     Example:
         >>> refs = [[["a", "red", "cat"]], [["a", "dog", "runs"]]]
@@ -93,13 +89,8 @@ class CiderScorer:
     def score_tokens(self, batch: TokenBatch, candidate_images: Tensor, reference_images: Tensor) -> Tensor:
         """Score captions given as integers; runs on the device of the batch.
 
-        Args:
-            batch: The N candidates, then the R references.
-            candidate_images (`torch.Tensor` of shape `(N,)`): Image of each candidate.
-            reference_images (`torch.Tensor` of shape `(R,)`): Image of each reference, sorted.
-
-        Returns:
-            `torch.Tensor` of shape `(N,)`: float64 scores in [0, 10]; higher is better.
+        The batch has N candidates, then R references; `candidate_images` `(N,)` and `reference_images` `(R,)`, sorted,
+        are their images. Returns `(N,)`: float64 in [0, 10], higher is better.
         """
         num_candidates, num_references = len(candidate_images), len(reference_images)
         if len(batch) != num_candidates + num_references:

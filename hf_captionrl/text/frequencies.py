@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,23 +26,16 @@ class DocumentFrequencies:
     Create it with [`DocumentFrequencies.from_references`] from the words of the training references (or with
     `from_token_batch` from token ids), not from one batch: frequencies of a batch give a different metric
     (1.157 instead of 1.075 on one batch), and with those of a single image every score is 0.
-
-    Args:
-        num_documents: Number of images.
-        words: Ids 0 ... W-1 of words; `None` if n-grams consist of token ids.
-        keys: Per order, sorted int64 tensor of `prefix * base + word`, `prefix` being the position of the n-gram
-            without its last word among the keys of the order before.
-        counts: Per order, the number of documents of each key.
-        base: Multiplier in the keys, larger than any word id.
-        eos: Whether every caption was counted with an end-of-sequence word.
     """
 
-    num_documents: int
-    words: dict[str, int] | None
+    num_documents: int  # number of images
+    words: dict[str, int] | None  # ids 0 ... W-1 of words; `None` if n-grams consist of token ids.
+    # Per order, sorted int64 tensor of `prefix * base + word`, `prefix` being the position of the n-gram without its
+    # last word among the keys of the order before.
     keys: tuple[Tensor, ...]
-    counts: tuple[Tensor, ...]
-    base: int
-    eos: bool
+    counts: tuple[Tensor, ...]  # per order, the number of documents of each key
+    base: int  # multiplier in the keys, larger than any word id
+    eos: bool  # whether every caption was counted with an end-of-sequence word
 
     @classmethod
     def from_references(
@@ -69,8 +62,7 @@ class DocumentFrequencies:
     ) -> "DocumentFrequencies":
         """Count references given as integers, such as the token ids of a captioner.
 
-        Args:
-            documents (`torch.Tensor` of shape `(N,)`): Image of each reference, 0 ... M-1.
+        `documents` `(N,)` is the image of each reference, 0 ... M-1.
         """
         if len(batch) == 0:
             raise ValueError("There are no references. Pass at least one.")
@@ -85,40 +77,6 @@ class DocumentFrequencies:
             keys.append((prefixes[here] - (counts.offsets[n - 1] if n else -1)) * base + last[here])
             found.append(frequency[here].to(torch.int32))
         return cls(int(documents.max()) + 1, words, tuple(keys), tuple(found), base, eos)
-
-    @classmethod
-    def from_counts(
-        cls, counts: Mapping[str, float], num_documents: int, *, eos: bool = False
-    ) -> "DocumentFrequencies":
-        """Convert existing frequencies, such as those of the authors of CIDEr-D for COCO."""
-        if not counts:
-            raise ValueError("There are no counts. Pass at least one n-gram.")
-        if max(counts.values()) > num_documents:
-            raise ValueError(
-                f"An n-gram occurs in {max(counts.values())} of {num_documents} documents. Check num_documents."
-            )
-        words: dict[str, int] = {}
-        split = [(tuple(ngram.split(" ")), count) for ngram, count in counts.items()]
-        for ngram, _ in split:
-            for word in ngram:
-                words.setdefault(word, len(words))
-        keys, found = [], []
-        before: dict[tuple[str, ...], int] = {(): 0}
-        for order in range(1, max(len(ngram) for ngram, _ in split) + 1):
-            rows = []
-            for ngram, count in split:
-                if len(ngram) != order:
-                    continue
-                if ngram[:-1] not in before:
-                    raise ValueError(
-                        f"{' '.join(ngram)!r} is counted, but its prefix {' '.join(ngram[:-1])!r} is not. Add the prefix."
-                    )
-                rows.append((before[ngram[:-1]] * len(words) + words[ngram[-1]], ngram, count))
-            rows.sort()
-            before = {ngram: i for i, (_, ngram, _) in enumerate(rows)}
-            keys.append(torch.tensor([key for key, _, _ in rows], dtype=torch.long))
-            found.append(torch.tensor([int(count) for _, _, count in rows], dtype=torch.int32))
-        return cls(num_documents, words, tuple(keys), tuple(found), len(words), eos)
 
     @property
     def max_order(self) -> int:

@@ -20,24 +20,17 @@ __all__ = ["NgramCounts", "TokenBatch", "count_ngrams", "distinct_share", "encod
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Captions as integers, concatenated without padding.
+    """Captions as integers, concatenated without padding."""
 
-    Args:
-        tokens (`torch.Tensor` of shape `(sum of lengths,)`): int64 word or token ids, not negative.
-        lengths (`torch.Tensor` of shape `(N,)`): int64 number of tokens of each caption; may be 0.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
+    tokens: Tensor  # (sum of lengths,): int64 word or token ids, not negative
+    lengths: Tensor  # (N,): int64 number of tokens of each caption; may be 0
 
     @classmethod
     def from_ids(cls, ids: Tensor, mask: Tensor) -> "TokenBatch":
         """Drop the padding of a batch of completions; stays on its device.
 
-        Args:
-            ids (`torch.Tensor` of shape `(N, T)`): Token ids.
-            mask (`torch.Tensor` of shape `(N, T)`): True (or 1) at the tokens to score, possibly EOS and never padding.
-                Their ids must not be negative.
+        `ids` and `mask` are `(N, T)`. The mask is True at the tokens to score, possibly EOS and never padding; their
+        ids are not negative.
         """
         if ids.ndim != 2 or ids.shape != mask.shape:
             raise ValueError(f"ids and mask must both be (N, T), got {tuple(ids.shape)} and {tuple(mask.shape)}.")
@@ -118,32 +111,19 @@ class NgramCounts:
 
     An entry is a caption and one of its n-grams; entries are sorted by (group, n-gram, caption). All entries of one
     group and n-gram make a column.
-
-    Args:
-        lengths (`torch.Tensor` of shape `(N,)`): Tokens of each caption.
-        groups (`torch.Tensor` of shape `(N,)`): Group of each caption.
-        rows (`torch.Tensor` of shape `(E,)`): Caption of each entry.
-        ids (`torch.Tensor` of shape `(E,)`): N-gram of each entry, in [0, U).
-        counts (`torch.Tensor` of shape `(E,)`): Occurrences in the caption, at least 1.
-        columns (`torch.Tensor` of shape `(E,)`): Column of each entry, in [0, C), ascending.
-        column_ids (`torch.Tensor` of shape `(C,)`): N-gram of each column.
-        column_groups (`torch.Tensor` of shape `(C,)`): Group of each column, ascending.
-        offsets: N-grams of order n (from 1) have the ids `offsets[n-1]` ... `offsets[n] - 1`.
-        prefixes (`torch.Tensor` of shape `(U,)`): Id of the n-gram without its last word; -1 for single words.
-        words (`torch.Tensor` of shape `(U,)`): Token id of the last word.
     """
 
-    lengths: Tensor
-    groups: Tensor
-    rows: Tensor
-    ids: Tensor
-    counts: Tensor
-    columns: Tensor
-    column_ids: Tensor
-    column_groups: Tensor
-    offsets: tuple[int, ...]
-    prefixes: Tensor
-    words: Tensor
+    lengths: Tensor  # (N,): tokens of each caption
+    groups: Tensor  # (N,): group of each caption
+    rows: Tensor  # (E,): caption of each entry
+    ids: Tensor  # (E,): N-gram of each entry, in [0, U)
+    counts: Tensor  # (E,): occurrences in the caption, at least 1
+    columns: Tensor  # (E,): column of each entry, in [0, C), ascending
+    column_ids: Tensor  # (C,): N-gram of each column
+    column_groups: Tensor  # (C,): group of each column, ascending
+    offsets: tuple[int, ...]  # N-grams of order n (from 1) have the ids `offsets[n-1]` ... `offsets[n] - 1`.
+    prefixes: Tensor  # (U,): id of the n-gram without its last word; -1 for single words
+    words: Tensor  # (U,): token id of the last word
 
     @property
     def max_order(self) -> int:
@@ -171,12 +151,8 @@ class NgramCounts:
     def table(self, slots: Tensor) -> Tensor:
         """Counts of every column in the captions of its group.
 
-        Args:
-            slots (`torch.Tensor` of shape `(N,)`): Position of each caption in the rows of its group, unique in the group;
-                -1 leaves a caption out.
-
-        Returns:
-            `torch.Tensor` of shape `(C, S)`: float64 counts, S is the largest slot + 1; 0 if a group has no such slot.
+        `slots` `(N,)`: position of each caption in the rows of its group, unique in the group; -1 leaves a caption
+        out. Returns `(C, S)`: float64, S is the largest slot + 1; 0 if a group has no such slot.
         """
         num_slots = max(int(slots.max()) + 1, 0) if len(slots) else 0
         # Captions that are left out go to an additional slot, which is faster than selecting the others.
@@ -189,8 +165,7 @@ class NgramCounts:
 def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = None) -> NgramCounts:
     """Count all n-grams of all captions.
 
-    Args:
-        groups (`torch.Tensor` of shape `(N,)`): Group (image) of each caption, not negative; `None`: one group.
+    `groups` `(N,)` are not negative; None: one group.
     """
     if max_order < 1:
         raise ValueError(f"max_order must be at least 1, got {max_order}.")

@@ -15,19 +15,14 @@ __all__ = ["BASE_FIELDS", "RL_FIELDS", "Support", "refuse_unsupported"]
 
 @dataclass(frozen=True)
 class Support:
-    """Support for one field.
+    """Support for one field."""
 
-    Attributes:
-        status: `"trainer"` (works; read by transformers' Trainer), `"own"` (works; read by this package), `"refused"`
-            (an error, except for the allowed values) or `"unrelated"` (no effect on training: flags for scripts, and
-            settings that are not needed here).
-        reason (`str`): Why it is refused, and what to use instead.
-        allowed (`Callable`): Whether a value of a refused field is allowed.
-    """
-
+    # `"trainer"` (works; read by transformers' Trainer), `"own"` (works; read by this package), `"refused"` (an
+    # error, except for the allowed values) or `"unrelated"` (no effect on training: flags for scripts, and settings
+    # that are not needed here).
     status: Literal["trainer", "own", "refused", "unrelated"]
-    reason: str = ""
-    allowed: Callable[[Any], bool] = bool
+    reason: str = ""  # why it is refused, and what to use instead
+    allowed: Callable[[Any], bool] = bool  # whether a value of a refused field is allowed
 
 
 def _refused(reason: str, *allowed: Any, when: Callable[[Any], bool] | None = None) -> Support:

@@ -69,8 +69,7 @@ def generate_with_ends(
 ) -> GeneratedCaptions:
     """As [`generate_captions`], with the captions that the length limit truncated.
 
-    Args:
-        image_features (array of shape `(N, M, D)`, *optional*): Cached output of the vision tower, one row per image.
+    `image_features` `(N, M, D)` is the cached output of the vision tower.
     """
     number = len(image_features) if image_features is not None else len(images or ())
     found = GeneratedCaptions([], [])
@@ -140,11 +139,7 @@ def _tower_output(captioner: Captioner, images: list[Image.Image], num_frames: i
 class VideoFeatures(Sequence[Any]):
     """Output of the vision tower for videos outside a data set, computed on access.
 
-    Args:
-        captioner ([`Captioner`]): Captioner with the vision tower.
-        videos (`Sequence`): N paths, bytes, or values of an undecoded column.
-        num_frames (`int`): F.
-        frame_pooling (`str`, *optional*): As for [`vision_tower_features`]. None: as the captioner was trained.
+    `frame_pooling=None` pools as the captioner was trained.
     """
 
     def __init__(

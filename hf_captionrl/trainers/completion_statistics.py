@@ -56,12 +56,8 @@ def describe_completions(captions: Sequence[str], ended: Any) -> tuple[dict[str,
 def completion_statistics(captions: Sequence[str], *, ended: Any | None = None) -> dict[str, float]:
     """Describe the captions of one step.
 
-    Args:
-        ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit truncated a caption.
-
-    Returns:
-        `dict[str, float]`: Quantiles of the length in words; the mean share of distinct words and word pairs per caption;
-        the longest phrase that occurs twice in a caption, in words; shares in [0, 1] of distinct, degenerate, empty and
-        truncated captions.
+    Quantiles of the length in words, the mean share of distinct words and word pairs per caption, the longest phrase
+    that occurs twice, in words, and shares in [0, 1]. `ended` `(N,)` is False where the length limit truncated a
+    caption.
     """
     return describe_completions(captions, ended)[0]

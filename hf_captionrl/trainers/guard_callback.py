@@ -20,17 +20,8 @@ logger = logging.getLogger(__name__)
 class GuardCallback(TrainerCallback):
     """Acts when the guard detects hacking, and records which checkpoints are good.
 
-    Args:
-        guard ([`RewardHackingGuard`]): The trainer passes it every step.
-        action (`str`): `warn` each time a limit is first broken, `stop` training, or `rollback`: load the weights of the
-            newest good checkpoint, then stop.
-        trainer (`Trainer`, *optional*): For `rollback`; may be set later, as `callback.trainer`.
-
-    Attributes:
-        rolled_back_to (`str` or `None`): The checkpoint that was loaded.
-        trips (`list[dict]`): When a limit was broken: `step`, `reason`, `action`, and `rolled_back_to`, the name of the
-            checkpoint or None.
-        refused (`list[dict]`): Evaluations that select no checkpoint: `step` and `reason`.
+    `action` is `warn`, `stop`, or `rollback`: load the weights of the newest good checkpoint, `rolled_back_to`, then
+    stop. `trips` says when a limit was broken, `refused` which evaluations select no checkpoint.
     """
 
     def __init__(self, guard: RewardHackingGuard, action: str = "warn", trainer: Any | None = None) -> None:

@@ -30,27 +30,18 @@ GUARD_ACTIONS: tuple[str, ...] = ("off", "warn", "stop", "rollback")
 
 @dataclass(frozen=True)
 class GuardThresholds:
-    """Limits for the mean over the last steps; `None` disables a limit.
+    """Limits for the mean over the last steps; `None` disables a limit."""
 
-    Args:
-        window (`int`): Number of steps of the mean; the guard does not act before it has seen that many.
-        max_degenerate (`float`, *optional*): Largest share of degenerate captions. Human captions score below 0.005.
-        max_length_growth (`float`, *optional*): Largest growth of the 90th percentile of the words per caption, relative
-            to the references, or to the first window without references.
-        min_distinct (`float`, *optional*): Smallest share of distinct word pairs in a caption (`distinct_2`). Human
-            captions have 0.997.
-        max_clipped_ratio (`float`, *optional*): Largest share of truncated captions.
-        max_truncated_by_scorer (`float`, *optional*): Largest share of captions that are longer than the scorer reads.
-        max_gap_growth (`float`, *optional*): Largest growth of reward minus held-out scorer over the first window, in units of the
-            reward.
-    """
-
-    window: int = 10
-    max_degenerate: float | None = 0.1
+    window: int = 10  # number of steps of the mean; the guard does not act before it has seen that many
+    max_degenerate: float | None = 0.1  # largest share of degenerate captions. Human captions score below 0.005.
+    # Largest growth of the 90th percentile of the words per caption, relative to the references, or to the first
+    # window without references.
     max_length_growth: float | None = 2.0
+    # Smallest share of distinct word pairs in a caption (`distinct_2`). Human captions have 0.997.
     min_distinct: float | None = 0.8
-    max_clipped_ratio: float | None = 0.25
-    max_truncated_by_scorer: float | None = 0.1
+    max_clipped_ratio: float | None = 0.25  # largest share of truncated captions
+    max_truncated_by_scorer: float | None = 0.1  # largest share of captions that are longer than the scorer reads
+    # Largest growth of reward minus held-out scorer over the first window, in units of the reward.
     max_gap_growth: float | None = 0.2
 
     def __post_init__(self) -> None:
@@ -103,10 +94,7 @@ def _describe(captions: Sequence[str], ended: Any | None) -> tuple[dict[str, flo
 class RewardHackingGuard:
     """Keeps the statistics of the last steps and compares them with the limits.
 
-    Args:
-        thresholds ([`GuardThresholds`]): The limits.
-        reference_captions (`Sequence[str]`, *optional*): Human captions of the training data, for the limit on
-            lengths. None: lengths are compared with those of the first window.
+    Without `reference_captions` lengths are compared with those of the first window.
     """
 
     def __init__(
@@ -141,12 +129,8 @@ class RewardHackingGuard:
     ) -> dict[str, float]:
         """Record one step.
 
-        Args:
-            ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit truncated a caption.
-            truncated_by_scorer (`float`, *optional*): Share of captions that are longer than the scorer reads.
-            reward (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): Rewards of the captions.
-            held_out_scorer (`float`, or `torch.Tensor` of shape `(N,)`, *optional*): Rewards by the held-out scorer, in the
-                same units. Values that are NaN or infinite are excluded and counted.
+        `ended` `(N,)` is False where the length limit truncated a caption. Rewards of both scorers have the same
+        units; NaN and infinite ones are excluded and counted.
         """
         step, examples = _describe(captions, ended)
         number = len(captions)
@@ -175,9 +159,7 @@ class RewardHackingGuard:
     def reason_against(self, captions: Sequence[str], ended: Any | None = None) -> str | None:
         """The limit that captions of an evaluation break, with value and example; None if they break none.
 
-        Args:
-            captions (`Sequence[str]`): As they will be written: by beam search or greedy decoding.
-            ended (`torch.Tensor` of shape `(N,)`, or a sequence, *optional*): False where the length limit truncated a caption.
+        Shapes: `ended` `(N,)`. Captions are as they will be written: by beam search or greedy decoding.
         """
         if not len(captions):
             return None

@@ -48,8 +48,7 @@ def drawing_from_the_policy(captioner: Captioner) -> Iterator[None]:
 def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) -> list[dict[str, Tensor]]:
     """Images of the micro-batches for generation; a frozen vision tower encodes them once for generation and update.
 
-    Args:
-        micro_batches (`Sequence[dict]`): Of the collator, on the device; with a frozen tower, features replace their pixels.
+    With a frozen tower, features replace the pixels of the micro-batches.
     """
     images = []
     frozen = not any(p.requires_grad for p in captioner.vision_tower.parameters())
@@ -67,8 +66,7 @@ def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) 
 def reference_ids(captioner: Captioner, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Captions of the data, encoded like completions.
 
-    Returns:
-        Ids and their mask, both `(N, T)`, as in [`Completions`].
+    Ids and mask are `(N, T)`.
     """
     spoken = [i for i, caption in enumerate(captions) if caption.strip()]
     ids = torch.full((len(captions), 1), captioner.eos_token_id)

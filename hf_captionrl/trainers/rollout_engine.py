@@ -36,10 +36,7 @@ logger = logging.getLogger(__name__)
 class RolloutEngine:
     """Makes the rollouts of a [`CaptionRLTrainer`] and owns their state.
 
-    Attributes:
-        baselines: Baselines by name.
-        normalizer: Captions or tokens of the whole optimizer step, by which its loss is divided.
-        micro_batches: Micro-batches of the rollout in use, while further iterations over it follow.
+    `normalizer` is the number of captions or tokens of the whole optimizer step, by which its loss is divided.
     """
 
     def __init__(self, trainer: CaptionRLTrainer, images: datasets.Dataset | None) -> None:

@@ -47,13 +47,7 @@ def completion_rows(
 class RolloutMonitor:
     """Collects the statistics of rollouts until they are logged, and passes each rollout to the guard.
 
-    Args:
-        rewards ([`WeightedRewards`]): The rewards.
-        means_over_processes (`Callable`): From a list of numbers to their means over all processes.
-        guard ([`RewardHackingGuard`], *optional*): Checks every rollout.
-        held_out ([`SelfRetrieval`], *optional*): Accuracy of the held-out scorer, not used as a reward; its share of images
-            found is compared with that of the reward scorer.
-        gather (`Callable`, *optional*): From a value of this process to the values of all; None for a single process.
+    `held_out` is not a reward; its share of images found is compared with that of the reward scorer.
     """
 
     def __init__(

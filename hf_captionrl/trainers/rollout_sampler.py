@@ -36,10 +36,7 @@ class RolloutBatches:
     It has neither `set_epoch` nor an attribute `batch_sampler`, which Trainer and accelerate would use to set the epoch too.
     Only [`CurriculumCallback`] sets it.
 
-    Args:
-        rollouts: Batch sampler that yields the rows of one rollout of this process.
-        pieces (`int`): Micro-batches per step; their sizes differ by at most one.
-        repeats (`int`): Optimizer steps per rollout.
+    The sizes of the `pieces` differ by at most one; `repeats` is the number of optimizer steps per rollout.
     """
 
     def __init__(self, rollouts: Any, pieces: int, repeats: int = 1) -> None:

@@ -44,10 +44,7 @@ class BagRepeatSampler(Sampler[int]):
     random images of no bag are added as distractors, the same on every process. The sampler has no `set_epoch`, which
     accelerate would call too: [`CurriculumCallback`] sets the epoch of the bags.
 
-    Args:
-        bags ([`BagCurriculumSampler`]): Batches are whole rollouts, for a single process.
-        num_generations (`int`): G.
-        repeat_count (`int`): How often a rollout is used: steps per generation times iterations.
+    `bags` yields whole rollouts, for a single process; `repeat_count` is the steps per generation times iterations.
     """
 
     def __init__(self, bags: BagCurriculumSampler, num_generations: int, repeat_count: int) -> None:

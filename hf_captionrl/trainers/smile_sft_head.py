@@ -65,17 +65,8 @@ def segment_loss(
     `scope="document"` is the paper's; the other scopes address the limitation that section 6 names. Everything is
     aligned: position t predicts `labels[:, t]`.
 
-    Args:
-        hidden (`torch.Tensor` of shape `(B, T, D)`): Input of the output projection.
-        weight (`torch.Tensor` of shape `(V, D)`): Its weight.
-        labels (`torch.Tensor` of shape `(B, T)`): Token ids, `IGNORE_INDEX` where nothing is supervised.
-        documents (`torch.Tensor` of shape `(B, T)`): Of [`document_ids`].
-        bias (`torch.Tensor` of shape `(V,)`, *optional*): Of the output projection.
-        ends (`torch.Tensor` of shape `(V,)`, *optional*): Of [`sentence_ends`], for sentences.
-        mle_weight: lambda of Eq. 4, in [0, 1].
-
-    Returns:
-        `torch.Tensor`: Scalar sum over the supervised tokens, in nats; a connected 0 if there are none.
+    Shapes: `hidden` `(B, T, D)`, `weight` `(V, D)`, `labels` `(B, T)`, `documents` `(B, T)`, `bias` `(V,)`, `ends`
+    `(V,)`. Sum over the supervised tokens, in nats; a connected 0 if there are none.
     """
     found = find_segments(labels, documents, scope, window_tokens=window_tokens, ends=ends)
     settings: dict[str, Any] = {"mle_weight": mle_weight, "first_token": first_token, "softcap": softcap}

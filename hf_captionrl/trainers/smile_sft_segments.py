@@ -22,19 +22,12 @@ _SMALL = 4096  # slots below which one group is always faster than several
 
 
 class Segments(NamedTuple):
-    """The supervised tokens of a batch and their segments.
+    """The supervised tokens of a batch and their segments."""
 
-    Args:
-        index (`torch.Tensor` of shape `(N,)`): Position of each token in the flattened `(B, T)` batch.
-        segment (`torch.Tensor` of shape `(N,)`): Its segment, counted from 0, ascending.
-        slot (`torch.Tensor` of shape `(N,)`): Its place within the segment.
-        lengths (`torch.Tensor` of shape `(K,)`): Tokens of each segment, at least 1.
-    """
-
-    index: Tensor
-    segment: Tensor
-    slot: Tensor
-    lengths: Tensor
+    index: Tensor  # (N,): position of each token in the flattened `(B, T)` batch
+    segment: Tensor  # (N,): its segment, counted from 0, ascending
+    slot: Tensor  # (N,): its place within the segment
+    lengths: Tensor  # (K,): tokens of each segment, at least 1
 
 
 def sentence_ends(tokenizer: Any, vocab_size: int) -> Tensor:
@@ -58,13 +51,8 @@ def sentence_ends(tokenizer: Any, vocab_size: int) -> Tensor:
 def document_ids(labels: Tensor, position_ids: Tensor | None) -> Tensor:
     """Which document each token belongs to.
 
-    Args:
-        labels (`torch.Tensor` of shape `(B, T)`): For shape and device.
-        position_ids (`torch.Tensor` of shape `(B, T)`, *optional*): 0 at the first token of each document, as
-            padding-free and packed batches have them; None where a row is a document.
-
-    Returns:
-        `torch.Tensor` of shape `(B, T)`: Ascending over the flattened batch, different for every document.
+    `position_ids` `(B, T)` are 0 at the first token of each document; None where a row is a document. The ids `(B, T)`
+    ascend over the flattened batch.
     """
     B, T = labels.shape
     rows = torch.arange(B, device=labels.device).unsqueeze(1) * (T + 1)  # (B, 1)
@@ -82,10 +70,7 @@ def find_segments(
     (another speaker's turn). Windows count the supervised tokens of a document; a single last token, often the end of the
     text, joins the previous window.
 
-    Args:
-        labels (`torch.Tensor` of shape `(B, T)`): Token ids, `IGNORE_INDEX` where nothing is supervised.
-        documents (`torch.Tensor` of shape `(B, T)`): Of [`document_ids`].
-        ends (`torch.Tensor` of shape `(V,)`, *optional*): Of [`sentence_ends`], for sentences.
+    Shapes: `labels` `(B, T)`, `documents` `(B, T)`, `ends` `(V,)`.
     """
     index = (labels != IGNORE_INDEX).flatten().nonzero().squeeze(1)  # (N,)
     tokens, document = labels.flatten()[index], documents.flatten()[index]

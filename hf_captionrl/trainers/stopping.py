@@ -23,12 +23,6 @@ class StopOnSignal(TrainerCallback):
     The stop waits for an evaluation of the step and for the other steps of the same rollout, so that a resumed run is
     bit-exact. A second signal ends the process immediately. With several processes the signal may reach only one; all of
     them stop after the same step.
-
-    Args:
-        trainer (`Trainer`): The trainer.
-
-    Attributes:
-        received (`int` or `None`): The signal.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -55,21 +55,13 @@ _COLUMNS = ("image", "image_id", "captions", "facts")
 
 @dataclass(frozen=True)
 class TrueMatch:
-    """A finished benchmark.
-
-    Args:
-        folder: Where it is.
-        manifest: Settings of the build, from `truematch.json`.
-        bags: All bags, also those that were dropped.
-        decisions: Decisions on these bags, oldest first.
-        foreign: Number of decisions on bags of other benchmarks.
-    """
+    """A finished benchmark."""
 
     folder: Path
-    manifest: Mapping[str, Any]
-    bags: BagFile
-    decisions: Sequence[Decision]
-    foreign: int = 0
+    manifest: Mapping[str, Any]  # settings of the build, from `truematch.json`
+    bags: BagFile  # all bags, also those that were dropped
+    decisions: Sequence[Decision]  # decisions on these bags, oldest first
+    foreign: int = 0  # number of decisions on bags of other benchmarks
 
     @property
     def images(self) -> str:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from hf_captionrl.truematch.benchmark_files import BAGS_FILE, DATA_FOLDER, KEPT_FILE, TrueMatch
+from hf_captionrl.truematch.benchmark_files import (
+    BAGS_FILE,
+    DATA_FOLDER,
+    KEPT_FILE,
+    MANIFEST_FILE,
+    TrueMatch,
+    load_truematch,
+)
 
-__all__ = ["render_truematch_card", "write_truematch_card"]
+__all__ = ["render_truematch_card", "rewrite_truematch_card", "write_truematch_card"]
 
 
 def _checked(found: TrueMatch) -> str:
@@ -59,3 +67,14 @@ def write_truematch_card(found: TrueMatch) -> Path:
     from hf_captionrl.io import atomic_write_text
 
     return atomic_write_text(found.folder / "README.md", render_truematch_card(found))
+
+
+def rewrite_truematch_card(folder: Path, changes: Mapping[str, str]) -> Path:
+    """Render the card of a benchmark again with changed facts, which its manifest keeps."""
+    from hf_captionrl.io import write_json
+
+    found = load_truematch(folder)
+    found.manifest["card"].update(changes)
+    written = write_truematch_card(found)  # refuses what must not be published before the manifest keeps it
+    write_json(folder / MANIFEST_FILE, found.manifest)
+    return written

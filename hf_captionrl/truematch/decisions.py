@@ -34,19 +34,12 @@ _SHAPE = 'A line is {"bag": "...", "decision": "keep", "drop" or null, "reason":
 
 @dataclass(frozen=True)
 class Decision:
-    """One line.
+    """One line."""
 
-    Args:
-        bag: Id of the bag, see [`bag_id`].
-        decision: `"keep"`, `"drop"`, or None to undo earlier decisions.
-        reason: Why the bag is dropped, a key of `REASONS`; None if no reason was given.
-        time: UTC, as ISO 8601.
-    """
-
-    bag: str
-    decision: Literal["keep", "drop"] | None
-    reason: str | None = None
-    time: str | None = None
+    bag: str  # id of the bag, see [`bag_id`]
+    decision: Literal["keep", "drop"] | None  # `"keep"`, `"drop"`, or None to undo earlier decisions
+    reason: str | None = None  # why the bag is dropped, a key of `REASONS`; None if no reason was given
+    time: str | None = None  # UTC, as ISO 8601
 
 
 def bag_id(image_ids: Sequence[str]) -> str:

@@ -30,17 +30,11 @@ class ReviewImage:
 
 @dataclass(frozen=True)
 class ReviewBag:
-    """One bag of the page.
+    """One bag of the page."""
 
-    Args:
-        id: Id in the file of decisions.
-        similarity: Mean cosine similarity of the query and the others, in [-1, 1].
-        images: Keys of its images.
-    """
-
-    id: str
-    similarity: float
-    images: Sequence[str]
+    id: str  # id in the file of decisions
+    similarity: float  # mean cosine similarity of the query and the others, in [-1, 1]
+    images: Sequence[str]  # keys of its images
 
 
 def render_review(

@@ -87,14 +87,6 @@ class ReviewServer:
 
     The server answers a request when the decision is on disk. Requests need the token of the page, so that other pages in the
     browser cannot decide.
-
-    Args:
-        folder: The benchmark.
-        rows: From [`review_images`].
-        port: 0 for any free port.
-
-    Attributes:
-        address: URL of the page.
     """
 
     def __init__(self, folder: Path, rows: datasets.Dataset, port: int = 0) -> None:

@@ -66,8 +66,7 @@ def ending_at(lengths: Tensor) -> Iterator[None]:
 def write(world: World, loop: str, lengths: Tensor, **settings: Any) -> Completions:
     """Sampled captions of the planned lengths `(N,)`, by our loop or that of transformers.
 
-    Raises:
-        AssertionError: If the loop wrote captions of other lengths.
+    Raises AssertionError if the loop wrote captions of other lengths.
     """
     if loop == "transformers":
         settings["custom_generate"] = GenerationMixin._sample  # what `generate` calls without our loop
@@ -88,11 +87,7 @@ def write(world: World, loop: str, lengths: Tensor, **settings: Any) -> Completi
 
 
 def measure(name: str, *, rounds: int, seed: int = 0) -> dict[str, Any]:
-    """Time both loops in turn.
-
-    Returns:
-        `dict`: For each kind of lengths the CPU `seconds` of both loops (medians), `speedup` (median, quartiles, values).
-    """
+    """Time both loops in turn."""
     torch.manual_seed(seed)
     shape = SHAPES[name]
     with tempfile.TemporaryDirectory() as folder:

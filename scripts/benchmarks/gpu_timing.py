@@ -137,9 +137,7 @@ def measure(
 
     Returns for each name `seconds` (median and quartiles), `rounds`, and `peak_bytes` above what was there before; what
     does not fit into the device's memory has `out_of_memory` instead, and what raises another error `failed` with it.
-
-    Raises:
-        OverBudgetError: If the budget is too short for a few rounds.
+    Raises OverBudgetError if the budget is too short for a few rounds.
     """
     taken: dict[str, list[float]] = {name: [] for name in works}
     without: dict[str, dict[str, Any]] = {}

@@ -76,12 +76,7 @@ def differences(batches: dict[str, Tensor], processor: Any) -> dict[str, dict[st
 
 
 def measure(side: int, *, rounds: int) -> dict[str, Any]:
-    """Time all paths in turn.
-
-    Returns:
-        `dict`: CPU `milliseconds` per image (medians), `over_pillow` and `over_default` (median, quartiles, values), `bytes`
-        per image on disk, `differences` of the pixels.
-    """
+    """Time all paths in turn."""
     with tempfile.TemporaryDirectory() as folder:
         calls, size = paths(Path(folder), side)
         batches = {name: call() for name, call in calls.items()}

@@ -43,40 +43,25 @@ _SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 
 @dataclasses.dataclass(frozen=True)
 class RLShape:
-    """A captioner, a scorer and a rollout.
+    """A captioner, a scorer and a rollout."""
 
-    Args:
-        kind (`str`): `"blip"`, `"clipcap"`, or `"scenes"` (the shipped captioner and scorer, with trained weights; of the
-            other arguments only those of the rollout count).
-        num_images (`int`): B.
-        group_size (`int`): G.
-        num_tokens (`int`): T, the longest caption. Special tokens are never sampled, except for `"scenes"`, so captions are
-            this long unless `World.lengths` plans their lengths.
-        vocab_size (`int`): Of the captioner.
-        width (`int`): Of its text model and vision tower.
-        layers (`int`): Of both.
-        heads (`int`): Of attention, in the scorer's vision tower too.
-        image_size (`int`): Side in pixels.
-        patch_size (`int`): Of the captioner's vision tower.
-        prefix_length (`int`): Of `"clipcap"`.
-        scorer_text_width (`int`): Of the scorer's text tower; 64 a head.
-        scorer_layers (`int`): Of both its towers; its patches are 32 wide.
-        scorer_vocab_size (`int`): Of the scorer.
-    """
-
+    # `"blip"`, `"clipcap"`, or `"scenes"` (the shipped captioner and scorer, with trained weights; of the other
+    # arguments only those of the rollout count).
     kind: str
     num_images: int
     group_size: int = 5
+    # T, the longest caption. Special tokens are never sampled, except for `"scenes"`, so captions are this long
+    # unless `World.lengths` plans their lengths.
     num_tokens: int = 20
     vocab_size: int = 30_524
-    width: int = 768
+    width: int = 768  # of its text model and vision tower
     layers: int = 12
-    heads: int = 12
-    image_size: int = 224
-    patch_size: int = 16
-    prefix_length: int = 10
-    scorer_text_width: int = 512
-    scorer_layers: int = 12
+    heads: int = 12  # of attention, in the scorer's vision tower too
+    image_size: int = 224  # side in pixels
+    patch_size: int = 16  # of the captioner's vision tower
+    prefix_length: int = 10  # of `"clipcap"`
+    scorer_text_width: int = 512  # of the scorer's text tower; 64 a head
+    scorer_layers: int = 12  # of both its towers; its patches are 32 wide
     scorer_vocab_size: int = 49_408
 
 
@@ -91,30 +76,19 @@ the first two has the shape of CLIP ViT-B/32."""
 
 @dataclasses.dataclass
 class World:
-    """Everything that a step needs.
+    """Everything that a step needs."""
 
-    Args:
-        shape ([`RLShape`]): What was asked for.
-        captioner ([`Captioner`]): The policy; its vision tower is frozen.
-        stock (`PreTrainedModel`): A model of the class in transformers (or of the architecture) with the same
-            parameter objects, which nothing of the package was attached to.
-        scorer ([`Scorer`]): Rewards.
-        trainer ([`SelfRetrievalTrainer`]): Of the policy.
-        batch (`dict`): One micro-batch of its data loader: all B images.
-        scorer_pixels (`torch.Tensor` of shape `(B, 3, H, W)`): The same images, prepared for the scorer.
-        suppressed (`list[int]`): Tokens that are never sampled.
-        lengths (`torch.Tensor` of shape `(N,)`, *optional*): Planned tokens of the sampled captions.
-    """
-
-    shape: RLShape
-    captioner: Captioner
+    shape: RLShape  # what was asked for
+    captioner: Captioner  # the policy; its vision tower is frozen
+    # A model of the class in transformers (or of the architecture) with the same parameter objects, which nothing of
+    # the package was attached to.
     stock: Any
     scorer: Any
     trainer: SelfRetrievalTrainer
-    batch: dict[str, Tensor]
-    scorer_pixels: Tensor
-    suppressed: list[int]
-    lengths: Tensor | None = None
+    batch: dict[str, Tensor]  # one micro-batch of its data loader: all B images
+    scorer_pixels: Tensor  # (B, 3, H, W): the same images, prepared for the scorer
+    suppressed: list[int]  # tokens that are never sampled
+    lengths: Tensor | None = None  # (N,): planned tokens of the sampled captions
 
     @functools.cached_property
     def cached_features(self) -> Tensor:

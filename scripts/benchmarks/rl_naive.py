@@ -30,9 +30,6 @@ def padded_text(scorer: HFScorer, captions: list[str]) -> Any:
 class NaiveStep:
     """Repeats each image for its captions and encodes it in every forward pass; pads texts to the scorer's full length;
     computes the log-probabilities of the policy that wrote in a separate pass, from `(N, T, V)` logits.
-
-    Args:
-        world ([`World`]): Whose stock model it trains.
     """
 
     def __init__(self, world: World) -> None:
@@ -78,11 +75,7 @@ class NaiveStep:
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Of each token behind the first, from full logits.
 
-        Args:
-            input_ids (`torch.Tensor` of shape `(N, 1 + T)`): Start token and caption.
-            attention_mask (`torch.Tensor` of shape `(N, 1 + T)`): Which of them count.
-        Returns:
-            `torch.Tensor` of shape `(N, T)`.
+        `(N, 1 + T)` to `(N, T)`.
         """
         logits = self.model(
             pixel_values=self.pixel_values, input_ids=input_ids, attention_mask=attention_mask
@@ -92,10 +85,7 @@ class NaiveStep:
     def loss(self, input_ids: Tensor, attention_mask: Tensor, advantages: Tensor) -> Tensor:
         """The clipped surrogate.
 
-        Args:
-            input_ids (`torch.Tensor` of shape `(N, 1 + T)`): Start token and caption.
-            attention_mask (`torch.Tensor` of shape `(N, 1 + T)`): Which of them count.
-            advantages (`torch.Tensor` of shape `(N,)`): Of the captions.
+        `input_ids` and `attention_mask` `(N, 1 + T)`, `advantages` `(N,)`.
         """
         with torch.no_grad():
             old = self.log_probs(input_ids, attention_mask)

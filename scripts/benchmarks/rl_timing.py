@@ -127,10 +127,7 @@ def _gradients(world: World) -> dict[str, Tensor]:
 def check_equal(world: World, atol: float = 1e-3, rtol: float = 1e-4) -> dict[str, float]:
     """Make sure that both steps compute the same advantages and gradients from one rollout.
 
-    Args:
-        atol (`float`): Largest difference of the advantages, in nats.
-    Returns:
-        `dict[str, float]`: Both differences, `"advantages"` and `"gradients"`.
+    `atol` is the largest difference of the advantages, in nats.
     """
     inputs, naive = dict(world.batch), NaiveStep(world)
     with _planned(world):

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
 from hf_captionrl.reports.versions import installed_versions
+from scripts.benchmarks.allocations import allocations
 from scripts.benchmarks.spread import spread
 from scripts.machine_facts import processor_name
 
@@ -158,18 +158,13 @@ def _step(
 
 def _peak_bytes(method: Method, hidden: Tensor, weight: Tensor, labels: Tensor, trainable: bool) -> int:
     """Most bytes live at once in torch's allocator during a step, without (one) gradient of the weight."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        kept = _step(method, hidden, weight, labels, trainable)
-    kineto: Any = record.profiler.kineto_results  # type: ignore[union-attr]
-    events = sorted((event.start_ns(), event.nbytes()) for event in kineto.events() if event.name() == "[memory]")
     weight_bytes = weight.numel() * weight.element_size()
     live = of_weights_size = peak = 0
-    for _, size in events:
+    for size in allocations(lambda: _step(method, hidden, weight, labels, trainable)):
         live += size
         if abs(size) == weight_bytes:
             of_weights_size += 1 if size > 0 else -1
         peak = max(peak, live - weight_bytes * min(of_weights_size, int(trainable)))
-    del kept
     return peak
 
 

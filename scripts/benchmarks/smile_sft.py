@@ -10,6 +10,7 @@ import argparse
 import copy
 import dataclasses
 import gc
+import itertools
 import statistics
 import tempfile
 import time
@@ -18,10 +19,10 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.reports.versions import installed_versions
+from scripts.benchmarks.allocations import allocations
 from scripts.benchmarks.shapes_file import measure_shapes
 from scripts.benchmarks.smile_step import _with_interval
 from scripts.machine_facts import processor_name
@@ -38,21 +39,13 @@ PATHS: dict[str, dict[str, Any] | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A model and a batch.
+    """A model and a batch."""
 
-    Args:
-        width (`int`): Of the hidden states.
-        layers (`int`): Transformer blocks.
-        vocab_size (`int`): V.
-        rows (`int`): B, packed rows of a batch.
-        tokens (`int`): T, most tokens of a row.
-    """
-
-    width: int
+    width: int  # of the hidden states
     layers: int
     vocab_size: int = 128_256
-    rows: int = 2
-    tokens: int = 256
+    rows: int = 2  # B, packed rows of a batch
+    tokens: int = 256  # T, most tokens of a row
 
 
 SHAPES = {
@@ -155,15 +148,7 @@ def _step(trainer: Any, batch: dict[str, Any], optimizer: Any) -> float:
 
 def _peak_bytes(trainer: Any, batch: dict[str, Any], optimizer: Any) -> int:
     """Most bytes that a step holds at once beyond what it found, in torch's allocator."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        _step(trainer, batch, optimizer)
-    kineto: Any = record.profiler.kineto_results  # type: ignore[union-attr]
-    events = sorted((event.start_ns(), event.nbytes()) for event in kineto.events() if event.name() == "[memory]")
-    live = peak = 0
-    for _, size in events:
-        live += size
-        peak = max(peak, live)
-    return peak
+    return max(0, *itertools.accumulate(allocations(lambda: _step(trainer, batch, optimizer))))
 
 
 def measure(shape: Shape, *, seed: int = 0, repetitions: int = 6) -> dict[str, Any]:

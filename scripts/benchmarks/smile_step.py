@@ -57,10 +57,7 @@ over full logits."""
 def check_losses(model: Any, batch: dict[str, Tensor], atol: float = 1e-3) -> dict[str, float]:
     """Make sure that the paths compute what they are named after, from full logits and without dropout.
 
-    Args:
-        atol (`float`): Largest difference in nats.
-    Returns:
-        `dict[str, float]`: The difference for each path.
+    `atol` is the largest difference in nats.
     """
     model.eval()
     try:

@@ -41,31 +41,18 @@ _START, _END, _PAD = 1, 2, 0
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A model and a batch.
+    """A model and a batch."""
 
-    Args:
-        kind (`str`): `"blip"`, `"vit-gpt2"`, `"llama"` (text only) or `"clipcap"` (GPT-2 behind cached features).
-        batch_size (`int`): B.
-        vocab_size (`int`): V.
-        width (`int`): D, of the text model and of the vision tower.
-        layers (`int`): Of the text model, and of the vision tower where there is one.
-        heads (`int`): Of attention.
-        intermediate (`int`): Width of the feed-forward layers.
-        image_size (`int`): Side in pixels; patches are 16 wide.
-        prefix_length (`int`): P, of `"clipcap"`.
-        frozen (`bool`): Train only what stands in front of the language model of `"clipcap"`.
-    """
-
-    kind: str
+    kind: str  # `"blip"`, `"vit-gpt2"`, `"llama"` (text only) or `"clipcap"` (GPT-2 behind cached features)
     batch_size: int
     vocab_size: int
-    width: int = 768
-    layers: int = 12
+    width: int = 768  # D, of the text model and of the vision tower
+    layers: int = 12  # of the text model, and of the vision tower where there is one
     heads: int = 12
-    intermediate: int = 3072
-    image_size: int = 224
-    prefix_length: int = 0
-    frozen: bool = False
+    intermediate: int = 3072  # width of the feed-forward layers
+    image_size: int = 224  # side in pixels; patches are 16 wide
+    prefix_length: int = 0  # P, of `"clipcap"`
+    frozen: bool = False  # train only what stands in front of the language model of `"clipcap"`
 
 
 SHAPES = {
@@ -85,10 +72,6 @@ class PrefixGPT2(GPT2LMHeadModel):
     """GPT-2 that reads P embeddings, made from one feature vector per image by ClipCap's two-layer network, before text.
 
     Reference: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning".
-
-    Args:
-        config (`GPT2Config`): Of GPT-2.
-        prefix_length (`int`): P.
     """
 
     def __init__(self, config: Any, prefix_length: int) -> None:
@@ -107,11 +90,7 @@ class PrefixGPT2(GPT2LMHeadModel):
     ) -> Any:
         """GPT-2's forward behind the prefix.
 
-        Args:
-            input_ids (`torch.Tensor` of shape `(B, T)`): Start token, caption, end token.
-            attention_mask (`torch.Tensor` of shape `(B, T)`): Of the text.
-            prefix_features (`torch.Tensor` of shape `(B, 512)`): One per image.
-            labels (`torch.Tensor` of shape `(B, T)`, *optional*): Not shifted.
+        Shapes: `input_ids` `(B, T)`, `attention_mask` `(B, T)`, `prefix_features` `(B, 512)`, `labels` `(B, T)`.
         """
         prefix = self.mapping(prefix_features).view(len(input_ids), self.prefix_length, -1)  # (B, P, D)
         before = (self.prefix_length, 0)

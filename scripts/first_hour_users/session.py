@@ -21,17 +21,7 @@ class CommandFailedError(Exception):
 
 
 class Session:
-    """A new folder, a clone of the repository, and the interpreter that runs it.
-
-    Args:
-        folder: Of the user; made here.
-        source: The clone.
-        python: An interpreter that has the packages; it runs the clone, whatever else is installed there.
-
-    Attributes:
-        commands: What was run, with seconds, exit codes and numbers of lines.
-        checks: What was looked at, found and wanted.
-    """
+    """A new folder, a clone of the repository, and the interpreter that runs it."""
 
     def __init__(self, folder: Path, *, source: Path, python: Path) -> None:
         self.folder = folder

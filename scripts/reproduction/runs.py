@@ -50,30 +50,19 @@ def of_older_world(*records: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of docs/paper_index.yaml; its keys are described there.
+    """A run of docs/paper_index.yaml; its keys are described there."""
 
-    Args:
-        name: Its result is NAME.json.
-        preset: Its settings.
-        minutes: How long it takes on two busy cores.
-        seeds: Those of the committed result.
-        command: What the result records.
-        steps: What is run instead of the command.
-        rows: Where the steps' rows stand: the result's row to its folder and which of its rows.
-        after: Runs whose folders it reads.
-        needs: Programs it needs.
-        leaderboard: Rows of the result that stand on docs/leaderboard.md, with their titles there.
-    """
-
-    name: str
+    name: str  # its result is NAME.json
     preset: str
-    minutes: int
-    seeds: Sequence[int] = ()
-    command: str = ""
-    steps: Sequence[str] = ()
+    minutes: int  # how long it takes on two busy cores
+    seeds: Sequence[int] = ()  # those of the committed result
+    command: str = ""  # what the result records
+    steps: Sequence[str] = ()  # what is run instead of the command
+    # Where the steps' rows stand: the result's row to its folder and which of its rows.
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    after: Sequence[str] = ()
+    after: Sequence[str] = ()  # runs whose folders it reads
     needs: Sequence[str] = ()
+    # Rows of the result that stand on docs/leaderboard.md, with their titles there.
     leaderboard: Mapping[str, str] = field(default_factory=dict)
 
     def recorded(self, seeds: Sequence[int], output: str) -> str | list[str]:

@@ -29,11 +29,7 @@ _SHIPPED = (
 
 
 def train_adapter(name: str, seed: int, checkpoints: Path) -> dict[str, Any]:
-    """Run the recipe and keep its adapter.
-
-    Returns:
-        `dict`: The log of the run.
-    """
+    """Run the recipe and keep its adapter."""
     recipe, row = ADAPTERS[name]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

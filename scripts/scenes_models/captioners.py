@@ -71,11 +71,7 @@ def _encode(pool: ScenePool, encode: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
-    """Train a tiny BLIP: facts first, then maximum likelihood on annotators' captions of fresh scenes, tower frozen.
-
-    Returns:
-        `dict`: The log of the run.
-    """
+    """Train a tiny BLIP: facts first, then maximum likelihood on annotators' captions of fresh scenes, tower frozen."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(48)
     shared: dict[str, Any] = {
@@ -141,9 +137,6 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
     """Train a tiny ClipCap: the vision tower of a scorer, frozen, then maximum likelihood on fresh scenes.
 
     As in DiscriTune, the embedding that the captions are made of is that of the scorer which rewards later.
-
-    Returns:
-        `dict`: The log of the run.
     """
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(48, bos_token="[CLS]", eos_token="[SEP]")

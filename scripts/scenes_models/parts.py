@@ -42,11 +42,6 @@ class ScenePool:
     """Pictures that models are trained on: groups of one scene and three that differ from it in one fact, or cliques.
 
     Drawing a picture takes longer than a step on it, so all of them are drawn once.
-
-    Args:
-        seed (`int`): Models that shall not share their data have different ones.
-        num_groups (`int`): Groups of four pictures.
-        num_cliques (`int`): Of these, cliques as in the bags of the test split.
     """
 
     def __init__(self, seed: int, num_groups: int, num_cliques: int = 0) -> None:
@@ -155,8 +150,7 @@ def fit(
 ) -> tuple[list[float], int]:
     """The training loop of every model here.
 
-    Returns:
-        `tuple[list[float], int]`: The losses, and CPU seconds.
+    Returns the losses, and CPU seconds.
     """
     schedulers = [one_cycle(optimizer, steps) for optimizer in optimizers]
     clipped = list(clipped)
@@ -193,9 +187,7 @@ def augment(pixels: Tensor, rng: np.random.Generator, largest: int = 2) -> Tenso
 def _in_cells(scenes: list[Scene]) -> dict[str, Tensor]:
     """Kind, colour and orientation of the thing in each cell.
 
-    Returns:
-        `dict[str, torch.Tensor]`: Indices of shape `(B, 9)`. In an empty cell `second`, the kind, is 0, and the others are
-        -100.
+    Indices `(B, 9)`; in an empty cell `second`, the kind, is 0, and the others are -100.
     """
     found = {"second": torch.zeros(len(scenes), 9, dtype=torch.long)}
     found |= {name: torch.full((len(scenes), 9), -100) for name in ("colour", "orientation")}
@@ -223,15 +215,8 @@ def learn_facts(
 ) -> None:
     """Teach a vision tower to see, with linear heads that are discarded: facts from its pooled output, things from its patches.
 
-    Args:
-        tower (`nn.Module`): Called with `pixel_values`, returns `pooler_output` of shape `(B, width)` and
-            `last_hidden_state`, whose last nine vectors belong to the cells.
-        pool ([`ScenePool`]): The images.
-        names (`tuple[str, ...]`): The facts.
-        width (`int`): Size of the pooled output.
-        seed (`int`): Seed of the order and the heads.
-        steps (`int`): Updates with 128 images each.
-        log (`dict`): Receives accuracy per fact on 1,000 fresh scenes, and CPU seconds.
+    The tower's `pooler_output` is `(B, width)`; the last nine vectors of its `last_hidden_state` belong to the cells.
+    `log` receives the accuracy per fact on 1,000 fresh scenes, and CPU seconds.
     """
     rng = np.random.default_rng((seed, 0))
     heads = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in names})

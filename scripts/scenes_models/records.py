@@ -24,11 +24,7 @@ from scripts.scenes_models.parts import CHECKPOINTS
 
 
 def measure(name: str) -> dict[str, float]:
-    """What a shipped model reaches on the test split.
-
-    Returns:
-        `dict[str, float]`: Fractions, or perplexity.
-    """
+    """What a shipped model reaches on the test split."""
     test = load_scenes(num_train=0, num_validation=0)["test"]
     folder = str(CHECKPOINTS / name)
     full = list(test["full_caption"])

@@ -57,47 +57,34 @@ def swap_objects(facts: Facts) -> Facts:
     return replace(facts, kind=facts.second, second=facts.kind, colour=facts.second_colour, second_colour=facts.colour)
 
 
+def _towers(tokenizer: Any, width: int, mlp: int, heads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Configurations of the text and the vision tower."""
+    shared = {
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+    }
+    text = {
+        **shared,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": _TEXT_LENGTH,
+        "bos_token_id": tokenizer.cls_token_id,
+        "eos_token_id": tokenizer.sep_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return text, {**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH}
+
+
 def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
-    """Train a CLIP on annotators' short captions: five facts first, then contrastive alignment.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        fact_steps (`int`): Updates of the vision tower on facts.
-        steps (`int`): Contrastive updates with 128 images each.
-
-    Returns:
-        `dict`: The log of the run.
-    """
+    """Train a CLIP on annotators' short captions: five facts first, then contrastive alignment."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
-    shared: dict[str, Any] = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": MLP,
-        "num_hidden_layers": 2,
-        "num_attention_heads": HEADS,
-    }
-    config = CLIPConfig(
-        text_config={
-            **shared,
-            "vocab_size": len(tokenizer),
-            "max_position_embeddings": _TEXT_LENGTH,
-            "bos_token_id": tokenizer.cls_token_id,
-            "eos_token_id": tokenizer.sep_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        },
-        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH},
-        projection_dim=HIDDEN,
-    )
-    model = CLIPModel(config)
+    text_config, vision_config = _towers(tokenizer, HIDDEN, MLP, HEADS)
+    model = CLIPModel(CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=HIDDEN))
     pool = ScenePool(seed, NUM_GROUPS)
-    log: dict[str, Any] = {
-        "stage": "reward-scorer",
-        "name": name,
-        "seed": seed,
-        "fact_steps": fact_steps,
-        "steps": steps,
-    }
+    log: dict[str, Any] = {"stage": "reward-scorer", "name": name, "seed": seed}
+    log |= {"fact_steps": fact_steps, "steps": steps}
     learn_facts(model.vision_model, pool, _REWARD_FACTS, HIDDEN, seed, fact_steps, log)
     optimizers = _optimizers(model)
     rng = np.random.default_rng((seed, 1))
@@ -137,50 +124,19 @@ def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
-    """Train a SigLIP on details: all facts first, then the sigmoid loss with similar pictures and swapped objects.
-
-    Args:
-        name (`str`): Folder under `CHECKPOINTS`.
-        seed (`int`): Seed of weights and data.
-        fact_steps (`int`): Updates of the vision tower on facts.
-        steps (`int`): Contrastive updates with 128 pictures each.
-
-    Returns:
-        `dict`: The log of the run.
-    """
+    """Train a SigLIP on details: all facts first, then the sigmoid loss with similar pictures and swapped objects."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
     width = 160
-    shared: dict[str, Any] = {
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 5,
-    }
-    config = SiglipConfig(
-        text_config={
-            **shared,
-            "vocab_size": len(tokenizer),
-            "max_position_embeddings": _TEXT_LENGTH,
-            "projection_size": width,
-            "bos_token_id": tokenizer.cls_token_id,
-            "eos_token_id": tokenizer.sep_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        },
-        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH},
-    )
-    model = SiglipModel(config)
+    text_config, vision_config = _towers(tokenizer, width, 2 * width, 5)
+    text_config["projection_size"] = width
+    model = SiglipModel(SiglipConfig(text_config=text_config, vision_config=vision_config))
     with torch.no_grad():  # as in the paper: most pairs do not fit
         model.logit_scale.fill_(np.log(10.0))
         model.logit_bias.fill_(-10.0)
     pool = ScenePool(seed, NUM_GROUPS)
-    log: dict[str, Any] = {
-        "stage": "held-out-scorer",
-        "name": name,
-        "seed": seed,
-        "fact_steps": fact_steps,
-        "steps": steps,
-    }
+    log: dict[str, Any] = {"stage": "held-out-scorer", "name": name, "seed": seed}
+    log |= {"fact_steps": fact_steps, "steps": steps}
     learn_facts(model.vision_model, pool, tuple(HEADS_OF), width, seed, fact_steps, log)
     optimizers = make_optimizers(model, 1e-3, 0.01, slow=model.vision_model)
     pool = ScenePool(100 + seed, NUM_GROUPS, NUM_GROUPS // 2)
@@ -224,11 +180,7 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
 
 
 def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train a tiny GPT-2 on true captions of every verbosity; it measures fluency by perplexity.
-
-    Returns:
-        `dict`: The log of the run.
-    """
+    """Train a tiny GPT-2 on true captions of every verbosity; it measures fluency by perplexity."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(64, bos_token="[CLS]", eos_token="[SEP]")
     config = gpt2_config(tokenizer, positions=64, layers=2)

@@ -13,7 +13,6 @@ from hf_captionrl.album.adapt import adapt_to_album
 from hf_captionrl.album.command import AlbumOptions
 from hf_captionrl.album.loading import check_scorers, load_adapted
 from hf_captionrl.cli import main
-from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 
 
@@ -23,8 +22,8 @@ def scorers():
 
 
 @pytest.fixture(scope="module")
-def images():
-    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:8]
+def images(scenes):
+    return scenes[:8]
 
 
 def load():

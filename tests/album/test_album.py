@@ -6,7 +6,6 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl import load_captioner, load_scorer
 from hf_captionrl.album import album, image_facts
 from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.candidates import generate_candidates
@@ -16,24 +15,7 @@ from hf_captionrl.album.distinct_captions import same_text
 from hf_captionrl.album.settings import AlbumSettings
 from hf_captionrl.data import ImageError
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import caption_generation
-
-
-@pytest.fixture(scope="module")
-def captioner():
-    return load_captioner(model_path("scenes:blip-mle"), device="cpu")
-
-
-@pytest.fixture(scope="module")
-def scorer():
-    return load_scorer(model_path("scenes:siglip-held-out"), device="cpu")
-
-
-@pytest.fixture(scope="module")
-def images():
-    """The first bag of look-alikes."""
-    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:3]
 
 
 def test_candidates_are_beams_and_samples(captioner, images):

@@ -16,7 +16,6 @@ from hf_captionrl.album.sources import AlbumSource, load_album_source, read_capt
 from hf_captionrl.cli import main
 from hf_captionrl.engine import read_manifest
 from hf_captionrl.io import LineFile
-from hf_captionrl.scenes import load_scenes
 
 QUICK = [
     "--scorer",
@@ -36,18 +35,13 @@ MODEL = ["--model", "scenes:blip-mle"]
 HOSTILE = '=1+"x"\n<script>alert(1)</script>.png'
 
 
-@pytest.fixture(scope="module")
-def scenes():
-    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:4]
-
-
 @pytest.fixture
 def photos(tmp_path, monkeypatch, scenes):
     """Four scenes in two folders, one of them twice, one with a caption, an unreadable file and a hostile name."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "photos"
     (folder / "sub").mkdir(parents=True)
-    for name, image in zip(["a.png", "b.png", "sub/c.png", HOSTILE.replace("/", "")], scenes, strict=True):
+    for name, image in zip(["a.png", "b.png", "sub/c.png", HOSTILE.replace("/", "")], scenes[:4], strict=True):
         image.save(folder / name)
     scenes[0].save(folder / "sub" / "copy.png")
     (folder / "b.txt").write_text("two pigs\n", encoding="utf-8")
@@ -134,6 +128,18 @@ def test_every_text_survives_a_csv_file(tmp_path, text):
         assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for row in csv.reader(file) for cell in row)
     source = AlbumSource(["a.png", "b.png"], ["a.png", "@b"])
     assert read_captions_for(source, path) == [[text], ["b"]]
+
+
+def test_jsonl_file_has_one_object_per_image(tmp_path):
+    images = [AlbumImage("a.png", "a pig", rank=1, margin=0.123456, is_distinct=True), AlbumImage("b.png", "")]
+    found = Album(images, 2, 1.0)
+    path = found.to_jsonl(tmp_path / "o.jsonl")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert rows == found.rows()
+    assert [(row["image_id"], row["caption"], row["margin"]) for row in rows] == [
+        ("a.png", "a pig", 0.1235),
+        ("b.png", "", None),
+    ]
 
 
 def test_every_output_is_reserved(photos, capsys):
@@ -266,13 +272,13 @@ def test_dry_run_writes_nothing(photos, capsys):
         (["--address", "auto"], "Use --engine ray."),
     ],
 )
-def test_bad_options(photos, capsys, arguments, message):
+def test_invalid_options_are_refused(photos, capsys, arguments, message):
     (photos / "dir.csv").mkdir()
     assert album(*arguments) == 2
     assert message in capsys.readouterr().err
 
 
-def test_bad_folders(tmp_path, monkeypatch, capsys):
+def test_empty_folders_and_foreign_files_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
     assert album(*MODEL) == 2
@@ -298,7 +304,7 @@ def test_full_disk_loses_nothing(photos, monkeypatch, capsys):
     assert (Path("o.jsonl").read_text(encoding="utf-8"), contents("o.shards")) == (before, kept)
 
 
-def test_sources(tmp_path, scenes):
+def test_sources_read_lists_of_files(tmp_path, scenes):
     names = ["a.png", "b.png"]
     for name in names:
         scenes[0].save(tmp_path / name)
@@ -352,7 +358,7 @@ def test_local_files_of_a_table_have_text_files(tmp_path, scenes, suffix):
     assert outputs.check_sidecars(found.image_ids, found.paths) == expected
 
 
-def test_durations():
+def test_durations_are_parsed_with_their_unit():
     assert [duration(text) for text in ("90s", "10m", "1.5h")] == [90, 600, 5400]
     for text in ("10", "m", "0s", "-1m"):
         with pytest.raises(ValueError, match="not a duration"):

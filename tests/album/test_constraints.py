@@ -3,27 +3,13 @@
 import pytest
 import torch
 
-from hf_captionrl import load_scorer
 from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.constraints import check_candidates, script_of
 from hf_captionrl.album.settings import AlbumSettings
-from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from tests.tolerances import assert_close
 
 
-@pytest.fixture(scope="module")
-def scorer():
-    return load_scorer(model_path("scenes:siglip-held-out"), device="cpu")
-
-
-@pytest.fixture(scope="module")
-def images():
-    """The first bag of look-alikes."""
-    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:3]
-
-
-def test_constraints(scorer, images):
+def test_captions_meet_required_words_forbidden_words_and_length(scorer, images):
     texts = [["a red pig", "a very small pig in the corner"], ["a red cow", "a cow"], ["a dog, sitting on a red sofa"]]
     settings = {"captions": texts, "diagnose_only": False}
     found = describe_album(images, None, scorer, **settings, require=["red"])

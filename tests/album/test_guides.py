@@ -35,7 +35,7 @@ def photos(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command(photos, command, capsys):
+def test_commands_of_the_guides_write_their_files(photos, command, capsys):
     words = [STAND_INS.get(word, word) for word in shlex.split(command)]
     assert words[:2] == ["captionrl", "album"]
     scorer = [] if "--adapt" in words else ["--scorer", "scenes:siglip-held-out"]
@@ -54,7 +54,7 @@ def test_guides_of_three_jobs_are_there():
     assert {name: rows.get(name) for name in PROBLEMS} == PROBLEMS
 
 
-def test_program(tmp_path, monkeypatch, capsys):
+def test_program_of_the_guide_writes_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (program,) = blocks("python")
     exec(compile(program, str(PAGE), "exec"), {})

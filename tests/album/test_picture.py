@@ -35,7 +35,7 @@ def test_readme_has_the_numbers():
     assert [list(row) for row in found] == [[f"{number:.2f}" for number in row] for row in expected]
 
 
-def test_picture(tmp_path):
+def test_picture_has_its_size_and_marks_distinct_captions_by_colour(tmp_path):
     pictures = [Image.new("RGB", (40, 40), (n * 90, 20, 20)) for n in range(3)]
     captions = {"before": [("a pig " * 9, False)] * 3, "after": [("a $pig", True), ("_b", True), ("", False)]}
     path = draw(tmp_path / "album.png", pictures, captions)

@@ -29,7 +29,7 @@ def data_of(page):
     return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
 
 
-def test_content():
+def test_report_page_has_cards_shared_phrases_and_an_escaped_title():
     page = render_report(made(), pictures(), title="My <album>")
     data = data_of(page)
     assert [card["image_id"] for card in data["cards"]] == ["0.png", "1.png", "2.png", "3.png"]

@@ -19,7 +19,6 @@ from hf_captionrl.album.sources import AlbumSource, load_album_source
 from hf_captionrl.cli import main
 from hf_captionrl.engine import ray_engine, read_shards
 from hf_captionrl.engine.ray_engine import RayActor
-from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from tests.album.dying import DyingModels
 from tests.tiny import tiny_images
@@ -30,18 +29,13 @@ QUICK = "--num_beams 1 --num_samples 2 --max_new_tokens 6 --batch_size 2 --json"
 MODELS = ["--model", "scenes:blip-mle", "--scorer", "scenes:siglip-held-out"]
 
 
-@pytest.fixture(scope="module")
-def scenes():
-    return load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:5]
-
-
 @pytest.fixture
 def photos(tmp_path, monkeypatch, scenes):
     """Five images, a copy of the first one, and a file that cannot be read."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "photos"
     folder.mkdir()
-    for number, image in enumerate(scenes):
+    for number, image in enumerate(scenes[:5]):
         image.save(folder / f"{number}.png")
     scenes[0].save(folder / "copy.png")
     (folder / "broken.png").write_bytes(b"no image")

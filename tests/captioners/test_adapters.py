@@ -52,7 +52,7 @@ def assert_tap_equals_logits(captioner, batch, **how) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_lora(family):
+def test_lora_on_both_parts_trains_only_adapters(family):
     """On both parts; test_families.py covers each part alone."""
     captioner, batch = adapted(family, lambda c: c.add_lora("both", r=4, dropout=0.0))
     trained = {name for name, p in captioner.model.named_parameters() if p.requires_grad}

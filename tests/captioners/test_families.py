@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_captionrl.captioners import Captioner, LogProbsObjective, load_captioner
+from hf_captionrl.captioners import Captioner, LogProbsObjective, captioner_loading, load_captioner
 from hf_captionrl.losses import fused_smile_loss, smile_loss
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
@@ -141,7 +141,7 @@ def own_logits(name: str) -> tuple[Tensor, Tensor]:
 # One test per column
 
 
-def test_smile(name, captioner):
+def test_fused_smile_equals_algorithm_1(name, captioner):
     """Fused SMILE equals Algorithm 1 on the full logits of the original class."""
     logits, labels = own_logits(name)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_smile(name, captioner):
     assert_close(fused, smile_loss(logits, labels))
 
 
-def test_mle(name, captioner):
+def test_log_probs_equal_those_of_the_original_class(name, captioner):
     """Log-probabilities and cross-entropy equal the original class, without the fallback to full logits."""
     batch = batch_of(captioner)
     assert captioner.self_check(batch) < resolution(10)
@@ -165,7 +165,7 @@ def test_mle(name, captioner):
         assert_close(captioner.log_probs(batch), expected)
 
 
-def test_generate(captioner):
+def test_generated_captions_are_the_most_probable_and_scored_alike(captioner):
     """Greedy captions take the most probable tokens; samples and beams are grouped by image; log_probs scores them."""
     images = captioner.encode_images(tiny_images(2, size=20))
     written = captioner.generate(**images, max_new_tokens=5, do_sample=False, num_beams=1)
@@ -191,7 +191,7 @@ def test_generate(captioner):
     assert (log_probs < 0).any()
 
 
-def test_rl_step(name, captioner, tmp_path, scenes):
+def test_one_rl_step_equals_a_gradient_computed_by_hand(name, captioner, tmp_path, scenes):
     """A step of REINFORCE equals minus the learning rate times the manual gradient; each image is encoded once."""
     plain, encoded, seen = copy.deepcopy(captioner), [], []
     inner = type(captioner).encode.__func__
@@ -247,8 +247,8 @@ def reward(caption: str) -> float:
     return 1.0 + len(caption) % 3
 
 
-def test_features(name, captioner, tmp_path, scenes):
-    """Features replace images; caching them for a run works (see test_rl_step), or raises."""
+def test_image_features_replace_images(name, captioner, tmp_path, scenes):
+    """Features replace images; caching them for a run works (see test_one_rl_step_equals_a_gradient_computed_by_hand), or raises."""
     batch = batch_of(captioner)
     images = {key: batch.pop(key) for key in captioner.image_inputs if key in batch}
     with torch.no_grad():
@@ -265,7 +265,7 @@ def test_features(name, captioner, tmp_path, scenes):
 
 
 @pytest.mark.parametrize("tune", ["language", "vision"])
-def test_lora(captioner, tune):
+def test_lora_trains_only_adapters_and_connectors(captioner, tune):
     """Only the adapters and the modules between vision tower and language model are trained."""
     captioner.add_lora(tune, r=2)
     found = gradients(captioner, batch_of(captioner))
@@ -276,7 +276,7 @@ def test_lora(captioner, tune):
     assert all("lora_" in n or "modules_to_save" in n for n in found)
 
 
-def test_bf16(captioner):
+def test_log_probs_in_bf16_are_near_fp32(captioner):
     """Log-probabilities in 16 bits equal those in 32 bits within the precision of 16 bits."""
     batch = batch_of(captioner)
     with torch.no_grad():
@@ -290,7 +290,7 @@ def test_bf16(captioner):
     assert all(value.isfinite().all() for value in found.values())
 
 
-def test_checkpointing(name, captioner):
+def test_activation_checkpointing_keeps_the_gradient(name, captioner):
     """Recomputed activations give the same gradient, also with an adapter."""
     captioner.add_lora("language", r=2)
     for module in captioner.model.modules():  # lora_B is initially 0, which would hide half of the gradient
@@ -317,7 +317,7 @@ def test_checkpointing(name, captioner):
         assert_close(found[key], expected[key], ulps=64, magnitude=1)
 
 
-def test_save_and_load(captioner, tmp_path):
+def test_saved_captioner_loads_equal(captioner, tmp_path):
     """A loaded captioner generates and scores like the saved one."""
     captioner.prompt = "a picture of"
     images, batch = captioner.encode_images(tiny_images(2, size=20)), batch_of(captioner)
@@ -347,28 +347,32 @@ def test_slow_tiny_family_fails(monkeypatch):
 
 
 COLUMNS = {
-    "SMILE": "test_smile",
-    "MLE": "test_mle",
-    "RL step": "test_rl_step",
-    "generate": "test_generate",
-    "features cached": "test_features",
-    "LoRA language / vision": "test_lora",
-    "bf16": "test_bf16",
-    "checkpointing": "test_checkpointing",
-    "save and load": "test_save_and_load",
+    "SMILE": "test_fused_smile_equals_algorithm_1",
+    "MLE": "test_log_probs_equal_those_of_the_original_class",
+    "RL step": "test_one_rl_step_equals_a_gradient_computed_by_hand",
+    "generate": "test_generated_captions_are_the_most_probable_and_scored_alike",
+    "features cached": "test_image_features_replace_images",
+    "LoRA language / vision": "test_lora_trains_only_adapters_and_connectors",
+    "bf16": "test_log_probs_in_bf16_are_near_fp32",
+    "checkpointing": "test_activation_checkpointing_keeps_the_gradient",
+    "save and load": "test_saved_captioner_loads_equal",
 }
 
 
 def table(columns: list[str]) -> str:
     lines = ["| model | family | " + " | ".join(columns) + " |", "|:--|:--|" + ":-:|" * len(columns)]
     for name in MODELS:
-        refused = {"test_features": TILED, "test_checkpointing": NO_CHECKPOINTING}
+        refused = {
+            "test_image_features_replace_images": TILED,
+            "test_activation_checkpointing_keeps_the_gradient": NO_CHECKPOINTING,
+        }
         cells = ["refused" if name in refused.get(test, ()) else "yes" for test in map(COLUMNS.__getitem__, columns)]
         lines.append(f"| {name} | `{_built(name)[0].family}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def test_table_in_the_docs_is_up_to_date():
+    assert {_built(name)[1].config.model_type for name in MODELS} == captioner_loading.FAMILIES.keys()
     assert all(test in globals() for test in COLUMNS.values())
     page = Path(__file__).parents[2] / "docs" / "families.md"
     columns = list(COLUMNS)

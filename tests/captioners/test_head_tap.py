@@ -12,21 +12,14 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_captionrl.captioners import HeadInputs, HeadOutput, LogProbsObjective, load_captioner, mean_cross_entropy
+from hf_captionrl.captioners import HeadOutput, LogProbsObjective, load_captioner, mean_cross_entropy
 from hf_captionrl.captioners.head_tap import tap_head
 from hf_captionrl.captioners.head_tap_check import first_rows
 from hf_captionrl.captioners.output_projection import head_projection
-from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
+from hf_captionrl.losses import IGNORE_INDEX, smile_loss
+from tests.captioners.family_suite import smile
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
 from tests.tolerances import assert_close, close, resolution
-
-
-def smile(head: HeadInputs) -> dict[str, torch.Tensor]:
-    if head.logits is not None:
-        return {"loss": smile_loss(head.logits, head.labels)}
-    assert head.hidden is not None
-    assert head.weight is not None
-    return {"loss": fused_smile_loss(head.hidden, head.weight, head.labels, bias=head.bias, softcap=head.softcap)}
 
 
 def native(family: str, batch: dict) -> dict:

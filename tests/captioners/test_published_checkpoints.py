@@ -82,7 +82,7 @@ def published(name, folder):
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if any(s in n for s in SLOW) else n for n in CAPTIONERS]
 )
-def test_captioner(name, tmp_path):
+def test_published_captioner_layouts_load_train_and_save(name, tmp_path):
     folder = published(name, tmp_path / "published")
     captioner = load_captioner(folder)
     assert {p.dtype for p in captioner.model.parameters()} == {CAPTIONERS[name][0]}
@@ -132,7 +132,7 @@ SCORERS = {"google__siglip-base-patch16-256": "float32", "google__siglip2-base-p
 
 
 @pytest.mark.parametrize("name", SCORERS)
-def test_scorer(name, tmp_path):
+def test_published_scorer_layouts_need_a_tokenizer(name, tmp_path):
     """These layouts have no tokenizer: loading raises; with another tokenizer, features can be computed."""
     from tests.retrieval.tiny_scorers import make_tokenizer
 
@@ -151,7 +151,7 @@ def test_scorer(name, tmp_path):
     assert torch.equal(again.text_features(texts), scorer.text_features(texts))
 
 
-def test_language_model(tmp_path):
+def test_published_language_model_layouts_load(tmp_path):
     """GPT-2 as the language model of ClipCap and of the fluency metric."""
     folder = shrunken("openai-community__gpt2", tmp_path / "m", dtype=torch.float32, formats="safetensors")
     torch.save({"a": torch.ones(1)}, folder / "pytorch_model.bin")  # beside the safetensors, as published

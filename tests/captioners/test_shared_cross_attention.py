@@ -121,7 +121,7 @@ def test_attention_implementations(family, attention):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("tune", ["language", "both"])
 @pytest.mark.parametrize("family", FOLDING)
-def test_lora(family, tune, checkpointing):
+def test_shared_keys_keep_the_gradients_of_lora(family, tune, checkpointing):
     captioner = tiny_captioner(family)
     captioner.add_lora(tune, r=2)
     for name, parameter in captioner.model.named_parameters():

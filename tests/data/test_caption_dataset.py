@@ -72,7 +72,7 @@ def test_no_caption_to_draw():
 # --- the data set ---
 
 
-def test_items():
+def test_items_have_image_caption_id_and_index():
     ds = CaptionDataset(embedded(4), seed=3)
     item = ds[2]
     assert sorted(item) == ["caption", "image", "image_features", "image_id", "index"]

@@ -93,7 +93,7 @@ def test_names_that_are_not_utf_8_are_counted(tmp_path, caplog):
     assert "2 names are not UTF-8" in caplog.text
 
 
-def test_links(tmp_path, caplog):
+def test_links_that_leave_the_folder_are_refused(tmp_path, caplog):
     folder = bare(tmp_path / "p", "a.png", "sub/b.png")
     outside = bare(tmp_path / "other", "secret.png")
     (folder / "inside.png").symlink_to(folder / "a.png")

@@ -182,7 +182,7 @@ def test_damaged_exif_is_ignored():
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_truncated(kind):
+def test_truncated_images_are_refused(kind):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8), "RGB")
     data = encode(noise, kind)
     for share in (0.5, 0.9, 0.97):

@@ -35,7 +35,7 @@ def of_png(number):
 # --- imagefolder ---
 
 
-def test_imagefolder(tmp_path):
+def test_imagefolder_is_loaded_with_its_metadata(tmp_path):
     folder = make_folder(tmp_path / "photos", rows={3: {"license": "CC BY", "size": [1, 2]}})
     ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
     assert_shape(ds)
@@ -370,7 +370,7 @@ def test_domains_of_the_scenes_are_configurations(monkeypatch):
         load_caption_splits("moving_scenes", dataset_config="shapes", num_frames=4)
 
 
-def test_scenes(monkeypatch):
+def test_scenes_are_the_default_data(monkeypatch):
     small = functools.partial(hf_captionrl.scenes.load_scenes, num_train=20, num_validation=3, num_test=15)
     monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", small)
     splits = load_caption_splits()

@@ -180,7 +180,7 @@ def test_a_string_column_becomes_a_list():
     assert good["captions"][:] == [["one"]]
 
 
-def test_refusals():
+def test_check_captions_refuses_invalid_arguments_and_repeated_ids():
     ds = embedded(4)
     with pytest.raises(ValueError, match=r"no columns \['captions'\]; it has \['image', 'image_id'\].*caption_column"):
         check_captions(ds.remove_columns("captions"))

@@ -23,7 +23,7 @@ from tests.data.films import (
 ALL = (1, 0, 0)
 
 
-def test_tgif(tmp_path):
+def test_tgif_is_loaded_in_its_own_layout(tmp_path):
     splits = load_caption_splits("tgif", data_dir=make_tgif(tmp_path), num_frames=4)
     assert {name: len(rows) for name, rows in splits.items()} == {"train": 4, "validation": 1, "test": 1}
     row = splits["train"][0]
@@ -65,7 +65,7 @@ def test_tgif_without_splits_and_invalid_tables(tmp_path, caplog):
         load_caption_splits("tgif", data_dir=folder, num_frames=2)
 
 
-def test_msr_vtt(tmp_path):
+def test_msr_vtt_is_loaded_in_its_own_layout(tmp_path):
     (tmp_path / "videos").mkdir()
     for n in range(3):
         (tmp_path / "videos" / f"video{n}.mp4").write_bytes(film(4 + n))

@@ -85,7 +85,7 @@ def test_transparency_of_frames_becomes_white():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_films(kind, tmp_path):
+def test_frames_of_every_container_are_sampled(kind, tmp_path):
     data = film(14, **KINDS[kind])
     assert is_video(data)
     assert colours_of(sample_frames(data, 14)) == [k % 7 for k in range(14)]

@@ -63,7 +63,7 @@ def test_a_film_without_its_index_is_refused(tmp_path):
     assert "Errno" not in error
 
 
-def test_no_frames(tmp_path):
+def test_videos_without_frames_are_refused(tmp_path):
     empty = b"GIF89a" + (4).to_bytes(2, "little") * 2 + b"\x00\x00\x00;"
     refused(empty, "GIF without a frame", "video_no_frames")
     refused(sound(), "has no pictures, only 1 stream of audio", "video_no_frames")
@@ -116,7 +116,7 @@ def test_large_frames_are_refused():
     assert len(sample_frames(film(3), 1, max_pixels=3072)) == 1
 
 
-def test_is_video(tmp_path):
+def test_videos_are_told_from_still_images(tmp_path):
     assert is_video(gif([plain(COLOURS[0])], 0))
     assert is_video(animation("WEBP", [50, 60]))
     assert is_video(animation("PNG", [50, 60]))

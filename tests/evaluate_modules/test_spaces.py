@@ -51,7 +51,7 @@ def test_example_runs(name, evaluate):
     assert found.failed == 0, "".join(said)
 
 
-def test_cases(name, evaluate):
+def test_cases_of_a_space_hold(name, evaluate):
     cases = runpy.run_path(str(Path(path(name)) / "tests.py"))["test_cases"]
     assert len(cases) >= 2
     metric = evaluate.load(name)
@@ -151,7 +151,7 @@ class Recorder:
         self.module.Error = type("Error", (Exception,), {})
 
 
-def test_page(name, evaluate, monkeypatch):
+def test_page_of_a_space_computes_its_example(name, evaluate, monkeypatch):
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "gradio", recorder.module)
     runpy.run_path(str(Path(path(name)) / "app.py"), run_name="imported")

@@ -64,7 +64,7 @@ def loop(pairs, prefix):
     return [count / len(pairs) for count in (text, image, group)]
 
 
-def test_winoground(winoground, capsys):
+def test_winoground_scores_equal_a_loop(winoground, capsys):
     found = printed(capsys, name="winoground", data_dir=winoground)
     pairs = load_winoground(winoground)
     assert [pair.captions for pair in pairs] == [(f"a red cat {n}", f"two dogs {n}") for n in range(3)]
@@ -75,7 +75,7 @@ def test_winoground(winoground, capsys):
         load_winoground(winoground)
 
 
-def test_mmvp(mmvp, capsys):
+def test_mmvp_scores_equal_a_loop(mmvp, capsys):
     found = printed(capsys, name="mmvp", data_dir=mmvp, prefix="")
     pairs = load_mmvp(mmvp)
     assert pairs[0].captions == ("statement, number 1", "statement, number 2")

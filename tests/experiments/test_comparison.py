@@ -196,14 +196,17 @@ def test_the_card_of_sle_says_what_was_rewarded(tmp_path):
         return describe_reward(SLEBlipConfig(str(tmp_path), use_cpu=True, **changes))
 
     assert said(alpha=0.75) == (
-        "0.75 times the CIDEr-D of 5 sampled captions per image minus that of the greedy caption, 0.25 times their "
-        "bleu34 "
-        "distance."
+        "0.75 times CIDEr-D with the end token, plus 0.25 times the diversity of the captions of an image (the bleu34 "
+        "distance); 5 sampled captions per image; baseline 'greedy'."
     )
-    other = said(alpha=0.5, diversity="multi_reference", baseline="leave_one_out")
-    assert "over the baseline leave_one_out" in other
+    other = said(alpha=0.5, diversity="multi_reference", baseline="leave_one_out", entropy_weight=0.03)
+    assert ", plus 0.03 times the entropy of each word; " in other
+    assert other.endswith("; baseline 'leave_one_out'.")
     assert "bleu34" not in other
-    assert said(alpha=1.0, baseline="none") == "1 times the CIDEr-D of 5 sampled captions per image."
+    alone = said(alpha=1.0, baseline="none", cider_eos=False, cider_frequencies="batch")
+    assert alone == (
+        "CIDEr-D without the end token and document frequencies of the batch; 5 sampled captions per image; no baseline."
+    )
 
 
 def test_a_recipe_killed_in_its_first_training_does_not_resume_the_second_from_an_earlier_start(tmp_path):

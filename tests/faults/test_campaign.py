@@ -23,7 +23,7 @@ QUICK = [name for name in AREAS if name not in ELSEWHERE | SEVERAL_PROCESSES]
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_one_fault(warm_process, name):
+def test_one_fault_of_each_area_is_survived(warm_process, name):
     kills = len(TRAINERS) if name == "training" else 1  # of each trainer
     row = run_area(warm_process, name, kills, seed=1)
     assert (row["survived"], row["lost"]) == (kills, 0), row["notes"]
@@ -43,7 +43,7 @@ def test_a_pixel_cache_killed_while_it_is_filled_is_completed_by_the_same_comman
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", AREAS)
-def test_twenty_faults(warm_process, name):
+def test_twenty_faults_of_each_area_are_survived(warm_process, name):
     row = run_area(warm_process, name, 20, seed=2)
     assert (row["faults"], row["survived"], row["lost"]) == (20, 20, 0), row["notes"]
 

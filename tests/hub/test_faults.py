@@ -128,7 +128,7 @@ def test_uploaded_weights_are_not_sent_again(hub, folder):
     ("token", "message"),
     [(WRONG, "does not accept the token"), (READ, "may not write to 'smile'"), (None, "there is none")],
 )
-def test_tokens(hub, folder, token, message):
+def test_push_without_a_usable_token_is_refused(hub, folder, token, message):
     before = hashes(folder)
     with pytest.raises(PermissionError, match=message) as error:
         push_folder(folder, "smile", token=token, sleep=lambda s: pytest.fail("waiting does not mend a token"))

@@ -63,7 +63,7 @@ def test_scalar_reductions_and_token_weights(head: Head, options, reduction, wei
 
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "mle_label_smoothing": 0.1}, {"subset": "reverse"}])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_gradcheck(options, reduction):
+def test_fused_smile_passes_gradcheck(options, reduction):
     head = make_head()
     weights = torch.linspace(-1, 2, 28, dtype=torch.float64).view(4, 7)
 
@@ -222,7 +222,7 @@ def test_huge_logits_are_finite(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
-def test_autocast(options):
+def test_autocast_gives_fp32_loss_and_gradients(options):
     head = make_head(torch.float32)
     ours, theirs = head.leaves(), head.leaves()
     with torch.autocast("cpu", dtype=torch.bfloat16):

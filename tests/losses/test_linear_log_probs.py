@@ -58,7 +58,7 @@ def test_equals_a_plain_loop_under_any_upstream_gradient(head: Head, case, with_
         assert_close(mine.grad, reference.grad, ulps=128)
 
 
-def test_gradcheck(head: Head):
+def test_linear_log_probs_pass_gradcheck(head: Head):
     def log_probs(hidden, weight, bias):
         return linear_log_probs(
             hidden, weight, head.labels, bias=bias, temperature=0.7, softcap=2.0, chunk_size=5, return_entropy=True

@@ -142,7 +142,7 @@ def test_values_at_padding_affect_neither_loss_nor_gradients(junk):
         assert (other[~dirty["mask"]] == 0).all()
 
 
-def test_gradcheck():
+def test_policy_gradient_passes_gradcheck():
     b = batch(3)
 
     def loss(log_probs: Tensor, entropy: Tensor) -> Tensor:

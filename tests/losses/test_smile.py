@@ -134,7 +134,7 @@ def test_equals_a_plain_loop(head: Head, options):
     assert_close(logits.grad, twin.grad, ulps=32)
 
 
-def test_reductions(head: Head):
+def test_mean_and_sum_are_those_of_the_losses_per_token(head: Head):
     logits = head.hidden @ head.weight.T
     losses = smile_loss(logits, head.labels, reduction="none")
     tokens = (head.labels != IGNORE_INDEX).sum()

@@ -265,7 +265,7 @@ def test_saved_in_safetensors_with_tied_weights_once(tmp_path):
     assert 0.8 < fresh.mapper.prefix_const.std() < 1.2  # as published
 
 
-def test_processor(tmp_path):
+def test_clipcap_processor_prepends_the_start_token(tmp_path):
     _, processor = tiny_clipcap()
     batch = processor(images=tiny_images(2), text=["a cat", "red"], padding=True, return_tensors="pt")
     start = processor.tokenizer.bos_token_id

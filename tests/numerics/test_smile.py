@@ -95,7 +95,7 @@ def test_loss_equals_fp64_for_any_logits(drawn, how):
 
 @few
 @given(captions(kinds=("normal", "equal"), dtypes=(torch.float32,), least=1), options, seeds)
-def test_invariances(drawn, how, seed):
+def test_smile_ignores_shifts_and_names_of_words(drawn, how, seed):
     how = with_draw(how, drawn)
     logits, labels = drawn.logits.double(), drawn.labels
     generator = torch.Generator().manual_seed(seed)

@@ -1,6 +1,5 @@
 """A recipe delivers no collapsed model: exit code, folders, console, results, card and gallery."""
 
-import importlib
 import json
 
 import pytest
@@ -8,11 +7,11 @@ import pytest
 from hf_captionrl.console import run_main
 from hf_captionrl.trainers import caption_evaluation
 from hf_captionrl.trainers.caption_generation import GeneratedCaptions
+from recipes import self_retrieval_blip as recipe
+from recipes import sle_blip
 from tests.recipes.test_self_retrieval_blip import SHORT
 from tests.recipes.test_sle_blip import SHORT as SHORT_SLE
-from tests.recipes.test_sle_blip import load_recipe
 
-recipe = importlib.import_module("recipes.self_retrieval_blip")
 HACKED = "a blue and blue blue blue and yellow blue"
 ONE_RUN = [*SHORT, "--variants", "{}", "--perplexity_name_or_path", "none"]
 
@@ -127,12 +126,11 @@ def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
 
 
 def test_a_collapsed_run_of_sle_has_no_samples_and_no_model(tmp_path, hack):
-    sle = load_recipe()
     two = ["--compare_alphas", "1", "--compare_entropy_weights", "0", "--rl_start_epoch", "0"]
     # Calls: test and validation before training, evaluation and test of SLL, then those of SLE.
     hack(lambda call: call > 4)
     with pytest.raises(SystemExit, match="have collapsed"):
-        sle.main(arguments(tmp_path, *SHORT_SLE, *two, "--perplexity_name_or_path", "none"))
+        sle_blip.main(arguments(tmp_path, *SHORT_SLE, *two, "--perplexity_name_or_path", "none"))
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     other, row = (row for row in results["rows"] if row["name"].startswith("SL"))
     assert isinstance(other["rs_div_2"], float)
@@ -151,7 +149,7 @@ def test_recipes_go_back_and_select_by_default():
     assert config.load_best_model_at_end is False
     *_, config = recipe.parse_args(["--use_cpu", "--load_best_model_at_end", "false"])
     assert config.load_best_model_at_end is False
-    *_, config = load_recipe().parse_args(["--use_cpu"])
+    *_, config = sle_blip.parse_args(["--use_cpu"])
     assert (config.guard, config.load_best_model_at_end) == ("rollback", True)
     # The study of what collapses trains every run to its end.
     *_, config = recipe.parse_args(["--row", "ndlb/scenes/hacking", "--use_cpu"])

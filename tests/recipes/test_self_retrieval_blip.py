@@ -1,6 +1,5 @@
 """The self-retrieval recipe from the command line's arguments to every file it promises."""
 
-import importlib
 import json
 
 import pytest
@@ -10,33 +9,15 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS
 from hf_captionrl.experiments.self_retrieval import BagArguments, describe_reward, run_name, runs_of
 from hf_captionrl.scenes.models import model_path
+from recipes import self_retrieval_blip as recipe
+from tests.recipes.short_runs import GENERATION
 
-recipe = importlib.import_module("recipes.self_retrieval_blip")
 SHORT = [
     *("--max_train_images", "24", "--max_eval_images", "12", "--max_test_images", "105", "--num_train_epochs", "2"),
     *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32", "--max_completion_length", "10"),
-    *(
-        "--generation_max_new_tokens",
-        "12",
-        "--generation_num_beams",
-        "2",
-        "--use_cpu",
-        "--disable_tqdm",
-        "true",
-        "--gallery_size",
-        "4",
-    ),
+    *GENERATION,
     *("--bag_schedule", '{"1": 2, "2": 4}', "--num_neighbours", "8", "--logging_steps", "1"),
 ]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The default run, made small."""
-    folder = tmp_path_factory.mktemp("run")
-    path = recipe.main(["--output_dir", str(folder / "out"), "--feature_cache_dir", str(folder / "cache"), *SHORT])
-    assert path == folder / "out" / "results.json"
-    return folder / "out"
 
 
 def test_table_has_columns_of_reward_scorer_and_held_out_scorer(run):
@@ -166,11 +147,12 @@ def test_the_card_says_what_was_rewarded():
     )
     assert plain.endswith("batches of 100 images per process, from random images.")
     assert said(cider_weight=0.5, reward_kind="cosine") == (
-        f"The cosine between caption and image under the scorer, plus 0.5 times CIDEr-D, {penalties}; scorer tiny-clip@main; "
+        "The cosine between caption and image under the scorer, plus 0.5 times CIDEr-D with the end token, "
+        f"{penalties}; scorer tiny-clip@main; "
         "batches of 100 images per process, from bags of look-alikes."
     )
     assert said(cider_weight=1.0, retrieval_weight=0, bag_schedule=None) == (
-        f"CIDEr-D, {penalties}; batches of 100 images per process, from random images."
+        f"CIDEr-D with the end token, {penalties}; batches of 100 images per process, from random images."
     )
     assert said(bag_distractors="random").endswith("from random images.")
     assert (

@@ -1,8 +1,6 @@
 """The recipe from the command line's arguments to every file it promises."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,48 +10,16 @@ from PIL import Image
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.evaluate_modules.results_columns import COLUMNS
+from recipes import smile_blip as recipe
 from scripts.make_small_blip import make_small_blip
+from tests.recipes.short_runs import GENERATION
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-SHORT = [
+ONE_EPOCH = [
     *("--num_train_epochs", "1", "--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32"),
-    *(
-        "--generation_max_new_tokens",
-        "12",
-        "--generation_num_beams",
-        "2",
-        "--use_cpu",
-        "--disable_tqdm",
-        "true",
-        "--gallery_size",
-        "4",
-    ),
+    *GENERATION,
 ]
-
-
-def load_recipe():
-    specification = importlib.util.spec_from_file_location("smile_blip", RECIPES / "smile_blip.py")
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["smile_blip"] = module  # dataclasses look their module up
-    specification.loader.exec_module(module)
-    return module
-
-
-recipe = load_recipe()
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The default run, made small."""
-    folder = tmp_path_factory.mktemp("run")
-    recipe.main(
-        [
-            *("--output_dir", str(folder / "out"), "--feature_cache_dir", str(folder / "cache")),
-            *("--max_train_images", "16", "--max_eval_images", "12", "--max_test_images", "105"),
-            *SHORT,
-        ]
-    )
-    return folder / "out"
+SHORT = [*("--max_train_images", "16", "--max_eval_images", "12", "--max_test_images", "105"), *ONE_EPOCH]
 
 
 def test_results_have_the_promised_shape(run):
@@ -124,7 +90,7 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
             ),
             *("--perplexity_name_or_path", "none", "--compare_mle_weights", "1.0"),
             *("--output_dir", str(tmp_path / "out"), "--learning_rate", "1e-3"),
-            *SHORT,
+            *ONE_EPOCH,
         ]
     )
     results = json.loads(path.read_text())
@@ -198,7 +164,7 @@ def test_a_row_without_further_training(tmp_path):
         [
             *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache")),
             *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "12"),
-            *SHORT,
+            *ONE_EPOCH,
             *("--num_train_epochs", "0"),
         ]
     )

@@ -131,7 +131,7 @@ def test_a_finished_run_resumes_without_training(run, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [*ROWS, "tiny"])
-def test_configurations(name):
+def test_every_configuration_is_parsed(name):
     selected = ["--config", str(recipe.CONFIGS / "tiny.yaml")] if name == "tiny" else ["--row", name]
     model, data, judge, config = recipe.parse_args(selected)
     names = list(recipe.planned_runs(config, data))

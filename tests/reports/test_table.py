@@ -37,7 +37,7 @@ def test_columns_are_those_of_every_results_file_in_this_order():
     assert [column.key for column in COLUMNS] == KEYS
 
 
-def test_directions():
+def test_columns_have_their_direction():
     assert {c.key: c.arrow for c in COLUMNS if c.arrow != "↑"} == {
         "length": "",
         "perplexity": "↓",

@@ -10,6 +10,7 @@ from hf_captionrl.text.frequencies import EOS as EOS_WORD
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.rewards.conftest import Operations
+from tests.text.authors_counts import frequencies_from_counts
 from tests.tolerances import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "cider.json").read_text())
@@ -46,7 +47,7 @@ def test_equals_the_authors_numbers(rollouts, variant, key):
 def test_equals_the_authors_numbers_with_the_end_token(rollouts):
     """The authors' counts of 5,000 images on ids, in which the end token is the word <eos>."""
     reward = ready(rollouts)
-    counts = DocumentFrequencies.from_counts(VECTORS["df_5000_eos"], VECTORS["ref_len"], eos=True)
+    counts = frequencies_from_counts(VECTORS["df_5000_eos"], VECTORS["ref_len"], eos=True)
     ids = rollouts.words.ids
     found = counts.words
     assert found is not None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.link_tree import link_tree
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,19 +19,6 @@ def example_files():
     section = text.split("\n## Add a reward\n")[1].split("\n## ")[0]
     blocks = re.findall(r"^```python\n# (\S+)\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
     return dict(blocks)
-
-
-def link_tree(source, target, replaced):
-    """A folder of links to another one's entries; the folders that lead to `replaced` are real."""
-    target.mkdir()
-    for entry in source.iterdir():
-        inside = [
-            path.relative_to(entry.name) for path in replaced if path.parts[0] == entry.name and len(path.parts) > 1
-        ]
-        if inside:
-            link_tree(entry, target / entry.name, inside)
-        elif entry.name not in (".git", "__pycache__"):
-            (target / entry.name).symlink_to(entry)
 
 
 @pytest.mark.slow  # a fresh pytest; the other examples run in warm processes

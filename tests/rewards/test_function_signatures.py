@@ -149,7 +149,7 @@ def test_positional_only_parameters_are_refused():
         CompletionReward(lambda completions, /, **kwargs: [0.0])
 
 
-def test_names():
+def test_functions_are_named_and_equal_names_refused():
     names = [
         resolve_rewards(f).names[0] for f in (of_ids, functools.partial(of_context_and_limit, 2), OfCompletions())
     ]

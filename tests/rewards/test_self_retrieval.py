@@ -81,7 +81,7 @@ def test_very_old_policies_give_finite_losses():
     assert retrieval_rewards(similarity, torch.tensor([0]), "log_prob", 100.0).tolist() == [-200.0]
 
 
-def test_unknown_kind():
+def test_unknown_reward_kind_is_refused():
     with pytest.raises(ValueError, match="reward_kind is 'rank'"):
         retrieval_rewards(torch.zeros(1, 2), torch.zeros(1).long(), "rank")  # type: ignore[arg-type]
 

@@ -4,23 +4,10 @@ import pytest
 
 from hf_captionrl.scenes import Facts, check
 from hf_captionrl.scenes.claim_spans import mark_caption
+from tests.scenes.examples import PIGS, RED_CAT
 
-PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
 FISH = Facts("fish", 3, "large", "upright", "top", "gray", "tree", "above")
 APPLE = Facts("apple", 1, "small", "upright", "middle", "white")
-CAT = Facts(
-    "cat",
-    1,
-    "large",
-    "upright",
-    "top",
-    "white",
-    "dog",
-    "left of",
-    colour="red",
-    second_colour="blue",
-    pattern="striped",
-)
 
 # caption, facts, wrong claims as (place in brackets, verdict, owner)
 CASES = [
@@ -33,9 +20,9 @@ CASES = [
     ("some [upright] pigs left of an upright mushroom", PIGS, [("misbound", "mushroom")]),
     ("two [blue] pigs on a blue background", PIGS, [("misbound", "background")]),
     ("two [red] pigs on a blue background", PIGS, [("wrong", "")]),
-    ("a [blue] cat left of a [red] dog", CAT, [("misbound", "dog"), ("misbound", "cat")]),
-    ("a [striped] cat", CAT, [("misbound", "background")]),
-    ("a cat [on a red background]", CAT, [("misbound", "cat")]),
+    ("a [blue] cat left of a [red] dog", RED_CAT, [("misbound", "dog"), ("misbound", "cat")]),
+    ("a [striped] cat", RED_CAT, [("misbound", "background")]),
+    ("a cat [on a red background]", RED_CAT, [("misbound", "cat")]),
     ("two pigs [right of] a mushroom", PIGS, [("misbound", "mushroom")]),
     ("a mushroom [left of] two pigs", PIGS, [("misbound", "pig")]),
     ("two pigs [above] a mushroom", PIGS, [("wrong", "")]),
@@ -71,7 +58,7 @@ def test_wrong_claims_stand_where_the_brackets_are(marked, facts, errors):
 @pytest.mark.parametrize("marked", [case[0] for case in CASES])
 def test_all_claims_of_the_checker_are_there(marked):
     caption = marked.replace("[", "").replace("]", "")
-    for facts in (PIGS, FISH, APPLE, CAT, PIGS.to_dict()):
+    for facts in (PIGS, FISH, APPLE, RED_CAT, PIGS.to_dict()):
         marks, result = mark_caption(caption, facts), check(caption, facts)
         assert sorted(m.claim for m in marks if m.verdict == "right") == sorted(result.right)
         assert sorted(m.claim for m in marks if m.verdict != "right") == sorted(result.wrong)

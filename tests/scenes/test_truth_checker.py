@@ -3,24 +3,11 @@
 import pytest
 
 from hf_captionrl.scenes import Facts, check
+from tests.scenes.examples import PIGS, RED_CAT
 
-PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
 DUCK = Facts("pig", 1, "small", "upright", "middle", "blue", "duck", "left of")
 TREES = Facts("tree", 2, "large", "upright", "top", "blue", "cactus", "above")
 APPLE = Facts("apple", 1, "large", "upright", "bottom", "gray")
-RED_CAT = Facts(
-    "cat",
-    1,
-    "large",
-    "upright",
-    "top",
-    "white",
-    "dog",
-    "left of",
-    colour="red",
-    second_colour="blue",
-    pattern="striped",
-)
 NIGHT = Facts("dog", 2, "small", "upright", "middle", "green", weather="rain", time="night")
 RED_CAT_RIGHT = {
     ("kind", "cat"),

@@ -58,7 +58,7 @@ def served():
     ],
     ids="connect connect_ex name sendto sendmsg create_connection getaddrinfo by_name by_address urlopen".split(),
 )
-def test_no_remedy(leave):
+def test_connections_beyond_this_machine_are_refused(leave):
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s,
         pytest.raises(OSError, match="on this machine alone"),

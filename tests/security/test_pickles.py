@@ -67,12 +67,12 @@ def without_weights(folder, into, trap, *names):
     return into
 
 
-def test_captioner(blip, trap, tmp_path):
+def test_pickled_captioner_is_not_opened(blip, trap, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*execute code"):
         load_captioner(without_weights(blip, tmp_path / "m", trap))
 
 
-def test_adapter(blip, trap, tmp_path):
+def test_pickled_adapter_is_not_opened(blip, trap, tmp_path):
     captioner = load_captioner(blip)
     captioner.add_lora("language", r=2)
     captioner.model.save_pretrained(tmp_path / "good")
@@ -82,7 +82,7 @@ def test_adapter(blip, trap, tmp_path):
         load_captioner(bad, base_model=str(blip))
 
 
-def test_scorer(trap, tmp_path):
+def test_pickled_scorer_is_not_opened(trap, tmp_path):
     bad = without_weights(model_path("scenes:siglip-held-out"), tmp_path / "m", trap)
     with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*Use `captionrl convert \S+ OUT`"):
         load_scorer(bad)
@@ -104,7 +104,7 @@ def test_parts_of_clipcap(blip, trap, tmp_path):
         assemble(without_weights(tower, tmp_path / "m", trap), blip)
 
 
-def test_conversion(blip, trap, tmp_path):
+def test_conversion_refuses_code_in_a_pickle(blip, trap, tmp_path):
     folder = without_weights(blip, tmp_path / "folder", trap, "pytorch_model.bin")
     (tmp_path / "c.pt").write_bytes(trap)
     for source in (folder, tmp_path / "c.pt"):
@@ -140,21 +140,21 @@ def test_feature_cache(trap, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bags.json", "bags.parquet", "bags.pkl"])
-def test_bags(name, trap, tmp_path):
+def test_pickled_bags_are_not_opened(name, trap, tmp_path):
     (tmp_path / name).write_bytes(trap)
     with pytest.raises(ValueError, match="bags"):
         load_bags(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["d.pkl", "d.pandas", "d.parquet", "d.arrow", "d.jsonl", "d.json", "d.csv"])
-def test_data(name, trap, tmp_path):
+def test_pickled_data_are_not_opened(name, trap, tmp_path):
     (tmp_path / name).write_bytes(trap)
     with pytest.raises(ValueError, match=r"d\."):
         load_captions(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", ["p.pkl", "p.npy", "p.json"])
-def test_pool(name, trap, tmp_path):
+def test_pickled_pool_is_not_opened(name, trap, tmp_path):
     (tmp_path / name).write_bytes(trap)
     with pytest.raises(ValueError, match=r"p\."):
         load_hard_pool(tmp_path / name)
@@ -170,7 +170,7 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_resume(name, checkpoint, trap, tmp_path):
+def test_resume_refuses_code_in_the_trainers_state(name, checkpoint, trap, tmp_path):
     # A Trainer keeps its state as pickles: they are opened for tensors and numbers alone.
     folder, rows = checkpoint
     copy = tmp_path / "run" / folder.name

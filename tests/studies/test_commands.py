@@ -118,7 +118,7 @@ def test_rebuild_is_identical_and_another_study_is_refused(files, cache, retriev
     assert "is not JSON" in capsys.readouterr().err
 
 
-def test_scores(retrieval, tmp_path, capsys):
+def test_scores_of_a_study_leave_out_broken_answers(retrieval, tmp_path, capsys):
     rng = random.Random(0)
     folder = tmp_path / "answers"
 

@@ -84,7 +84,7 @@ def test_controls_are_found_with_high_probability():
 
 
 @pytest.mark.parametrize(("sets", "systems", "size"), [(500, 3, 100), (7, 3, 100), (41, 2, 10), (1, 1, 1)])
-def test_blocks(sets, systems, size):
+def test_blocks_hold_every_pair_once(sets, systems, size):
     blocks = deal_blocks(sets, systems, size, random.Random(0))
     if (sets, systems, size) == (500, 3, 100):
         assert [len(block) for block in blocks] == [100] * 15  # the paper's design

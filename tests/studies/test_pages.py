@@ -200,7 +200,7 @@ def test_perfect_random_and_careless_participants(browser, retrieval, tmp_path):
 
 
 @needs_chromium
-def test_raters(browser, rating, tmp_path):
+def test_ratings_of_two_raters_are_scored(browser, rating, tmp_path):
     wanted = {"SYSTEM-A": [2, 4, 5], "SYSTEM-B": [4, 1, 3]}
     for part, name in (("rater-1", "anna"), ("rater-2", "ben")):
         play(browser, rating, part, name, lambda question: wanted[question["system"]], tmp_path / "answers")

@@ -67,7 +67,7 @@ def test_fixture_equals_the_java_original(tmp_path):
         ("", ""),
     ],
 )
-def test_rules(caption, tokens):
+def test_ptb_rules_give_these_tokens(caption, tokens):
     assert " ".join(ptb_tokenize(caption)) == tokens
 
 

@@ -11,6 +11,7 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from tests.tolerances import assert_close
 
 PLAIN_SGD = {
     # After one step of plain SGD the weights show the gradient; Adam would hide its scale.
@@ -41,6 +42,25 @@ def weights(trainer):
     """Copies of all parameters by name."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def largest_difference(a, b):
+    """Over all weights, which must have the same names."""
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def assert_one_plain_step(trained, model, loss, *, ulps):
+    """The trained weights are those of one step of plain SGD along the gradient of a loss, and they moved."""
+    parameters = {n: p for n, p in model.named_parameters() if "vision_model" not in n}
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    moved = 0.0
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        gradient = torch.zeros_like(parameter) if gradient is None else gradient
+        expected = parameter.detach() - PLAIN_SGD["learning_rate"] * gradient
+        assert_close(trained[name], expected, ulps=ulps, magnitude=1, msg=name)
+        moved = max(moved, gradient.abs().max().item())
+    assert moved > 1e-2
 
 
 if __name__ == "__main__":

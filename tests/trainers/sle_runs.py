@@ -24,8 +24,3 @@ def train(folder, dataset, *, resume=False, **arguments):
     trainer = build(folder, dataset, **arguments)
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer
-
-
-def largest_difference(a, b):
-    assert a.keys() == b.keys()
-    return max((a[name] - b[name]).abs().max().item() for name in a)

@@ -121,7 +121,7 @@ def test_rollback_without_a_trainer_is_refused(tmp_path):
         trainer.train()
 
 
-def test_stop(tmp_path, caplog):
+def test_guard_stops_training_without_rollback(tmp_path, caplog):
     trainer, callback = make_trainer(tmp_path, "stop", hacked_from=4)
     with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
         trainer.train()

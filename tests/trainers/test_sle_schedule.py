@@ -5,7 +5,8 @@ import torch
 
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 from tests.tolerances import resolution
-from tests.trainers.sle_runs import SLE, captioner, largest_difference, train
+from tests.trainers.one_step import largest_difference
+from tests.trainers.sle_runs import SLE, captioner, train
 
 from .one_step import train as train_smile
 from .one_step import weights

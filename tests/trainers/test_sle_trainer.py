@@ -19,7 +19,8 @@ from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers import SLEConfig
 from tests.rewards.test_diversity import plain_bleu34, plain_edit
 from tests.tolerances import assert_close, close, resolution, within
-from tests.trainers.sle_runs import build, captioner, largest_difference, train
+from tests.trainers.one_step import largest_difference
+from tests.trainers.sle_runs import build, captioner, train
 
 from .one_step import weights
 

@@ -9,9 +9,8 @@ from hf_captionrl.rewards import FunctionReward
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig
 from tests.tolerances import resolution
-from tests.trainers.one_step import weights
+from tests.trainers.one_step import largest_difference, weights
 from tests.trainers.rl_step import build, train
-from tests.trainers.sle_runs import largest_difference
 
 GROUPS = {"num_generations": 3, "do_sample": True, "seed": 5}
 LONGEST = 12  # the setting of `train`

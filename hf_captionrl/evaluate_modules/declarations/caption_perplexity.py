@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import hf_captionrl.metrics as metrics
+from hf_captionrl.evaluate_modules import citations
 from hf_captionrl.evaluate_modules.inputs import load_language_model
 from hf_captionrl.evaluate_modules.metric import Metric, forwards
 from hf_captionrl.reports.table import Column
@@ -53,14 +54,8 @@ Lower is better, but repetitive captions have a low perplexity too.
 A low perplexity means that captions are predictable, not that they are correct or good: repetition lowers it.
 Numbers from different language models cannot be compared.
 """,
-    citation="""\
-@inproceedings{yue2023smile,
-  title     = {Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation},
-  author    = {Yue, Zihao and Hu, Anwen and Zhang, Liang and Jin, Qin},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {36},
-  year      = {2023}
-}
+    citation=citations.SMILE
+    + """\
 @article{radford2019language,
   title   = {Language Models are Unsupervised Multitask Learners},
   author  = {Radford, Alec and Wu, Jeffrey and Child, Rewon and Luan, David and Amodei, Dario and Sutskever, Ilya},

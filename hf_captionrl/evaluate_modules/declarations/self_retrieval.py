@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import hf_captionrl.metrics as metrics
+from hf_captionrl.evaluate_modules import citations
 from hf_captionrl.evaluate_modules.image_pool import image_pool
 from hf_captionrl.evaluate_modules.inputs import caption_features, scorer_signature, truncation
 from hf_captionrl.evaluate_modules.metric import Metric, forwards
@@ -123,14 +124,8 @@ on the pool: compare only numbers with the same pool, protocol and scorer, which
 limited number of tokens; `truncated_share` is the share of captions that were truncated. A scorer's biases about
 people and places are also in the metric.
 """,
-    citation="""\
-@inproceedings{yue2023smile,
-  title     = {Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation},
-  author    = {Yue, Zihao and Hu, Anwen and Zhang, Liang and Jin, Qin},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {36},
-  year      = {2023}
-}
+    citation=citations.SMILE
+    + """\
 @inproceedings{dessi2023discritune,
   title     = {Cross-Domain Image Captioning with Discriminative Finetuning},
   author    = {Dess{\\`i}, Roberto and Bevilacqua, Michele and Gualdoni, Eleonora and Rakotonirina, Nathana{\\"e}l Carraz

@@ -2,13 +2,12 @@
 
 from hf_captionrl.metrics.suites.discritune import discritune_suite
 from hf_captionrl.metrics.suites.ndlb import ndlb_suite
-from hf_captionrl.metrics.suites.sle import SAMPLE_KEYS, decoding_suite, sle_suite, tradeoff_points
+from hf_captionrl.metrics.suites.sle import decoding_suite, sle_suite, tradeoff_points
 from hf_captionrl.metrics.suites.smile import smile_suite
 from hf_captionrl.metrics.suites.suite_row import EMPTY_CAPTION
 
 __all__ = [
     "EMPTY_CAPTION",
-    "SAMPLE_KEYS",
     "decoding_suite",
     "discritune_suite",
     "ndlb_suite",

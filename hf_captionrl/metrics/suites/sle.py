@@ -14,10 +14,7 @@ from hf_captionrl.metrics import caption_diversity, cider_d
 from hf_captionrl.metrics.suites.suite_row import SuiteRow, check_lengths, spoken
 from hf_captionrl.text.frequencies import DocumentFrequencies
 
-__all__ = ["SAMPLE_KEYS", "decoding_suite", "sle_suite", "tradeoff_points"]
-
-SAMPLE_KEYS: tuple[str, ...] = ("cider_d", "div_1", "div_2", "mbleu_4_per_image")
-"""Columns of Table 4, in its order."""
+__all__ = ["decoding_suite", "sle_suite", "tradeoff_points"]
 
 
 def sle_suite(
