@@ -46,8 +46,8 @@ from hf_captionrl.experiments.comparison import (
     train_runs,
 )
 from hf_captionrl.experiments.data import load_data
-from hf_captionrl.experiments.delivery import GuardedRecipe
 from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.experiments.recipe_defaults import GuardedRecipe, output_folder
 from hf_captionrl.experiments.samples import (
     SampleArguments,
     Sampler,
@@ -86,11 +86,7 @@ class SLEArguments(SampleArguments):
 class SLEBlipConfig(GuardedRecipe, SLEConfig):  # type: ignore[misc]
     """[`SLEConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
-    output_dir: str | None = field(default="outputs/sle_blip", metadata={"help": "Folder for all output."})
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept."})
-    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
+    output_dir: str | None = output_folder("sle_blip")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:

@@ -30,6 +30,7 @@ from hf_captionrl.experiments.arguments import describe
 from hf_captionrl.experiments.comparison import alone_in, plan_runs, resumes, settings_of
 from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
 from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.experiments.recipe_defaults import SaveEveryEpoch, output_folder
 from hf_captionrl.instruct.answers import (
     ANSWER_COLUMNS,
     TEXT_COLUMNS,
@@ -62,7 +63,7 @@ class LlamaArguments:
         metadata={"help": f"A folder, a name on the Hub, or {TINY_LLAMA!r}: a tiny one, trained from scratch."},
     )
     model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
-    model_dtype: str = field(default="bfloat16", metadata={"help": "Dtype of the frozen weights."})
+    dtype: str = field(default="bfloat16", metadata={"help": "Dtype of the frozen weights."})
     lora_r: int = field(default=8, metadata={"help": "Rank of the LoRA."})
     lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
@@ -72,7 +73,9 @@ class LlamaArguments:
     pretrain_epochs: float = field(
         default=0.0, metadata={"help": f"Epochs of maximum likelihood that pretrain {TINY_LLAMA!r}."}
     )
-    pretrain_learning_rate: float = field(default=3e-3, metadata={"help": "Its learning rate."})
+    pretrain_learning_rate: float = field(
+        default=3e-3, metadata={"help": f"Learning rate of the epochs that pretrain {TINY_LLAMA!r}."}
+    )
 
     def __post_init__(self) -> None:
         if self.pretrain_epochs and self.model_name_or_path != TINY_LLAMA:
@@ -100,19 +103,16 @@ class InstructionArguments:
 
 
 @dataclass
-class SmileLlamaConfig(SmileSFTConfig):
+class SmileLlamaConfig(SaveEveryEpoch, SmileSFTConfig):
     """[`SmileSFTConfig`] with the settings that appendix B states."""
 
-    output_dir: str | None = field(default="outputs/smile_llama_lora", metadata={"help": "Folder for all output."})
+    output_dir: str | None = output_folder("smile_llama_lora")
     per_device_train_batch_size: int = field(default=8, metadata={"help": "Answers per device and step."})
     num_train_epochs: float = field(default=5.0, metadata={"help": "Number of epochs: 5, 10 or 20 in the paper."})
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate; the paper does not state it."})
     max_length: int | None = field(
         default=512, metadata={"help": "Maximum length of prompt and answer in tokens; longer ones are truncated."}
     )
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept."})
-    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
     def __post_init__(self) -> None:
         # trl enables bf16 by default, which a CPU refuses.
@@ -186,7 +186,7 @@ def load_model(arguments: LlamaArguments, name: str) -> tuple[Any, Any]:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(
-        name, revision=revision, dtype=arguments.model_dtype, use_safetensors=True, trust_remote_code=False
+        name, revision=revision, dtype=arguments.dtype, use_safetensors=True, trust_remote_code=False
     )
     return model, tokenizer
 

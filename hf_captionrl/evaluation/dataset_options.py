@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_captionrl.options import CommandOptions, option, positive, share
+from hf_captionrl.evaluation.source_arguments import SourceArguments
+from hf_captionrl.options import CommandOptions, option, positive
 
 if TYPE_CHECKING:
     import datasets
@@ -45,10 +46,10 @@ def cache_dir_option(**settings: Any) -> Any:
 
 
 @dataclass
-class DatasetOptions(CommandOptions):
+class DatasetOptions(SourceArguments, CommandOptions):
     """The images that a command reads."""
 
-    heading: ClassVar[str] = "data set"
+    heading: ClassVar[str] = SourceArguments.heading
 
     dataset: str = option(
         "scenes",
@@ -62,29 +63,8 @@ class DatasetOptions(CommandOptions):
         help="a split, several ('validation+test'), or 'all' (default: 'test' of data that name several splits, else "
         "'all')",
     )
-    validation_share: float = option(
-        0.1,
-        parse=share,
-        metavar="X",
-        help="share of train that becomes validation if --split names a split that the data lack, by a hash of the ids",
-    )
-    test_share: float = option(0.1, parse=share, metavar="X", help="the same for test")
-    split_seed: int = option(0, metavar="N", help="seed of that hash, as in training")
-    dataset_config: str | None = option(
-        None, metavar="NAME", help="configuration of a data set on the Hub; of scenes: alt_text or shapes"
-    )
-    dataset_revision: str | None = option(None, metavar="REV", help="its branch, tag or commit")
-    data_dir: str | None = option(None, metavar="DIR", help="folder of 'imagefolder', with its subfolders")
-    image_root: str | None = option(None, metavar="DIR", help="folder that image paths are relative to")
-    image_column: str = option("image", metavar="NAME", help="column with the images")
-    caption_column: str = option("captions", metavar="NAME", help="column with the references")
-    image_id_column: str | None = option(None, metavar="NAME", help="column with the ids")
+    image_id_column: str | None = option(None, metavar="NAME", help="column with the image ids")
     max_images: int | None = option(None, parse=positive, metavar="N", help="use only the first N images")
-    max_bad_fraction: float = option(
-        0.05,
-        metavar="X",
-        help="largest share of unusable rows, in [0, 1]; unusable rows are left out and listed",
-    )
 
 
 @dataclass

@@ -28,8 +28,8 @@ from hf_captionrl.experiments.comparison import (
     train_runs,
 )
 from hf_captionrl.experiments.data import load_data
-from hf_captionrl.experiments.delivery import GuardedRecipe
 from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.experiments.recipe_defaults import GuardedRecipe, output_folder, with_default
 from hf_captionrl.reports.table import COLUMNS
 from hf_captionrl.reports.table_columns import REWARD_COLUMNS
 from hf_captionrl.retrieval import Scorer
@@ -91,11 +91,8 @@ class BagArguments:
 class SelfRetrievalRecipeConfig(GuardedRecipe, SelfRetrievalConfig):  # type: ignore[misc]
     """[`SelfRetrievalConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
-    output_dir: str | None = field(default="outputs/self_retrieval", metadata={"help": "Folder for all output."})
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept."})
-    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
+    output_dir: str | None = output_folder("self_retrieval")
+    save_total_limit: int | None = with_default(GuardedRecipe, "save_total_limit", 2)
 
 
 def parse_args(argv: Sequence[str] | None, default_config: Path) -> tuple[Any, ...]:

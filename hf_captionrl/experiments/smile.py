@@ -27,6 +27,7 @@ from hf_captionrl.experiments.comparison import (
     train_runs,
 )
 from hf_captionrl.experiments.data import load_data
+from hf_captionrl.experiments.recipe_defaults import EvaluateEveryEpoch
 from hf_captionrl.reports.table import COLUMNS, Column
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 
@@ -57,18 +58,12 @@ class SmileArguments:
 
 
 @dataclass
-class SmileRecipeConfig(SmileConfig):
+class SmileRecipeConfig(EvaluateEveryEpoch, SmileConfig):
     """[`SmileConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the one with the best R@1."""
 
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
-    save_total_limit: int | None = field(
-        default=1, metadata={"help": "Number of checkpoints to keep, in addition to the best one."}
-    )
     load_best_model_at_end: bool = field(
         default=True, metadata={"help": "Select the epoch with the best R@1 on the validation split."}
     )
-    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
 
 def run_name(config: SmileConfig) -> str:

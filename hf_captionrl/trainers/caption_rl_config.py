@@ -112,7 +112,8 @@ class CaptionRLConfig(CaptionConfig):
         default="warn",
         metadata={
             "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint. Unless "
-            "it is 'off', an evaluation with degenerate captions selects no checkpoint."
+            "it is 'off', an evaluation with degenerate captions selects no checkpoint, and a recipe delivers no model whose captions "
+            "have collapsed."
         },
     )
 
