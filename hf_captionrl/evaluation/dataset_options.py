@@ -37,7 +37,12 @@ __all__ = [
 
 def device_option(**settings: Any) -> Any:
     """The option `--device`."""
-    return option(None, metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)", **settings)
+    return option(
+        None,
+        metavar="NAME",
+        help="device of the model: cpu, cuda, cuda:1, ... (default: a GPU if there is one)",
+        **settings,
+    )
 
 
 def cache_dir_option(**settings: Any) -> Any:
@@ -73,11 +78,11 @@ class CaptionerOptions(CommandOptions):
 
     heading: ClassVar[str] = "captioner"
 
-    revision: str | None = option(None, metavar="REV", help="branch, tag or commit on the Hub")
+    revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the model on the Hub")
     prompt: str | None = option(
         None, metavar="TEXT", help="text that every caption continues (default: the model's prompt)"
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="of the weights")
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="dtype of the weights")
     device: str | None = device_option()
 
 
@@ -123,12 +128,14 @@ class PublicationOptions(CommandOptions):
     heading: ClassVar[str] = "publication"
 
     no_images: bool = option(False, help="leave the images out, if their licence does not allow copies")
-    repo_id: str | None = option(None, metavar="NAME", help="name on the card (default: the folder's name)")
-    license: str = option("other", metavar="NAME", help="of what this command adds")
-    source_license: str | None = option(
-        None, metavar="TEXT", help="of the images and references (default: see the source)"
+    repo_id: str | None = option(
+        None, metavar="NAME", help="name of the data set on the card (default: the folder's name)"
     )
-    language: str = option("en", metavar="CODE", help="of the captions")
+    license: str = option("other", metavar="NAME", help="licence of what this command adds")
+    source_license: str | None = option(
+        None, metavar="TEXT", help="licence of the images and references (default: see the source)"
+    )
+    language: str = option("en", metavar="CODE", help="language of the captions")
 
     def source_license_of(self, dataset: str) -> str:
         """The licence of the source as the card shows it."""
