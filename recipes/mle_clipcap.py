@@ -33,7 +33,7 @@ from hf_captionrl.console import run_main
 from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
-from hf_captionrl.experiments.comparison import Comparison, alone_in, defer_push, finish, measured, resumes
+from hf_captionrl.experiments.comparison import Comparison, alone_in, defer_push, finish, measured, should_resume
 from hf_captionrl.experiments.data import load_data
 from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
 from hf_captionrl.experiments.parsing import parse_arguments
@@ -158,7 +158,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
-    resume = resumes(config)
+    resume = should_resume(config)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
     evaluator = Evaluator.from_arguments(

@@ -41,8 +41,8 @@ from hf_captionrl.experiments.comparison import (
     defer_push,
     finish,
     plan_runs,
-    resumes,
     settings_of,
+    should_resume,
     train_runs,
 )
 from hf_captionrl.experiments.data import load_data
@@ -181,15 +181,15 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
-    resume = resumes(config)
+    resume = should_resume(config)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = Evaluator.from_arguments(
         splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits
     )
-    trains = config.num_train_epochs > 0 or config.max_steps > 0
-    configs = runs_of(config, sle_args) if trains else [copy.deepcopy(config)]
+    is_training = config.num_train_epochs > 0 or config.max_steps > 0
+    configs = runs_of(config, sle_args) if is_training else [copy.deepcopy(config)]
     configs[-1].output_dir = str(output_dir / "model")
     start_folder = output_dir / "model-xe" if len(configs) > 1 and config.rl_start_epoch else None
 
@@ -206,7 +206,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
                 load(None if first else start_folder),
                 run,
                 # Without training, the rewards need no features of the training images.
-                train_dataset=splits["train"] if trains else None,
+                train_dataset=splits["train"] if is_training else None,
                 eval_dataset=splits["validation"],
                 scorer=scorer,
                 held_out_scorer=evaluator.held_out_scorer,
@@ -215,7 +215,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
 
         name = name_of(run)
         folder = Path(str(run.output_dir)).name
-        return Run(name, folder, make, trains, START if first else XE, settings.get(name, {}))
+        return Run(name, folder, make, is_training, START if first else XE, settings.get(name, {}))
 
     settings = settings_of({name_of(run): run for run in configs if not run.rl_start_epoch} or {XE: configs[0]})
     runs = [run_of(run) for run in configs]
@@ -230,7 +230,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         max_new_tokens=config.generation_max_new_tokens,
         cache_dir=config.feature_cache_dir,
     )
-    folders: dict[str, Path | None] = {START: None} | {r.name: output_dir / r.folder for r in runs if r.trains}
+    folders: dict[str, Path | None] = {START: None} | {r.name: output_dir / r.folder for r in runs if r.is_trained}
     for row in result.rows:
         if row["name"] == result.main and result.main in result.collapsed:
             row |= sampler.not_measured("the captions have collapsed")
@@ -243,7 +243,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     title = "Sequence-level exploration"
     write_samples(output_dir, sampler, title=title)
     objective: dict[str, Any] = {"objective": "mle"}
-    if (trains and config.rl_start_epoch < config.num_train_epochs) or config.max_steps > 0:
+    if (is_training and config.rl_start_epoch < config.num_train_epochs) or config.max_steps > 0:
         objective = {"objective": "sle", "reward": describe_reward(config)}
     columns = (*COLUMNS, *SAMPLE_COLUMNS)
     shared: dict[str, Any] = {

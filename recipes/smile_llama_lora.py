@@ -27,7 +27,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 
 from hf_captionrl.console import run_main
 from hf_captionrl.experiments.arguments import describe
-from hf_captionrl.experiments.comparison import alone_in, plan_runs, resumes, settings_of
+from hf_captionrl.experiments.comparison import alone_in, plan_runs, settings_of, should_resume
 from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.experiments.recipe_defaults import SaveEveryEpoch, output_folder
@@ -204,7 +204,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push, config.push_to_hub = config.push_to_hub, False
     config.hub_private_repo = True if config.hub_private_repo is None else config.hub_private_repo
-    resume, config.resume_from_checkpoint = resumes(config), None
+    resume, config.resume_from_checkpoint = should_resume(config), None
     judge = judge_args.load()  # check before hours of training
     questions = load_questions(judge_args.questions or DATA / "questions.jsonl", judge_args.reference_answers)
     if judge is not None and judge_args.judge != "file" and any(not q.reference for q in questions):

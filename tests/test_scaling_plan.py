@@ -17,7 +17,7 @@ ROWS = [match.groupdict() for match in ROW.finditer(TEXT)]
 def calculate(text):
     """Numbers and + - * / ** ( ) alone."""
     if not re.fullmatch(r"[\d.e+\-*/() ]+", text):
-        raise ValueError(f"{text!r} is no arithmetic")
+        raise ValueError(f"{text!r} is not arithmetic")
     return eval(text, {"__builtins__": {}})
 
 

@@ -30,7 +30,7 @@ class Choice:
         has_own (`numpy.ndarray` of shape `(M,)`): Whether the text was assigned to this image alone.
         contested: Number of images that had to compete for texts.
         largest_component: Most images that compete with each other, directly or through others.
-        gap: Upper bound on how many more images could have a distinct caption; 0 if no component was cut.
+        gap: Upper bound on how many more images could have a distinct caption; 0 if no component was split.
         rank_gap: The same for images that this caption ranks first.
     """
 
@@ -63,15 +63,15 @@ def choose_candidates(
     *,
     allowed: np.ndarray | None = None,
     max_component: int = 2000,
-    assigns: bool = True,
+    exclusive: bool = True,
 ) -> Choice:
     r"""Choose a candidate for each image.
 
     The best choice has, in this order, the largest number of images with a distinct caption, of these with rank 1, and sum of
     their margins. Images compete only for texts that several of them may have. An image whose best text no other image
     may have takes it, which costs no other image anything; the remaining images fall into components that share no text,
-    and each is solved exactly. A component of more than `max_component` images is cut: its parts are solved one after the
-    other, and maximum matchings, which ignore margins, bound what the cut costs.
+    and each is solved exactly. A component of more than `max_component` images is split: its parts are solved one after the
+    other, and maximum matchings, which ignore margins, bound what the split costs.
 
     Args:
         starts (`numpy.ndarray` of shape `(M + 1,)`): First candidate of each image, and S.
@@ -80,7 +80,7 @@ def choose_candidates(
         allowed (`numpy.ndarray` of shape `(S,)`, *optional*): Candidates that meet the constraints. Others are used only for
             an image that has none of these.
         max_component: Most images solved at once.
-        assigns: False gives every image its allowed candidate with the largest margin.
+        exclusive: False gives every image its allowed candidate with the largest margin.
     """
     number = len(starts) - 1
     owner = np.arange(number).repeat(np.diff(starts))
@@ -89,7 +89,7 @@ def choose_candidates(
     fits |= ~has_any[owner]
     chosen = _fallback(owner, texts, scores, fits, number)
     has_own: np.ndarray = np.zeros(number, bool)
-    if not assigns:
+    if not exclusive:
         return Choice(chosen, has_own, 0, 0, 0, 0)
     pairs = _best_pairs(owner, texts, scores, fits)
     pairs, taken = _take_uncontested(pairs, number)
@@ -99,9 +99,9 @@ def choose_candidates(
     largest = 0
     for component in _components(pairs, contested):
         largest = max(largest, len(component))
-        found, cut = _solve(pairs, component, max_component)
+        found, bounds = _solve(pairs, component, max_component)
         chosen[owner[found]], has_own[owner[found]] = found, True
-        gaps = [total + part for total, part in zip(gaps, cut, strict=True)]
+        gaps = [total + part for total, part in zip(gaps, bounds, strict=True)]
     return Choice(chosen, has_own, len(contested), largest, *gaps)
 
 
@@ -170,7 +170,7 @@ def _components(pairs: _Pairs, images: np.ndarray) -> list[np.ndarray]:
 
 
 def _solve(pairs: _Pairs, component: np.ndarray, max_component: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Rows of the candidates for the images of a component, and bounds on texts and ranks that a cut may have lost."""
+    """Rows of the candidates for the images of a component, and bounds on texts and ranks that a split may have lost."""
     edges = _edges(pairs, component)
     one_margin = 1 << _MARGIN_BITS
     one_first = (4 * len(component) + 1) * one_margin

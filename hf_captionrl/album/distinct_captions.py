@@ -97,7 +97,7 @@ def distinct_captions(
     neighbours: Tensor | None = None,
     allowed: np.ndarray | None = None,
     max_component: int = 2000,
-    assigns: bool = True,
+    exclusive: bool = True,
     progress: Any = None,
 ) -> ChosenCaptions:
     r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
@@ -120,7 +120,7 @@ def distinct_captions(
         neighbours (`torch.Tensor` of shape `(M, k)`, *optional*): Images that an image is compared with; None for all.
         allowed (`numpy.ndarray` of shape `(S,)`, *optional*): Candidates that meet the constraints.
         max_component: Most images that compete for texts and are solved at once.
-        assigns: Whether images compete for texts; False gives each its candidate with the largest margin.
+        exclusive: Whether images compete for texts; False gives each its candidate with the largest margin.
         progress: Called with the number of images whose candidates are compared.
     """
     for row, texts in enumerate(candidates):
@@ -138,7 +138,9 @@ def distinct_captions(
     flat = [text for texts in candidates for text in texts]
     keys, numbers = _number_texts(flat)
     scores = score_candidates(text_features, starts, images, neighbours, progress)
-    choice = choose_candidates(starts, numbers, scores, allowed=allowed, max_component=max_component, assigns=assigns)
+    choice = choose_candidates(
+        starts, numbers, scores, allowed=allowed, max_component=max_component, exclusive=exclusive
+    )
     taken = choice.chosen.tolist()
     confusions = confusions_of(text_features, taken, images, neighbours)
     holders = Counter(keys[i] for i in taken)

@@ -75,8 +75,8 @@ class Source:
         splits (`dict[str, datasets.Dataset | list[dict]]`): Split name to rows.
         root (`Path`, *optional*): Folder that the paths in the image column are relative to, and must not leave.
         image_column (`str`, *optional*): The image column of this kind of source.
-        holds_videos (`bool`): True if the source is known to contain videos.
-        names_splits (`bool`): False if the source does not name splits; all rows are then `train`.
+        has_videos (`bool`): True if the source is known to contain videos.
+        has_named_splits (`bool`): False if the source does not name splits; all rows are then `train`.
         has_captions (`bool`): False for a folder of images without metadata.
     """
 
@@ -84,8 +84,8 @@ class Source:
     splits: dict[str, datasets.Dataset | list[Row]]
     root: Path | None = None
     image_column: str | None = None
-    holds_videos: bool = False
-    names_splits: bool = True
+    has_videos: bool = False
+    has_named_splits: bool = True
     has_captions: bool = True
 
 
@@ -100,7 +100,7 @@ def source_of_rows(
     """A source whose rows may name their splits."""
     splits = _by_split(rows, where)
     named = any(split_name(row.get("split")) is not None for row in rows)
-    return Source(name, splits, root, image_column, names_splits=named)
+    return Source(name, splits, root, image_column, has_named_splits=named)
 
 
 def _by_split(rows: Iterable[Row], where: str) -> dict[str, datasets.Dataset | list[Row]]:

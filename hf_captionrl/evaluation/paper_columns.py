@@ -41,7 +41,7 @@ def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references
     found = _COLUMNS[paper] if paper else ()
     if has_reward_scorer:
         found += tuple(
-            dataclasses.replace(column, key=f"reward_{column.key}", header=f"{column.header}, own")
+            dataclasses.replace(column, key=f"reward_{column.key}", header=f"{column.header}, reward\nscorer")
             for column in found
             if column.key in _BY_SCORER
         )

@@ -11,13 +11,13 @@ from typing import Any
 from hf_captionrl.experiments.log_lines import print_heading
 from hf_captionrl.trainers.checkpoint_selection import note_collapse, selection_lines
 
-__all__ = ["COLLAPSED_FOLDER", "delivery_lines", "judge_delivery", "print_deliveries", "withhold"]
+__all__ = ["COLLAPSED_FOLDER", "delivery_lines", "find_collapse", "print_deliveries", "withhold"]
 
 COLLAPSED_FOLDER = "model-collapsed"
 """Folder of the checkpoints of a recipe's own run whose captions have collapsed."""
 
 
-def judge_delivery(trainer: Any, captions: list[str]) -> str | None:
+def find_collapse(trainer: Any, captions: list[str]) -> str | None:
     """Why a trained model must not be delivered; None if it may.
 
     A checkpoint that was selected has been judged by its evaluation. Other weights are judged by their captions of the test

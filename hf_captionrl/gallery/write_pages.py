@@ -160,7 +160,7 @@ def write_pages(arguments: GalleryOptions) -> None:
     split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
     ids = [str(i) for i in split.dataset["image_id"][:]]
     held_out_scorer = EvaluationArguments(held_out_scorer_name_or_path=arguments.scorer)
-    held_out_scorer.resolve(arguments.dataset, trains=False)
+    held_out_scorer.resolve(arguments.dataset, is_training=False)
     captions = _captions(arguments, names, split, ids)
     evaluator = Evaluator(
         split.dataset,

@@ -14,14 +14,14 @@ _SIZES = (3, 5, 7)  # of bags, as in TrueMatch
 REWARD_COLUMNS: tuple[Column, ...] = (
     *(Column(f"bag_{size}_recall_at_1", f"R@1\nbags of {size}", "higher", is_fraction=True) for size in _SIZES),
     *(
-        Column(f"reward_bag_{size}_recall_at_1", f"R@1 bags\nof {size}, own", "higher", is_fraction=True)
+        Column(f"reward_bag_{size}_recall_at_1", f"R@1 bags\nof {size}, reward\nscorer", "higher", is_fraction=True)
         for size in _SIZES
     ),
     Column("bag_7_truth_recall_at_1", "R@1 bags\nof 7, truth", "higher", is_fraction=True),
-    Column("reward_rd100_recall_at_1", "R@1 RD100,\nown", "higher", is_fraction=True),
+    Column("reward_rd100_recall_at_1", "R@1 RD100,\nreward scorer", "higher", is_fraction=True),
     DEGENERATE,
 )
-"""Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer ("own") and by the
+"""Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer and by the
 facts ("truth"), and the share of captions that repeat themselves."""
 
 SAMPLE_COLUMNS: tuple[Column, ...] = tuple(

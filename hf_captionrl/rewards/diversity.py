@@ -105,7 +105,7 @@ class PairwiseDiversity(Reward):
 
     name = "diversity"
     summary = "the diversity of the captions of an image"
-    stands_alone = False
+    is_standalone = False
 
     distance: str | Distance = field(
         default="bleu34",

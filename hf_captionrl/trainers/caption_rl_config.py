@@ -136,7 +136,7 @@ class CaptionRLConfig(CaptionConfig):
         self.check()
 
     @property
-    def explores(self) -> bool:
+    def is_exploring(self) -> bool:
         """Whether training generates other captions than greedy ones: samples, or beam search."""
         beams = self.generation_kwargs.get("num_beams", 1) if isinstance(self.generation_kwargs, dict) else 1
         return bool(self.do_sample) or beams > 1
@@ -173,7 +173,7 @@ class CaptionRLConfig(CaptionConfig):
         if not 0 < self.bag_recall_threshold <= 1:
             raise ValueError(f"bag_recall_threshold is {self.bag_recall_threshold}. Use a share above 0, at most 1.")
         self.baseline = self.baseline or "none"
-        make_baseline(self.baseline, self.num_generations, do_sample=self.explores)
+        make_baseline(self.baseline, self.num_generations, do_sample=self.is_exploring)
         self._check_objective()
         self.bag_schedule = parse_bag_schedule(self.bag_schedule, ("paper", "adaptive"))  # type: ignore[assignment]
 

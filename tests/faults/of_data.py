@@ -56,7 +56,7 @@ def killed_cache(warm_process, folder, rng, kills, **more) -> Iterator[Trial]:
     assert found["right"]
 
 
-@area("cache", "a file of the feature cache cut or changed")
+@area("cache", "a file of the feature cache truncated or changed")
 def corrupted_cache(warm_process, folder, rng, kills):
     made = warm_process.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"))
     assert made.code == 0, made.output

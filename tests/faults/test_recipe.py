@@ -1,4 +1,4 @@
-"""A recipe of several trainings: stopped and gone on with, and alone in its folder."""
+"""A recipe of several trainings: stopped and resumed, and alone in its folder."""
 
 import os
 import signal

@@ -104,7 +104,7 @@ def test_everything_is_written(run):
     assert "CIDEr-D of 3 sampled captions" in card
 
 
-def test_every_run_goes_on_from_cross_entropy(run):
+def test_every_run_starts_from_the_captioner_after_cross_entropy(run):
     """What stands in the table as XE is where the others start."""
     start, *others = (
         dict(load_captioner(str(run / folder), dtype=torch.float32).model.named_parameters())
