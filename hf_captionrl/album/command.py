@@ -62,7 +62,7 @@ class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
     captions: Path | None = option(
         None, metavar="FILE", help="existing captions: .jsonl or .csv (default: those of the data, and .txt files)"
     )
-    sidecar_captions: bool = option(True, help="read the .txt file beside an image as a caption that exists")
+    sidecar_captions: bool = option(True, help="read the .txt file beside an image as an existing caption")
     output: list[Path] = option(
         [Path("album.jsonl")],
         metavar="FILE",
