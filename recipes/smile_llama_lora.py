@@ -26,11 +26,11 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 
 from hf_captionrl.console import run_main
-from hf_captionrl.experiments.arguments import describe
+from hf_captionrl.experiments.arguments import DataArguments, ModelArguments, describe
 from hf_captionrl.experiments.comparison import alone_in, plan_runs, settings_of, should_resume
 from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
 from hf_captionrl.experiments.parsing import parse_arguments
-from hf_captionrl.experiments.recipe_defaults import SaveEveryEpoch, output_folder
+from hf_captionrl.experiments.recipe_defaults import SaveEveryEpoch, output_folder, with_default
 from hf_captionrl.instruct.answers import (
     ANSWER_COLUMNS,
     TEXT_COLUMNS,
@@ -62,11 +62,11 @@ class LlamaArguments:
         default="meta-llama/Llama-3.2-1B",
         metadata={"help": f"A folder, a name on the Hub, or {TINY_LLAMA!r}: a tiny one, trained from scratch."},
     )
-    model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
+    model_revision: str | None = with_default(ModelArguments, "model_revision", None)
     dtype: str = field(default="bfloat16", metadata={"help": "Dtype of the frozen weights."})
-    lora_r: int = field(default=8, metadata={"help": "Rank of the LoRA."})
-    lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
+    lora_r: int = with_default(ModelArguments, "lora_r", 8)
+    lora_alpha: int = with_default(ModelArguments, "lora_alpha", 16)
+    lora_dropout: float = with_default(ModelArguments, "lora_dropout", 0.0)
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "v_proj"], metadata={"help": "Modules with a LoRA; lm_head is allowed."}
     )
@@ -91,7 +91,7 @@ class InstructionArguments:
         metadata={"help": f"JSON, JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}."},
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the data set."})
+    dataset_revision: str | None = with_default(DataArguments, "dataset_revision", None)
     max_train_rows: int | None = field(default=None, metadata={"help": "Maximum number of instructions."})
     max_bad_fraction: float = field(default=0.05, metadata={"help": "Largest accepted share of blank rows."})
     compare_mle_weights: list[float] = field(

@@ -44,7 +44,7 @@ def test_a_wrong_sum_is_seen():
     row = dict(ROWS[0])
     assert not wrong(row)
     assert wrong({**row, "result": "99.3"})
-    with pytest.raises(ValueError, match="no arithmetic"):
+    with pytest.raises(ValueError, match="not arithmetic"):
         calculate("__import__('os')")
 
 

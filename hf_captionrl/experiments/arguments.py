@@ -40,7 +40,9 @@ class ModelArguments:
             "a shipped model (scenes:blip-mle)."
         },
     )
-    model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
+    model_revision: str | None = field(
+        default=None, metadata={"help": "Branch, tag or commit of the model on the Hub."}
+    )
     dtype: str = field(
         default="float32",
         metadata={
