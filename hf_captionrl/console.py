@@ -65,8 +65,8 @@ def is_input_error(error: BaseException) -> bool:
 
 def _is_in_training_loop(error: BaseException) -> bool:
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    trains = any(code.co_name in ("_inner_training_loop", "training_step") for code in frames)
-    return trains and not frames[-1].co_filename.startswith(_PACKAGE + os.sep)
+    is_training = any(code.co_name in ("_inner_training_loop", "training_step") for code in frames)
+    return is_training and not frames[-1].co_filename.startswith(_PACKAGE + os.sep)
 
 
 def one_line(error: BaseException) -> str:

@@ -7,7 +7,8 @@
         model: str = option(metavar="MODEL", positional=True, help="a folder, a name on the Hub, or scenes:blip-mle")
         output: Path = option(Path("captions.jsonl"), metavar="FILE", help="file to write")
 
-The annotation of a field is the type of the option, and the help text shows its default. A command's options are listed
+The annotation of a field is the type of the option (`Annotated[float, share]`: parsed by `share`), and the help text shows its
+default. A plain field with a help text, as the arguments of training have, is an option too. A command's options are listed
 before inherited ones; each base class is a group. The function of a command takes the dataclass, so Python programs use the
 same names.
 """
@@ -19,7 +20,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 __all__ = ["CommandOptions", "add_options", "not_negative", "option", "options_from", "positive", "share"]
 
@@ -113,6 +114,8 @@ class CommandOptions:
 def _unwrapped(annotation: Any) -> tuple[Any, bool, tuple[Any, ...]]:
     """An annotation as (type of one value, whether there are several, choices)."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _unwrapped(arguments[0])
     if origin in (Union, types.UnionType):
         return _unwrapped(next(a for a in arguments if a is not type(None)))
     if origin is list:
@@ -130,27 +133,29 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _help(field: dataclasses.Field[Any], default: Any) -> str:
-    shown = field.metadata["shown_default"]
+    shown = field.metadata.get("shown_default")
     if shown is None:
         empty = default is dataclasses.MISSING or default is None or isinstance(default, bool) or default in ([], "")
         values = default if isinstance(default, list) else [default]
         shown = "" if empty else " ".join(map(str, values))
     text = field.metadata["help"].replace("%", "%%")
+    if text.endswith("."):  # an argument of training, whose help is a sentence
+        text = text[0].lower() + text[1:-1]
     return f"{text} (default: {shown})".strip().replace("  ", " ") if shown else text
 
 
 def add_options(parser: argparse.ArgumentParser, cls: type[Any], *, inherited: bool = True) -> None:
     """Add the fields of an options dataclass to a parser, its fields before inherited ones."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     groups: dict[str, Any] = {}
     seen: set[str] = set()
     for owner in cls.__mro__ if inherited else (cls,):
         for name in vars(owner).get("__annotations__", {}):
             field = cls.__dataclass_fields__.get(name)
-            if name in seen or field is None or "positional" not in field.metadata or not field.init:
+            if name in seen or field is None or "help" not in field.metadata or not field.init:
                 continue
             seen.add(name)
-            title = field.metadata["group"] or (vars(owner).get("heading") if owner is not cls else None)
+            title = field.metadata.get("group") or (vars(owner).get("heading") if owner is not cls else None)
             if title and title not in groups:
                 groups[title] = parser.add_argument_group(title)
             _add_option(groups[title] if title else parser, field, hints[name])
@@ -168,19 +173,21 @@ def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> N
             f"--{field.name}", action=argparse.BooleanOptionalAction if default else "store_true", **settings
         )
         return
-    parse = field.metadata["parse"] or kind
-    allowed = field.metadata["choices"] or choices or None
-    settings |= {"type": parse, "metavar": field.metadata["metavar"], "choices": allowed}
-    if field.metadata["repeated"]:
+    annotated = next(iter(getattr(annotation, "__metadata__", ())), None)
+    given = field.metadata
+    parse = given.get("parse") or annotated or kind
+    allowed = given.get("choices") or choices or None
+    settings |= {"type": parse, "metavar": given.get("metavar"), "choices": allowed}
+    if given.get("repeated"):
         group.add_argument(f"--{field.name}", action="append", required=required, **settings)
         return
-    nargs = field.metadata["nargs"] or ("+" if is_list else None)
-    if field.metadata["positional"]:
+    nargs = given.get("nargs") or ("+" if is_list else None)
+    if given.get("positional"):
         if nargs is None and not required:
             nargs = "?"
         group.add_argument(field.name, nargs=nargs, **settings)
         return
-    names = (f"--{field.name}", *field.metadata["aliases"])
+    names = (f"--{field.name}", *given.get("aliases", ()))
     group.add_argument(*names, dest=field.name, nargs=nargs, required=required, **settings)
 
 

@@ -33,10 +33,11 @@ from hf_captionrl.console import run_main
 from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
-from hf_captionrl.experiments.comparison import Comparison, alone_in, defer_push, finish, measured, resumes
+from hf_captionrl.experiments.comparison import Comparison, alone_in, defer_push, finish, measured, should_resume
 from hf_captionrl.experiments.data import load_data
 from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
 from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.experiments.recipe_defaults import RecipeDefaults, output_folder
 from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.scenes.models import PREFIX, model_path
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
@@ -65,7 +66,9 @@ class ClipCapArguments(ModelArguments):
         default="openai-community/gpt2", metadata={"help": "Causal language model, with its tokenizer."}
     )
     prefix_length: int = field(default=10, metadata={"help": "Number of prefix vectors before a caption."})
-    mapping_type: str = field(default="mlp", metadata={"help": "'mlp' or 'transformer'."})
+    mapping_type: str = field(
+        default="mlp", metadata={"help": "Mapper from the image to the prefix: 'mlp' or 'transformer'."}
+    )
     clip_length: int = field(default=10, metadata={"help": "Number of image vectors in the transformer mapper."})
     num_mapper_layers: int = field(default=8, metadata={"help": "Layers of the transformer mapper."})
     normalize_image_embeds: bool = field(default=False, metadata={"help": "Scale image embeddings to unit length."})
@@ -116,23 +119,24 @@ class ClipCapArguments(ModelArguments):
 
 
 @dataclass
-class MleClipCapConfig(SmileConfig):
+class MleClipCapConfig(RecipeDefaults, SmileConfig):
     """[`SmileConfig`] at lambda = 1 with the settings of "No Detail Left Behind", Table 11."""
 
-    output_dir: str | None = field(default="outputs/mle_clipcap", metadata={"help": "Folder for all output."})
-    mle_weight: float = field(default=1.0, metadata={"help": "1: maximum likelihood."})
+    output_dir: str | None = output_folder("mle_clipcap")
+    mle_weight: float = field(default=1.0, metadata={"help": "lambda of SMILE; 1 is maximum likelihood."})
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
     lr_scheduler_type: str = field(default="linear", metadata={"help": "Learning rate schedule."})
     weight_decay: float = field(default=0.0, metadata={"help": "AdamW weight decay; the paper does not state one."})
-    max_steps: int = field(default=30_000, metadata={"help": "Updates."})
-    warmup_steps: float = field(default=1_000, metadata={"help": "Of them, warm-up."})
+    max_steps: int = field(default=30_000, metadata={"help": "Number of optimizer steps."})
+    warmup_steps: float = field(
+        default=1_000, metadata={"help": "Number of optimizer steps with a rising learning rate."}
+    )
     per_device_train_batch_size: int = field(default=40, metadata={"help": "Captions per device and step."})
     freeze_vision_tower: bool = field(default=True, metadata={"help": "Do not train the vision tower."})
     cache_image_features: bool = field(default=True, metadata={"help": "Encode each image once for the whole run."})
     generation_num_beams: int = field(default=5, metadata={"help": "Number of beams for evaluation."})
     # DiscriTune's 40 tokens minus 10 for the prefix.
     generation_max_new_tokens: int = field(default=30, metadata={"help": "Maximum length of a caption in evaluation."})
-    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
@@ -154,7 +158,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
-    resume = resumes(config)
+    resume = should_resume(config)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
     evaluator = Evaluator.from_arguments(

@@ -42,13 +42,13 @@ from hf_captionrl.experiments.comparison import (
     defer_push,
     finish,
     plan_runs,
-    resumes,
     settings_of,
+    should_resume,
     train_runs,
 )
 from hf_captionrl.experiments.data import load_data
-from hf_captionrl.experiments.delivery import GuardedRecipe
 from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.experiments.recipe_defaults import GuardedRecipe, output_folder
 from hf_captionrl.experiments.samples import (
     SampleArguments,
     Sampler,
@@ -86,11 +86,7 @@ class SLEArguments(SampleArguments):
 class SLEBlipConfig(GuardedRecipe, SLEConfig):  # type: ignore[misc]
     """[`SLEConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
-    output_dir: str | None = field(default="outputs/sle_blip", metadata={"help": "Folder for all output."})
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept."})
-    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
+    output_dir: str | None = output_folder("sle_blip")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
@@ -182,15 +178,15 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
-    resume = resumes(config)
+    resume = should_resume(config)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = Evaluator.from_arguments(
         splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits
     )
-    trains = config.num_train_epochs > 0 or config.max_steps > 0
-    configs = runs_of(config, sle_args) if trains else [copy.deepcopy(config)]
+    is_training = config.num_train_epochs > 0 or config.max_steps > 0
+    configs = runs_of(config, sle_args) if is_training else [copy.deepcopy(config)]
     configs[-1].output_dir = str(output_dir / "model")
     start_folder = output_dir / "model-xe" if len(configs) > 1 and config.rl_start_epoch else None
 
@@ -207,7 +203,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
                 load(None if first else start_folder),
                 run,
                 # Without training, the rewards need no features of the training images.
-                train_dataset=splits["train"] if trains else None,
+                train_dataset=splits["train"] if is_training else None,
                 eval_dataset=splits["validation"],
                 scorer=scorer,
                 held_out_scorer=evaluator.held_out_scorer,
@@ -216,7 +212,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
 
         name = name_of(run)
         folder = Path(str(run.output_dir)).name
-        return Run(name, folder, make, trains, START if first else XE, settings.get(name, {}))
+        return Run(name, folder, make, is_training, START if first else XE, settings.get(name, {}))
 
     settings = settings_of({name_of(run): run for run in configs if not run.rl_start_epoch} or {XE: configs[0]})
     runs = [run_of(run) for run in configs]
@@ -231,7 +227,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         max_new_tokens=config.generation_max_new_tokens,
         cache_dir=config.feature_cache_dir,
     )
-    folders: dict[str, Path | None] = {START: None} | {r.name: output_dir / r.folder for r in runs if r.trains}
+    folders: dict[str, Path | None] = {START: None} | {r.name: output_dir / r.folder for r in runs if r.is_trained}
     for row in result.rows:
         if row["name"] == result.main and result.main in result.collapsed:
             row |= sampler.not_measured("the captions have collapsed")
@@ -244,7 +240,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     title = "Sequence-level exploration"
     write_samples(output_dir, sampler, title=title)
     objective: dict[str, Any] = {"objective": "mle"}
-    if (trains and config.rl_start_epoch < config.num_train_epochs) or config.max_steps > 0:
+    if (is_training and config.rl_start_epoch < config.num_train_epochs) or config.max_steps > 0:
         objective = {"objective": "sle", "reward": describe_reward(config)}
     columns = (*COLUMNS, *SAMPLE_COLUMNS)
     shared: dict[str, Any] = {

@@ -17,7 +17,7 @@ Source: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeabl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from hf_captionrl.console import run_main
 from hf_captionrl.evaluation.arguments import EvaluationArguments
 from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
 from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.experiments.recipe_defaults import output_folder
 from hf_captionrl.experiments.smile import SmileArguments, SmileRecipeConfig, compare_smile, run_name
 
 __all__ = ["main", "parse_args", "run_name"]
@@ -36,7 +37,7 @@ CONFIGS = Path(__file__).parent / "configs" / "smile_blip"
 class SmileBlipConfig(SmileRecipeConfig):
     """[`SmileRecipeConfig`] with its default folder."""
 
-    output_dir: str | None = field(default="outputs/smile_blip", metadata={"help": "Folder for all output."})
+    output_dir: str | None = output_folder("smile_blip")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:

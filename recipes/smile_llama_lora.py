@@ -26,10 +26,11 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 
 from hf_captionrl.console import run_main
-from hf_captionrl.experiments.arguments import describe
-from hf_captionrl.experiments.comparison import alone_in, plan_runs, resumes, settings_of
+from hf_captionrl.experiments.arguments import DataArguments, ModelArguments, describe
+from hf_captionrl.experiments.comparison import alone_in, plan_runs, settings_of, should_resume
 from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
 from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.experiments.recipe_defaults import SaveEveryEpoch, output_folder, with_default
 from hf_captionrl.instruct.answers import (
     ANSWER_COLUMNS,
     TEXT_COLUMNS,
@@ -61,18 +62,20 @@ class LlamaArguments:
         default="meta-llama/Llama-3.2-1B",
         metadata={"help": f"A folder, a name on the Hub, or {TINY_LLAMA!r}: a tiny one, trained from scratch."},
     )
-    model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
-    model_dtype: str = field(default="bfloat16", metadata={"help": "Dtype of the frozen weights."})
-    lora_r: int = field(default=8, metadata={"help": "Rank of the LoRA."})
-    lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
+    model_revision: str | None = with_default(ModelArguments, "model_revision", None)
+    dtype: str = field(default="bfloat16", metadata={"help": "Dtype of the frozen weights."})
+    lora_r: int = with_default(ModelArguments, "lora_r", 8)
+    lora_alpha: int = with_default(ModelArguments, "lora_alpha", 16)
+    lora_dropout: float = with_default(ModelArguments, "lora_dropout", 0.0)
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "v_proj"], metadata={"help": "Modules with a LoRA; lm_head is allowed."}
     )
     pretrain_epochs: float = field(
         default=0.0, metadata={"help": f"Epochs of maximum likelihood that pretrain {TINY_LLAMA!r}."}
     )
-    pretrain_learning_rate: float = field(default=3e-3, metadata={"help": "Its learning rate."})
+    pretrain_learning_rate: float = field(
+        default=3e-3, metadata={"help": f"Learning rate of the epochs that pretrain {TINY_LLAMA!r}."}
+    )
 
     def __post_init__(self) -> None:
         if self.pretrain_epochs and self.model_name_or_path != TINY_LLAMA:
@@ -88,7 +91,7 @@ class InstructionArguments:
         metadata={"help": f"JSON, JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}."},
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the data set."})
+    dataset_revision: str | None = with_default(DataArguments, "dataset_revision", None)
     max_train_rows: int | None = field(default=None, metadata={"help": "Maximum number of instructions."})
     max_bad_fraction: float = field(default=0.05, metadata={"help": "Largest accepted share of blank rows."})
     compare_mle_weights: list[float] = field(
@@ -100,19 +103,16 @@ class InstructionArguments:
 
 
 @dataclass
-class SmileLlamaConfig(SmileSFTConfig):
+class SmileLlamaConfig(SaveEveryEpoch, SmileSFTConfig):
     """[`SmileSFTConfig`] with the settings that appendix B states."""
 
-    output_dir: str | None = field(default="outputs/smile_llama_lora", metadata={"help": "Folder for all output."})
+    output_dir: str | None = output_folder("smile_llama_lora")
     per_device_train_batch_size: int = field(default=8, metadata={"help": "Answers per device and step."})
     num_train_epochs: float = field(default=5.0, metadata={"help": "Number of epochs: 5, 10 or 20 in the paper."})
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate; the paper does not state it."})
     max_length: int | None = field(
         default=512, metadata={"help": "Maximum length of prompt and answer in tokens; longer ones are truncated."}
     )
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints kept."})
-    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
     def __post_init__(self) -> None:
         # trl enables bf16 by default, which a CPU refuses.
@@ -186,7 +186,7 @@ def load_model(arguments: LlamaArguments, name: str) -> tuple[Any, Any]:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(
-        name, revision=revision, dtype=arguments.model_dtype, use_safetensors=True, trust_remote_code=False
+        name, revision=revision, dtype=arguments.dtype, use_safetensors=True, trust_remote_code=False
     )
     return model, tokenizer
 
@@ -204,7 +204,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push, config.push_to_hub = config.push_to_hub, False
     config.hub_private_repo = True if config.hub_private_repo is None else config.hub_private_repo
-    resume, config.resume_from_checkpoint = resumes(config), None
+    resume, config.resume_from_checkpoint = should_resume(config), None
     judge = judge_args.load()  # check before hours of training
     questions = load_questions(judge_args.questions or DATA / "questions.jsonl", judge_args.reference_answers)
     if judge is not None and judge_args.judge != "file" and any(not q.reference for q in questions):

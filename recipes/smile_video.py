@@ -16,7 +16,7 @@ Source: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeabl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from hf_captionrl.evaluate_modules.results_columns import COLUMNS
 from hf_captionrl.evaluation.arguments import EvaluationArguments
 from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
 from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.experiments.recipe_defaults import output_folder
 from hf_captionrl.experiments.smile import SmileArguments, SmileRecipeConfig, compare_smile
 from hf_captionrl.experiments.video import VIDEO_COLUMNS, VideoEvaluator
 
@@ -37,7 +38,7 @@ CONFIGS = Path(__file__).parent / "configs" / "smile_video"
 class SmileVideoConfig(SmileRecipeConfig):
     """[`SmileRecipeConfig`] with its default folder."""
 
-    output_dir: str | None = field(default="outputs/smile_video", metadata={"help": "Folder for all output."})
+    output_dir: str | None = output_folder("smile_video")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:

@@ -110,12 +110,12 @@ def beam(album: AlbumOfSeed, captioner: Any) -> list[str]:
     return generate_captions(captioner, album.images, batch_size=_BATCH, **settings)
 
 
-def chosen(album: AlbumOfSeed, name: str, number: int, *, assigns: bool) -> list[str]:
+def chosen(album: AlbumOfSeed, name: str, number: int, *, exclusive: bool) -> list[str]:
     """Of the first samples, the largest margin of each image, or the assignment of all images."""
     candidates = album.samples(name, number)
     scorer = album.scorers["reward"]
     text = scorer.text_features([caption for mine in candidates for caption in mine])
-    found = distinct_captions(candidates, text, album.features["reward"], assigns=assigns)
+    found = distinct_captions(candidates, text, album.features["reward"], exclusive=exclusive)
     return [caption.caption for caption in found.captions]
 
 
@@ -151,9 +151,9 @@ def settings_of(names: Sequence[str], samples: Sequence[int], adapt: Sequence[fl
         if name == "SMILE":
             continue
         for number in samples:
-            yield f"{name}, best of {number}", lambda a, n=name, k=number: chosen(a, n, k, assigns=False)  # type: ignore[misc]
+            yield f"{name}, best of {number}", lambda a, n=name, k=number: chosen(a, n, k, exclusive=False)  # type: ignore[misc]
             if number > 1:
-                yield f"{name}, assignment of {number}", lambda a, n=name, k=number: chosen(a, n, k, assigns=True)  # type: ignore[misc]
+                yield f"{name}, assignment of {number}", lambda a, n=name, k=number: chosen(a, n, k, exclusive=True)  # type: ignore[misc]
         for weight in (1.0, 3.0):
             yield f"{name}, RSA {weight:g}", lambda a, n=name, w=weight: pragmatic(a, n, w)  # type: ignore[misc]
     for seconds in adapt if "MLE" in names else ():

@@ -33,7 +33,7 @@ class WebSocket:
     def __init__(self, url):
         found = re.fullmatch(r"ws://([^:/]+):(\d+)(/.*)", url)
         if found is None:
-            raise ValueError(f"{url!r} is no address of a WebSocket")
+            raise ValueError(f"{url!r} is not the address of a WebSocket")
         host, port, path = found.groups()
         self._socket = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
         key = base64.b64encode(secrets.token_bytes(16)).decode()

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check.py"
 
 @pytest.mark.parametrize("sigchld", [signal.SIG_DFL, signal.SIG_IGN], ids=["default", "ignored"])
 @pytest.mark.parametrize(("targets", "code"), [(["good", "bad", "other"], 1), (["good", "other"], 0)])
-def test_the_exit_code_tells_whether_a_part_failed(tmp_path, targets, code, sigchld):
+def test_the_exit_code_is_nonzero_if_a_part_failed(tmp_path, targets, code, sigchld):
     """Also under a parent that ignores SIGCHLD, where the system would discard the exit codes of the parts."""
     (tmp_path / "Makefile").write_text("good:\n\t@echo good\nbad:\n\t@echo bad; exit 3\nother:\n\t@echo other\n")
     signals = f"import os, signal, sys; signal.signal(signal.SIGCHLD, {int(sigchld)}); os.execv(sys.executable, sys.argv[1:])"

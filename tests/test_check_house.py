@@ -338,7 +338,7 @@ def test_broken_modules_and_configs_are_faults(tmp_path):
     assert "invalid float value" in faults["recipes/configs/smile/wrong.yaml"]
 
 
-def test_the_script_tells_by_its_exit_status(tmp_path):
+def test_the_exit_status_of_the_script(tmp_path):
     root = plant(tmp_path, {"hf_captionrl/a.py": '"""A module."""\n'})
     assert run_script(root, "docstrings", "texts").returncode == 0
     plant(root, {"hf_captionrl/a.py": "x = 1\n"})

@@ -64,7 +64,7 @@ def test_a_worker_does_not_give_the_lock_away(tmp_path):
             FolderLock(tmp_path)
 
 
-def test_a_place_that_is_no_folder(tmp_path):
+def test_a_path_that_is_not_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"Nothing can be written to .*file.*choose another output_dir"):
         FolderLock(tmp_path / "file")

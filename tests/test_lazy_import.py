@@ -113,7 +113,7 @@ def test_a_library_that_cannot_be_imported_says_so_each_time(library, tmp_path):
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
             importlib.import_module(library)
-    core.write_text(good + "# mended\n")
+    core.write_text(good + "# corrected\n")
     importlib.invalidate_caches()
     assert importlib.import_module(library).load() == "theirs"  # the extension is given up, the library works
     assert calls == []

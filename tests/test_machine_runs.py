@@ -64,7 +64,7 @@ def test_slow(): assert False
     }
     assert [name.partition("::")[2] for name in found["failures"]] == ["test_that_fails"]
     assert found["torch_capability"] == "DEFAULT"
-    assert not (tmp_path / "aten-default.json").exists()  # a part is no result
+    assert not (tmp_path / "aten-default.json").exists()  # a part is not a result
 
 
 def test_configurations_run_the_files_in_different_orders():
@@ -134,7 +134,7 @@ def test_results_of_earlier_revisions_are_kept_on_demand(monkeypatch, tmp_path):
     )
 
 
-def test_changed_files_are_no_revision(monkeypatch, tmp_path):
+def test_changed_files_are_not_a_revision(monkeypatch, tmp_path):
     monkeypatch.setattr(machines, "installed_versions", lambda: {"git_revision": "abc+changes"})
     assert machines.revision() is None
     plant(tmp_path, {"two-threads.json": json.dumps({**RESULT, "revision": None})})

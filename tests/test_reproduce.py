@@ -1,4 +1,4 @@
-"""The campaign: what is finished is not run again, what was killed goes on, and the pages are those of the results."""
+"""The campaign: what is finished is not run again, what was killed resumes, and the pages are those of the results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_result_counts_if_command_seeds_and_version_are_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("killed_after", [0, 1, 2])
-def test_a_killed_run_goes_on(tmp_path, killed_after):
+def test_a_killed_run_resumes(tmp_path, killed_after):
     """The whole run in two halves does each step once, and the step at which it was killed twice."""
     output, runs_dir, called = tmp_path / "results", tmp_path / "runs", []
 

@@ -17,7 +17,7 @@ ROWS = [match.groupdict() for match in ROW.finditer(TEXT)]
 def calculate(text):
     """Numbers and + - * / ** ( ) alone."""
     if not re.fullmatch(r"[\d.e+\-*/() ]+", text):
-        raise ValueError(f"{text!r} is no arithmetic")
+        raise ValueError(f"{text!r} is not arithmetic")
     return eval(text, {"__builtins__": {}})
 
 
@@ -44,7 +44,7 @@ def test_a_wrong_sum_is_seen():
     row = dict(ROWS[0])
     assert not wrong(row)
     assert wrong({**row, "result": "99.3"})
-    with pytest.raises(ValueError, match="no arithmetic"):
+    with pytest.raises(ValueError, match="not arithmetic"):
         calculate("__import__('os')")
 
 

@@ -73,7 +73,7 @@ def test_three(): ...
     assert counts.startswith("1 passed, 3 skipped")
 
 
-def test_a_run_without_skips_says_nothing_of_them(tmp_path):
+def test_a_run_without_skips_does_not_mention_them(tmp_path):
     plant(tmp_path, {"test_a.py": "def test_one(): ...", "pytest.ini": "[pytest]"})
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -115,7 +115,7 @@ def test_ci_installs_a_browser_where_it_can(tmp_path):
     assert called == [*INSTALLED, *MADE]
 
 
-def test_ci_goes_on_without_a_browser(tmp_path):
+def test_ci_continues_without_a_browser(tmp_path):
     run, called = ci(tmp_path, installs=False)
     assert run.returncode == 0, run.stderr
     assert called == [INSTALLED[0], *MADE]

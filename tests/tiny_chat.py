@@ -1,7 +1,7 @@
 """Tiny random chat models with their real processors: nothing is downloaded.
 
 `tiny_chat(model_type)` returns `(model, processor)`. Images of two shapes give rows of two lengths wherever the real
-processor cuts tiles or keeps the native resolution.
+processor makes tiles or keeps the native resolution.
 """
 
 from __future__ import annotations

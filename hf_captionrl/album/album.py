@@ -273,7 +273,7 @@ class AlbumEngine:
             neighbours=self.neighbours,
             allowed=allowed,
             max_component=settings.max_component,
-            assigns=settings.choice == "assignment",
+            exclusive=settings.choice == "assignment",
             progress=stage_progress(self.progress, "comparing"),
         )
 

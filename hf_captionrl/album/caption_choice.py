@@ -53,7 +53,7 @@ def choose_candidates(
     *,
     allowed: np.ndarray | None = None,
     max_component: int = 2000,
-    assigns: bool = True,
+    exclusive: bool = True,
 ) -> Choice:
     r"""Choose a candidate for each image.
 
@@ -73,7 +73,7 @@ def choose_candidates(
     fits |= ~has_any[owner]
     chosen = _fallback(owner, texts, scores, fits, number)
     has_own: np.ndarray = np.zeros(number, bool)
-    if not assigns:
+    if not exclusive:
         return Choice(chosen, has_own, 0, 0, 0)
     pairs = _best_pairs(owner, texts, scores, fits)
     pairs, taken = _take_uncontested(pairs, number)

@@ -62,7 +62,7 @@ class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
     captions: Path | None = option(
         None, metavar="FILE", help="existing captions: .jsonl or .csv (default: those of the data, and .txt files)"
     )
-    sidecar_captions: bool = option(True, help="read the .txt file beside an image as a caption that exists")
+    sidecar_captions: bool = option(True, help="read the .txt file beside an image as an existing caption")
     output: list[Path] = option(
         [Path("album.jsonl")],
         metavar="FILE",
@@ -83,8 +83,10 @@ class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
         help="dual encoder that decides about --adapt (default: scenes:siglip-held-out for embedded captioners, else "
         "google/siglip-base-patch16-224)",
     )
-    group_by: Literal["folder", "album"] = option("folder", help="the images in which shared phrases are searched")
-    split: str | None = option(None, metavar="SPLIT", help="of a data set (default: all)")
+    group_by: Literal["folder", "album"] = option(
+        "folder", help="images among which shared phrases are searched: each folder, or the whole album"
+    )
+    split: str | None = option(None, metavar="SPLIT", help="split of a data set (default: all)")
     image_root: str | None = option(
         None, metavar="DIR", help="folder that image paths of a list or table are relative to"
     )

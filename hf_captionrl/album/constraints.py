@@ -26,11 +26,11 @@ def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str
     found = []
     for text in candidates:
         if len(text) > options.max_characters:
-            cut = text[: options.max_characters + 1]
+            start = text[: options.max_characters + 1]
             # Prefer the end of a clause in the second half; else the last whole word.
-            clause = max(cut.rfind(mark) for mark in (", ", "; ", ". "))
-            cut = cut[:clause] if clause > options.max_characters // 2 else cut.rpartition(" ")[0]
-            text = without_loose_end(cut) or text[: options.max_characters]
+            clause = max(start.rfind(mark) for mark in (", ", "; ", ". "))
+            start = start[:clause] if clause > options.max_characters // 2 else start.rpartition(" ")[0]
+            text = without_loose_end(start) or text[: options.max_characters]
         found.append(text)
     return list(dict.fromkeys(found))
 

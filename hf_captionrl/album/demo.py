@@ -59,8 +59,8 @@ class DemoOptions(CommandOptions):
         help="albums: a folder of images, or of folders of images (default: the embedded world's look-alikes)",
     )
     max_images: int | None = option(None, parse=positive, metavar="N", help="largest album (default: no limit)")
-    num_beams: int = option(3, parse=positive, metavar="N", help="beams of the captions side by side")
-    num_samples: int = option(12, parse=positive, metavar="N", help="candidates per image")
+    num_beams: int = option(3, parse=positive, metavar="N", help="number of beams of the captions shown side by side")
+    num_samples: int = option(12, parse=positive, metavar="N", help="number of candidates per image")
     max_new_tokens: int = option(40, parse=positive, metavar="N", help="longest caption in tokens")
     device: str | None = device_option()
     host: str = option(
@@ -79,7 +79,11 @@ class DemoOptions(CommandOptions):
         "--share, also the public name)",
     )
     port: int | None = option(
-        None, parse=positive, group="server", metavar="N", help="(default: the first free one from 7860)"
+        None,
+        parse=positive,
+        group="server",
+        metavar="N",
+        help="port to listen at (default: the first free one from 7860)",
     )
     no_browser: bool = option(False, group="server", help="do not open a browser")
     share: bool = option(

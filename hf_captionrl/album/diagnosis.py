@@ -31,8 +31,8 @@ def diagnose(album: Album, scorer: Scorer) -> None:
     album.images = [
         image
         if image.unreadable is not None
-        else replace(image, problems=_problems(image, album.num_compared, bad, cut))
-        for image, bad, cut in zip(album.images, repeated, unread, strict=True)
+        else replace(image, problems=_problems(image, album.num_compared, is_repetitive, is_unread))
+        for image, is_repetitive, is_unread in zip(album.images, repeated, unread, strict=True)
     ]
 
 

@@ -79,7 +79,7 @@ def distinct_captions(
     neighbours: Tensor | None = None,
     allowed: np.ndarray | None = None,
     max_component: int = 2000,
-    assigns: bool = True,
+    exclusive: bool = True,
     progress: Any = None,
 ) -> ChosenCaptions:
     r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
@@ -113,7 +113,9 @@ def distinct_captions(
     flat = [text for texts in candidates for text in texts]
     keys, numbers = _number_texts(flat)
     scores = score_candidates(text_features, starts, images, neighbours, progress)
-    choice = choose_candidates(starts, numbers, scores, allowed=allowed, max_component=max_component, assigns=assigns)
+    choice = choose_candidates(
+        starts, numbers, scores, allowed=allowed, max_component=max_component, exclusive=exclusive
+    )
     taken = choice.chosen.tolist()
     confusions = confusions_of(text_features, taken, images, neighbours)
     holders = Counter(keys[i] for i in taken)

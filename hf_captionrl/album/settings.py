@@ -33,9 +33,9 @@ class CandidateOptions:
 
     num_beams: int = option(4, parse=positive, metavar="N", help="candidates per image by beam search")
     num_samples: int = option(12, parse=not_negative, metavar="N", help="candidates per image by sampling")
-    temperature: float = option(0.7, metavar="X", help="sampling temperature")
+    temperature: float = option(0.7, metavar="X", help="temperature of sampling")
     max_new_tokens: int = option(40, parse=positive, metavar="N", help="longest caption in tokens")
-    seed: int = option(0, metavar="N", help="seed of the samples")
+    seed: int = option(0, metavar="N", help="seed of sampling")
     batch_size: int = option(16, parse=positive, metavar="N", help="images captioned at once")
     decoding: Literal["beam", "rsa"] = option(
         "beam", help="how beams are searched: by the captioner alone, or with a listener that knows the similar images"
@@ -56,7 +56,7 @@ class ConstraintOptions:
     heading: ClassVar[str] = "constraints"
 
     max_characters: int | None = option(
-        None, parse=positive, metavar="N", help="longest caption; 125 for alternative texts. Longer ones are shortened"
+        None, parse=positive, metavar="N", help="longest caption; longer ones are shortened; 125 for alternative texts"
     )
     require: list[str] = option([], repeated=True, metavar="WORD", help="word that every caption must contain")
     forbid: list[str] = option([], repeated=True, metavar="WORD", help="word that no caption may contain")

@@ -53,7 +53,7 @@ def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) 
             name,
             revision=revision or "",
             api_key_env=arguments.api_key_env,
-            sees_images=vision,
+            is_multimodal=vision,
             max_new_tokens=arguments.max_new_tokens,
             seed=arguments.seed,
             concurrency=arguments.concurrency,
@@ -63,7 +63,7 @@ def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) 
         )
     if kind == "vllm":
         return language_models.VLLMBackend(
-            name, revision=revision, sees_images=vision, max_new_tokens=arguments.max_new_tokens, seed=arguments.seed
+            name, revision=revision, is_multimodal=vision, max_new_tokens=arguments.max_new_tokens, seed=arguments.seed
         )
     make: Any = language_models.TransformersVisionBackend if vision else language_models.TransformersTextBackend
     if kind == "captioner":

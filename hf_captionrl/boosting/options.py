@@ -56,9 +56,14 @@ class BoostOptions(EngineOptions, DatasetOptions, PublicationOptions):
 
     output: Path = option(Path("boosted"), metavar="DIR", help="folder to write into")
     text: str | None = option(
-        None, metavar="BACKEND", group="backends", help="writes BlendCap and HolisticCap, see below"
+        None,
+        metavar="BACKEND",
+        group="backends",
+        help="language model that writes BlendCap and HolisticCap, as listed below",
     )
-    vision: str | None = option(None, metavar="BACKEND", group="backends", help="writes VisualCap, see below")
+    vision: str | None = option(
+        None, metavar="BACKEND", group="backends", help="vision model that writes VisualCap, as listed below"
+    )
     text_revision: str | None = option(
         None, metavar="REV", group="backends", help="branch, tag or commit of the language model"
     )
@@ -66,15 +71,21 @@ class BoostOptions(EngineOptions, DatasetOptions, PublicationOptions):
         None, metavar="REV", group="backends", help="branch, tag or commit of the vision model"
     )
     text_url: str | None = option(
-        None, metavar="URL", group="backends", help="address of openai:, without /chat/completions"
+        None,
+        metavar="URL",
+        group="backends",
+        help="address of the endpoint of a language model openai:NAME, without /chat/completions",
     )
     vision_url: str | None = option(
-        None, metavar="URL", group="backends", help="the same for the vision model (default: that of --text_url)"
+        None,
+        metavar="URL",
+        group="backends",
+        help="address of the endpoint of a vision model openai:NAME (default: that of --text_url)",
     )
     api_key_env: str | None = option(
         None, metavar="NAME", group="backends", help="environment variable with the key of the endpoints"
     )
-    concurrency: int = option(4, parse=positive, metavar="N", group="backends", help="concurrent requests")
+    concurrency: int = option(4, parse=positive, metavar="N", group="backends", help="number of concurrent requests")
     timeout_s: float = option(120.0, metavar="S", group="backends", help="time limit of a request, in seconds")
     tries: int = option(6, parse=positive, metavar="N", group="backends", help="largest number of requests per answer")
     backoff_s: float = option(
@@ -84,14 +95,25 @@ class BoostOptions(EngineOptions, DatasetOptions, PublicationOptions):
         8, parse=positive, metavar="N", group="backends", help="prompts per batch of transformers"
     )
     max_new_tokens: int = option(256, parse=positive, metavar="N", group="backends", help="longest answer in tokens")
-    error_rate: float = option(0.15, metavar="X", group="backends", help="of the describer of scenes, in [0, 1]")
-    mention_rate: float = option(0.85, metavar="X", group="backends", help="of the describer of scenes, in [0, 1]")
-    seed: int = option(0, metavar="N", group="backends", help="of the describer of scenes, and of sampling")
+    error_rate: float = option(
+        0.15,
+        metavar="X",
+        group="backends",
+        help="share of the facts that the describer of scenes gets wrong, in [0, 1]",
+    )
+    mention_rate: float = option(
+        0.85, metavar="X", group="backends", help="share of the facts that the describer of scenes mentions, in [0, 1]"
+    )
+    seed: int = option(0, metavar="N", group="backends", help="seed of the describer of scenes, and of sampling")
     overwrite: bool = option(
         False, group="run", help="write the shards again, for other models or settings; known answers are kept"
     )
     attempts: int = option(
-        3, parse=positive, metavar="N", group="run", help="answers per prompt until one passes the checks"
+        3,
+        parse=positive,
+        metavar="N",
+        group="run",
+        help="largest number of answers per prompt, until one passes the checks",
     )
     max_words: int = option(120, parse=positive, metavar="N", group="run", help="longest accepted answer in words")
     rows_at_once: int = option(64, parse=positive, metavar="N", group="run", help="rows per batch of prompts")
@@ -104,7 +126,7 @@ class BoostOptions(EngineOptions, DatasetOptions, PublicationOptions):
         None,
         metavar="NAME",
         group="run",
-        help="also count its tokens; the paper uses CLIP's (default: scenes:siglip-held-out on scenes, else none)",
+        help="tokenizer whose tokens are counted; the paper uses CLIP's (default: scenes:siglip-held-out on scenes, else none)",
     )
 
     @property

@@ -29,7 +29,7 @@ class SceneWriter:
 
     model = "scenes:writer"
     revision = "1"
-    sees_images = False
+    is_multimodal = False
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | Failure]]:
         """Answer prompts of the stages `blend` and `holistic`.
@@ -69,7 +69,7 @@ class SceneDescriber:
     """
 
     model = "scenes:describer"
-    sees_images = True
+    is_multimodal = True
 
     def __init__(
         self,

@@ -190,7 +190,7 @@ def boost_shard(
             f"attempts ({attempts}), rows_at_once ({rows_at_once}), max_failures ({max_failures}) and max_words "
             f"({max_words}) must be at least 1."
         )
-    if not vision.sees_images:
+    if not vision.is_multimodal:
         raise ValueError(f"The vision backend {vision.model!r} does not see images. Use one that does.")
     backends = {"blend": text, "visual": vision, "holistic": text}
     folder, mine = Path(folder), range(len(dataset)) if rows is None else rows

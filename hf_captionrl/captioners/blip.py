@@ -21,7 +21,7 @@ class BlipCaptioner(Captioner):
     family = "blip"
     model_types = ("blip",)
     image_in_cross_attention = True
-    joins_frames = True
+    can_join_frames = True
     vision_path = "vision_model"
     supports_static_cache = False
     language_lora = r"text_decoder\.bert\.encoder\..*\.(query|key|value|output\.dense)"

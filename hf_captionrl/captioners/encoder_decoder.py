@@ -27,7 +27,7 @@ class EncoderDecoderCaptioner(Captioner):
     model_types = ("vision-encoder-decoder",)
     is_encoder_decoder = True
     image_in_cross_attention = True
-    joins_frames = True
+    can_join_frames = True
     token_argument = "decoder_input_ids"
     vision_path = "encoder"
     connector_paths = ("enc_to_dec_proj",)

@@ -29,7 +29,7 @@ class Encoding(ABC):
     forced_token_ids: tuple[int, ...] = ()
     """Tokens that always follow the start token; they are neither generated nor supervised."""
 
-    joins_frames: ClassVar[bool] = False
+    can_join_frames: ClassVar[bool] = False
     """Whether the model accepts the concatenated image tokens of several frames."""
     native_frames: int = 0
     """Number of frames of the videos in `image_features`; 0 for images."""
@@ -154,7 +154,7 @@ class Encoding(ABC):
                 f"frame_pooling is 'native', but {name} is only supported with image inputs, not with video inputs. Use "
                 "frame_pooling='mean'."
             )
-        if pooling != "mean" and not self.joins_frames:
+        if pooling != "mean" and not self.can_join_frames:
             raise ValueError(
                 f"frame_pooling is {pooling!r}, but {name} accepts the image tokens of one frame, not of {num_frames}. "
                 "Use frame_pooling='mean', or a captioner with cross-attention (BLIP, VisionEncoderDecoder)."

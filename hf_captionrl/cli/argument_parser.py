@@ -29,7 +29,7 @@ class Command:
         options (`str`): `"module:Class"`, a subclass of `CommandOptions`. Its docstring describes the command, its `examples`
             end the help text. It is imported when the command is used.
         function (`str`): `"function"` of the same module, or `"module:function"`; called with the options.
-        resumes (`bool`): Whether the same command continues an interrupted run.
+        is_resumable (`bool`): Whether the same command continues an interrupted run.
         subcommands (`tuple[Command, ...]`): Instead of options and function.
         description (`str`): Of a command with subcommands.
         examples (`str`): Of a command with subcommands.
@@ -39,7 +39,7 @@ class Command:
     help: str
     options: str = ""
     function: str = ""
-    resumes: bool = False
+    is_resumable: bool = False
     subcommands: tuple[Command, ...] = ()
     description: str = ""
     examples: str = ""
@@ -74,7 +74,7 @@ def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | Non
         function = (
             command.function if ":" in command.function else f"{command.options.partition(':')[0]}:{command.function}"
         )
-        parser.set_defaults(run=_runner(cls, function), resumes=command.resumes)
+        parser.set_defaults(run=_runner(cls, function), is_resumable=command.is_resumable)
 
 
 def _runner(cls: type[Any], function: str) -> Any:

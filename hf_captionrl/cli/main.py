@@ -82,7 +82,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except SystemExit as stop:  # a subprocess has printed the reason
         return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
-        hint = "; the same command resumes" if getattr(arguments, "resumes", False) else ""
+        hint = "; the same command resumes" if getattr(arguments, "is_resumable", False) else ""
         print(f"captionrl: interrupted{hint}.", file=sys.stderr)
         return 1
     except Exception as error:

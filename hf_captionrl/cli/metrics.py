@@ -30,7 +30,9 @@ class PathOptions(CommandOptions):
           captionrl metrics path self_retrieval
     """
 
-    name: str = option(positional=True, metavar="NAME", help="such as self_retrieval or caption_diversity")
+    name: str = option(
+        positional=True, metavar="NAME", help="name of the metric, such as self_retrieval or caption_diversity"
+    )
 
 
 def install_metrics(options: InstallOptions) -> None:

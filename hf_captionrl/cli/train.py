@@ -57,12 +57,16 @@ class TrainOptions(CommandOptions):
         methods="\n".join(f"  {name:<24}{what}" for name, (_, what) in METHODS.items())
     )
 
-    processes: int = option(1, metavar="P", help="more than one: through accelerate")
+    processes: int = option(1, metavar="P", help="number of processes; more than one are started by accelerate")
     accelerate_config: str | None = option(
-        None, metavar="FILE", help="of `accelerate config`, or a name in recipes/accelerate"
+        None, metavar="FILE", help="configuration file of `accelerate config`, or a name in recipes/accelerate"
     )
-    method: str = option(positional=True, metavar="METHOD", choices=sorted(METHODS), help="one of those below")
-    arguments: list[str] = option(positional=True, nargs=argparse.REMAINDER, metavar="...", help="of the recipe")
+    method: str = option(
+        positional=True, metavar="METHOD", choices=sorted(METHODS), help="method of training, as listed below"
+    )
+    arguments: list[str] = option(
+        positional=True, nargs=argparse.REMAINDER, metavar="...", help="arguments of the recipe"
+    )
 
 
 def recipe_path(*parts: str) -> Path:

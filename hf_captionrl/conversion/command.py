@@ -46,25 +46,35 @@ class ConvertOptions(CommandOptions):
     config: str | None = option(
         None,
         metavar="MODEL",
-        help="for a file of BLIP or CLIP: folder or name with the configuration (attention heads, activation), tokenizer "
-        "and processor of the same model; without it sizes come from the shapes, and heads are 64 wide",
+        help="folder or name with the configuration (attention heads, activation), tokenizer and processor for a file of BLIP or "
+        "CLIP; without it sizes come from the shapes, and heads are 64 wide",
     )
     image_size: int | None = option(
         None,
         parse=positive,
         metavar="PIXELS",
-        help="for a file of BLIP: interpolate the image positions for this size, as BLIP's code does; its pretrained "
+        help="image size for which the positions of a file of BLIP are interpolated, as BLIP's code does; its pretrained "
         "checkpoints have 224, its captioners 384 (default: the checkpoint's)",
     )
     vision_model: str | None = option(
-        None, group="ClipCap", metavar="MODEL", help="vision tower (default: openai/clip-vit-base-patch32)"
+        None,
+        group="ClipCap",
+        metavar="MODEL",
+        help="vision tower of the ClipCap (default: openai/clip-vit-base-patch32)",
     )
     language_model: str | None = option(
-        None, group="ClipCap", metavar="MODEL", help="with tokenizer (default: openai-community/gpt2)"
+        None,
+        group="ClipCap",
+        metavar="MODEL",
+        help="language model, with its tokenizer (default: openai-community/gpt2)",
     )
     normalize_image_embeds: bool = option(False, group="ClipCap", help="the model was trained with --normalize_prefix")
     num_mapper_heads: int | None = option(
-        None, parse=positive, group="ClipCap", metavar="N", help="of a transformer mapper (default: 8)"
+        None,
+        parse=positive,
+        group="ClipCap",
+        metavar="N",
+        help="number of attention heads of a transformer mapper (default: 8)",
     )
     stop_at_period: bool = option(True, group="ClipCap", help="captions end at a full stop")
     with_code: bool = option(

@@ -76,7 +76,7 @@ def _verb(root: Any, subject: Any) -> Any | None:
     return next((c for c in subject.children if c.dep_ in ("acl", "relcl") and c.pos_ == "VERB"), None)
 
 
-def _cut(document: Any, level: str) -> str | None:
+def _shortened(document: Any, level: str) -> str | None:
     """The shortened form of one parsed caption, from its first sentence with a subject."""
     for sentence in document.sents:
         root = sentence.root
@@ -106,7 +106,7 @@ def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int 
     pipeline = load_spacy(model, exclude=["ner", "lemmatizer"])
 
     def simplify(captions: Sequence[str]) -> Iterable[str | None]:
-        return (_cut(document, level) for document in pipeline.pipe(captions, batch_size=batch_size))
+        return (_shortened(document, level) for document in pipeline.pipe(captions, batch_size=batch_size))
 
     return simplify
 
@@ -120,7 +120,7 @@ def scene_simplifier(level: Level) -> Simplifier:
     _check_level(level)
     from hf_captionrl.scenes.scene_claims import SceneClaims, read_claims, write_claims
 
-    def cut(caption: str) -> str | None:
+    def shorten(caption: str) -> str | None:
         claims = read_claims(caption)
         if claims is None:
             return None
@@ -132,24 +132,24 @@ def scene_simplifier(level: Level) -> Simplifier:
             )
         return write_claims(kept)
 
-    return lambda captions: map(cut, captions)
+    return lambda captions: map(shorten, captions)
 
 
 def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> datasets.Dataset:
     """Shorten every caption of a data set; captions without a subject are removed, and rows without captions."""
     groups = dataset["captions"][:]
     flat = [caption for group in groups for caption in group]
-    cut = list(simplifier(flat))
-    if len(cut) != len(flat):
+    shortened = list(simplifier(flat))
+    if len(shortened) != len(flat):
         raise ValueError(
-            f"The simplifier gave {len(cut)} results for {len(flat)} captions. It must return one per caption."
+            f"The simplifier gave {len(shortened)} results for {len(flat)} captions. It must return one per caption."
         )
-    found = iter(cut)
+    found = iter(shortened)
     simple = [[text for _ in group if (text := next(found)) is not None] for group in groups]
     kept = [row for row, group in enumerate(simple) if group]
     if not kept:
         raise ValueError(f"No caption of {len(dataset)} rows has a subject. Check that they are English sentences.")
-    lost = sum(text is None for text in cut)
+    lost = sum(text is None for text in shortened)
     if lost:
         logger.warning(
             "%d of %d captions have no subject and are removed, with %d rows.",

@@ -35,7 +35,7 @@ IMAGE_REMEDIES: dict[str, str] = {
 
 # Raster formats only: Pillow hands EPS to Ghostscript, and icon and font formats hold no photographs.
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
-_CUT_SHORT = ("truncated", "broken data stream", "unrecognized data stream", "incomplete", "unexpected end", "eof")
+_TRUNCATED = ("truncated", "broken data stream", "unrecognized data stream", "incomplete", "unexpected end", "eof")
 # JPEG's decoder can skip fine detail; it still reads the whole stream, so truncated files are still found.
 _DRAFT_SIDE = 32
 
@@ -131,8 +131,8 @@ def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[I
     except Exception as error:
         # Decoders raise many kinds of errors on malicious files: struct.error, SyntaxError, IndexError, zlib.error, ...
         text = f"{type(error).__name__}: {error}"
-        cut = any(sign in text.lower() for sign in _CUT_SHORT)
-        reason = "image_truncated" if cut else "image_unreadable"
+        is_truncated = any(sign in text.lower() for sign in _TRUNCATED)
+        reason = "image_truncated" if is_truncated else "image_unreadable"
         raise ImageError(reason, f"{name} does not decode ({text})") from error
 
 

@@ -68,7 +68,7 @@ class _Splits:
 
     name: str
     splits: dict[str, datasets.Dataset]
-    names_splits: bool = True
+    has_named_splits: bool = True
     has_captions: bool = True
     in_memory: bool = False
 
@@ -110,7 +110,7 @@ def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
         )
     if isinstance(data, datasets.Dataset):
         parts = by_split_column(data)
-        return Source("the data set", parts or {"train": data}, root, names_splits=bool(parts))
+        return Source("the data set", parts or {"train": data}, root, has_named_splits=bool(parts))
     if not isinstance(data, datasets.DatasetDict):
         raise ValueError(
             f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name."
@@ -132,7 +132,7 @@ def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] 
         return _load_embedded(data, arguments, wanted)
     in_memory = not isinstance(data, str | Path)
     source = _source_in_memory(data, arguments.image_root) if in_memory else read_source(str(data), arguments)
-    if source.holds_videos and not arguments.num_frames:
+    if source.has_videos and not arguments.num_frames:
         raise ValueError(f"{str(data)!r} holds videos. Set num_frames to the number of frames per video, e.g. 8.")
     arguments = replace(arguments, image_root=source.root)
     if arguments.image_column == "image" and source.image_column is not None:
@@ -146,7 +146,7 @@ def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] 
         for name, rows in source.splits.items()
     }
     splits = tell_splits_apart(splits, source.name)
-    return _Splits(source.name, _in_order(splits), source.names_splits, source.has_captions, in_memory)
+    return _Splits(source.name, _in_order(splits), source.has_named_splits, source.has_captions, in_memory)
 
 
 def _in_order(splits: Mapping[str, datasets.Dataset]) -> dict[str, datasets.Dataset]:
@@ -289,8 +289,10 @@ def choose_split(
     names = ("test",) if split is None and embedded else parse_split(split or ALL)
     found = _read_splits(dataset_name, SourceArguments(**source), names)
     splits = found.splits
-    sizes = {name: len(rows) for name, rows in splits.items()} if found.names_splits else {ALL: len(splits["train"])}
-    if split is None and found.names_splits and found.has_captions and len(splits) > 1:
+    sizes = (
+        {name: len(rows) for name, rows in splits.items()} if found.has_named_splits else {ALL: len(splits["train"])}
+    )
+    if split is None and found.has_named_splits and found.has_captions and len(splits) > 1:
         names = ("test",)
         if "test" not in splits:
             raise ValueError(
@@ -299,6 +301,6 @@ def choose_split(
             )
     if embedded or not names:
         return ChosenSplit(join_splits(splits, names, found.name), "+".join(names) or ALL, sizes)
-    if any(name not in splits for name in names) or not found.names_splits:
+    if any(name not in splits for name in names) or not found.has_named_splits:
         splits = carve_missing(splits, split_fractions, seed, found.name)
     return ChosenSplit(join_splits(splits, names, found.name), "+".join(names), sizes)

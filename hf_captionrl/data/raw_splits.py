@@ -74,8 +74,8 @@ class Source:
     splits: dict[str, datasets.Dataset | list[Row]]  # split name to rows
     root: Path | None = None  # folder that the paths in the image column are relative to, and must not leave
     image_column: str | None = None  # the image column of this kind of source
-    holds_videos: bool = False  # True if the source is known to contain videos
-    names_splits: bool = True  # False if the source does not name splits; all rows are then `train`
+    has_videos: bool = False  # True if the source is known to contain videos
+    has_named_splits: bool = True  # False if the source does not name splits; all rows are then `train`
     has_captions: bool = True  # False for a folder of images without metadata
 
 
@@ -90,7 +90,7 @@ def source_of_rows(
     """A source whose rows may name their splits."""
     splits = _by_split(rows, where)
     named = any(split_name(row.get("split")) is not None for row in rows)
-    return Source(name, splits, root, image_column, names_splits=named)
+    return Source(name, splits, root, image_column, has_named_splits=named)
 
 
 def _by_split(rows: Iterable[Row], where: str) -> dict[str, datasets.Dataset | list[Row]]:

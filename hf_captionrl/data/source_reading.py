@@ -248,4 +248,4 @@ def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArgument
         splits[ours] = rows if earlier is None else datasets.concatenate_datasets([earlier, rows])
     if len(splits) == 1 and (parts := by_split_column(*splits.values())):
         splits, named = parts, True
-    return Source(dataset_name, splits, path if root is None and path.is_dir() else root, names_splits=named)
+    return Source(dataset_name, splits, path if root is None and path.is_dir() else root, has_named_splits=named)

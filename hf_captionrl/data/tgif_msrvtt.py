@@ -166,4 +166,4 @@ def _source(name: str, root: Path, rows: Iterable[tuple[str, str, list[str], str
         splits.setdefault(SPLIT_NAMES[split], []).append(row)
     if not splits:
         raise ValueError(f"{name} holds no captioned videos. Check that it is the right file.")
-    return Source(name, splits, root, "image", holds_videos=True)
+    return Source(name, splits, root, "image", has_videos=True)

@@ -23,12 +23,12 @@ class EngineOptions(CommandOptions):
         None,
         parse=positive,
         metavar="N",
-        help="processes, or actors of the cluster (default: one per GPU, one per machine without GPUs)",
+        help="number of processes, or of actors of the cluster (default: one per GPU, one per machine without GPUs)",
     )
     address: str | None = option(
         None,
         metavar="ADDRESS",
-        help="address of the Ray cluster, 'auto' for that of this machine (default: start one)",
+        help="address of the Ray cluster; 'auto': the one of this machine (default: start one)",
     )
     rows_per_shard: int | None = option(
         None, parse=positive, metavar="N", help="rows per Parquet file (default: 64 batches)"

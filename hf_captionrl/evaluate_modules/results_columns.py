@@ -24,7 +24,7 @@ def variants(condition: str, heading: str, *columns: Column) -> tuple[Column, ..
 
 def by_reward_scorer(*columns: Column) -> tuple[Column, ...]:
     """The same numbers by the reward scorer."""
-    return variants("reward", ",\nown", *columns)
+    return variants("reward", ",\nreward\nscorer", *columns)
 
 
 (DEGENERATE,) = table_columns("degenerate", short=True)
@@ -39,7 +39,7 @@ REWARD_COLUMNS: tuple[Column, ...] = (
     *by_reward_scorer(*table_columns("rd100_recall_at_1", short=True)),
     DEGENERATE,
 )
-"""Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer ("own") and by the
+"""Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer and by the
 facts ("truth"), and the share of captions that repeat themselves."""
 
 _DIVERSITY = table_columns("cider_d", "div_1", "div_2", "mbleu_4_per_image", short=True)

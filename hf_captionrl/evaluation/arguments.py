@@ -88,12 +88,12 @@ class EvaluationArguments:
                 "scorer, or leave pool out."
             )
 
-    def resolve(self, dataset_name: str, *, trains: bool = True) -> None:
+    def resolve(self, dataset_name: str, *, is_training: bool = True) -> None:
         """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere.
 
         Args:
             dataset_name: Data set of the run.
-            trains: Whether checkpoints will be selected; warns if one scorer both selects and evaluates.
+            is_training: Whether checkpoints will be selected; warns if one scorer both selects and evaluates.
         """
         embedded = dataset_name in EMBEDDED
         selects, evaluates = ("scenes:clip-reward", "scenes:siglip-held-out") if embedded else (_CLIP, _CLIP)
@@ -101,7 +101,7 @@ class EvaluationArguments:
             selects, evaluates = evaluates, selects
         self.scorer_name_or_path = self.scorer_name_or_path or selects
         self.held_out_scorer_name_or_path = self.held_out_scorer_name_or_path or evaluates
-        if trains and self.scorer_name_or_path == self.held_out_scorer_name_or_path != "none":
+        if is_training and self.scorer_name_or_path == self.held_out_scorer_name_or_path != "none":
             logger.warning(
                 "%s both selects checkpoints and evaluates them, which overstates its results. Use another model as "
                 "--held_out_scorer_name_or_path.",

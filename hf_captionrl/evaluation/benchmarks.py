@@ -35,7 +35,9 @@ class BenchmarkOptions(HeldOutScorerOptions, CommandOptions):
 
     name: Literal["winoground", "mmvp", "imagecode"] = option(positional=True, help="the benchmark")
     data_dir: Path = option(metavar="DIR", help="folder with its files, as published")
-    captions: Path | None = option(None, metavar="FILE", help="for imagecode: captions of `captionrl caption`")
+    captions: Path | None = option(
+        None, metavar="FILE", help="captions to evaluate on imagecode, from `captionrl caption`"
+    )
     prefix: str = option(
         "a photo of ",
         metavar="TEXT",

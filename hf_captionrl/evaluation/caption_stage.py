@@ -36,7 +36,7 @@ class BatchCaptioner:
 
         self.options, self.decoding, self.dataset = options, decoding, split.dataset
         self.pipeline, self.reader, self.scorer = pipeline, reader, scorer
-        self.holds_videos = bool(frames_of(split.dataset))
+        self.has_videos = bool(frames_of(split.dataset))
 
     def batches(self, rows: range, done: set[str]) -> Iterator[tuple[list[int], list[int]]]:
         """Rows to caption together, and those of them whose captions are missing.
@@ -56,8 +56,8 @@ class BatchCaptioner:
         """Captions of the rows of one batch, without those that cannot be read."""
         import torch
 
-        images = {row: None if self.holds_videos else self.reader.open(row) for row in rows}
-        good = [row for row in rows if self.holds_videos or images[row] is not None]
+        images = {row: None if self.has_videos else self.reader.open(row) for row in rows}
+        good = [row for row in rows if self.has_videos or images[row] is not None]
         if not good:
             return {}
         if self.options.do_sample:
@@ -74,7 +74,7 @@ class BatchCaptioner:
         from hf_captionrl.captioners.eval_mode import evaluating
 
         number = self.decoding["num_return_sequences"]
-        if self.holds_videos:
+        if self.has_videos:
             found = self.pipeline(self.dataset.select(rows), batch_size=len(rows), **self.decoding)
             return found if number > 1 else [[text] for text in found]
         captioner = self.pipeline.captioner

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_captionrl.options import CommandOptions, option, positive, share
+from hf_captionrl.evaluation.source_arguments import SourceArguments
+from hf_captionrl.options import CommandOptions, option, positive
 
 if TYPE_CHECKING:
     import datasets
@@ -36,7 +37,12 @@ __all__ = [
 
 def device_option(**settings: Any) -> Any:
     """The option `--device`."""
-    return option(None, metavar="NAME", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)", **settings)
+    return option(
+        None,
+        metavar="NAME",
+        help="device of the model: cpu, cuda, cuda:1, ... (default: a GPU if there is one)",
+        **settings,
+    )
 
 
 def cache_dir_option(**settings: Any) -> Any:
@@ -45,10 +51,10 @@ def cache_dir_option(**settings: Any) -> Any:
 
 
 @dataclass
-class DatasetOptions(CommandOptions):
+class DatasetOptions(SourceArguments, CommandOptions):
     """The images that a command reads."""
 
-    heading: ClassVar[str] = "data set"
+    heading: ClassVar[str] = SourceArguments.heading
 
     dataset: str = option(
         "scenes",
@@ -62,29 +68,8 @@ class DatasetOptions(CommandOptions):
         help="a split, several ('validation+test'), or 'all' (default: 'test' of data that name several splits, else "
         "'all')",
     )
-    validation_share: float = option(
-        0.1,
-        parse=share,
-        metavar="X",
-        help="share of train that becomes validation if --split names a split that the data lack, by a hash of the ids",
-    )
-    test_share: float = option(0.1, parse=share, metavar="X", help="share of train that becomes test, in the same way")
-    split_seed: int = option(0, metavar="N", help="seed of that hash, as in training")
-    dataset_config: str | None = option(
-        None, metavar="NAME", help="configuration of a data set on the Hub; of scenes: alt_text or shapes"
-    )
-    dataset_revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the data set")
-    data_dir: str | None = option(None, metavar="DIR", help="folder of 'imagefolder', with its subfolders")
-    image_root: str | None = option(None, metavar="DIR", help="folder that image paths are relative to")
-    image_column: str = option("image", metavar="NAME", help="column with the images")
-    caption_column: str = option("captions", metavar="NAME", help="column with the references")
-    image_id_column: str | None = option(None, metavar="NAME", help="column with the ids")
+    image_id_column: str | None = option(None, metavar="NAME", help="column with the image ids")
     max_images: int | None = option(None, parse=positive, metavar="N", help="use only the first N images")
-    max_bad_fraction: float = option(
-        0.05,
-        metavar="X",
-        help="largest share of unusable rows, in [0, 1]; unusable rows are left out and listed",
-    )
 
 
 @dataclass
@@ -93,11 +78,11 @@ class CaptionerOptions(CommandOptions):
 
     heading: ClassVar[str] = "captioner"
 
-    revision: str | None = option(None, metavar="REV", help="branch, tag or commit on the Hub")
+    revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the model on the Hub")
     prompt: str | None = option(
         None, metavar="TEXT", help="text that every caption continues (default: the model's prompt)"
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="data type of the weights")
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="dtype of the weights")
     device: str | None = device_option()
 
 
@@ -143,8 +128,10 @@ class PublicationOptions(CommandOptions):
     heading: ClassVar[str] = "publication"
 
     no_images: bool = option(False, help="leave the images out, if their licence does not allow copies")
-    repo_id: str | None = option(None, metavar="NAME", help="name on the card (default: the folder's name)")
-    license: str = option("other", metavar="NAME", help="licence of the additions of this command")
+    repo_id: str | None = option(
+        None, metavar="NAME", help="name of the data set on the card (default: the folder's name)"
+    )
+    license: str = option("other", metavar="NAME", help="licence of what this command adds")
     source_license: str | None = option(
         None, metavar="TEXT", help="licence of the images and references (default: see the source)"
     )

@@ -68,7 +68,7 @@ class EvaluateOptions(EngineOptions, HeldOutScorerOptions, DatasetOptions):
     names: list[str] | None = option(
         None, metavar="NAME", help="names of the files in the tables (default: file names)"
     )
-    suite: Literal["smile", "discritune", "sle", "ndlb", "all"] = option("smile", help="which tables")
+    suite: Literal["smile", "discritune", "sle", "ndlb", "all"] = option("smile", help="tables to compute")
     output_dir: Path = option(Path("outputs/evaluate"), metavar="DIR", help="folder to write")
     clip_prefix: str | None = option(
         None,
@@ -118,7 +118,9 @@ class EvaluateOptions(EngineOptions, HeldOutScorerOptions, DatasetOptions):
         help="also compute the mean entropy of this captioner's distributions along the captions, in nats",
     )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")
-    seed: int = option(0, group="evaluation", metavar="N", help="seed of bootstrap, tests and the human captions")
+    seed: int = option(
+        0, group="evaluation", metavar="N", help="seed of the bootstrap, the tests and the choice of human captions"
+    )
 
 
 def _words(scored: Sequence[ScoredCaptions], references: list[list[str]]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def held_out_scorer_name(dataset: str, name: str | None) -> str:
     from hf_captionrl.evaluation.arguments import EvaluationArguments
 
     wanted = EvaluationArguments(held_out_scorer_name_or_path=name)
-    wanted.resolve(dataset, trains=False)
+    wanted.resolve(dataset, is_training=False)
     return str(wanted.held_out_scorer_name_or_path)
 
 
@@ -33,7 +33,7 @@ def load_evaluators(
     from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
 
     wanted = EvaluationArguments(held_out_scorer_name_or_path=scorer_name, perplexity_name_or_path=language_model_name)
-    wanted.resolve(dataset, trains=False)
+    wanted.resolve(dataset, is_training=False)
     reasons: dict[str, str] = {}
     scorer = language_model = None
     name = str(wanted.held_out_scorer_name_or_path)

@@ -44,7 +44,7 @@ class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
         metavar="FILE",
         help="bags: .parquet or .json; neighbours: .safetensors (default: bags.parquet, neighbours.safetensors)",
     )
-    mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what to mine, see below")
+    mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what to mine, as listed below")
     approximate: bool = option(False, group="similarity", help="search with faiss, and print the measured recall")
     feature_shards: Path | None = option(
         None, metavar="DIR", group="similarity", help="output of `captionrl features`, instead of the images"
@@ -57,8 +57,8 @@ class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
         aliases=("--bag-sizes", "--bag_size", "--bag-size"),
         help="images per bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
     )
-    top: int = option(200, parse=positive, metavar="N", group="bags", help="neighbours per image")
-    seed: int = option(0, metavar="N", group="bags", help="seed of the training bags")
+    top: int = option(200, parse=positive, metavar="N", group="bags", help="number of neighbours per image")
+    seed: int = option(0, metavar="N", group="bags", help="seed of the bags for training")
 
 
 def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:

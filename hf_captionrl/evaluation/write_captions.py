@@ -54,7 +54,9 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
           captionrl caption MODEL --dataset OWNER/NAME --split train --output /shared/captions --engine ray --address auto
     """
 
-    model: str = option(positional=True, metavar="MODEL", help="a folder, a name on the Hub, or scenes:blip-mle")
+    model: str = option(
+        positional=True, metavar="MODEL", help="captioner: a folder, a name on the Hub, or scenes:blip-mle"
+    )
     output: Path | None = option(
         None,
         metavar="FILE",
@@ -66,7 +68,7 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
         None,
         metavar="NAME",
         group="captioner",
-        help="attention implementation: 'sdpa', 'eager', 'flash_attention_2', ... (default: transformers')",
+        help="implementation of attention: 'sdpa', 'eager', 'flash_attention_2', ... (default: transformers')",
     )
     load_in_4bit: bool = option(
         False, group="captioner", help="quantize the weights to 4 bits; needs bitsandbytes and a GPU"
@@ -85,27 +87,35 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
         help="cache of keys and values; transformers compiles the decoding step of a static cache on a GPU",
     )
     num_beams: int | None = option(
-        None, parse=positive, metavar="N", group="decoding", help="beams (default: 3, or 1 with --do_sample)"
+        None, parse=positive, metavar="N", group="decoding", help="number of beams (default: 3, or 1 with --do_sample)"
     )
     max_new_tokens: int = option(40, parse=positive, metavar="N", group="decoding", help="longest caption in tokens")
-    num_return_sequences: int = option(1, parse=positive, metavar="N", group="decoding", help="captions per image")
+    num_return_sequences: int = option(
+        1, parse=positive, metavar="N", group="decoding", help="number of captions per image"
+    )
     rerank: str | None = option(
         None,
         metavar="SCORER",
         group="decoding",
-        help="dual encoder that chooses the most similar of the captions of an image, which alone is written: a folder, a name "
-        "on the Hub, scenes:clip-reward; needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
+        help="write only the caption most similar to its image, by this scorer: a folder, a name on the Hub, scenes:clip-reward; "
+        "needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
     )
     length_penalty: float = option(
-        1.0, metavar="X", group="decoding", help="exponent of the length in the score of beams"
+        1.0,
+        metavar="X",
+        group="decoding",
+        help="exponent of the length that divides a beam's score; above 0: longer captions",
     )
-    repetition_penalty: float = option(1.0, metavar="X", group="decoding", help="above 1: fewer repeated tokens")
+    repetition_penalty: float = option(1.0, metavar="X", group="decoding", help="penalty on repeated tokens; 1: none")
     do_sample: bool = option(False, group="decoding", help="sample captions from the whole distribution")
-    temperature: float = option(1.0, metavar="X", group="decoding", help="sampling temperature")
+    temperature: float = option(1.0, metavar="X", group="decoding", help="temperature of sampling")
     top_p: float = option(
-        1.0, metavar="X", group="decoding", help="sample from the most likely tokens with this total probability"
+        1.0,
+        metavar="X",
+        group="decoding",
+        help="nucleus sampling: smallest probability mass that is kept; 1: all tokens",
     )
-    top_k: int = option(0, metavar="N", group="decoding", help="sample from the N most likely tokens; 0: all tokens")
+    top_k: int = option(0, metavar="N", group="decoding", help="sample only from this many tokens; 0: all tokens")
     seed: int = option(0, metavar="N", group="decoding", help="seed of sampling")
 
     @property

@@ -41,7 +41,7 @@ class PixelsOptions(CachedRowsOptions, DatasetOptions):
     """
 
     model: str = option(metavar="NAME", help="captioner to train: a folder, a name on the Hub, or scenes:blip-mle")
-    revision: str | None = option(None, metavar="REV", help="its branch, tag or commit on the Hub")
+    revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the captioner on the Hub")
     form: Literal["uint8", "jpeg"] = option(
         "uint8", help="exact pixels, or JPEGs in about a tenth of the space; the value of cache_pixels in training"
     )

@@ -13,6 +13,7 @@ import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data.caption_simplifying import LEVELS
+from hf_captionrl.evaluation.source_arguments import SourceArguments
 from hf_captionrl.scenes.models import PREFIX, model_path
 from hf_captionrl.trainers.policy import check_model_init_kwargs
 
@@ -39,7 +40,9 @@ class ModelArguments:
             "a shipped model (scenes:blip-mle)."
         },
     )
-    model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
+    model_revision: str | None = field(
+        default=None, metadata={"help": "Branch, tag or commit of the model on the Hub."}
+    )
     dtype: str = field(
         default="float32",
         metadata={
@@ -54,7 +57,10 @@ class ModelArguments:
         default=False,
         metadata={"help": "Quantize the frozen base of a LoRA to 4 bits. Needs --tune, bitsandbytes and a GPU."},
     )
-    load_in_8bit: bool = field(default=False, metadata={"help": "The same with 8 bits."})
+    load_in_8bit: bool = field(
+        default=False,
+        metadata={"help": "Quantize the frozen base of a LoRA to 8 bits. Needs --tune, bitsandbytes and a GPU."},
+    )
     # Copied from the trainer's configuration, because the recipe loads the model; not an argument.
     model_init_kwargs: dict[str, Any] = field(default_factory=dict, init=False)
     fresh_language_model: bool = field(
@@ -156,7 +162,7 @@ def _randomise_language_model(captioner: Captioner) -> None:
 
 
 @dataclass
-class DataArguments:
+class DataArguments(SourceArguments):
     """The images and captions for training and evaluation."""
 
     dataset_name: str = field(
@@ -164,33 +170,6 @@ class DataArguments:
         metadata={
             "help": "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
             "'concadia' with --data_dir, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
-        },
-    )
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "Configuration of a data set on the Hub; of scenes: alt_text or shapes."}
-    )
-    dataset_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the data set."})
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Folder of 'imagefolder': images and a metadata.jsonl."}
-    )
-    image_root: str | None = field(default=None, metadata={"help": "Folder that image paths are relative to."})
-    image_column: str = field(default="image", metadata={"help": "Column with the images."})
-    caption_column: str = field(
-        default="captions", metadata={"help": "Column with the captions, a string or a list of strings."}
-    )
-    validation_share: float = field(
-        default=0.1,
-        metadata={
-            "help": "For data without a validation split: share of the images, in [0, 1), that a hash of the image "
-            "ids assigns to it. The sizes are printed."
-        },
-    )
-    test_share: float = field(default=0.1, metadata={"help": "The same for data without a test split."})
-    split_seed: int = field(
-        default=0,
-        metadata={
-            "help": "Seed of that hash; independent of --seed, so that all runs and `captionrl` divide the data in "
-            "the same way."
         },
     )
     train_captions: str | None = field(
@@ -202,7 +181,7 @@ class DataArguments:
     )
     train_captions_column: str = field(
         default="captions",
-        metadata={"help": "Caption column of that file, a string or a list of strings, e.g. 'blend_caption'."},
+        metadata={"help": "Caption column of train_captions, a string or a list of strings, e.g. 'blend_caption'."},
     )
     test_references: str | None = field(
         default=None,
@@ -210,7 +189,7 @@ class DataArguments:
             "help": "File like train_captions for the test split; the table then has CIDEr-D against these references as well."
         },
     )
-    test_references_column: str = field(default="captions", metadata={"help": "Caption column of that file."})
+    test_references_column: str = field(default="captions", metadata={"help": "Caption column of test_references."})
     simplify: str | None = field(
         default=None,
         metadata={
@@ -225,9 +204,6 @@ class DataArguments:
             "help": "0: the data are images. Otherwise the number of frames per video; frame_pooling pools their "
             "features. Needs freeze_vision_tower and cache_image_features."
         },
-    )
-    max_bad_fraction: float = field(
-        default=0.05, metadata={"help": "Largest share of invalid rows; above it, training does not start."}
     )
     max_train_images: int | None = field(default=None, metadata={"help": "Maximum number of training images."})
     max_eval_images: int | None = field(default=None, metadata={"help": "Maximum number of validation images."})

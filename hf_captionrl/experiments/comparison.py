@@ -20,7 +20,7 @@ from hf_captionrl.experiments.arguments import describe
 from hf_captionrl.experiments.delivery import (
     COLLAPSED_FOLDER,
     delivery_lines,
-    judge_delivery,
+    find_collapse,
     print_deliveries,
     withhold,
 )
@@ -42,8 +42,8 @@ __all__ = [
     "finish",
     "measured",
     "plan_runs",
-    "resumes",
     "settings_of",
+    "should_resume",
     "train_runs",
 ]
 
@@ -59,7 +59,7 @@ class Run:
         name (`str`): Its row in the table.
         folder (`str`): Folder of its checkpoints, relative to the recipe's folder; `model` for the recipe's own run.
         make (`Callable`): Builds the trainer.
-        trains (`bool`): False for a captioner that is only evaluated.
+        is_trained (`bool`): False for a captioner that is only evaluated.
         starts_from (`str`): Name of the run whose captioner this run continues; by default the initial captioner.
         settings (`dict`): The arguments in which the runs of the comparison differ, with this run's values.
     """
@@ -67,7 +67,7 @@ class Run:
     name: str
     folder: str
     make: Callable[[], CaptionTrainer]
-    trains: bool = True
+    is_trained: bool = True
     starts_from: str = START
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -165,7 +165,7 @@ def alone_in(config: Any) -> Iterator[None]:
         yield
 
 
-def resumes(config: CaptionConfig) -> bool:
+def should_resume(config: CaptionConfig) -> bool:
     """Whether to resume an interrupted recipe.
 
     Args:
@@ -208,7 +208,7 @@ def train_runs(
     for number, run in enumerate(runs):
         trainer = run.make()
         use_log_lines(trainer)
-        if run.trains and trainer.is_world_process_zero():
+        if run.is_trained and trainer.is_world_process_zero():
             settings = ", ".join(f"{key}={value}" for key, value in run.settings.items())
             print_heading(f"{number + 1} of {len(runs)}: {run.name}" + (f" ({settings})" if settings else ""))
         if number == 0 and not resume and trainer.is_world_process_zero():
@@ -219,7 +219,7 @@ def train_runs(
         if not result.captions:
             result.captions[START] = trainer.generate_captions(test)
             result.rows.append(measured(START, result.captions[START], evaluator, trainer))
-        if run.trains:
+        if run.is_trained:
             if run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
             if evaluator.learning_curves:
@@ -243,7 +243,7 @@ def train_runs(
             withhold(output_dir / run.folder)
         if run.folder == "model":
             result.captioner = None if is_withheld else trainer.captioner
-            result.main = run.name if run.trains else START
+            result.main = run.name if run.is_trained else START
         result.is_main_process = trainer.is_world_process_zero()
     row, _ = evaluator.reference_row()
     result.rows.append(row)
@@ -252,7 +252,7 @@ def train_runs(
 
 def _note_delivery(result: Comparison, name: str, trainer: CaptionTrainer) -> None:
     """Record the selected checkpoint, and in the last row whether the captions have collapsed."""
-    reason = judge_delivery(trainer, result.captions[name])
+    reason = find_collapse(trainer, result.captions[name])
     if reason is not None:
         result.collapsed[name] = reason
         result.rows[-1]["note"] = f"the captions have collapsed. {reason}"

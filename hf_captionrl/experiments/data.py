@@ -128,14 +128,16 @@ def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Datase
         `str`: One or two sentences.
     """
     sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
-    cut = {None: "", "simplest": " cut to the subject", "simpler": " cut to subject, verb and object"}[
-        arguments.simplify
-    ]
+    shortened = {
+        None: "",
+        "simplest": " shortened to the subject",
+        "simpler": " shortened to subject, verb and object",
+    }[arguments.simplify]
     if arguments.dataset_name in EMBEDDED:
         what = "clips" if arguments.num_frames else "scenes"
         return (
             f"The embedded world of hf_captionrl: {what} of Noto Emoji sprites composed by rule, each with five captions "
-            f"that leave most facts out{',' * bool(cut)}{cut} ({sizes} {'videos' if arguments.num_frames else 'images'})."
+            f"that leave most facts out{',' * bool(shortened)}{shortened} ({sizes} {'videos' if arguments.num_frames else 'images'})."
         )
     of_frames = f" ({arguments.num_frames} frames of each)" if arguments.num_frames else ""
-    return f"{sizes} {'videos' if arguments.num_frames else 'images'} with their captions{cut}{of_frames}."
+    return f"{sizes} {'videos' if arguments.num_frames else 'images'} with their captions{shortened}{of_frames}."

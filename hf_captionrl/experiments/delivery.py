@@ -5,49 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hf_captionrl.experiments.log_lines import print_heading
 from hf_captionrl.trainers.checkpoint_selection import note_collapse, selection_lines
 
-__all__ = ["COLLAPSED_FOLDER", "GuardedRecipe", "delivery_lines", "judge_delivery", "print_deliveries", "withhold"]
+__all__ = ["COLLAPSED_FOLDER", "delivery_lines", "find_collapse", "print_deliveries", "withhold"]
 
 COLLAPSED_FOLDER = "model-collapsed"
 """Folder of the checkpoints of a recipe's own run whose captions have collapsed."""
 
 
-@dataclass
-class GuardedRecipe:
-    """Defaults of recipes that train with rewards; a base class before the trainer's configuration."""
-
-    guard: str = field(
-        default="rollback",
-        metadata={
-            "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint. Unless "
-            "it is 'off', a model whose captions have collapsed is not delivered."
-        },
-    )
-    load_best_model_at_end: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Select the checkpoint with the best R@1 on the validation split, by the reward scorer. None: yes, if every "
-            "checkpoint is evaluated."
-        },
-    )
-
-    def __post_init__(self) -> None:
-        if self.load_best_model_at_end is None:
-            evaluates, saves = (
-                str(getattr(value, "value", value))
-                for value in (self.eval_strategy, self.save_strategy)  # type: ignore[attr-defined]
-            )
-            self.load_best_model_at_end = evaluates == saves != "no"
-        super().__post_init__()  # type: ignore[misc]
-
-
-def judge_delivery(trainer: Any, captions: list[str]) -> str | None:
+def find_collapse(trainer: Any, captions: list[str]) -> str | None:
     """Why a trained model must not be delivered; None if it may.
 
     A checkpoint that was selected has been judged by its evaluation. Other weights are judged by their captions of the test

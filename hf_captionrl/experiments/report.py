@@ -74,7 +74,7 @@ def write_report(
 
 
 def columns_to_print(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> tuple[Column, ...]:
-    """The columns, with the share of degenerate captions first if it exceeds the guard's limit: a terminal may cut the last."""
+    """The columns, with the share of degenerate captions first if it exceeds the guard's limit: a terminal may hide the last."""
     limit = GuardThresholds().max_degenerate or 0.0
     if not any((row.get(DEGENERATE.key) or 0.0) > limit for row in rows):
         return tuple(columns)

@@ -24,13 +24,13 @@ from hf_captionrl.experiments.comparison import (
     defer_push,
     finish,
     plan_runs,
-    resumes,
     settings_of,
+    should_resume,
     train_runs,
 )
 from hf_captionrl.experiments.data import load_data
-from hf_captionrl.experiments.delivery import GuardedRecipe
 from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.experiments.recipe_defaults import GuardedRecipe, output_folder, with_default
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.retrieval.bag_files import load_neighbours
 from hf_captionrl.retrieval.neighbours import nearest_neighbours
@@ -90,11 +90,8 @@ class BagArguments:
 class SelfRetrievalRecipeConfig(GuardedRecipe, SelfRetrievalConfig):  # type: ignore[misc]
     """[`SelfRetrievalConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
-    output_dir: str | None = field(default="outputs/self_retrieval", metadata={"help": "Folder for all output."})
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept."})
-    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
+    output_dir: str | None = output_folder("self_retrieval")
+    save_total_limit: int | None = with_default(GuardedRecipe, "save_total_limit", 2)
 
 
 def parse_args(argv: Sequence[str] | None = None, *, default_config: Path) -> tuple[Any, ...]:
@@ -168,11 +165,11 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
             "Self-retrieval needs a reward scorer and a held-out scorer. Set scorer_name_or_path and "
             "held_out_scorer_name_or_path."
         )
-    trains = config.num_train_epochs > 0 or config.max_steps > 0
-    if push and not trains:
+    is_training = config.num_train_epochs > 0 or config.max_steps > 0
+    if push and not is_training:
         raise ValueError("push_to_hub is set, but num_train_epochs=0 only evaluates. Leave push_to_hub out, or train.")
-    resume = resumes(config)
-    configs = runs_of(config, bag_args.named_variants if trains else {})
+    resume = should_resume(config)
+    configs = runs_of(config, bag_args.named_variants if is_training else {})
     settings = settings_of(configs)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
@@ -185,11 +182,11 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
         reward_scorer=scorers[0],
         splits=splits,
     )
-    wants_bags = trains and any(
+    has_bags = is_training and any(
         c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values()
     )
     neighbours = None
-    if wants_bags:
+    if has_bags:
         neighbours = neighbours_of(splits["train"], scorers[0], bag_args, config.feature_cache_dir)  # type: ignore[arg-type]
 
     def run_of(name: str, run: SelfRetrievalRecipeConfig) -> Run:
@@ -199,20 +196,20 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
                 scorers,  # type: ignore[arg-type]
                 run,
                 # Without training, the rewards need no features of the training images.
-                train_dataset=splits["train"] if trains else None,
+                train_dataset=splits["train"] if is_training else None,
                 eval_dataset=splits["validation"],
                 held_out_scorer=evaluator.held_out_scorer,
                 neighbours=neighbours if run.bag_schedule is not None else None,
                 peft_config=model_args.peft_config,
             )
 
-        return Run(name, Path(str(run.output_dir)).name, make, trains, settings=settings[name])
+        return Run(name, Path(str(run.output_dir)).name, make, is_training, settings=settings[name])
 
     runs = [run_of(name, run) for name, run in configs.items()]
     result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
     if not result.is_main_process:
         return output_dir / "results.json"
-    if not trains:
+    if not is_training:
         result.captioner = None  # an evaluation trains no model, so there is no card to write
     return finish(
         result,

@@ -23,11 +23,12 @@ from hf_captionrl.experiments.comparison import (
     defer_push,
     finish,
     plan_runs,
-    resumes,
     settings_of,
+    should_resume,
     train_runs,
 )
 from hf_captionrl.experiments.data import load_data
+from hf_captionrl.experiments.recipe_defaults import EvaluateEveryEpoch
 from hf_captionrl.reports.table import Column
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 
@@ -58,18 +59,12 @@ class SmileArguments:
 
 
 @dataclass
-class SmileRecipeConfig(SmileConfig):
+class SmileRecipeConfig(EvaluateEveryEpoch, SmileConfig):
     """[`SmileConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the one with the best R@1."""
 
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save."})
-    save_total_limit: int | None = field(
-        default=1, metadata={"help": "Number of checkpoints to keep, in addition to the best one."}
-    )
     load_best_model_at_end: bool = field(
         default=True, metadata={"help": "Select the epoch with the best R@1 on the validation split."}
     )
-    save_on_signal: bool = field(default=True, metadata={"help": "On SIGTERM save a checkpoint and exit with 0."})
 
 
 def run_name(config: SmileConfig) -> str:
@@ -134,14 +129,14 @@ def _compare(
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
-    trains = config.num_train_epochs > 0 or config.max_steps > 0
-    begins = trains and smile_args.mle_epochs > 0
-    if begins and model_args.tune is not None:
+    is_training = config.num_train_epochs > 0 or config.max_steps > 0
+    has_mle_stage = is_training and smile_args.mle_epochs > 0
+    if has_mle_stage and model_args.tune is not None:
         raise ValueError(
             f"mle_epochs is {smile_args.mle_epochs:g}, but the runs after these epochs train the whole model, not a "
             "LoRA. Leave out --tune, or use --mle_epochs 0 with a captioner that was trained on the data."
         )
-    resume = resumes(config)
+    resume = should_resume(config)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
@@ -151,7 +146,7 @@ def _compare(
     first_folder = output_dir / "model-mle"
 
     def load(run: SmileRecipeConfig) -> Captioner:
-        if begins and run.output_dir != str(first_folder):
+        if has_mle_stage and run.output_dir != str(first_folder):
             return load_captioner(str(first_folder), prompt=run.prompt, dtype=torch.float32)
         if model_args.fresh_language_model:
             set_seed(config.seed)
@@ -168,18 +163,18 @@ def _compare(
                 peft_config=model_args.peft_config,
             )
 
-        starts_from = FIRST if begins and name != FIRST else START
-        return Run(name, Path(str(run.output_dir)).name, make, trains, starts_from, settings)
+        starts_from = FIRST if has_mle_stage and name != FIRST else START
+        return Run(name, Path(str(run.output_dir)).name, make, is_training, starts_from, settings)
 
-    configs = runs_of(config, smile_args.compare_mle_weights if trains else [])
+    configs = runs_of(config, smile_args.compare_mle_weights if is_training else [])
     settings = settings_of(configs)
-    runs = [made(FIRST, _first(config, smile_args, first_folder), {})] if begins else []
+    runs = [made(FIRST, _first(config, smile_args, first_folder), {})] if has_mle_stage else []
     runs += [made(name, run, settings[name]) for name, run in configs.items()]
     result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
     if not result.is_main_process:
         return output_dir / "results.json"
     objective = {
-        "objective": "mle" if not trains or config.mle_weight == 1.0 else "smile",
+        "objective": "mle" if not is_training or config.mle_weight == 1.0 else "smile",
         "mle_weight": config.mle_weight,
         "first_token": "mle" if config.first_token in (None, "mle") else "smile",
     }

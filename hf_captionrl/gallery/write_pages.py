@@ -62,7 +62,7 @@ class GalleryOptions(HeldOutScorerOptions, DatasetOptions):
     bag_size: int | None = option(
         None, parse=positive, group="choice", metavar="K", help="images per bag (default: 5, or the smallest size)"
     )
-    max_bags: int = option(8, parse=positive, group="choice", metavar="N", help="bags shown")
+    max_bags: int = option(8, parse=positive, group="choice", metavar="N", help="number of bags to show")
     max_shown: int = option(
         24, parse=positive, group="choice", metavar="N", help="images of errors.html and pairs of cider.html"
     )
@@ -72,8 +72,8 @@ class GalleryOptions(HeldOutScorerOptions, DatasetOptions):
     max_cider: float = option(
         0.1, group="choice", metavar="X", help="unrewarded.html: largest CIDEr-D of a right caption, exclusive"
     )
-    seed: int = option(0, group="choice", metavar="N", help="of the choice of bags")
-    num_beams: int = option(3, parse=positive, group="captioners", metavar="N", help="beams")
+    seed: int = option(0, group="choice", metavar="N", help="seed of the choice of bags")
+    num_beams: int = option(3, parse=positive, group="captioners", metavar="N", help="number of beams of captioners")
     max_new_tokens: int = option(40, parse=positive, group="captioners", metavar="N", help="longest caption in tokens")
     batch_size: int = option(16, parse=positive, group="captioners", metavar="N", help="images captioned at once")
     device: str | None = device_option(group="captioners")
@@ -160,7 +160,7 @@ def write_pages(arguments: GalleryOptions) -> None:
     split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
     ids = [str(i) for i in split.dataset["image_id"][:]]
     held_out_scorer = EvaluationArguments(held_out_scorer_name_or_path=arguments.scorer)
-    held_out_scorer.resolve(arguments.dataset, trains=False)
+    held_out_scorer.resolve(arguments.dataset, is_training=False)
     captions = _captions(arguments, names, split, ids)
     evaluator = Evaluator(
         split.dataset,

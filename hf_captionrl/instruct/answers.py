@@ -46,17 +46,21 @@ class JudgeArguments:
     answer_max_new_tokens: int = field(default=512, metadata={"help": "Maximum length of an answer in tokens."})
     judge: str = field(
         default="none",
-        metadata={"help": "'none', 'endpoint' (OpenAI-compatible), 'model' (of transformers) or 'file' (of ratings)."},
+        metadata={
+            "help": "Judge of the answers: 'none', 'endpoint' (OpenAI-compatible), 'model' (of transformers) or 'file' (of ratings)."
+        },
     )
     judge_base_url: str | None = field(
         default=None, metadata={"help": "Address of the endpoint, such as http://localhost:8000/v1."}
     )
-    judge_model: str | None = field(default=None, metadata={"help": "Name at the endpoint, or folder or Hub name."})
+    judge_model: str | None = field(
+        default=None, metadata={"help": "Name of the judge: at the endpoint, or a folder or a name on the Hub."}
+    )
     judge_key_variable: str = field(
         default="JUDGE_API_KEY",
         metadata={"help": "Environment variable with the endpoint's key, if it needs one."},
     )
-    judge_ratings: str | None = field(default=None, metadata={"help": "JSON Lines of ratings for 'file'."})
+    judge_ratings: str | None = field(default=None, metadata={"help": "JSON Lines of ratings, for judge='file'."})
     answers: str | None = field(
         default=None, metadata={"help": "answers.jsonl of an earlier run, to judge its answers without training."}
     )

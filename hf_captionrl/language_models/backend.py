@@ -51,12 +51,12 @@ class Backend(Protocol):
         model (`str`): Name for the provenance of each answer.
         revision (`str`): Commit, hash of the weights or version, and all settings that change answers. Answers of other
             revisions are not reused.
-        sees_images (`bool`): Whether it answers prompts with images.
+        is_multimodal (`bool`): Whether it answers prompts with images.
     """
 
     model: str
     revision: str
-    sees_images: bool
+    is_multimodal: bool
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Yield position and answer of each prompt as soon as the answer arrives, so that it can be stored."""

@@ -51,10 +51,10 @@ def image_url(image: Any) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def chat_turns(prompt: Prompt, sees_images: bool, *, image_first: bool = False) -> list[dict[str, Any]]:
+def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False) -> list[dict[str, Any]]:
     """A prompt as the messages of a chat, with its image in the last one."""
     turns: list[dict[str, Any]] = list(prompt.turns())
-    if prompt.image is not None and sees_images:
+    if prompt.image is not None and is_multimodal:
         text = {"type": "text", "text": prompt.user}
         image = {"type": "image_url", "image_url": {"url": image_url(prompt.image)}}
         turns[-1] = {"role": "user", "content": [image, text] if image_first else [text, image]}
@@ -73,7 +73,7 @@ class HTTPBackend:
         model (`str`): Name of the model there.
         revision (`str`): Revision for the provenance, because endpoints do not report one.
         api_key_env (`str`, *optional*): Environment variable with the key; `None` for no key.
-        sees_images (`bool`): Whether to send images.
+        is_multimodal (`bool`): Whether to send images.
         max_new_tokens (`int`): Longest answer.
         temperature (`float`): Of sampling; later attempts use at least 0.7.
         seed (`int`, *optional*): Sent plus the number of the attempt; `None` for servers without seeds.
@@ -91,7 +91,7 @@ class HTTPBackend:
         *,
         revision: str = "",
         api_key_env: str | None = None,
-        sees_images: bool = False,
+        is_multimodal: bool = False,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
         seed: int | None = 0,
@@ -126,7 +126,7 @@ class HTTPBackend:
                     "which are invalid in a key. Put only the endpoint's key into it."
                 )
         self._url = base_url.rstrip("/") + "/chat/completions"
-        self.model, self.sees_images = model, sees_images
+        self.model, self.is_multimodal = model, is_multimodal
         self.revision = "; ".join(
             part
             for part in (revision, f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}")
@@ -149,7 +149,7 @@ class HTTPBackend:
         temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
         body = {
             "model": self.model,
-            "messages": chat_turns(prompt, self.sees_images),
+            "messages": chat_turns(prompt, self.is_multimodal),
             "temperature": temperature,
             **self._settings,
         }

@@ -88,7 +88,7 @@ class LocalBackend(ABC):
         engine (`str`): Name of the engine in the revision.
     """
 
-    sees_images = False
+    is_multimodal = False
 
     def __init__(
         self, model: str, identity: str, *, max_new_tokens: int, batch_size: int | None = None, engine: str = ""

@@ -150,7 +150,7 @@ class TransformersVisionBackend(TransformersBackend):
     Arguments as in [`TransformersBackend`].
     """
 
-    sees_images = True
+    is_multimodal = True
     model_class = "AutoModelForImageTextToText"
     processor_class = "AutoProcessor"
 
@@ -186,7 +186,7 @@ class CaptionerBackend(LocalBackend):
     Arguments as in [`TransformersBackend`].
     """
 
-    sees_images = True
+    is_multimodal = True
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class VLLMBackend(LocalBackend):
     Args:
         model (`str`): A folder or a name on the Hub.
         revision (`str`, *optional*): Branch, tag or commit.
-        sees_images (`bool`): Whether it answers prompts with images.
+        is_multimodal (`bool`): Whether it answers prompts with images.
         max_new_tokens (`int`): Longest answer.
         dtype (`str`): Data type of the weights.
         seed (`int`): Seed of sampling at later attempts.
@@ -29,7 +29,7 @@ class VLLMBackend(LocalBackend):
         model: str,
         *,
         revision: str | None = None,
-        sees_images: bool = False,
+        is_multimodal: bool = False,
         max_new_tokens: int = 256,
         dtype: str = "auto",
         seed: int = 0,
@@ -43,7 +43,7 @@ class VLLMBackend(LocalBackend):
         self._vllm = vllm
         # By default vLLM falls back to pickled weights.
         self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed, load_format="safetensors")
-        self._seed, self.sees_images = seed, sees_images
+        self._seed, self.is_multimodal = seed, is_multimodal
         # A single batch, because vLLM batches the prompts itself.
         super().__init__(model, folder_revision(model, revision), max_new_tokens=max_new_tokens, engine="vllm")
 
@@ -54,6 +54,6 @@ class VLLMBackend(LocalBackend):
             max_tokens=self._max_new_tokens,
             seed=self._seed + attempt,
         )
-        chats = [chat_turns(prompt, self.sees_images, image_first=True) for prompt in prompts]
+        chats = [chat_turns(prompt, self.is_multimodal, image_first=True) for prompt in prompts]
         answers = [found.outputs[0] for found in self._engine.chat(chats, settings, use_tqdm=False)]
         return [Truncated(said.text) if said.finish_reason == "length" else said.text for said in answers]

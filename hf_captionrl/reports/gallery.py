@@ -24,9 +24,9 @@ __all__ = [
     "GalleryItem",
     "Mark",
     "Verdict",
-    "cut_at_marks",
     "embedded_image",
     "mark_claims",
+    "split_at_marks",
     "write_gallery",
 ]
 
@@ -140,10 +140,10 @@ def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> tuple[
                     break
             else:
                 absent.append(Piece(claim, verdict))
-    return _cut(text, taken), absent
+    return _in_pieces(text, taken), absent
 
 
-def cut_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Piece]]:
+def split_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Piece]]:
     """Split a caption at its claims. If two overlap, the wrong one is marked, so that no error is hidden.
 
     Args:
@@ -172,10 +172,10 @@ def cut_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Pi
             taken.append((mark.start, mark.end, mark.verdict))
         else:
             absent.append(Piece(mark.text, mark.verdict))
-    return _cut(text, taken), absent
+    return _in_pieces(text, taken), absent
 
 
-def _cut(text: str, taken: Sequence[tuple[int, int, Verdict]]) -> list[Piece]:
+def _in_pieces(text: str, taken: Sequence[tuple[int, int, Verdict]]) -> list[Piece]:
     """The whole text in pieces, one of them per claim."""
     pieces: list[Piece] = []
     at = 0
@@ -262,7 +262,7 @@ def _card(item: GalleryItem, methods: dict[str, int], pixelated: bool | None) ->
         if caption.marks is None:
             pieces, absent = mark_claims(caption.text, caption.right, caption.wrong)
         else:
-            pieces, absent = cut_at_marks(caption.text, caption.marks)
+            pieces, absent = split_at_marks(caption.text, caption.marks)
         marks = caption.marks or ()
         rank_class = (
             "" if caption.rank is None else "first" if caption.rank == 1 else "near" if caption.rank <= 5 else "far"

@@ -39,7 +39,7 @@ class RewardArguments:
             if not 0 <= weight < float("inf"):
                 raise ValueError(f"{reward.weight_argument} is {weight}. Use 0 or more.")
         # A configuration may compute its weights from another field, as SLE's alpha.
-        alone = [r.weight_argument for r in self.reward_types if r.stands_alone and hasattr(self, r.weight_argument)]
+        alone = [r.weight_argument for r in self.reward_types if r.is_standalone and hasattr(self, r.weight_argument)]
         if alone and not any(getattr(self, name) for name in alone):
             names = " and ".join(alone)
             raise ValueError(f"{names} are all 0, so that nothing is rewarded. Set one of them above 0.")

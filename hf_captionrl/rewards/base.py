@@ -38,7 +38,7 @@ class RewardData:
         device (`torch.device`): Device of the training.
         scorer (`Scorer`, *optional*): The trainer's scorer, for rewards that have none.
         max_completion_length (`int`, *optional*): Longest caption in the policy's tokens, the end token included.
-        bags (`bool`): Whether batches consist of bags.
+        has_bags (`bool`): Whether batches consist of bags.
         columns (`Sequence[str]`): Names of the columns of the training data.
     """
 
@@ -50,7 +50,7 @@ class RewardData:
     device: torch.device
     scorer: Any | None = None
     max_completion_length: int | None = None
-    bags: bool = False
+    has_bags: bool = False
     columns: Sequence[str] = ()
 
 
@@ -152,7 +152,7 @@ class Reward(ABC):
         summary: What is rewarded, as a noun phrase, for help texts and model cards.
         default_weight: Weight in a configuration that does not set it.
         weight_argument: Configuration argument that holds the weight; by default `{name}_weight`.
-        stands_alone: Whether it may be the only reward. False for penalties, which alone would teach empty captions.
+        is_standalone: Whether it may be the only reward. False for penalties, which alone would teach empty captions.
     """
 
     name: str = "reward"
@@ -160,7 +160,7 @@ class Reward(ABC):
     summary: str = ""
     default_weight: float = 0.0
     weight_argument: str = ""
-    stands_alone: bool = True
+    is_standalone: bool = True
 
     def describe(self) -> str:
         """The rewards of these arguments.

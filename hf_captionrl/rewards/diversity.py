@@ -105,7 +105,7 @@ class PairwiseDiversity(Reward):
 
     name = "diversity"
     summary = "the diversity of the captions of an image"
-    stands_alone = False
+    is_standalone = False
 
     distance: str | Distance = field(
         default="bleu34",
@@ -116,7 +116,7 @@ class PairwiseDiversity(Reward):
     diversity: str = field(
         default="pairwise",
         metadata={
-            "help": "'pairwise' is the paper's; 'multi_reference' the code of 2018: minus the BLEU against all the other "
+            "help": "Diversity of a caption: 'pairwise', the paper's, or 'multi_reference', that of the code of 2018: minus the BLEU against all the other "
             "captions at once, with a baseline of at least -0.5."
         },
     )

@@ -48,7 +48,7 @@ class RepetitionPenalty(Reward):
 
     name = "repetition"
     summary = "the penalty on repetition"
-    stands_alone = False
+    is_standalone = False
 
     order: int = 2
 
@@ -71,7 +71,7 @@ class LengthPenalty(Reward):
 
     name = "length"
     summary = "the penalty on tokens beyond max_tokens"
-    stands_alone = False
+    is_standalone = False
 
     max_tokens: int = field(
         default=30, metadata={"help": "Longest caption without a length penalty, in tokens, the end token included."}
@@ -95,7 +95,7 @@ class TruncationPenalty(Reward):
 
     name = "truncation"
     summary = "the penalty on truncated captions"
-    stands_alone = False
+    is_standalone = False
 
     def __call__(self, context: RewardContext) -> Tensor:
         return -(~context.ended).double()

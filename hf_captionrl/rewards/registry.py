@@ -42,7 +42,7 @@ def register_reward(reward: _RewardType) -> _RewardType:
         reward.weight_argument = f"{reward.name}_weight"
     REWARDS[reward.name] = reward
     # Weighted sums add up in this order, so a new file must not change that of the others.
-    ordered = sorted(REWARDS.values(), key=lambda r: (not r.stands_alone, -r.default_weight))
+    ordered = sorted(REWARDS.values(), key=lambda r: (not r.is_standalone, -r.default_weight))
     REWARDS.clear()
     REWARDS.update({r.name: r for r in ordered})
     return reward

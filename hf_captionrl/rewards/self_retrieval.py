@@ -205,7 +205,7 @@ class SelfRetrieval(Reward):
         """Load the scorers and encode every training image once."""
         if not self.scorers and data.scorer is None:
             raise ValueError("Self-retrieval needs a scorer. Pass SelfRetrieval(scorer) or the trainer's scorer.")
-        if self.distractor_scope == "bag" and not data.bags:
+        if self.distractor_scope == "bag" and not data.has_bags:
             raise ValueError(
                 "distractor_scope='bag' needs batches of bags. Pass neighbours (and a schedule) to the trainer, or use "
                 "distractor_scope='batch'."

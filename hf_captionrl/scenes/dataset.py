@@ -114,10 +114,12 @@ def _unique(draw: Callable[[], Any], seen: set[Facts], number: int) -> list[Any]
     return scenes
 
 
-def _unique_bag(draw_bag: Callable[[int, bool], list[Any]], seen: set[Facts], size: int, against: bool) -> list[Any]:
+def _unique_bag(
+    draw_bag: Callable[[int, bool], list[Any]], seen: set[Facts], size: int, against_preferences: bool
+) -> list[Any]:
     """A bag of scenes that were not seen before."""
     while True:
-        bag = draw_bag(size, against)
+        bag = draw_bag(size, against_preferences)
         facts = [scene.facts for scene in bag]
         if not seen.intersection(facts):
             seen.update(facts)
@@ -288,7 +290,7 @@ def _composed(
     kinds = KINDS[kind]
     return compose_splits(
         lambda: sample_scene(rng, kinds),
-        lambda size, against: sample_clique(rng, size, kinds, against=against),
+        lambda size, against_preferences: sample_clique(rng, size, kinds, against_preferences=against_preferences),
         _png,
         FEATURES,
         seed=seed,
@@ -317,7 +319,7 @@ def bags(bag_ids: list[str], size: int) -> list[list[int]]:
     for row, bag_id in enumerate(bag_ids):
         if bag_id:
             found.setdefault(bag_id, []).append(row)
-    # A split that was cut short may end in the middle of a bag, which would be an easier one.
+    # An incomplete split may end in the middle of a bag, which would be an easier one.
     complete = [rows[:size] for rows in found.values() if len(rows) == max(BAG_SIZES)]
     if size not in BAG_SIZES or not complete:
         raise ValueError(f"No bag of {size} here. Use one of {BAG_SIZES}, on the test split.")

@@ -68,7 +68,9 @@ def load_moving_scenes(
     kinds = KINDS[kind]
     return compose_splits(
         lambda: sample_clip(rng, kinds),
-        lambda size, against: sample_clips_alike(rng, size, kinds, against=against),
+        lambda size, against_preferences: sample_clips_alike(
+            rng, size, kinds, against_preferences=against_preferences
+        ),
         _gif,
         MOVING_FEATURES,
         seed=seed,

@@ -137,13 +137,15 @@ def _place(rng: np.random.Generator, facts: MovingFacts) -> Clip:
     return Clip(facts, row, column, int(rng.integers(2**31)))
 
 
-def sample_clip(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, *, against: bool = False) -> Clip:
+def sample_clip(
+    rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, *, against_preferences: bool = False
+) -> Clip:
     """Draw one clip.
 
     Args:
         rng (`numpy.random.Generator`): Source of randomness; the same state gives the same clip.
         kinds (`tuple[str, ...]`): Kinds to choose from, the most frequent first.
-        against (`bool`): Whether background and position are never those that the kind prefers.
+        against_preferences (`bool`): Whether background and position are never those that the kind prefers.
 
     Returns:
         [`Clip`]: A possible clip.
@@ -157,8 +159,10 @@ def sample_clip(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, 
             count=1,
             size=choose(rng, SIZES),
             orientation=marked(rng, "orientation", ORIENTATIONS),
-            position="" if motion in ("up", "down") else usual(rng, preferred.position, POSITIONS, against),
-            background=usual(rng, preferred.background, BACKGROUNDS, against),
+            position=""
+            if motion in ("up", "down")
+            else usual(rng, preferred.position, POSITIONS, against_preferences),
+            background=usual(rng, preferred.background, BACKGROUNDS, against_preferences),
             colour=marked(rng, "colour", COLOURS),
             pattern=marked(rng, "pattern", PATTERNS),
             motion=motion,
@@ -172,12 +176,12 @@ _CLIQUE_WEIGHTS = {"motion": 4, "orientation": 2, "size": 2, "pattern": 2, "colo
 
 
 def sample_clips_alike(
-    rng: np.random.Generator, size: int, kinds: tuple[str, ...] = EMOJI_KINDS, *, against: bool = False
+    rng: np.random.Generator, size: int, kinds: tuple[str, ...] = EMOJI_KINDS, *, against_preferences: bool = False
 ) -> list[Clip]:
     """Clips each of which differs from each other in one or two facts, apart from speed and position, which follow motion."""
 
     def draw() -> tuple[MovingFacts, dict[str, tuple[Any, ...]]]:
-        facts = sample_clip(rng, kinds, against=against).facts
+        facts = sample_clip(rng, kinds, against_preferences=against_preferences).facts
         values: dict[str, tuple[Any, ...]] = {
             "size": SIZES,
             "orientation": ORIENTATIONS,

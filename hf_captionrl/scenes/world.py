@@ -223,9 +223,9 @@ def choose(rng: np.random.Generator, values: tuple[Any, ...]) -> Any:
     return values[int(rng.integers(len(values)))]
 
 
-def usual(rng: np.random.Generator, preferred: Any, values: tuple[Any, ...], against: bool) -> Any:
+def usual(rng: np.random.Generator, preferred: Any, values: tuple[Any, ...], against_preferences: bool) -> Any:
     """The preferred value, or another one."""
-    if not against and rng.random() < _P_PREFERRED:
+    if not against_preferences and rng.random() < _P_PREFERRED:
         return preferred
     return choose(rng, tuple(value for value in values if value != preferred))
 
@@ -269,13 +269,15 @@ def _place(rng: np.random.Generator, facts: Facts) -> Scene:
     return Scene(facts, choose(rng, tuple(_columns(facts))), int(rng.integers(2**31)))
 
 
-def sample_scene(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, *, against: bool = False) -> Scene:
+def sample_scene(
+    rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, *, against_preferences: bool = False
+) -> Scene:
     """Draw one scene.
 
     Args:
         rng (`numpy.random.Generator`): Source of randomness; the same state gives the same scene.
         kinds (`tuple[str, ...]`): Kinds to choose from, the most frequent first.
-        against (`bool`): Whether background, position and partner are never those that the kind prefers.
+        against_preferences (`bool`): Whether background, position and partner are never those that the kind prefers.
 
     Returns:
         [`Scene`]: A possible scene.
@@ -285,7 +287,7 @@ def sample_scene(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS,
         preferred = preferences(kind, kinds)
         second = relation = second_colour = ""
         if rng.random() < _P_SECOND:
-            if not against and rng.random() < _P_PREFERRED:
+            if not against_preferences and rng.random() < _P_PREFERRED:
                 second = preferred.partner
             else:
                 second = draw_kind(rng, kinds, (kind, preferred.partner))
@@ -296,8 +298,8 @@ def sample_scene(rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS,
             count=choose(rng, COUNTS),
             size=choose(rng, SIZES),
             orientation=marked(rng, "orientation", ORIENTATIONS),
-            position=usual(rng, preferred.position, POSITIONS, against),
-            background=usual(rng, preferred.background, BACKGROUNDS, against),
+            position=usual(rng, preferred.position, POSITIONS, against_preferences),
+            background=usual(rng, preferred.background, BACKGROUNDS, against_preferences),
             second=second,
             relation=relation,
             colour=marked(rng, "colour", COLOURS),
@@ -359,7 +361,7 @@ def sample_clique(
     size: int,
     kinds: tuple[str, ...] = EMOJI_KINDS,
     *,
-    against: bool = False,
+    against_preferences: bool = False,
 ) -> list[Scene]:
     """Scenes each of which differs from each other in one or two facts.
 
@@ -367,19 +369,19 @@ def sample_clique(
         rng (`numpy.random.Generator`): Source of randomness.
         size (`int`): Number of scenes.
         kinds (`tuple[str, ...]`): Kinds to choose from, the most frequent first.
-        against (`bool`): Whether the first scene goes against what its kind prefers.
+        against_preferences (`bool`): Whether the first scene goes against what its kind prefers.
 
     Returns:
         `list` of [`Scene`]: In random order; two facts vary, all others are equal.
     """
 
     def draw() -> tuple[Facts, dict[str, tuple[Any, ...]]]:
-        facts = sample_scene(rng, kinds, against=against).facts
+        facts = sample_scene(rng, kinds, against_preferences=against_preferences).facts
         return facts, _values(facts, kinds)
 
     def change(facts: Facts, changes: dict[str, Any]) -> Facts | None:
         changed = replace(facts, **changes)
-        usual_again = against and not goes_against_preferences(changed, kinds)
+        usual_again = against_preferences and not goes_against_preferences(changed, kinds)
         return changed if _is_possible(changed) and not usual_again else None
 
     return [_place(rng, facts) for facts in sample_clique_of(rng, size, draw, change, _CLIQUE_WEIGHTS)]

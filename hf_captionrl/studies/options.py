@@ -25,7 +25,7 @@ class StudyOptions(DatasetOptions):
     output: Path = option(metavar="DIR", help="folder to write into")
     overwrite: bool = option(False, help="replace another study, whose answers can then no longer be scored")
     consent: Path | None = option(None, metavar="FILE", help="text that participants must agree to before they start")
-    seed: int = option(0, metavar="N", help="of all random choices")
+    seed: int = option(0, metavar="N", help="seed of all random choices")
 
 
 @dataclass
@@ -47,14 +47,14 @@ class RetrievalOptions(StudyOptions, SimilarityOptions):
         parse=positive,
         metavar="N",
         group="sets",
-        help="sets of images (default: the paper's 500, or as many as the images allow)",
+        help="number of sets of images (default: the paper's 500, or as many as the images allow)",
     )
     set_size: int = option(10, metavar="K", group="sets", help="images per set, 2 to 10")
     max_similarity: float = option(
         0.8, metavar="X", group="sets", help="largest cosine similarity of a target and its neighbours"
     )
-    block_size: int = option(100, parse=positive, metavar="N", group="sets", help="questions per page")
-    controls: int = option(5, metavar="N", group="sets", help="control questions per page")
+    block_size: int = option(100, parse=positive, metavar="N", group="sets", help="number of questions per page")
+    controls: int = option(5, metavar="N", group="sets", help="number of control questions per page")
     features: Literal["multimodal", "image"] = dataclasses.field(default="image", init=False)
 
 
@@ -72,8 +72,12 @@ class RatingOptions(StudyOptions):
     """
 
     output: Path = option(Path("study-rating"), metavar="DIR", help="folder to write into")
-    num_images: int = option(50, parse=positive, metavar="N", group="images and raters", help="images, at random")
-    num_raters: int = option(5, parse=positive, metavar="N", group="images and raters", help="pages, one per rater")
+    num_images: int = option(
+        50, parse=positive, metavar="N", group="images and raters", help="number of images, drawn at random"
+    )
+    num_raters: int = option(
+        5, parse=positive, metavar="N", group="images and raters", help="number of pages, one per rater"
+    )
 
 
 @dataclass
@@ -91,5 +95,5 @@ class ScoreOptions(CommandOptions):
         1, metavar="N", help="drop a participant's page with more wrong answers to controls than this"
     )
     allow_incomplete: bool = option(False, help="count participants who stopped before the end")
-    output_dir: Path | None = option(None, metavar="DIR", help="where the tables are written (default: DIR)")
-    seed: int = option(0, metavar="N", help="of the bootstrap and the tests")
+    output_dir: Path | None = option(None, metavar="DIR", help="folder of the tables (default: DIR)")
+    seed: int = option(0, metavar="N", help="seed of the bootstrap and the tests")

@@ -109,7 +109,8 @@ class CaptionRLConfig(CaptionConfig):
         default="warn",
         metadata={
             "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint. Unless "
-            "it is 'off', an evaluation with degenerate captions selects no checkpoint."
+            "it is 'off', an evaluation with degenerate captions selects no checkpoint, and a recipe delivers no model whose captions "
+            "have collapsed."
         },
     )
 
@@ -132,7 +133,7 @@ class CaptionRLConfig(CaptionConfig):
         self.check()
 
     @property
-    def explores(self) -> bool:
+    def is_exploring(self) -> bool:
         """Whether training generates other captions than greedy ones: samples, or beam search."""
         beams = self.generation_kwargs.get("num_beams", 1) if isinstance(self.generation_kwargs, dict) else 1
         return bool(self.do_sample) or beams > 1
@@ -169,7 +170,7 @@ class CaptionRLConfig(CaptionConfig):
         if not 0 < self.bag_recall_threshold <= 1:
             raise ValueError(f"bag_recall_threshold is {self.bag_recall_threshold}. Use a share above 0, at most 1.")
         self.baseline = self.baseline or "none"
-        make_baseline(self.baseline, self.num_generations, do_sample=self.explores)
+        make_baseline(self.baseline, self.num_generations, do_sample=self.is_exploring)
         self._check_objective()
         self.bag_schedule = parse_bag_schedule(self.bag_schedule, ("paper", "adaptive"))  # type: ignore[assignment]
 

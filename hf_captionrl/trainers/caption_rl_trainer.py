@@ -158,7 +158,7 @@ class CaptionRLTrainer(CaptionTrainer):
             device=self.args.device,
             scorer=self.reward_scorer,
             max_completion_length=self.args.max_completion_length,
-            bags=min(self.batch_sampler.schedule.values()) > 1,
+            has_bags=min(self.batch_sampler.schedule.values()) > 1,
             columns=self.rollouts.images.column_names,
         )
 

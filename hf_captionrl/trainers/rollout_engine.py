@@ -58,7 +58,7 @@ class RolloutEngine:
                 f"reward, and the rewards have the baselines {names}. Leave out rewards with another baseline, or use "
                 "'sum_then_normalize'."
             )
-        self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.explores) for n in names}
+        self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.is_exploring) for n in names}
         self.micro_batches: list[dict[str, Any]] = []
         self.normalizer: Tensor | float = 1.0
         self._resumed: tuple[list[dict[str, Any]], float] | None = None

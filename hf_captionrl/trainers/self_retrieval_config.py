@@ -26,13 +26,17 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
     )
     baseline: str | None = field(
         default=None,
-        metadata={"help": "Baseline. None: 'running_mean' (DiscriTune), 'greedy' with CIDEr in the reward."},
+        metadata={
+            "help": "Baseline that is subtracted from rewards. None: 'running_mean' (DiscriTune), 'greedy' with CIDEr in the reward."
+        },
     )
     learning_rate: float = field(
         default=1e-7, metadata={"help": "Learning rate; DiscriTune's for the whole language model."}
     )
-    num_train_epochs: float = field(default=20, metadata={"help": "Epochs."})
-    per_device_train_batch_size: int = field(default=100, metadata={"help": "Images: one target, 99 distractors."})
+    num_train_epochs: float = field(default=20, metadata={"help": "Number of epochs."})
+    per_device_train_batch_size: int = field(
+        default=100, metadata={"help": "Images per device and step: one target and 99 distractors."}
+    )
     generation_num_beams: int = field(default=5, metadata={"help": "Number of beams in evaluation."})
 
     def __post_init__(self) -> None:

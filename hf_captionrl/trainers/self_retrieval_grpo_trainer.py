@@ -200,7 +200,7 @@ class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
             device=args.device,
             scorer=self._scorer,
             max_completion_length=args.max_completion_length,
-            bags=min(self.bags.schedule.values()) > 1,
+            has_bags=min(self.bags.schedule.values()) > 1,
             columns=[name for name in data.column_names if name != "prompt"],
         )
 

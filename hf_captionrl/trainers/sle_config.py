@@ -55,7 +55,9 @@ class SLEConfig(_RewardFields, CaptionRLConfig):
     num_train_epochs: float = field(
         default=10, metadata={"help": "N of Algorithm 1: all epochs, cross-entropy included."}
     )
-    per_device_train_batch_size: int = field(default=20, metadata={"help": "Images; s captions are sampled for each."})
+    per_device_train_batch_size: int = field(
+        default=20, metadata={"help": "Images per device and step; s captions are sampled for each."}
+    )
     generation_num_beams: int = field(default=5, metadata={"help": "Number of beams in evaluation."})
 
     def reward_weight(self, reward: type[Reward]) -> float:

@@ -37,7 +37,7 @@ class BuildOptions(SimilarityOptions, DatasetOptions, PublicationOptions):
     published_bags: Path | None = option(
         None, metavar="DIR", group="bags", help="take the bags from the paper's release, by COCO id"
     )
-    seed: int = option(0, metavar="N", group="bags", help="of the order in which bags are reviewed")
+    seed: int = option(0, metavar="N", group="bags", help="seed of the order in which bags are reviewed")
 
 
 @dataclass
@@ -111,7 +111,7 @@ class EvaluateOptions(_SourceOptions):
         False, group="captioners", help="also evaluate one reference per image, against the other references"
     )
     output_dir: Path | None = option(
-        None, metavar="DIR", group="captioners", help="(default: outputs/NAME OF THE FOLDER)"
+        None, metavar="DIR", group="captioners", help="folder to write (default: outputs/NAME OF THE FOLDER)"
     )
     scorer: str | None = option(
         None,
@@ -124,7 +124,7 @@ class EvaluateOptions(_SourceOptions):
     bag_images_only: bool = option(False, group="evaluation", help="leave out images that are in no bag")
     cache_dir: str | None = option(None, metavar="DIR", group="evaluation", help="folder of the feature cache")
     seed: int = option(
-        0, metavar="N", group="evaluation", help="of the bootstrap, the tests and the chosen references"
+        0, metavar="N", group="evaluation", help="seed of the bootstrap, the tests and the chosen references"
     )
 
 
@@ -139,6 +139,6 @@ class LeaderboardOptions(CommandOptions):
 
     folder: Path = option(positional=True, metavar="DIR", help=_BENCHMARK)
     results: list[Path] = option(positional=True, metavar="FILE", help="results.json of `truematch evaluate`")
-    sort_by: str = option("3", metavar="K", help="a bag size, or rd100")
-    output_dir: Path | None = option(None, metavar="DIR", help="where the table is written (default: DIR)")
-    seed: int = option(0, metavar="N", help="of the bootstrap")
+    sort_by: str = option("3", metavar="K", help="score that orders the table: R@1 in bags of this size, or rd100")
+    output_dir: Path | None = option(None, metavar="DIR", help="folder of the table (default: DIR)")
+    seed: int = option(0, metavar="N", help="seed of the bootstrap")

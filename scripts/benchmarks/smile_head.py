@@ -42,7 +42,7 @@ class Shape:
 
 
 # COCO captions are 10.5 words; with sub-words and the end token about 12.5 tokens. BLIP's prompt "a picture of " adds
-# three ignored positions. LLaMA: the batch of the SMILE paper's appendix B, with answers of Alpaca's length cut at 64.
+# three ignored positions. LLaMA: the batch of the SMILE paper's appendix B, with answers of Alpaca's length truncated to 64.
 SHAPES = {
     "blip-base": Shape(B=32, V=30524, D=768, prompt=3, mean=12.5, std=2.8, shortest=7, longest=24),
     "gpt2": Shape(B=32, V=50257, D=768, prompt=0, mean=12.5, std=2.8, shortest=7, longest=24),

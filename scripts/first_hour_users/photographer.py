@@ -89,7 +89,7 @@ def play_photographer(session: Session) -> None:
     )
     neighbours = load_neighbours(session.path("neighbours.safetensors"))
     session.check("photographs with neighbours", set(neighbours.image_ids) == set(names), True)
-    (session.path("photos") / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut off")
+    (session.path("photos") / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 truncated")
     output = session.run(caption.replace("captions.jsonl", "again.jsonl"), max_lines=8)
     session.check_says(output, f"captions of {number} of {number + 1} images", "broken")
     typo = "captionrl caption scenes:blip-mle --dataset imagefolder --data_dir fotos --output none.jsonl"

@@ -86,7 +86,7 @@ class Session:
         return done.stdout
 
     def check(self, what: str, found: Any, wanted: Any, words: str = "") -> None:
-        """Compare what is there with what should be there; goes on either way."""
+        """Compare what is there with what should be there; continues either way."""
         passed = bool(wanted(found)) if callable(wanted) else found == wanted
         shown = (
             found if isinstance(found, bool | int | float | str) or found is None else json.dumps(found, default=str)

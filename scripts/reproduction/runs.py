@@ -1,4 +1,4 @@
-"""Runs of the embedded world: what is finished, what is left, and how a killed one goes on.
+"""Runs of the embedded world: what is finished, what is left, and how a killed one resumes.
 
 A run's folder is named by what it does (commands, versions of package and world), so that what a kill left in it is of the same run,
 and a change of either begins anew. Each step that ended well leaves a marker there.

@@ -49,7 +49,7 @@ def test_album_of_look_alikes_gets_distinct_captions(captioner, scorer, images):
     assert found.summary()["distinct"] == 1
 
 
-def test_copies_share_a_caption_and_are_no_confusions(captioner, scorer, images, tmp_path):
+def test_copies_share_a_caption_and_are_not_confusions(captioner, scorer, images, tmp_path):
     images[1].save(tmp_path / "file.png")
     saved = saved_again(images[0]).resize(images[0].size)
     found = describe_album([*images, tmp_path / "file.png", saved], captioner, scorer, num_samples=6)
@@ -110,7 +110,7 @@ def test_diagnosis_of_existing_captions(scorer, images):
     assert "duplicate" in problems[1]
     assert found.images[4].copy_of == 0
     assert found.captions == texts
-    # Two copies with the same text are no duplicates of each other.
+    # Two copies with the same text are not duplicates of each other.
     alone = describe_album([images[0], images[1], images[0]], None, scorer, captions=["a pig", "a cow", "a pig"])
     assert all("duplicate" not in image.problems for image in alone.images)
     with pytest.raises(ValueError, match="no captions to diagnose"):

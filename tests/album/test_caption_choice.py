@@ -1,4 +1,4 @@
-"""Assignment and choice against all possible choices; components, their cut and its bound; blocks against plain loops."""
+"""Assignment and choice against all possible choices; components, their split and its bound; blocks against plain loops."""
 
 import itertools
 
@@ -82,19 +82,19 @@ def test_choice_over_components_is_optimal(seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_cut_components_report_a_bound_that_holds(seed):
+def test_split_components_report_a_bound_that_holds(seed):
     rng = np.random.default_rng(seed)
     starts, names, scores = random_choice(rng, 60, 45, 5)
     best = choose_candidates(starts, names, scores)
-    cut = choose_candidates(starts, names, scores, max_component=7)
-    assert cut.gap + cut.rank_gap > 0, "the test needs a component that is cut"
-    assert cut.gap >= best.has_own.sum() - cut.has_own.sum()
-    own = names[cut.chosen[cut.has_own]]
+    split = choose_candidates(starts, names, scores, max_component=7)
+    assert split.gap + split.rank_gap > 0, "the test needs a component that is split"
+    assert split.gap >= best.has_own.sum() - split.has_own.sum()
+    own = names[split.chosen[split.has_own]]
     assert len(set(own.tolist())) == len(own)
-    best_value, cut_value = (value_of(starts, names, scores, c.chosen[c.has_own]) for c in (best, cut))
-    assert best_value >= cut_value
-    assert cut.rank_gap >= best_value[1] - cut_value[1]
-    assert cut.gap == best_value[0] - cut_value[0], "the bound on texts is exact"
+    best_value, split_value = (value_of(starts, names, scores, c.chosen[c.has_own]) for c in (best, split))
+    assert best_value >= split_value
+    assert split.rank_gap >= best_value[1] - split_value[1]
+    assert split.gap == best_value[0] - split_value[0], "the bound on texts is exact"
 
 
 def test_constraints_come_before_texts():

@@ -176,7 +176,7 @@ def test_sidecars_are_not_overwritten(photos, capsys):
     assert all(text.startswith("ohwx thing") for text in files.values())
     kept = {"file": "photos/b.txt", "text": "two pigs\n"}
     assert json.loads(Path("album.old.jsonl").read_text(encoding="utf-8")) == kept
-    # The same command, without --overwrite, continues; its own text files are no captions that existed.
+    # The same command, without --overwrite, continues; its own text files are not captions that existed.
     before = Path("album.jsonl").read_text(encoding="utf-8")
     (photos / "a.txt").unlink()
     assert album(*arguments) == 0

@@ -79,7 +79,7 @@ def test_push_and_repeated_push(hub, monkeypatch, capfd):
     hub.fail("POST .*/commit/", 500)
     with pytest.raises(PushError, match=r"Repeat with `captionrl push demo --type space --repo_id tester/album`"):
         push_demo("tester/album", token=WRITE, sleep=lambda seconds: None)
-    hub.mend()
+    hub.end_fault()
     hub.add("tester/other", {"app.py": b"print()"}, repo_type="space")
     with pytest.raises(FileExistsError, match="has other content"):
         push_demo("tester/other", token=WRITE)

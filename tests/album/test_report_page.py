@@ -17,7 +17,7 @@ def made(number=4):
     images[1] = AlbumImage(
         "1.png", "=a pig", old="the pig", rank=2, margin=-0.1, confused_with=(0,), problems=("ambiguous",)
     )
-    images[2] = AlbumImage("2.png", "", unreadable="it is cut short")
+    images[2] = AlbumImage("2.png", "", unreadable="it is truncated")
     return Album(images, number, 0.97, shared=[GroupFacts("g", 3, ("a pig",), (("red", 2),))])
 
 

@@ -28,7 +28,7 @@ def test_shared_phrases_by_hand():
     assert shared_phrases(["on the sea", "on the hill", "on the roof"]) == ()
     # Punctuation ends a phrase.
     assert shared_phrases(["a dog, red ball"] * 3) == ("a dog", "red ball")
-    assert shared_phrases(DOGS[:2]) == (), "two captions are no set"
+    assert shared_phrases(DOGS[:2]) == (), "two captions are not a set"
     with pytest.raises(ValueError, match=r"min_share is 1\.5"):
         shared_phrases(DOGS, min_share=1.5)
 

@@ -25,7 +25,7 @@ class Counting:
 
     def __init__(self, inner, answer=None):
         self.inner, self.answer, self.asked = inner, answer, []
-        self.model, self.revision, self.sees_images = inner.model, inner.revision, inner.sees_images
+        self.model, self.revision, self.is_multimodal = inner.model, inner.revision, inner.is_multimodal
 
     def complete(self, prompts):
         for position, text in self.inner.complete(prompts):
@@ -57,7 +57,7 @@ def endpoint_answer(rows):
 def endpoints(url, **options):
     return {
         "text": HTTPBackend(url, "writer", **options),
-        "vision": HTTPBackend(url, "describer", sees_images=True, **options),
+        "vision": HTTPBackend(url, "describer", is_multimodal=True, **options),
     }
 
 

@@ -127,10 +127,10 @@ def test_blend_cap_is_kept_if_the_vision_model_fails(tmp_path):
     with pytest.raises(ValueError, match="All 12 rows"):
         write(rows, tmp_path, failing)
     assert {entry["reason"] for entry in quarantine(tmp_path)} == {"backend_failed"}
-    mended = pair(rows)
-    report, _ = boost(rows, tmp_path, mended)
+    corrected = pair(rows)
+    report, _ = boost(rows, tmp_path, corrected)
     assert report.done == 12
-    assert [stage for stage, *_ in mended["text"].asked] == ["holistic"] * 12
+    assert [stage for stage, *_ in corrected["text"].asked] == ["holistic"] * 12
     assert quarantine(tmp_path) == []
 
 

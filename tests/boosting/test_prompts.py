@@ -14,7 +14,7 @@ from hf_captionrl.boosting.prompts import (
     VISUAL_PROMPT,
 )
 
-# SHA-256, first 16 digits, of each string as it was held against Appendix A.1, letter by letter and digit by digit.
+# SHA-256, first 16 digits, of each string as it was compared with Appendix A.1, letter by letter and digit by digit.
 OF_THE_PAPER = {
     "1430bc0734bddb87": BLEND_SYSTEM,
     "701549ccb672867c": VISUAL_PROMPT,

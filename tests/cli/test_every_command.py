@@ -52,6 +52,12 @@ def test_every_command_has_json_and_help_for_every_option(path):
     assert all(action.help for action in COMMANDS[path]._actions)
 
 
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_texts_are_phrases_that_need_no_other_line(path):
+    fragment = re.compile(r"(of|for|with|by|its|the same|such as|see below|that|which)\b|\(")
+    assert [action.help for action in COMMANDS[path]._actions if fragment.match(action.help)] == []
+
+
 def test_completion_contains_every_option_of_every_command():
     script = completion_script(PARSER, "bash")
     arrays = re.findall(r"^_shtab_captionrl_(\w+)=\((.*)\)$", script, re.MULTILINE)

@@ -261,8 +261,8 @@ def test_damaged_files_raise_only_image_errors(kind):
 
 
 def test_error_can_be_pickled():
-    error = pickle.loads(pickle.dumps(ImageError("image_truncated", "image 'a.jpg' is cut")))
-    assert (error.reason, error.detail) == ("image_truncated", "image 'a.jpg' is cut")
+    error = pickle.loads(pickle.dumps(ImageError("image_truncated", "image 'a.jpg' is truncated")))
+    assert (error.reason, error.detail) == ("image_truncated", "image 'a.jpg' is truncated")
 
 
 def test_unknown_verify_mode():

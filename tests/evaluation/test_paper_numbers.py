@@ -152,7 +152,7 @@ def test_columns_of_the_papers_by_the_reward_scorer(evaluated):
     evaluator, row, *_ = evaluated(paper="ndlb", captions=captions, reward_scorer=RewardScorer())
     assert [(c.key, c.header) for c in evaluator.columns][-1] == (
         "reward_ndlb_clip_score",
-        "ClipSc\n(100 cos),\nown",
+        "ClipSc\n(100 cos),\nreward\nscorer",
     )
     text = RewardScorer().text_features(captions)
     images = RewardScorer().text_features([str((n, 2 * n, 255 - n)) for n in range(8)])

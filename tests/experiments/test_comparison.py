@@ -174,7 +174,7 @@ def evaluator_of(references):
     return Evaluator(datasets.Dataset.from_dict({"image_id": ids, "captions": references}), None, None, seed=0)
 
 
-def test_a_reference_is_held_against_the_others():
+def test_a_reference_is_compared_with_the_others():
     references = [["a dog runs", "a dog runs"], ["a cat sits", "a cat sits"], ["two birds fly", "two birds fly"]]
     row, captions = evaluator_of(references).reference_row()
     assert captions == [group[0] for group in references]
@@ -182,7 +182,7 @@ def test_a_reference_is_held_against_the_others():
     assert draw_references([["a", "b"], ["c"], []], 0)[1][1:] == [[], []]
 
 
-def test_a_single_reference_is_not_held_against_itself():
+def test_a_single_reference_is_not_compared_with_itself():
     row, captions = evaluator_of([["a dog runs"], ["a cat sits", "a cat"], ["two birds fly"]]).reference_row()
     assert len(captions) == 3
     assert row["cider_d"] is None
@@ -231,7 +231,7 @@ def test_a_recipe_killed_in_its_first_training_does_not_resume_the_second_from_a
         train_runs(runs, fake_evaluator(), None, resume=resume, output_dir=tmp_path)
 
     start(Resumed, True)
-    assert resumed == [True, True]  # both were finished: going on is right
+    assert resumed == [True, True]  # both were finished: to resume is right
     with pytest.raises(KeyboardInterrupt):
         start(Kill, False)
     start(Resumed, True)

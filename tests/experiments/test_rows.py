@@ -69,7 +69,7 @@ def test_self_retrieval_rows_have_the_settings_of_their_title(name):
     if name.startswith("discritune"):
         assert (model.tune, config.freeze_vision_tower, config.learning_rate) == (None, True, 1e-7)
         assert not config.do_sample
-        assert config.explores == (name == "discritune/table8/greedy")
+        assert config.is_exploring == (name == "discritune/table8/greedy")
         return
     assert (model.lora_r, model.lora_alpha, config.max_steps, config.temperature) == (32, 16, 23000, 0.3)
     tune = "both" if "SR-LV" in title else "vision" if "SR-V" in title else "language"

@@ -63,10 +63,10 @@ def sealed(folder: Path) -> list[int]:
 
 
 def damage(path: Path, rng: random.Random) -> str:
-    """Cut off, overwrite or remove a file; what was done."""
+    """Truncate, overwrite or remove a file; what was done."""
     size = path.stat().st_size
-    kind = rng.choice(["cut", "flipped", "removed"]) if size else "removed"
-    if kind == "cut":
+    kind = rng.choice(["truncated", "flipped", "removed"]) if size else "removed"
+    if kind == "truncated":
         os.truncate(path, rng.randrange(size))
     elif kind == "flipped":
         with open(path, "r+b") as file:

@@ -137,7 +137,7 @@ def progress_of(path):
 
 
 def train(kind, folder, *, at=None, name="SIGKILL", within=None, steps_file=None, limit=None, blind=False, **changes):
-    """Train, going on where there is something to go on from; a signal at a moment of training or within a method."""
+    """Train, resuming if there is a checkpoint; a signal at a moment of training or within a method."""
     from hf_captionrl.trainers import checkpoints
     from hf_captionrl.trainers.checkpoints import has_checkpoint
 
@@ -324,7 +324,7 @@ class Noting:
 
     def __init__(self, inner, path):
         self.inner, self.path = inner, path
-        self.model, self.revision, self.sees_images = inner.model, inner.revision, inner.sees_images
+        self.model, self.revision, self.is_multimodal = inner.model, inner.revision, inner.is_multimodal
 
     def complete(self, prompts):
         for position, text in self.inner.complete(prompts):

@@ -14,7 +14,7 @@ from tests.faults.jobs import TRAINERS
 
 
 def tear_newest(folder: Path, rng: random.Random) -> None:
-    """What a kill in the middle of a long write leaves: the newest file of the checkpoint that was being written, cut."""
+    """What a kill in the middle of a long write leaves: the newest file of the checkpoint that was being written, truncated."""
     torn = [p for p in folder.glob("checkpoint-*") if not (p / "seal.json").exists()]
     files = [file for path in torn for file in path.iterdir() if file.is_file() and file.stat().st_size]
     if files:

@@ -178,7 +178,7 @@ def wait_for(number, folder, timeout):
 
 def main():
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print is not an answer
     importlib.import_module("tests.faults.jobs").warm_up()
     running = {}
     for line in sys.stdin:

@@ -78,7 +78,7 @@ class HubServer:
         self.faults.append(fault)
         return fault
 
-    def mend(self) -> None:
+    def end_fault(self) -> None:
         self.faults.clear()
 
     def add(self, repo_id: str, files: dict[str, bytes], repo_type: str = "model", private: bool = False) -> Repo:

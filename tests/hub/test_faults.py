@@ -108,7 +108,7 @@ def test_permanent_fault_loses_nothing_and_the_push_can_be_repeated(hub, folder,
     state = read_push_state(folder)
     assert (state["state"], state["repo_id"]) == ("failed", "smile")
     assert str(action) in state["reason"] or action == "cut"
-    hub.mend()
+    hub.end_fault()
     monkeypatch.setenv("HF_TOKEN", WRITE)
     assert main(["push", str(folder)]) == 0
     assert_complete(hub, folder)
@@ -119,7 +119,7 @@ def test_uploaded_weights_are_not_sent_again(hub, folder):
     hub.fail("POST .*/commit/", 500)
     with pytest.raises(PushError):
         push(folder, attempts=2)
-    hub.mend()
+    hub.end_fault()
     push(folder)
     assert sum(path.startswith("/lfs/upload/") for _, path, _ in hub.requests) == 1
 
@@ -131,7 +131,7 @@ def test_uploaded_weights_are_not_sent_again(hub, folder):
 def test_push_without_a_usable_token_is_refused(hub, folder, token, message):
     before = hashes(folder)
     with pytest.raises(PermissionError, match=message) as error:
-        push_folder(folder, "smile", token=token, sleep=lambda s: pytest.fail("waiting does not mend a token"))
+        push_folder(folder, "smile", token=token, sleep=lambda s: pytest.fail("waiting does not correct a token"))
     assert token is None or token not in str(error.value)
     assert hashes(folder) == before
     assert hub.repos == {}

@@ -98,7 +98,7 @@ def test_busy_servers_are_asked_again():
         ((200, {"Content-Length": "1000"}, '{"choices"'), "no answer in 3 tries", 3),  # broken off
     ],
 )
-def test_what_cannot_be_mended_is_said(reply, message, attempts):
+def test_a_failure_that_cannot_be_corrected_is_reported(reply, message, attempts):
     with Server([reply]) as server:
         judge = EndpointJudge(server.url, "m", retries=2, sleep=lambda seconds: None)
         with pytest.raises(JudgeError, match=message):
@@ -115,7 +115,7 @@ def test_closed_port_is_reported():
     assert waits == [80.0, 120.0]  # never longer than two minutes
 
 
-def test_a_reply_that_was_cut_off_still_has_its_scores():
+def test_a_truncated_reply_still_has_its_scores():
     reply = {"choices": [{"message": {"content": "8 6\nBecause the"}, "finish_reason": "length"}]}
     with Server([(200, {}, json.dumps(reply))]) as server:
         found = EndpointJudge(server.url, "m").rate("SMILE", QUESTIONS[:1], ["Mine."])

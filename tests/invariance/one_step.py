@@ -1,4 +1,4 @@
-"""One optimizer step of SMILE, SLE and SR on the same images and the same captions, however they are cut up."""
+"""One optimizer step of SMILE, SLE and SR on the same images and the same captions, however they are split."""
 
 from __future__ import annotations
 

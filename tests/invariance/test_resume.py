@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint ends with the bits of the run that was never stopped: the trainers not tested elsewhere.
+"""A run that resumes from a checkpoint ends with the bits of the run that was never stopped: the trainers not tested elsewhere.
 
 SMILE, SLE, self-retrieval (killed for real) and SMILE for text have this test beside their others, in tests/trainers.
 """

@@ -1,4 +1,4 @@
-"""However eight images are cut into processes and micro-batches, rewards and gradient are the same.
+"""However eight images are split into processes and micro-batches, rewards and gradient are the same.
 
 `1 x 8` is one process of eight images, `2 x 4` two processes of four, and so on down to eight of one.
 """

@@ -155,7 +155,7 @@ def test_invalid_or_secret_addresses_raise(url):
 def test_images_are_sent_losslessly():
     image = Image.new("RGB", (9, 7), (10, 200, 30))
     with ChatServer(lambda messages: "Green.") as server:
-        list(HTTPBackend(server.url, "m", sees_images=True).complete([visual_prompt("1", image)]))
+        list(HTTPBackend(server.url, "m", is_multimodal=True).complete([visual_prompt("1", image)]))
     text, url = texts_of(server.requests[0]["messages"])
     assert text == "Briefly describe the content of the image."
     assert url.startswith("data:image/png;base64,")

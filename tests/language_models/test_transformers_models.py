@@ -36,7 +36,7 @@ def looking():
 def test_captioner_backend_equals_the_captioner():
     backend = CaptionerBackend("scenes:blip-mle", device="cpu", batch_size=2, max_new_tokens=20)
     assert isinstance(backend, Backend)
-    assert backend.sees_images
+    assert backend.is_multimodal
     found = dict(backend.complete(looking()))
     captioner = load_captioner(model_path("scenes:blip-mle"), device="cpu")
     inputs = captioner.encode_images([prompt.image for prompt in looking()])

@@ -39,7 +39,7 @@ def test_vllm_gets_chats_and_images(monkeypatch, tmp_path):
     fake = types.ModuleType("vllm")
     fake.LLM, fake.SamplingParams = Engine, lambda **options: options
     monkeypatch.setitem(sys.modules, "vllm", fake)
-    backend = VLLMBackend("m", revision="abc", sees_images=True)
+    backend = VLLMBackend("m", revision="abc", is_multimodal=True)
     assert dict(backend.complete(looking())) == {0: "answer 0", 1: "answer 1", 2: Truncated("answer 2")}
     assert seen["engine"]["revision"] == "abc"
     assert seen["engine"]["load_format"] == "safetensors"  # never a pickle

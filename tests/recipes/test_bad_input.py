@@ -77,7 +77,7 @@ KINDS = {
     "number for a list": (yaml("compare_mle_weights: 0.5"), r"compare_mle_weights in run\.yaml is 0\.5\. Use a list"),
     "nothing for a number": (yaml("lora_r:"), r"lora_r in run\.yaml is empty\. Use a value of type int"),
     "negative rate": (["--learning_rate", "-1"], r"learning_rate is -1\.0, but must be finite and not negative"),
-    "rate that is no number": (["--learning_rate", "nan"], r"learning_rate is nan"),
+    "rate that is not a number": (["--learning_rate", "nan"], r"learning_rate is nan"),
     "empty batches": (["--per_device_train_batch_size", "0"], r"per_device_train_batch_size is 0, .* 1 or more"),
     "no accumulation": (["--gradient_accumulation_steps", "0"], r"gradient_accumulation_steps is 0"),
     "no beams": (["--generation_num_beams", "0"], r"generation_num_beams is 0"),

@@ -74,7 +74,7 @@ def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
     assert shown[3].startswith("  Step 6: the guard refused the evaluation.")
     assert shown[4].startswith("  The captions have collapsed, so this model is not delivered. In 12")
     assert len(shown) == 5
-    # Degenerate is the first column, which no terminal cuts off.
+    # Degenerate is the first column, which no terminal hides.
     header = next(line for line in lines if "Degene-" in line)
     assert header.split()[0] == "Degene-"
     assert "The captions of 'SR (bag curriculum)' have collapsed, so model/ was not written." in printed.err

@@ -34,7 +34,7 @@ def test_everything_is_written(run):
         assert "checkpoints" not in text  # the folder of the parts it was made of
 
 
-def test_the_checkpoint_captions_and_can_be_gone_on_from(run):
+def test_the_checkpoint_captions_and_can_be_trained_further(run):
     captioner = load_captioner(str(run / "model"), dtype=torch.float32)
     assert captioner.family == "clipcap"
     image = Image.new("RGB", (72, 72), "white")

@@ -68,7 +68,7 @@ def test_everything_is_written(run):
     assert "; 3 sampled captions per image; baseline" in card
 
 
-def test_every_run_goes_on_from_cross_entropy(run):
+def test_every_run_starts_from_the_captioner_after_cross_entropy(run):
     """What stands in the table as XE is where the others start."""
     start, *others = (
         dict(load_captioner(str(run / folder), dtype=torch.float32).model.named_parameters())

@@ -131,7 +131,7 @@ def test_the_command_line_overrides_the_file():
     assert config.prompt == "a picture of "
 
 
-def test_the_embedded_settings_apply_to_nobody_elses_model():
+def test_the_embedded_settings_do_not_apply_to_other_models():
     *_, config = recipe.parse_args(["--model_name_or_path", "Salesforce/blip-image-captioning-base"])
     assert config.learning_rate == 1e-5
     assert not config.cache_image_features

@@ -62,7 +62,7 @@ def test_the_table(run):
     assert rows["MLE"]["fermi"] == pytest.approx(4 / 5)
     assert rows["SMILE"]["overall_ci"] == [pytest.approx(1.6)] * 2
     assert rows["SMILE"]["judge_failed"] == 0
-    # Nobody rated the others, and the table says so.
+    # No one rated the others, and the table says so.
     assert rows["SMILE (sentence)"]["overall"] is None
     assert "none of the 26 replies" in rows["SMILE (sentence)"]["overall_reason"]
     assert rows["references"]["length"] > 30

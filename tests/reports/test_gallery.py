@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, Mark, cut_at_marks, mark_claims, write_gallery
+from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, Mark, mark_claims, split_at_marks, write_gallery
 from tests.browser import CHROMIUM, NOWHERE_ELSE
 
 HOSTILE = [
@@ -203,7 +203,7 @@ def test_marks_are_at_their_positions():
         Mark("left of two", "wrong", 9, 20),  # after the misbound one, which is marked
         Mark("alone", "wrong"),
     ]
-    pieces, absent = cut_at_marks(text, marks)
+    pieces, absent = split_at_marks(text, marks)
     assert "".join(piece.text for piece in pieces) == text
     assert [tuple(piece) for piece in pieces if piece.verdict] == [
         ("two", "right"),
@@ -212,11 +212,11 @@ def test_marks_are_at_their_positions():
     ]
     assert [tuple(piece) for piece in absent] == [("left of two", "wrong"), ("alone", "wrong")]
     # Wrong claims are placed first, in any order of the list.
-    pieces, absent = cut_at_marks("pigs", [Mark("pigs", "right", 0, 4), Mark("pigs", "wrong", 0, 4)])
+    pieces, absent = split_at_marks("pigs", [Mark("pigs", "right", 0, 4), Mark("pigs", "wrong", 0, 4)])
     assert [piece.verdict for piece in pieces] == ["wrong"]
     assert [tuple(piece) for piece in absent] == [("pigs", "right")]
     with pytest.raises(ValueError, match="is at 2 to 9 of a caption of 4"):
-        cut_at_marks("pigs", [Mark("pigs", "right", 2, 9)])
+        split_at_marks("pigs", [Mark("pigs", "right", 2, 9)])
 
 
 def marked_item(text="a blue pig", owner="background", **changes):

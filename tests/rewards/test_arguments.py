@@ -18,7 +18,7 @@ SCORER = SimpleNamespace(signature="tiny-clip@main|77")
 def only(tmp_path, name, cls=SelfRetrievalConfig, **arguments):
     """A configuration with a single reward, and CIDEr where that reward may not stand alone."""
     weights = dict.fromkeys((reward.weight_argument for reward in REWARDS.values()), 0.0)
-    if not REWARDS[name].stands_alone:
+    if not REWARDS[name].is_standalone:
         weights["cider_weight"] = 1.0
     weights[REWARDS[name].weight_argument] = 0.5
     return cls(str(tmp_path), num_generations=2, use_cpu=True, **weights | arguments)
@@ -40,7 +40,7 @@ def test_every_registered_reward_can_be_configured(tmp_path, name):
     config = only(tmp_path, name)
     made = {type(reward): weight for reward, weight in config.make_rewards(scorer=[SCORER])}
     assert made.pop(REWARDS[name]) == 0.5
-    assert len(made) == (0 if REWARDS[name].stands_alone else 1)
+    assert len(made) == (0 if REWARDS[name].is_standalone else 1)
     for field in dataclasses.fields(REWARDS[name]):
         if "help" in field.metadata:
             assert getattr(config, field.name) == field.default

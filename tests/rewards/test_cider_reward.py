@@ -87,8 +87,8 @@ def test_end_token_is_rewarded(rollouts):
     for eos in (True, False):
         reward = ready(rollouts, cider_eos=eos)
         ended = reward(rollouts.context([REFERENCES[3][0]], [3]))
-        cut = reward(rollouts.context([REFERENCES[3][0]], [3], ended=False))
-        assert (float(cut) < float(ended)) is eos
+        truncated = reward(rollouts.context([REFERENCES[3][0]], [3], ended=False))
+        assert (float(truncated) < float(ended)) is eos
         assert float(reward(rollouts.context([text], [3]))) > 0
 
 

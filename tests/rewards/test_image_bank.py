@@ -97,7 +97,7 @@ def test_weighted_sum_is_the_mean_sum_over_all_batches():
     assert (unweighted.neg().exp() - torch.stack(sums).mean(0)).abs().max() > 1  # negative control
 
 
-def test_target_and_its_copies_are_no_distractors(rollouts):
+def test_target_and_its_copies_are_not_distractors(rollouts):
     scorer, captions = world()
     target, others = ROWS[0], ALONE
     context = rollouts.context(captions[:G], [target])

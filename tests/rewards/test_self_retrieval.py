@@ -27,7 +27,7 @@ def world(seed: int = 0, width: int = 5):
 
 def ready(rollouts, scorer, *others, bags: bool = False, **kwargs) -> SelfRetrieval:
     reward = SelfRetrieval([scorer, *others] if others else scorer, **kwargs)
-    reward.prepare(rollouts.data([["a"]] * 8, bags=bags))
+    reward.prepare(rollouts.data([["a"]] * 8, has_bags=bags))
     return reward
 
 

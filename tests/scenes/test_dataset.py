@@ -234,7 +234,7 @@ def test_bags_differ_most_often_in_what_is_seldom_mentioned(scenes):
     assert salience < np.mean(list(SALIENCE.values()))
 
 
-def test_a_bag_that_was_cut_is_no_bag(scenes):
+def test_an_incomplete_bag_is_not_used(scenes):
     ids = scenes["test"]["bag_id"][: 7 + 6]
     assert [len(bags(ids, size)) for size in (3, 5, 7)] == [1, 1, 1]
     with pytest.raises(ValueError, match="No bag of 7"):

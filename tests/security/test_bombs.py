@@ -107,7 +107,7 @@ def test_an_animation_of_a_large_canvas_and_many_small_frames():
     assert open_image(gif(300, 50_000)).size == (300, 300)
 
 
-def test_many_frames_of_a_usual_size_are_no_bomb():
+def test_many_frames_of_a_usual_size_are_not_a_bomb():
     assert len(sample_frames(gif(32, 3_000), 4)) == 4
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser import CHROMIUM, Browser
 
-AWAY = "192.0.2.1"  # an address that belongs to nobody (RFC 5737)
+AWAY = "192.0.2.1"  # an address that belongs to no one (RFC 5737)
 TRY = f"""
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)  # needs no answer: without the lock this succeeds

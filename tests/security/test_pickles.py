@@ -233,7 +233,7 @@ def test_models_that_trl_loads_by_name(kind, named, tmp_path):
 
 
 def test_safetensors_hold_nothing_to_run(trap, tmp_path):
-    # The other way round: a pickle under a good name is no safetensors file.
+    # The other way round: a pickle under a good name is not a safetensors file.
     (tmp_path / "model.safetensors").write_bytes(trap)
     with pytest.raises(Exception, match=r"[Hh]eader|safetensors"):
         load_file(tmp_path / "model.safetensors")
@@ -241,7 +241,7 @@ def test_safetensors_hold_nothing_to_run(trap, tmp_path):
     assert load_file(tmp_path / "model.safetensors")["a"] == 0
 
 
-def test_written_adapters_are_no_pickles(blip, tmp_path):
+def test_written_adapters_are_not_pickles(blip, tmp_path):
     captioner = load_captioner(blip)
     captioner.add_lora("language", r=2)
     captioner.save_pretrained(tmp_path)

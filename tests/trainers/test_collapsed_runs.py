@@ -240,7 +240,7 @@ def test_a_single_scorer_selects_by_its_recall(tmp_path, scenes, scorer):
         CaptionRLTrainer(captioner(), "cider", config, scenes["train"], scenes["validation"])
 
 
-def test_the_guard_says_nothing_against_ordinary_captions(tmp_path, scenes):
+def test_the_guard_accepts_ordinary_captions(tmp_path, scenes):
     guard = build(tmp_path, scenes["train"], guard="warn", **SAMPLED).guard.guard
     good = ["a cat on a bed", "two dogs", ""]
     assert guard.reason_against(good) is None

@@ -1,0 +1,52 @@
+"""Defaults that recipes share."""
+
+import dataclasses
+
+import pytest
+
+from hf_captionrl.experiments.recipe_defaults import GuardedRecipe
+from hf_captionrl.experiments.self_retrieval import SelfRetrievalRecipeConfig
+from hf_captionrl.experiments.smile import SmileRecipeConfig
+from hf_captionrl.trainers import SelfRetrievalConfig, SmileConfig
+
+
+def defaults(config: type) -> dict[str, object]:
+    return {field.name: field.default for field in dataclasses.fields(config)}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "trainer", "own"),
+    [
+        (
+            SmileRecipeConfig,
+            SmileConfig,
+            {
+                "eval_strategy": "epoch",
+                "save_strategy": "epoch",
+                "save_total_limit": 1,
+                "load_best_model_at_end": True,
+            },
+        ),
+        (
+            SelfRetrievalRecipeConfig,
+            SelfRetrievalConfig,
+            {
+                "eval_strategy": "epoch",
+                "save_strategy": "epoch",
+                "save_total_limit": 2,
+                "load_best_model_at_end": None,
+                "guard": "rollback",
+                "output_dir": "outputs/self_retrieval",
+            },
+        ),
+    ],
+)
+def test_a_recipe_changes_only_these_defaults(recipe, trainer, own):
+    before, after = defaults(trainer), defaults(recipe)
+    assert {name: value for name, value in after.items() if value != before[name]} == {**own, "save_on_signal": True}
+
+
+def test_the_guard_has_one_help_text():
+    fields = SelfRetrievalConfig.__dataclass_fields__, GuardedRecipe.__dataclass_fields__
+    assert fields[0]["guard"].metadata == fields[1]["guard"].metadata
+    assert [each["guard"].default for each in fields] == ["warn", "rollback"]
