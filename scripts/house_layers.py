@@ -107,6 +107,10 @@ UPWARD_CALLS = {
 """Files that look up a unit of a higher layer when a function is called; docs/architecture.md has the reasons."""
 
 
+HELD_BY_TRAINERS = frozenset({f"{PACKAGE}/trainers/caption_evaluation.py", f"{PACKAGE}/trainers/rollout_engine.py"})
+"""Parts of a trainer that hold the trainer, so each names the type of the other."""
+
+
 def imported_modules(
     tree: ast.Module, package: list[str], *, with_type_checking: bool = True
 ) -> Iterator[tuple[int, str, list[str]]]:
@@ -177,8 +181,8 @@ def check_layers(root: Path) -> list[Fault]:
 def module_imports(root: Path) -> dict[str, dict[str, tuple[str, int]]]:
     """Which module of a unit imports which other module of that unit, and where.
 
-    Imports inside functions count, since they only postpone a cycle. Imports below `if TYPE_CHECKING` are exempt: they
-    name types and are never executed. Python's implicit import of the parent package is not counted either.
+    Imports inside functions count, since they only postpone a cycle, and so do those of types. Only the parts of a trainer
+    that hold it (`HELD_BY_TRAINERS`) may name its type. Python's implicit import of the parent package is not counted.
     """
     path_of = {}
     for path in python_files(root, PACKAGE):
@@ -187,7 +191,8 @@ def module_imports(root: Path) -> dict[str, dict[str, tuple[str, int]]]:
     edges: dict[str, dict[str, tuple[str, int]]] = {}
     for importer, path in path_of.items():
         unit, package = importer.split(".")[:2], list(path.relative_to(root).parts[:-1])
-        for line, module, names in imported_modules(parse(path), package, with_type_checking=False):
+        of_types = relative(root, path) not in HELD_BY_TRAINERS
+        for line, module, names in imported_modules(parse(path), package, with_type_checking=of_types):
             found = {f"{module}.{name}" if f"{module}.{name}" in path_of else module for name in names} or {module}
             for target in sorted(found & path_of.keys()):
                 if target.split(".")[:2] == unit and len(unit) == 2:

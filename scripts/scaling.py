@@ -158,8 +158,8 @@ def _on_shards(options: Any, make: Callable[[str], Any], folder: Path) -> Part:
 
 
 def _caption_shards(count: int, folder: Path) -> Part:
+    from hf_captionrl.evaluation.caption_options import CaptionOptions
     from hf_captionrl.evaluation.caption_stage import CaptionStage
-    from hf_captionrl.evaluation.write_captions import CaptionOptions
 
     options = CaptionOptions(model="scenes:blip-mle", split="train", max_images=count)
     decoding = {"do_sample": False, "num_beams": 3, "num_return_sequences": 1, "max_new_tokens": 40}

@@ -20,8 +20,8 @@ from tests.planted_faults import ROOT, messages, plant
         {"hf_captionrl/hub.py": "from hf_captionrl import __version__"},
         {"hf_captionrl/captioners/saving.py": "def f():\n    import_module('hf_captionrl.hub')"},
         {
-            "hf_captionrl/data/a.py": "from hf_captionrl.data.b import x",
-            "hf_captionrl/data/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import y",
+            "hf_captionrl/trainers/caption_trainer.py": "from hf_captionrl.trainers.caption_evaluation import x",
+            "hf_captionrl/trainers/caption_evaluation.py": "if TYPE_CHECKING:\n    from .caption_trainer import y",
         },
     ],
 )
@@ -57,6 +57,13 @@ def test_downward_imports_pass(tmp_path, files):
                 "hf_captionrl/data/a.py": "import hf_captionrl.metrics",
             },
             "an import cycle: data -> metrics -> scenes -> data",
+        ),
+        (
+            {
+                "hf_captionrl/data/a.py": "from .b import x",
+                "hf_captionrl/data/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import y",
+            },
+            "b.py:3: closes an import cycle: hf_captionrl.data.a -> hf_captionrl.data.b -> hf_captionrl.data.a",
         ),
         (
             {"hf_captionrl/data/a.py": "from .b import x", "hf_captionrl/data/b.py": "def f():\n    from . import a"},

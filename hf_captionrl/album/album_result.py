@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -11,8 +13,12 @@ from typing import Any
 
 from hf_captionrl.album.caption_choice import Choice
 from hf_captionrl.album.shared_phrases import GroupFacts
+from hf_captionrl.album.sources import FORMULA
+from hf_captionrl.io import atomic_write_text, write_jsonl
 
 __all__ = ["Album", "AlbumImage", "summary_text"]
+
+_COLUMNS = ("image_id", "caption", "old_caption", "rank", "margin", "distinct", "confused_with", "copy_of", "problems")
 
 
 @dataclass(frozen=True)
@@ -151,9 +157,12 @@ class Album:
         Returns:
             `Path`: The file.
         """
-        from hf_captionrl.album.outputs import write_csv
-
-        return write_csv(self, path)
+        buffer = io.StringIO(newline="")
+        writer = csv.writer(buffer)
+        writer.writerow(_COLUMNS)
+        for row in self.rows():
+            writer.writerow([_safe_cell(row[name]) for name in _COLUMNS])
+        return atomic_write_text(path, "\ufeff" + buffer.getvalue())
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
         """Write one JSON object per image.
@@ -164,9 +173,7 @@ class Album:
         Returns:
             `Path`: The file.
         """
-        from hf_captionrl.album.outputs import write_rows
-
-        return write_rows(self, path)
+        return write_jsonl(path, self.rows())
 
 
 def summary_text(summary: dict[str, Any], album: Album) -> str:
@@ -201,3 +208,12 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
     if adapted := summary.get("adapt"):
         lines.append(adapted["sentence"])
     return "\n".join(lines)
+
+
+def _safe_cell(value: Any) -> Any:
+    """A cell that spreadsheets show as text: an apostrophe precedes texts that would be formulas."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        value = " | ".join(value)
+    return "'" + value if isinstance(value, str) and FORMULA.match(value) else value

@@ -15,7 +15,7 @@ from hf_captionrl.io import LineFile
 
 if TYPE_CHECKING:
     from hf_captionrl.album.album_result import Album
-    from hf_captionrl.album.command import AlbumOptions
+    from hf_captionrl.album.options import AlbumOptions
     from hf_captionrl.album.sources import AlbumSource
     from hf_captionrl.retrieval import Scorer
 
@@ -189,7 +189,7 @@ class AlbumRun:
 
     def write(self, album: Album) -> list[str]:
         """Write the outputs, each atomically."""
-        from hf_captionrl.album.outputs import write_csv, write_metadata, write_rows, write_sidecars
+        from hf_captionrl.album.outputs import write_metadata, write_sidecars
         from hf_captionrl.album.report_page import write_report
 
         written = []
@@ -199,9 +199,9 @@ class AlbumRun:
             if path.name == "metadata.jsonl":
                 write_metadata(album, self.source.paths, path)
             elif kind == ".csv":
-                write_csv(album, path)
+                album.to_csv(path)
             elif kind == ".jsonl":
-                write_rows(album, path)
+                album.to_jsonl(path)
             else:
                 title = Path(self.options.images).name or "Album"
                 write_report(path, album, self.source.images, title=title, max_images=self.options.page_images)

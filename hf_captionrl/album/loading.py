@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_captionrl.album.command import AlbumOptions
+    from hf_captionrl.album.options import AlbumOptions
     from hf_captionrl.album.sources import AlbumSource
     from hf_captionrl.captioners.captioner import Captioner
     from hf_captionrl.retrieval import Scorer

@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hf_captionrl.album.sources import FORMULA, sidecar_of
+from hf_captionrl.album.sources import sidecar_of
 from hf_captionrl.io import atomic_write_text, write_jsonl
 
 if TYPE_CHECKING:
     from hf_captionrl.album.album_result import Album
 
-__all__ = ["check_sidecars", "safe_cell", "write_csv", "write_metadata", "write_rows", "write_sidecars"]
-
-_COLUMNS = ("image_id", "caption", "old_caption", "rank", "margin", "distinct", "confused_with", "copy_of", "problems")
-
-
-def safe_cell(value: Any) -> Any:
-    """A cell that spreadsheets show as text: an apostrophe precedes texts that would be formulas."""
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        value = " | ".join(value)
-    return "'" + value if isinstance(value, str) and FORMULA.match(value) else value
-
-
-def write_csv(album: Album, path: str | os.PathLike[str]) -> Path:
-    """Write a table: UTF-8 with a byte order mark, so that Excel reads every script."""
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer)
-    writer.writerow(_COLUMNS)
-    for row in album.rows():
-        writer.writerow([safe_cell(row[name]) for name in _COLUMNS])
-    return atomic_write_text(path, "\ufeff" + buffer.getvalue())
-
-
-def write_rows(album: Album, path: str | os.PathLike[str]) -> Path:
-    """Write one JSON object per image; `captionrl evaluate` reads the file."""
-    return write_jsonl(path, album.rows())
+__all__ = ["check_sidecars", "write_metadata", "write_sidecars"]
 
 
 def write_metadata(album: Album, paths: Sequence[str | None], path: str | os.PathLike[str]) -> Path:

@@ -195,5 +195,5 @@ def _table(path: Path) -> dict[str, list[str]]:
 
 
 def _unquoted(text: str) -> str:
-    """A cell without the apostrophe that `safe_cell` puts before formulas."""
+    """A cell without the apostrophe that `Album.to_csv` puts before formulas."""
     return text[1:] if FORMULA.match(text) and text[0] == "'" else text

@@ -14,21 +14,21 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "caption",
         "write captions of a data set, resumable",
-        options="evaluation.write_captions:CaptionOptions",
+        options="evaluation.caption_options:CaptionOptions",
         function="write_captions",
         is_resumable=True,
     ),
     Command(
         "album",
         "caption a set of similar images with distinct captions, or diagnose existing ones",
-        options="album.command:AlbumOptions",
+        options="album.options:AlbumOptions",
         function="describe",
         is_resumable=True,
     ),
     Command(
         "evaluate",
         "compare files of captions, side by side",
-        options="evaluation.evaluate_captions:EvaluateOptions",
+        options="evaluation.evaluate_options:EvaluateOptions",
         function="evaluate_captions",
     ),
     Command(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from hf_captionrl.data import ImageReader
-    from hf_captionrl.evaluation.write_captions import CaptionOptions
+    from hf_captionrl.evaluation.caption_options import CaptionOptions
     from hf_captionrl.pipelines import CaptionPipeline
     from hf_captionrl.retrieval import Scorer
 

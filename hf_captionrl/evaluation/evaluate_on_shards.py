@@ -25,7 +25,7 @@ from hf_captionrl.io import json_digest, to_plain
 from hf_captionrl.retrieval import FeatureCache, TokenScorer, model_fingerprint
 
 if TYPE_CHECKING:
-    from hf_captionrl.evaluation.evaluate_captions import EvaluateOptions
+    from hf_captionrl.evaluation.evaluate_options import EvaluateOptions
     from hf_captionrl.evaluation.paper_tables import ScoredCaptions
 
 __all__ = ["cache_image_features", "check_shards", "score_on_shards"]

@@ -34,7 +34,8 @@ RESULTS_FORMAT = "truematch-results-1"
 
 def _caption(model: str, images: DatasetOptions, folder: Path) -> Path:
     """Caption the images with a model, or resume; the same as `captionrl caption`."""
-    from hf_captionrl.evaluation.write_captions import CaptionOptions, write_captions
+    from hf_captionrl.evaluation.caption_options import CaptionOptions
+    from hf_captionrl.evaluation.write_captions import write_captions
 
     file_name = "".join(c if c.isalnum() or c in "-." else "_" for c in model).strip("._") or "model"
     output = folder / "captions" / f"{file_name}.jsonl"

@@ -10,8 +10,8 @@ from peft import get_peft_model
 from hf_captionrl import load_captioner, load_scorer, pipelines
 from hf_captionrl.album import adapt
 from hf_captionrl.album.adapt import adapt_to_album
-from hf_captionrl.album.command import AlbumOptions
 from hf_captionrl.album.loading import check_scorers, load_adapted
+from hf_captionrl.album.options import AlbumOptions
 from hf_captionrl.cli import main
 from hf_captionrl.scenes.models import model_path
 

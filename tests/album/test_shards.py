@@ -12,9 +12,9 @@ import torch
 from hf_captionrl import load_captioner, load_scorer
 from hf_captionrl.album import candidates, loading
 from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.command import AlbumOptions
 from hf_captionrl.album.loading import AlbumModels
 from hf_captionrl.album.model_work_on_shards import ShardWork
+from hf_captionrl.album.options import AlbumOptions
 from hf_captionrl.album.sources import AlbumSource, load_album_source
 from hf_captionrl.cli import main
 from hf_captionrl.engine import ray_engine, read_shards

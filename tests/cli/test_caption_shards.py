@@ -12,9 +12,9 @@ from hf_captionrl.data import open_image
 from hf_captionrl.data.caption_columns import replace_column, undecoded
 from hf_captionrl.engine import read_shards
 from hf_captionrl.evaluation.caption_files import read_caption_file
+from hf_captionrl.evaluation.caption_options import CaptionOptions
 from hf_captionrl.evaluation.caption_stage import CaptionStage
 from hf_captionrl.evaluation.dataset_options import ids_digest, load_split
-from hf_captionrl.evaluation.write_captions import CaptionOptions
 from hf_captionrl.pipelines import pipeline
 from hf_captionrl.scenes import load_scenes
 

@@ -10,7 +10,7 @@ import pytest
 from hf_captionrl.cli import main
 from hf_captionrl.evaluation import paper_tables as suites
 from hf_captionrl.evaluation.arguments import clip_prefix
-from hf_captionrl.evaluation.evaluate_captions import EvaluateOptions
+from hf_captionrl.evaluation.evaluate_options import EvaluateOptions
 from hf_captionrl.retrieval.bag_files import BagFile, save_bags
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.models import model_path
