@@ -12,7 +12,7 @@ unexport PYTHONPATH
 # Compiled modules are kept, whatever the shell says: the tests start many interpreters.
 TESTING := $(OFFLINE) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help demo test test-slow test-machines test-versions check check-imports check-house check-types check-pages check-lint docs format install install-test release-check clean
+.PHONY: help demo test test-slow test-machines test-versions check check-imports check-source check-types check-pages check-lint docs format install install-test release-check clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -60,11 +60,11 @@ test-versions: $(VENV)/.installed-test  ## Tests against the lowest, a middle an
 check: $(VENV)/.installed-test  ## Lint, format, types, architecture, docstrings, configs
 	@$(BIN)/python scripts/check.py
 
-check-house: $(VENV)/.installed-test
-	$(OFFLINE) $(BIN)/python scripts/check_house.py --except modules configs
+check-source: $(VENV)/.installed-test
+	$(OFFLINE) $(BIN)/python scripts/check_source.py --except modules configs
 
 check-imports: $(VENV)/.installed-test
-	$(OFFLINE) $(BIN)/python scripts/check_house.py --only modules configs
+	$(OFFLINE) $(BIN)/python scripts/check_source.py --only modules configs
 
 check-types: $(VENV)/.installed-test
 	$(BIN)/mypy
@@ -87,7 +87,7 @@ docs: $(VENV)/.installed-test  ## The site, into outputs/site
 release-check: $(VENV)/.installed-test  ## Build wheel and sdist, and try both in fresh environments
 	$(BIN)/python scripts/release_check.py
 
-format: $(VENV)/.installed-test  ## Rewrite to the house format
+format: $(VENV)/.installed-test  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

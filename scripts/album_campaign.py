@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl import load_captioner, load_scorer  # noqa: E402
-from hf_captionrl.album.adapt import adapt_to_album  # noqa: E402
+from hf_captionrl.album.adapt_captioner import adapt_to_album  # noqa: E402
 from hf_captionrl.album.distinct_captions import distinct_captions, same_text  # noqa: E402
 from hf_captionrl.album.phrase_removal import drop_shared  # noqa: E402
 from hf_captionrl.album.pragmatic_decoding import pragmatic_captions  # noqa: E402

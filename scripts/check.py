@@ -1,7 +1,7 @@
 """Run the parts of `make check`, two at a time, the longest first; each uses one core.
 
     python scripts/check.py                             # all
-    python scripts/check.py check-house check-types     # targets of the Makefile
+    python scripts/check.py check-source check-types     # targets of the Makefile
 
 make only prints the commands of a part, and a shell runs them: under some process supervisors make loses the processes that it
 waits for ("wait: No child processes"), with and without `--jobs`.
@@ -17,7 +17,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 JOBS = 2
-PARTS = ("check-imports", "check-house", "check-pages", "check-types", "check-lint")
+PARTS = ("check-imports", "check-source", "check-pages", "check-types", "check-lint")
 
 
 def run_part(target: str) -> tuple[str, int, str]:

@@ -49,14 +49,14 @@ def field_parts(source: str) -> tuple[str | None, str | None]:
 
 
 def google_style(text: str) -> str:
-    """A docstring of the house as griffe's Google style reads it."""
+    """A docstring of this project as griffe's Google style reads it."""
     text = _EXAMPLE.sub("Examples:", _REFERENCE.sub(r"\1", text))
     text = _TYPE.sub(lambda found: f"{found[1]} ({re.sub('[`*]', '', found[2])})", text)
     return _SECTION.sub("\n\n", text)
 
 
 class FieldHelp(griffe.Extension):
-    """Help texts of dataclass fields as docstrings, and the house's docstrings as griffe's Google style reads them."""
+    """Help texts of dataclass fields as docstrings, and docstrings as griffe's Google style reads them."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
         """Read the field's help and default."""

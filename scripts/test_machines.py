@@ -32,9 +32,9 @@ from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.fault_campaign import LIBRARIES
 from scripts.machine_facts import has_cpu_flag, library_versions, processor_name
+from scripts.omitted_machine_tests import LEFT_OUT
 from scripts.page_sections import replace_section
 from scripts.slow_tests import Recorder
-from scripts.test_machines_omits import LEFT_OUT
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "outputs" / "machines"

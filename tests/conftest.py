@@ -46,7 +46,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = terminalreporter.stats.get("skipped", [])
     reasons = [str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports]
     if reasons:
-        from scripts.house_skips import skip_commands, skip_summary
+        from scripts.source_checks.skips import skip_commands, skip_summary
 
         terminalreporter.section("skipped")
         for line in skip_summary(reasons, skip_commands(Path(__file__).parents[1])):

@@ -334,6 +334,6 @@ def test_shapes_are_those_published():
 def test_the_page_says_what_was_not_run():
     section = PAGE.split("<!-- begin gpu -->")[1].split("<!-- end gpu -->")[0]
     if not gpu.OUTPUT.exists():
-        assert "on a GPU: not run" in section
+        assert "`gpu`: not run" in section
     assert "python scripts/benchmark.py gpu" in section
     assert set(gpu.SECTIONS) <= set(section.replace("`", " ").split())

@@ -16,8 +16,8 @@ from mkdocs.exceptions import Abort
 import hf_captionrl
 from scripts.docs_fields import field_parts, google_style
 from scripts.docs_math import MathExtension, mathml
-from scripts.house_docstrings import static_all
-from scripts.house_files import parse
+from scripts.source_checks.docstrings import static_all
+from scripts.source_checks.files import parse
 from tests.browser import CHROMIUM, Browser
 from tests.test_docs import blocks
 
@@ -184,9 +184,9 @@ def test_every_public_name_is_in_the_reference(built):
     assert "no_such_name" not in last
 
 
-def test_docstrings_of_the_house_are_read(built):
-    house = "Summary, see [`Other`].\n\nArgs:\n    x (`torch.Tensor` of shape `(B, T)`, *optional*): `x` (a). \nReturns:\n    A."
-    read = google_style(house + "\n\nExample:\n    >>> 1")
+def test_docstrings_are_read(built):
+    docstring = "Summary, see [`Other`].\n\nArgs:\n    x (`torch.Tensor` of shape `(B, T)`, *optional*): `x` (a). \nReturns:\n    A."
+    read = google_style(docstring + "\n\nExample:\n    >>> 1")
     assert "see `Other`." in read
     assert "    x (torch.Tensor of shape (B, T), optional): `x` (a). \n\nReturns:" in read
     assert read.endswith("\n\nExamples:\n    >>> 1")

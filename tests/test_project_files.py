@@ -60,7 +60,7 @@ def test_tested_python_versions_are_the_supported_ones():
 
 def test_pre_commit_runs_the_checks_of_make_check():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
-    assert [hook["id"] for hook in hooks] == ["ruff", "ruff-format", "mypy", "house"]
+    assert [hook["id"] for hook in hooks] == ["ruff", "ruff-format", "mypy", "source"]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("$(BIN)/", ".venv/bin/")
     for hook in hooks:
         assert hook["entry"].removesuffix(" --fix") in makefile

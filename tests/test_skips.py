@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from scripts.house_skips import check_skips, skip_commands, skip_summary
+from scripts.source_checks.skips import check_skips, skip_commands, skip_summary
 from tests.planted_faults import ROOT, messages, plant
 
 ROW = "| no Java | `apt-get install java` | tests |"

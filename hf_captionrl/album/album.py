@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.album.album_result import Album, AlbumImage
+from hf_captionrl.album.candidate_assignment import Choice
 from hf_captionrl.album.candidate_scores import EncodedTexts, confusions_of
-from hf_captionrl.album.caption_choice import Choice
 from hf_captionrl.album.constraints import check_candidates, meets_constraints, shortened, with_word
-from hf_captionrl.album.copies import calibrate_threshold, copy_leaders
 from hf_captionrl.album.diagnosis import diagnose
 from hf_captionrl.album.distinct_captions import ChosenCaptions, distinct_captions, same_text
+from hf_captionrl.album.image_copies import calibrate_threshold, copy_leaders
 from hf_captionrl.album.image_facts import ImageFacts, opened_chunks
 from hf_captionrl.album.model_work import AlbumWork, LoadedWork, stage_progress
 from hf_captionrl.album.phrase_removal import drop_shared

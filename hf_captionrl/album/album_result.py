@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.album.caption_choice import Choice
+from hf_captionrl.album.candidate_assignment import Choice
 from hf_captionrl.album.shared_phrases import GroupFacts
 from hf_captionrl.album.sources import FORMULA
 from hf_captionrl.io import atomic_write_text, write_jsonl

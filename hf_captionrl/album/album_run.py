@@ -148,7 +148,7 @@ class AlbumRun:
 
     def _adapt(self, scorer: Scorer, seconds: float) -> dict[str, Any]:
         """Train an adapter in this process, or use that of an earlier run of the same command; return the decision."""
-        from hf_captionrl.album.adapt import adapt_to_album
+        from hf_captionrl.album.adapt_captioner import adapt_to_album
         from hf_captionrl.album.loading import load_held_out, load_model
         from hf_captionrl.io import write_json
 

@@ -100,7 +100,7 @@ def _dry_run(options: AlbumOptions, source: AlbumSource, training_seconds: float
     processes = options.processes or 1
     seconds = per_image * len(source.images) / processes
     if training_seconds is not None and run.earlier_adapter() is None:
-        from hf_captionrl.album.adapt import MOST_MEASURED
+        from hf_captionrl.album.adapt_captioner import MOST_MEASURED
 
         # Captions before and after the training decide about the adapter.
         seconds += training_seconds + 2 * per_image * min(MOST_MEASURED, len(source.images))

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.album.copies import small_picture
+from hf_captionrl.album.image_copies import small_picture
 from hf_captionrl.data import ImageError, open_image
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
 

@@ -24,7 +24,7 @@ from hf_captionrl.captioners.processor_loading import load_processor
 from hf_captionrl.captioners.saving import read_settings
 from hf_captionrl.checkpoints.files import find_file, hub_name
 from hf_captionrl.checkpoints.loading import check_complete, check_kwargs, load_pretrained, read_config
-from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.checkpoints.shipped_models import model_path
 from hf_captionrl.checkpoints.weights import ADAPTER_FILES, find_weights, usable_revision
 
 __all__ = ["FAMILIES", "load_captioner", "register"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_captionrl.checkpoints.device_arguments import check_attention, with_quantization
 from hf_captionrl.checkpoints.files import check_json_files, find_file, read_object
-from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.checkpoints.shipped_models import model_path
 from hf_captionrl.checkpoints.weights import ADAPTER_FILES, find_weights, usable_revision
 
 __all__ = [

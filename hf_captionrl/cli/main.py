@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from hf_captionrl.cli.argument_parser import add_commands, filled
-from hf_captionrl.cli.commands import COMMANDS
+from hf_captionrl.cli.commands import COMMANDS, add_commands
+from hf_captionrl.cli.help_text import filled
 from hf_captionrl.console import CheckedOutput, announce_offline_waits, is_input_error, one_line
 
 if TYPE_CHECKING:

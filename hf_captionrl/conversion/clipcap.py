@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hf_captionrl.checkpoints.loading import read_config
-from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.checkpoints.shipped_models import model_path
 from hf_captionrl.conversion.sizes import misfits
 
 if TYPE_CHECKING:

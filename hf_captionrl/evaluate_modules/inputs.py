@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_captionrl.checkpoints.loading import load_language_model as read_language_model
-from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.checkpoints.shipped_models import model_path
 from hf_captionrl.metrics.caption_checks import check_captions, check_groups
 from hf_captionrl.retrieval.feature_checks import as_features
 from hf_captionrl.retrieval.scorer import load_scorer

@@ -161,7 +161,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     from hf_captionrl.evaluation.evaluate_on_shards import cache_image_features, check_shards
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.image_pools import pool_images, read_bags
-    from hf_captionrl.evaluation.learned_table import learned_table
+    from hf_captionrl.evaluation.learned_metrics import learned_table
     from hf_captionrl.evaluation.paper_tables import TABLES, ScoredCaptions
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.reports.comparison import print_comparison

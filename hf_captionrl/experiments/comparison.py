@@ -17,7 +17,7 @@ from hf_captionrl.evaluate_modules.results_columns import COLUMNS
 from hf_captionrl.evaluation.arguments import EvaluationArguments
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import describe
-from hf_captionrl.experiments.delivery import (
+from hf_captionrl.experiments.collapsed_runs import (
     COLLAPSED_FOLDER,
     delivery_lines,
     find_collapse,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
-from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.checkpoints.shipped_models import model_path
 from hf_captionrl.language_models.backend import Answer, Failure, Truncated
 from hf_captionrl.language_models.local_models import (
     LocalBackend,

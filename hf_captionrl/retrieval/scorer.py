@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hf_captionrl.checkpoints.files import TOKENIZER_FILES, check_json_files, find_file, hub_name
 from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
-from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.checkpoints.shipped_models import model_path
 from hf_captionrl.checkpoints.weights import usable_revision
 from hf_captionrl.retrieval.content_hashes import model_fingerprint
 from hf_captionrl.retrieval.open_clip_scorer import OpenClipScorer

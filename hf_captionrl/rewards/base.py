@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.rewards.event_loop import run_together
+from hf_captionrl.rewards.async_rewards import run_together
 
 __all__ = ["Reward", "RewardContext", "RewardData", "WeightedRewards"]
 

@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin
 import torch
 from torch import Tensor
 
+from hf_captionrl.rewards.async_rewards import run_together
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
-from hf_captionrl.rewards.event_loop import run_together
 
 __all__ = ["CompletionReward", "FunctionReward", "completion_text", "function_reward"]
 

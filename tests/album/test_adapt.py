@@ -8,8 +8,8 @@ import torch
 from peft import get_peft_model
 
 from hf_captionrl import load_captioner, load_scorer, pipelines
-from hf_captionrl.album import adapt
-from hf_captionrl.album.adapt import adapt_to_album
+from hf_captionrl.album import adapt_captioner
+from hf_captionrl.album.adapt_captioner import adapt_to_album
 from hf_captionrl.album.loading import check_scorers, load_adapted
 from hf_captionrl.album.options import AlbumOptions
 from hf_captionrl.cli import main
@@ -33,12 +33,12 @@ def load():
 @pytest.mark.parametrize("better", [True, False])
 def test_held_out_scorer_decides(scorers, images, tmp_path, monkeypatch, better):
     measured = iter([0.25, 0.5 if better else 0.25])
-    real = adapt._measure
+    real = adapt_captioner._measure
 
     def decided(*arguments):
         return {**real(*arguments), "held_out": next(measured)}
 
-    monkeypatch.setattr(adapt, "_measure", decided)
+    monkeypatch.setattr(adapt_captioner, "_measure", decided)
     # One image twice: it must not be its own distractor.
     album = [*images, images[0]]
     found = adapt_to_album(load, *scorers, album, tmp_path / "adapter", seconds=3600, max_steps=2, batch_size=4)
@@ -60,11 +60,11 @@ def test_guard_and_degenerate_captions_are_reasons():
         guard = None
 
     fine = {"degenerate": 0.0, "held_out": 0.5, "scorer": 0.5}
-    assert adapt._reason_against(Trainer, fine, {**fine, "held_out": 0.6}) is None
-    assert "does not rank more" in adapt._reason_against(Trainer, fine, {**fine, "scorer": 0.9})
-    assert "degenerate" in adapt._reason_against(Trainer, fine, {**fine, "held_out": 0.9, "degenerate": 0.2})
+    assert adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6}) is None
+    assert "does not rank more" in adapt_captioner._reason_against(Trainer, fine, {**fine, "scorer": 0.9})
+    assert "degenerate" in adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.9, "degenerate": 0.2})
     Trainer.guard = type("Guard", (), {"trips": [{"reason": "loops"}]})
-    assert "loops" in adapt._reason_against(Trainer, fine, {**fine, "held_out": 0.6})
+    assert "loops" in adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6})
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,6 @@ def test_command_adapts_once(images, tmp_path, monkeypatch, capsys):
     assert main(command) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["adapt"]["steps"] >= 1
-    monkeypatch.setattr(adapt, "adapt_to_album", None)
+    monkeypatch.setattr(adapt_captioner, "adapt_to_album", None)
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["adapt"] == first["adapt"]

@@ -10,8 +10,8 @@ from hf_captionrl.album import album, image_facts
 from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.candidates import generate_candidates
 from hf_captionrl.album.captions import compare_captioners
-from hf_captionrl.album.copies import saved_again
 from hf_captionrl.album.distinct_captions import same_text
+from hf_captionrl.album.image_copies import saved_again
 from hf_captionrl.album.settings import AlbumSettings
 from hf_captionrl.data import ImageError
 from hf_captionrl.scenes import load_scenes

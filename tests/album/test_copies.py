@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.album.copies import calibrate_threshold, copy_leaders, saved_again, small_picture
+from hf_captionrl.album.image_copies import calibrate_threshold, copy_leaders, saved_again, small_picture
 
 
 def pictures(*levels):

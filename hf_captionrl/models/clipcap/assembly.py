@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, CLIPVisionModelWithProjection
 
 from hf_captionrl.checkpoints.loading import load_language_model, load_pretrained, read_config
-from hf_captionrl.checkpoints.shipped import model_path
+from hf_captionrl.checkpoints.shipped_models import model_path
 from hf_captionrl.models.clipcap.configuration_clipcap import ClipCapConfig
 from hf_captionrl.models.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
 from hf_captionrl.models.clipcap.processing_clipcap import ClipCapProcessor

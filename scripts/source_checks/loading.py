@@ -1,4 +1,4 @@
-"""Checks that no call runs code of a checkpoint or opens a pickle, as a check of `check_house.py`.
+"""Checks that no call runs code of a checkpoint or opens a pickle, as a check of `check_source.py`.
 
 If transformers finds the class of a model, tokenizer or processor (`Auto*`, or a class that is looked up at run time),
 it asks on the terminal whether to run code of the checkpoint, unless trust_remote_code=False. If there are no weights
@@ -11,8 +11,8 @@ import ast
 import re
 from pathlib import Path
 
-from scripts.house_docstrings import PACKAGE
-from scripts.house_files import Fault, parse, python_files, relative
+from scripts.source_checks.docstrings import PACKAGE
+from scripts.source_checks.files import Fault, parse, python_files, relative
 
 _MODEL = re.compile(r"^(?!Peft).*(Model|For[A-Z]\w+|WithProjection)$")
 

@@ -1,4 +1,4 @@
-"""Each rule of the house sees the fault that is planted, and nothing where there is none."""
+"""Each rule finds the fault that is planted, and nothing where there is none."""
 
 import re
 import subprocess
@@ -8,13 +8,13 @@ import textwrap
 import pytest
 import yaml
 
-from scripts.check_house import check_docstrings, check_lengths, check_pins, check_texts
-from scripts.house_loading import check_loading
+from scripts.check_source import check_docstrings, check_lengths, check_pins, check_texts
+from scripts.source_checks.loading import check_loading
 from tests.planted_faults import ROOT, messages, plant
 
 
 def run_script(root, *only):
-    command = [sys.executable, str(ROOT / "scripts" / "check_house.py"), "--root", str(root), "--only", *only]
+    command = [sys.executable, str(ROOT / "scripts" / "check_source.py"), "--root", str(root), "--only", *only]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

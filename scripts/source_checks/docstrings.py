@@ -1,4 +1,4 @@
-"""The docstring template, as a check of `check_house.py`.
+"""The docstring template, as a check of `check_source.py`.
 
 A name that a module's static `__all__` lists has a summary of one line. What docs/reference lists, the public API, is
 documented in full: `Args:` with every parameter and no other, `Returns:` if it returns something, and `Raises:` with what
@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.house_api import PublicAPI
-from scripts.house_files import Fault, parse, python_files, relative
+from scripts.source_checks.files import Fault, parse, python_files, relative
+from scripts.source_checks.public_api import PublicAPI
 
 PACKAGE = "hf_captionrl"
 

@@ -1,4 +1,4 @@
-"""Floating-point numbers are compared in units of their resolution, as a check of `check_house.py`.
+"""Floating-point numbers are compared in units of their resolution, as a check of `check_source.py`.
 
 An absolute tolerance is meaningless without the magnitude of the values, which the source does not contain.
 `tests/tolerances.py` knows it when a test runs, so tests must use it for all tolerances. Every other absolute tolerance
@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.house_files import Fault, parse, python_files, relative
+from scripts.source_checks.files import Fault, parse, python_files, relative
 
 _HELPER = "tests/tolerances.py"
 _KEYWORDS = {"atol", "abs_tol", "delta"}

@@ -12,8 +12,8 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching, reverse_cuthill_mckee
 
-from hf_captionrl.album.assignment import best_assignment
 from hf_captionrl.album.candidate_scores import CandidateScores
+from hf_captionrl.album.sparse_assignment import best_assignment
 
 __all__ = ["Choice", "choose_candidates"]
 

@@ -1,10 +1,10 @@
-"""Checks the rules of the project: `python scripts/check_house.py`, part of `make check`. Each check is a function from
+"""Checks the rules of the project: `python scripts/check_source.py`, part of `make check`. Each check is a function from
 the root of the project to its faults, so that tests can plant one. Only `modules` and `configs` import the project; the
 others read its source.
 
-    python scripts/check_house.py --only layers docstrings     # a part of it
-    python scripts/check_house.py --print-layers               # the table of docs/architecture.md
-    python scripts/check_house.py --print-diagram              # its diagram
+    python scripts/check_source.py --only layers docstrings     # a part of it
+    python scripts/check_source.py --print-layers               # the table of docs/architecture.md
+    python scripts/check_source.py --print-diagram              # its diagram
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from scripts.house_docstrings import check_docstrings
-from scripts.house_files import Fault, parse, python_files, relative
-from scripts.house_layers import PACKAGE, check_diagram, check_layers, diagram, layer_table
-from scripts.house_loading import check_loading
-from scripts.house_skips import check_skips
-from scripts.house_tolerances import check_tolerances
+from scripts.source_checks.docstrings import check_docstrings
+from scripts.source_checks.files import Fault, parse, python_files, relative
+from scripts.source_checks.layers import PACKAGE, check_diagram, check_layers, diagram, layer_table
+from scripts.source_checks.loading import check_loading
+from scripts.source_checks.skips import check_skips
+from scripts.source_checks.tolerances import check_tolerances
 
 FORBIDDEN: dict[str, str] = {
     r"(?<![\w.:/])/(?:work|root|home|Users|tmp)/\w|\b[A-Z]:\\+Users\\": "a path of one machine; use a relative one",

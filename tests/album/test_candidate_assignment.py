@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hf_captionrl.album import candidate_scores
-from hf_captionrl.album.assignment import best_assignment
+from hf_captionrl.album.candidate_assignment import choose_candidates
 from hf_captionrl.album.candidate_scores import CandidateScores, confusions_of, score_candidates
-from hf_captionrl.album.caption_choice import choose_candidates
+from hf_captionrl.album.sparse_assignment import best_assignment
 from tests.tolerances import assert_close
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.house_layers import LAYERS, SEPARATE, check_diagram, check_layers, diagram, layer_table
+from scripts.source_checks.layers import LAYERS, SEPARATE, check_diagram, check_layers, diagram, layer_table
 from tests.planted_faults import ROOT, messages, plant
 
 # --- layers ---------------------------------------------------------------------------------------------------------

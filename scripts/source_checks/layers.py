@@ -1,7 +1,7 @@
 """Checks which unit may import which, and the diagram of the imports in docs/architecture.md.
 
-python scripts/check_house.py --print-layers     # the table
-python scripts/check_house.py --print-diagram    # the diagram, from the imports as they are
+python scripts/check_source.py --print-layers     # the table
+python scripts/check_source.py --print-diagram    # the diagram, from the imports as they are
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.house_files import Fault, parse, python_files, relative
+from scripts.source_checks.files import Fault, parse, python_files, relative
 
 PACKAGE = "hf_captionrl"
 

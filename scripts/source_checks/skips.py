@@ -1,4 +1,4 @@
-"""Why tests may be skipped and how to unskip them, as a check of `check_house.py` and for the end of `make test`."""
+"""Why tests may be skipped and how to unskip them, as a check of `check_source.py` and for the end of `make test`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from scripts.house_files import Fault, parse, python_files, relative
+from scripts.source_checks.files import Fault, parse, python_files, relative
 
 _PAGE = "docs/skips.md"
 

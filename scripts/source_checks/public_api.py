@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from scripts.house_files import parse
+from scripts.source_checks.files import parse
 
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Place: TypeAlias = tuple[Path, Definition]

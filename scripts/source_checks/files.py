@@ -1,4 +1,4 @@
-"""Shared by the checks of `check_house.py`: faults, files and syntax trees."""
+"""Shared by the checks of `check_source.py`: faults, files and syntax trees."""
 
 from __future__ import annotations
 

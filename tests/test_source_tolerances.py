@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.house_tolerances import check_tolerances
+from scripts.source_checks.tolerances import check_tolerances
 from tests.planted_faults import messages, plant
 
 
