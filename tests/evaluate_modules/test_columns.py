@@ -40,7 +40,7 @@ def test_short_headers_and_variants_keep_everything_else():
     (long,), (short,) = table_columns("rd100_recall_at_1"), table_columns("rd100_recall_at_1", short=True)
     assert (long.header, short.header) == ("R@1, RD100", "R@1\nRD100")
     (reward,) = by_reward_scorer(short)
-    expected = Column("reward_rd100_recall_at_1", "R@1\nRD100,\nown", "higher", 3, True, short.short_header)
+    expected = Column("reward_rd100_recall_at_1", "R@1\nRD100,\nreward\nscorer", "higher", 3, True, short.short_header)
     assert reward == expected
     (samples,) = variants("rs", "\nsamples", *table_columns("cider_d", short=True))
     assert samples.title == "CIDEr-D samples ↑"

@@ -75,7 +75,7 @@ def test_numbers_equal_the_committed_results():
         f"{result['cider_d']['ratio']:.0f} times as fast as pycocoevalcap",
         f"{result['pairwise_bleu']['ratio']:.0f} times as fast as a plain loop",
         f"{result['ranks']['ratio']:.2f} times as long as the matrix product alone",
-        f"the whole metric with checks and intervals {result['self_retrieval']['ratio']:.2f} times",
+        f"The whole metric, with checks and intervals, takes {result['self_retrieval']['ratio']:.2f} times",
         f"grew by {result['self_retrieval']['more_memory_mib']:.0f} MiB",
     ):
         assert figure in speed

@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 
 from hf_captionrl.experiments.parsing import parse_arguments
 from hf_captionrl.experiments.rows import load_row, row_names
+from hf_captionrl.experiments.self_retrieval import runs_of
 from recipes import self_retrieval_clipcap, smile_blip
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,15 @@ def test_every_row_parses_and_writes_to_the_folder_of_its_name(name):
     row = load_row(CONFIGS, name)
     assert row.title != name.partition("/")[2]
     assert trainer_config(parse(name)).output_dir == f"outputs/{name}"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if load_row(CONFIGS, name).recipe.startswith("self_retrieval")]
+)
+def test_every_variant_of_a_row_sets_arguments_that_exist(name):
+    parsed = parse(name)
+    runs = runs_of(parsed[-1], parsed[-2].named_variants)
+    assert list(runs)[:-1] == list(parsed[-2].named_variants)
 
 
 def test_rows_and_base_files_write_to_different_folders():
