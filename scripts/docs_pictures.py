@@ -2,8 +2,8 @@
 
     python scripts/docs_pictures.py                                    # those made from the committed results, into docs/images
     python scripts/docs_pictures.py --check                            # do they show them? part of `make check`
-    captionrl gallery --captions scenes:blip-mle outputs/smile_blip/model outputs/self_retrieval_blip/model \
-        --names MLE SMILE Self-retrieval --max_images 105 --bag_size 3
+    captionrl gallery --captions scenes:blip-mle scenes:blip-smile scenes:blip-sr --names MLE SMILE Self-retrieval \
+        --max_images 105 --bag_size 3
     python scripts/docs_pictures.py --gallery outputs/gallery/bags.html    # docs/images/gallery.png too, by a headless Chromium
 
 The gallery's picture shows the page as it opens: its first bag, whatever that is.

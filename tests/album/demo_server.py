@@ -79,7 +79,7 @@ def compare(page, cells):
 def take_picture(path):
     with running_demo() as url, Browser(1200, 1520) as page:
         open_demo(page, url, 3)
-        pick(page, "5 similar images (1)", 5)
+        pick(page, "5 similar images (2)", 5)  # an album of 5 holds the images of the one of 3
         compare(page, 15)
         page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
         page.evaluate("new Promise((done) => setTimeout(done, 600))")  # gradio fades in what has changed
