@@ -59,8 +59,13 @@ class DemoOptions(CommandOptions):
         help="albums: a folder of images, or of folders of images (default: the embedded world's look-alikes)",
     )
     max_images: int | None = option(None, parse=positive, metavar="N", help="largest album (default: no limit)")
-    num_beams: int = option(3, parse=positive, metavar="N", help="number of beams of the captions shown side by side")
-    num_samples: int = option(12, parse=positive, metavar="N", help="number of candidates per image")
+    num_beams: int = option(
+        3,
+        parse=positive,
+        metavar="N",
+        help="beams of the captions side by side, and candidates per image by beam search",
+    )
+    num_samples: int = option(12, parse=positive, metavar="N", help="candidates per image by sampling")
     max_new_tokens: int = option(40, parse=positive, metavar="N", help="longest caption in tokens")
     device: str | None = device_option()
     host: str = option(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_captionrl.evaluation.source_arguments import SourceArguments
+from hf_captionrl.evaluation.split_arguments import SplitArguments
 from hf_captionrl.options import CommandOptions, option, positive
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def cache_dir_option(**settings: Any) -> Any:
 
 
 @dataclass
-class DatasetOptions(SourceArguments, CommandOptions):
+class DatasetOptions(SplitArguments, CommandOptions):
     """The images that a command reads."""
 
-    heading: ClassVar[str] = SourceArguments.heading
+    heading: ClassVar[str] = SplitArguments.heading
 
     dataset: str = option(
         "scenes",

@@ -13,7 +13,7 @@ import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data.caption_simplifying import LEVELS
-from hf_captionrl.evaluation.source_arguments import SourceArguments
+from hf_captionrl.evaluation.split_arguments import SplitArguments
 from hf_captionrl.scenes.models import PREFIX, model_path
 from hf_captionrl.trainers.policy import check_model_init_kwargs
 
@@ -162,7 +162,7 @@ def _randomise_language_model(captioner: Captioner) -> None:
 
 
 @dataclass
-class DataArguments(SourceArguments):
+class DataArguments(SplitArguments):
     """The images and captions for training and evaluation."""
 
     dataset_name: str = field(

@@ -19,9 +19,9 @@ from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.experiments.arguments import describe
 from hf_captionrl.experiments.collapsed_runs import (
     COLLAPSED_FOLDER,
-    delivery_lines,
+    checkpoint_lines,
     find_collapse,
-    print_deliveries,
+    print_checkpoints,
     withhold,
 )
 from hf_captionrl.experiments.learning_curves import LearningCurve, curve_points, measured
@@ -235,7 +235,7 @@ def train_runs(
             ]
             result.captions[run.name] = trainer.generate_captions(test)
             result.rows.append(measured(run.name, result.captions[run.name], evaluator, trainer))
-            _note_delivery(result, run.name, trainer)
+            _note_checkpoint(result, run.name, trainer)
         is_withheld = run.folder == "model" and run.name in result.collapsed
         if not is_withheld:
             trainer.save_model()
@@ -250,7 +250,7 @@ def train_runs(
     return result
 
 
-def _note_delivery(result: Comparison, name: str, trainer: CaptionTrainer) -> None:
+def _note_checkpoint(result: Comparison, name: str, trainer: CaptionTrainer) -> None:
     """Record the selected checkpoint, and in the last row whether the captions have collapsed."""
     reason = find_collapse(trainer, result.captions[name])
     if reason is not None:
@@ -296,7 +296,7 @@ def finish(
         found[kind] = next(a for a in arguments if isinstance(a, kind))
     eval_args, config = found.values()
     output_dir = Path(config.output_dir)
-    delivery = delivery_lines(result.selected, result.main) if result.main in result.histories else []
+    delivery = checkpoint_lines(result.selected, result.main) if result.main in result.histories else []
     path = write_report(
         output_dir,
         evaluator,
@@ -325,7 +325,7 @@ def finish(
     if push and not is_collapsed:
         print(f"Pushed: {push_model(output_dir / 'model', config)}")
     if result.histories:
-        print_deliveries(result.selected, list(result.histories), result.main)
+        print_checkpoints(result.selected, list(result.histories), result.main)
     if is_collapsed:
         raise SystemExit(
             f"The captions of {result.main!r} have collapsed, so model/ was not written. Its checkpoints are in "

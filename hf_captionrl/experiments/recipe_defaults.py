@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
-from hf_captionrl.trainers.exact_resume import ReliableArguments
+from hf_captionrl.trainers.exact_resume import ExactResumeArguments
 
 __all__ = ["EvaluateEveryEpoch", "GuardedRecipe", "RecipeDefaults", "SaveEveryEpoch", "output_folder", "with_default"]
 
@@ -25,7 +25,7 @@ def output_folder(recipe: str) -> Any:
 class RecipeDefaults:
     """Defaults of every recipe."""
 
-    save_on_signal: bool = with_default(ReliableArguments, "save_on_signal", True)
+    save_on_signal: bool = with_default(ExactResumeArguments, "save_on_signal", True)
 
 
 @dataclass

@@ -15,7 +15,7 @@ __all__ = ["bootstrap_interval", "exact_interval", "paired_test", "proportion_in
 _DRAWS = 2**22
 # With at least this many samples per distinct value, the number of times that each value is drawn is sampled directly:
 # the same distribution (multinomial), 100 times faster for recalls, whose values are 0 and 1.
-_SAMPLES_A_VALUE = 16
+_SAMPLES_PER_VALUE = 16
 _LARGEST = (np.finfo(np.float64).min, np.finfo(np.float64).max)
 # Largest rounding difference of two sums of the same numbers in another order, relative to the sum of their magnitudes.
 _ROUNDING = 64 * np.finfo(np.float64).eps
@@ -124,7 +124,7 @@ def bootstrap_interval(
     numerators, denominators = _by_group(numbers, groups), _by_group(sizes, groups)
     total = len(numerators)
     pairs, times = np.unique(numerators + 1j * denominators, return_counts=True)
-    few = len(pairs) * _SAMPLES_A_VALUE <= total
+    few = len(pairs) * _SAMPLES_PER_VALUE <= total
     generator = np.random.default_rng(seed)
     found = []
     rows = max(_DRAWS // (len(pairs) if few else total), 1)
@@ -278,7 +278,7 @@ def paired_test(
     generator = np.random.default_rng(seed)
     at_least = 0
     sizes, times = np.unique(np.abs(sums), return_counts=True)
-    few = len(sizes) * _SAMPLES_A_VALUE <= len(sums)
+    few = len(sizes) * _SAMPLES_PER_VALUE <= len(sums)
     rows = max(_DRAWS // (len(sizes) if few else len(sums)), 1)
     for start in range(0, num_resamples, rows):
         number = min(rows, num_resamples - start)

@@ -7,7 +7,7 @@ from hf_captionrl.scenes.moving_dataset import load_moving_scenes
 from hf_captionrl.scenes.moving_world import Clip, MovingFacts, sample_clip
 from hf_captionrl.scenes.render import render_clip, render_scene
 from hf_captionrl.scenes.truth_checker import check
-from hf_captionrl.scenes.world import Facts, Scene, sample_clique, sample_scene, vary_scene
+from hf_captionrl.scenes.world import Facts, Scene, sample_look_alikes, sample_scene, vary_scene
 
 __all__ = [
     "BAG_SIZES",
@@ -25,7 +25,7 @@ __all__ = [
     "render_clip",
     "render_scene",
     "sample_clip",
-    "sample_clique",
+    "sample_look_alikes",
     "sample_scene",
     "scene_stream",
     "vary_scene",

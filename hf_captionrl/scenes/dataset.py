@@ -19,7 +19,7 @@ import numpy as np
 from hf_captionrl.scenes.grammar import ALT_TEXT_ANNOTATORS, ANNOTATORS, Annotator, annotate, full_caption
 from hf_captionrl.scenes.object_kinds import EMOJI_KINDS, SHAPE_KINDS
 from hf_captionrl.scenes.render import SPRITES_DIR, render_scene
-from hf_captionrl.scenes.world import Facts, Scene, goes_against_preferences, sample_clique, sample_scene
+from hf_captionrl.scenes.world import Facts, Scene, goes_against_preferences, sample_look_alikes, sample_scene
 
 __all__ = [
     "BAG_SIZES",
@@ -40,7 +40,7 @@ WORLD_VERSION = "2"
 """Part of the name of the files on disk: scenes of another version are other scenes."""
 
 _SHARE_AGAINST = 0.25
-_DRAWS_A_SCENE = 100
+_DRAWS_PER_SCENE = 100
 
 
 def facts_features(kind: type[Facts], *, decode: bool = True) -> datasets.Features:
@@ -106,7 +106,7 @@ def _unique(draw: Callable[[], Any], seen: set[Facts], number: int) -> list[Any]
             seen.add(scene.facts)
             scenes.append(scene)
             in_vain = 0
-        elif (in_vain := in_vain + 1) > _DRAWS_A_SCENE * len(seen):
+        elif (in_vain := in_vain + 1) > _DRAWS_PER_SCENE * len(seen):
             raise ValueError(
                 f"This world has {len(seen)} different scenes, and more are asked for. Lower num_train, num_validation or "
                 "num_test."
@@ -290,7 +290,9 @@ def _composed(
     kinds = KINDS[kind]
     return compose_splits(
         lambda: sample_scene(rng, kinds),
-        lambda size, against_preferences: sample_clique(rng, size, kinds, against_preferences=against_preferences),
+        lambda size, against_preferences: sample_look_alikes(
+            rng, size, kinds, against_preferences=against_preferences
+        ),
         _png,
         FEATURES,
         seed=seed,

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["sample_clique_of"]
+__all__ = ["sample_look_alikes_of"]
 
 F = TypeVar("F")
 
 
-def sample_clique_of(
+def sample_look_alikes_of(
     rng: np.random.Generator,
     size: int,
     draw: Callable[[], tuple[F, dict[str, tuple[Any, ...]]]],

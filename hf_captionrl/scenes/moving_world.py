@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.scenes.look_alike_sets import sample_clique_of
+from hf_captionrl.scenes.look_alike_sets import sample_look_alikes_of
 from hf_captionrl.scenes.object_kinds import EMOJI_KINDS, NATURAL_COLOURS
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
@@ -204,7 +204,7 @@ def sample_clips_alike(
             )
         return changed if _is_possible(changed) else None
 
-    return [_place(rng, facts) for facts in sample_clique_of(rng, size, draw, change, _CLIQUE_WEIGHTS)]
+    return [_place(rng, facts) for facts in sample_look_alikes_of(rng, size, draw, change, _CLIQUE_WEIGHTS)]
 
 
 class MotionReader:

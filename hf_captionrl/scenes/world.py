@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hf_captionrl.scenes.look_alike_sets import sample_clique_of
+from hf_captionrl.scenes.look_alike_sets import sample_look_alikes_of
 from hf_captionrl.scenes.object_kinds import EMOJI_KINDS, NATURAL_COLOURS, cumulative_probabilities
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
     "goes_against_preferences",
     "marked",
     "preferences",
-    "sample_clique",
+    "sample_look_alikes",
     "sample_scene",
     "usual",
     "vary_scene",
@@ -356,7 +356,7 @@ _CLIQUE_WEIGHTS = {
 }
 
 
-def sample_clique(
+def sample_look_alikes(
     rng: np.random.Generator,
     size: int,
     kinds: tuple[str, ...] = EMOJI_KINDS,
@@ -384,4 +384,4 @@ def sample_clique(
         usual_again = against_preferences and not goes_against_preferences(changed, kinds)
         return changed if _is_possible(changed) and not usual_again else None
 
-    return [_place(rng, facts) for facts in sample_clique_of(rng, size, draw, change, _CLIQUE_WEIGHTS)]
+    return [_place(rng, facts) for facts in sample_look_alikes_of(rng, size, draw, change, _CLIQUE_WEIGHTS)]

@@ -8,6 +8,7 @@ from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
 from hf_captionrl.trainers.epoch_callback import EpochCallback
+from hf_captionrl.trainers.reward_hacking import GuardThresholds
 from hf_captionrl.trainers.self_retrieval_config import SelfRetrievalConfig
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
 from hf_captionrl.trainers.sle_config import SLEConfig
@@ -27,6 +28,7 @@ __all__ = [
     "CaptionRLTrainer",
     "CaptionTrainer",
     "EpochCallback",
+    "GuardThresholds",
     "SLEConfig",
     "SLETrainer",
     "SelfRetrievalConfig",

@@ -10,14 +10,14 @@ from transformers import TrainingArguments
 
 from hf_captionrl.trainers.argument_ranges import check_ranges
 from hf_captionrl.trainers.argument_support import BASE_FIELDS, Support, refuse_unsupported
-from hf_captionrl.trainers.exact_resume import ReliableArguments
+from hf_captionrl.trainers.exact_resume import ExactResumeArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
 
 __all__ = ["CaptionConfig"]
 
 
 @dataclass
-class CaptionConfig(ReliableArguments, TrainingArguments):
+class CaptionConfig(ExactResumeArguments, TrainingArguments):
     r"""Arguments shared by all captioning trainers; a `transformers.TrainingArguments` with captioning defaults.
 
     Only fields that differ from `TrainingArguments` are listed. `trainers.argument_support.BASE_FIELDS` says how each of the

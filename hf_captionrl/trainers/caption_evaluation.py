@@ -86,7 +86,7 @@ class CaptionEvaluator:
             captions, ended = self.generate(dataset)
             described, ranks = self._describe(dataset, spoken(captions))
             guard = self.trainer.guard
-            metrics |= described | ({} if guard is None else guard.judge(captions, ended))
+            metrics |= described | ({} if guard is None else guard.check_captions(captions, ended))
             if self.trainer.compute_metrics is not None and references is not None:
                 metrics |= self._computed(dataset, captions, references)
         elif loss is None:

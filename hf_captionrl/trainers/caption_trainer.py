@@ -37,7 +37,7 @@ from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_evaluation import CaptionEvaluator
 from hf_captionrl.trainers.devices import refuse_data_parallel
 from hf_captionrl.trainers.epoch_callback import EpochCallback
-from hf_captionrl.trainers.exact_resume import ReliableTraining
+from hf_captionrl.trainers.exact_resume import ExactResumeTrainer
 from hf_captionrl.trainers.image_features import ImageFeatures
 from hf_captionrl.trainers.policy import default_output_dir, make_policy
 from hf_captionrl.trainers.training_facts import write_training_facts
@@ -45,7 +45,7 @@ from hf_captionrl.trainers.training_facts import write_training_facts
 __all__ = ["CaptionTrainer"]
 
 
-class CaptionTrainer(ReliableTraining):
+class CaptionTrainer(ExactResumeTrainer):
     """`transformers.Trainer` for image captioners.
 
     It trains any [`Captioner`], draws one caption per image and epoch, encodes the images of a frozen vision tower once, and

@@ -36,7 +36,7 @@ from hf_captionrl.trainers.processes import on_main_process
 from hf_captionrl.trainers.publishing import CheckedPush
 from hf_captionrl.trainers.stopping import StopOnSignal
 
-__all__ = ["ReliableArguments", "ReliableTraining"]
+__all__ = ["ExactResumeArguments", "ExactResumeTrainer"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ _TORCH_WRITER = ("PytorchStreamWriter", "inline_container.cc", "iostream error",
 
 
 @dataclass
-class ReliableArguments:
-    """Arguments of [`ReliableTraining`]; a base class before `transformers.TrainingArguments`."""
+class ExactResumeArguments:
+    """Arguments of [`ExactResumeTrainer`]; a base class before `transformers.TrainingArguments`."""
 
     save_on_signal: bool = field(
         default=False,
@@ -78,7 +78,7 @@ def _refuse_foreign_code(args: Any) -> None:
         )
 
 
-class ReliableTraining(CheckedPush):
+class ExactResumeTrainer(CheckedPush):
     """A Trainer with exact resume; a base class before a trainer of TRL.
 
     A checkpoint is sealed when it is complete, and older ones are removed only then. A resumed run uses the newest complete

@@ -110,7 +110,7 @@ class GuardCallback(TrainerCallback):
         """Forget the captions of the last evaluation."""
         self._against = []
 
-    def judge(self, captions: Sequence[str], ended: Any | None = None) -> dict[str, float]:
+    def check_captions(self, captions: Sequence[str], ended: Any | None = None) -> dict[str, float]:
         """Check the captions of one evaluated data set, as they were generated; returns `degenerate` and `clipped_ratio`."""
         if not captions:
             return {}

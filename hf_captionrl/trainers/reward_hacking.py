@@ -30,18 +30,27 @@ GUARD_ACTIONS: tuple[str, ...] = ("off", "warn", "stop", "rollback")
 
 @dataclass(frozen=True)
 class GuardThresholds:
-    """Limits for the mean over the last steps; `None` disables a limit."""
+    """Limits for the mean over the last steps; `None` disables a limit.
 
-    window: int = 10  # number of steps of the mean; the guard does not act before it has seen that many
-    max_degenerate: float | None = 0.1  # largest share of degenerate captions. Human captions score below 0.005.
-    # Largest growth of the 90th percentile of the words per caption, relative to the references, or to the first
-    # window without references.
+    Args:
+        window (`int`): Number of steps of the mean; the guard does not act before it has seen that many.
+        max_degenerate (`float`, *optional*): Largest share of degenerate captions. Human captions score below 0.005.
+        max_length_growth (`float`, *optional*): Largest growth of the 90th percentile of the words per caption, relative
+            to the references, or to the first window without references.
+        min_distinct (`float`, *optional*): Smallest share of distinct word pairs in a caption (`distinct_2`). Human
+            captions have 0.997.
+        max_clipped_ratio (`float`, *optional*): Largest share of truncated captions.
+        max_truncated_by_scorer (`float`, *optional*): Largest share of captions that are longer than the scorer reads.
+        max_gap_growth (`float`, *optional*): Largest growth of reward minus held-out scorer over the first window, in units of the
+            reward.
+    """
+
+    window: int = 10
+    max_degenerate: float | None = 0.1
     max_length_growth: float | None = 2.0
-    # Smallest share of distinct word pairs in a caption (`distinct_2`). Human captions have 0.997.
     min_distinct: float | None = 0.8
-    max_clipped_ratio: float | None = 0.25  # largest share of truncated captions
-    max_truncated_by_scorer: float | None = 0.1  # largest share of captions that are longer than the scorer reads
-    # Largest growth of reward minus held-out scorer over the first window, in units of the reward.
+    max_clipped_ratio: float | None = 0.25
+    max_truncated_by_scorer: float | None = 0.1
     max_gap_growth: float | None = 0.2
 
     def __post_init__(self) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 from trl import GRPOConfig
 
 from hf_captionrl.data.bag_curriculum import parse_bag_schedule
-from hf_captionrl.trainers.exact_resume import ReliableArguments
+from hf_captionrl.trainers.exact_resume import ExactResumeArguments
 from hf_captionrl.trainers.self_retrieval_arguments import SelfRetrievalArguments
 
 __all__ = ["SelfRetrievalGRPOConfig"]
 
 
 @dataclass
-class SelfRetrievalGRPOConfig(ReliableArguments, SelfRetrievalArguments, GRPOConfig):
+class SelfRetrievalGRPOConfig(ExactResumeArguments, SelfRetrievalArguments, GRPOConfig):
     r"""Arguments of [`SelfRetrievalGRPOTrainer`].
 
     Only what differs from [`SelfRetrievalArguments`] and TRL's `GRPOConfig` is listed. The reward ranks the

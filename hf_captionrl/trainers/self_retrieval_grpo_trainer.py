@@ -25,7 +25,7 @@ from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_
 from hf_captionrl.rewards.trl_reward_functions import completion_text
 from hf_captionrl.trainers.caption_generation import scorer_features
 from hf_captionrl.trainers.devices import refuse_data_parallel
-from hf_captionrl.trainers.exact_resume import ReliableTraining
+from hf_captionrl.trainers.exact_resume import ExactResumeTrainer
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.rollout_sampler import CurriculumCallback, make_bag_sampler
@@ -68,7 +68,7 @@ class BagRepeatSampler(Sampler[int]):
                         yield row
 
 
-class SelfRetrievalGRPOTrainer(ReliableTraining, GRPOTrainer):
+class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     r"""GRPO with the self-retrieval reward: can a frozen image-text model find the image from the caption?
 
     Only the rewards and the sampler are defined here; generation (transformers or vLLM, `args.use_vllm`), advantages and

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from trl import SFTConfig
 
-from hf_captionrl.trainers.exact_resume import ReliableArguments
+from hf_captionrl.trainers.exact_resume import ExactResumeArguments
 
 __all__ = ["SCOPES", "SmileSFTConfig"]
 
@@ -15,7 +15,7 @@ SCOPES = ("document", "sentence", "window")
 
 
 @dataclass
-class SmileSFTConfig(ReliableArguments, SFTConfig):
+class SmileSFTConfig(ExactResumeArguments, SFTConfig):
     r"""Arguments of [`SmileSFTTrainer`]: those of `trl.SFTConfig` and of SMILE.
 
     Only what differs from `trl.SFTConfig` is listed.

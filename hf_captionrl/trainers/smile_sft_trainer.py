@@ -10,7 +10,7 @@ from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
 from hf_captionrl.trainers.devices import refuse_data_parallel
-from hf_captionrl.trainers.exact_resume import ReliableTraining
+from hf_captionrl.trainers.exact_resume import ExactResumeTrainer
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.precision import require_fp32
 from hf_captionrl.trainers.smile_sft_config import SmileSFTConfig
@@ -22,7 +22,7 @@ __all__ = ["SmileSFTTrainer"]
 _OF_FULL_LOGITS = ("entropy", "mean_token_accuracy")
 
 
-class SmileSFTTrainer(ReliableTraining, SFTTrainer):
+class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
     """`trl.SFTTrainer` whose loss chooses each token from the words of its document, sentence or window.
 
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Eq. 2-4 and appendix B.

@@ -18,7 +18,7 @@ from hf_captionrl.scenes.grammar import Annotator, annotate
 from hf_captionrl.scenes.object_kinds import EMOJI_KINDS
 from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.vocabulary import vocabulary
-from hf_captionrl.scenes.world import FACT_VALUES, Facts, Scene, sample_clique, sample_scene, vary_scene
+from hf_captionrl.scenes.world import FACT_VALUES, Facts, Scene, sample_look_alikes, sample_scene, vary_scene
 
 CHECKPOINTS = Path(__file__).parents[2] / "hf_captionrl" / "scenes" / "checkpoints"
 HIDDEN, HEADS, MLP = 128, 4, 256
@@ -44,14 +44,14 @@ class ScenePool:
     Drawing a picture takes longer than a step on it, so all of them are drawn once.
     """
 
-    def __init__(self, seed: int, num_groups: int, num_cliques: int = 0) -> None:
+    def __init__(self, seed: int, num_groups: int, num_look_alike_sets: int = 0) -> None:
         rng = np.random.default_rng((seed, 0))
         self.scenes: list[Scene] = []
-        for _ in range(num_groups - num_cliques):
+        for _ in range(num_groups - num_look_alike_sets):
             base = sample_scene(rng)
             self.scenes += [base, *(vary_scene(rng, base) for _ in range(3))]
-        for _ in range(num_cliques):
-            self.scenes += sample_clique(rng, 4)
+        for _ in range(num_look_alike_sets):
+            self.scenes += sample_look_alikes(rng, 4)
         shape = (len(self.scenes), IMAGE_SIZE, IMAGE_SIZE, 3)
         self.images: np.ndarray = np.empty(shape, dtype=np.uint8)
         for image, scene in zip(self.images, self.scenes, strict=True):

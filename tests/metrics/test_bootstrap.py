@@ -122,7 +122,7 @@ def test_drawing_counts_equals_drawing_samples_in_distribution(monkeypatch):
     values, weights = rng.integers(0, 3, 800) * 1.0, rng.integers(1, 3, 800) * 1.0
     options = {"weights": weights, "groups": (np.arange(800) // 2).tolist(), "num_resamples": 40_000}
     counts = bootstrap_interval(values, **options)
-    monkeypatch.setattr(bootstrap, "_SAMPLES_A_VALUE", 10**9)
+    monkeypatch.setattr(bootstrap, "_SAMPLES_PER_VALUE", 10**9)
     samples = bootstrap_interval(values, **options)
     assert counts != samples  # two different methods
     assert counts == within(samples, 0.05 * (samples[1] - samples[0]))

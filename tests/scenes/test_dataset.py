@@ -16,7 +16,7 @@ from hf_captionrl.scenes.dataset import FEATURES, _kept, compose_splits
 from hf_captionrl.scenes.grammar import OPINIONS, SALIENCE
 from hf_captionrl.scenes.object_kinds import CATEGORIES, EMOJI_KINDS, NATURAL_COLOURS, SHAPE_KINDS, names_of, plural
 from hf_captionrl.scenes.render import IMAGE_SIZE, SPRITES_DIR
-from hf_captionrl.scenes.world import UNMARKED, Facts, Scene, preferences, sample_clique
+from hf_captionrl.scenes.world import UNMARKED, Facts, Scene, preferences, sample_look_alikes
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def test_unknown_bag_size_is_refused(scenes):
 
 
 def test_pictures_differ_in_light_place_and_noise():
-    scene = sample_clique(np.random.default_rng(0), 2)[0]
+    scene = sample_look_alikes(np.random.default_rng(0), 2)[0]
     pictures = [np.asarray(render_scene(replace(scene, nuisance=seed))).astype(int) for seed in range(20)]
     means = [picture.mean() for picture in pictures]
     assert max(means) - min(means) > 20

@@ -21,7 +21,7 @@ from hf_captionrl.trainers.checkpoints import (
     run_of_checkpoint,
     seal_checkpoint,
 )
-from hf_captionrl.trainers.exact_resume import ReliableTraining
+from hf_captionrl.trainers.exact_resume import ExactResumeTrainer
 from tests.processes import run_in_processes
 from tests.tiny import tiny_captioner
 from tests.trainers.bits import bits, different
@@ -221,7 +221,7 @@ def test_every_trainer_seals_with_the_id_of_its_run():
     kinds = [trainers.SmileTrainer, trainers.SLETrainer, trainers.SelfRetrievalTrainer, trainers.CaptionRLTrainer]
     for kind in (*kinds, SelfRetrievalGRPOTrainer, SmileSFTTrainer):
         for method in ("train", "_save_checkpoint", "_finalize_training"):
-            assert getattr(kind, method) is getattr(ReliableTraining, method), (kind, method)
+            assert getattr(kind, method) is getattr(ExactResumeTrainer, method), (kind, method)
 
 
 def in_two_processes(folder):

@@ -1,4 +1,4 @@
-"""A linear model with `ReliableTraining`, which writes the checkpoints of a real Trainer in milliseconds."""
+"""A linear model with `ExactResumeTrainer`, which writes the checkpoints of a real Trainer in milliseconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainingArguments
 
-from hf_captionrl.trainers.exact_resume import ReliableArguments, ReliableTraining
+from hf_captionrl.trainers.exact_resume import ExactResumeArguments, ExactResumeTrainer
 
 
 class KilledError(Exception):
@@ -40,12 +40,12 @@ class Linear(nn.Module):
         return {"loss": ((found[:, 0] - labels) ** 2).mean(), "logits": found}
 
 
-class ToyTrainer(ReliableTraining):
-    """A plain Trainer with `ReliableTraining`."""
+class ToyTrainer(ExactResumeTrainer):
+    """A plain Trainer with `ExactResumeTrainer`."""
 
 
 @dataclass
-class ToyConfig(ReliableArguments, TrainingArguments):
+class ToyConfig(ExactResumeArguments, TrainingArguments):
     """Its arguments."""
 
 

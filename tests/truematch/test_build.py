@@ -119,7 +119,7 @@ def test_image_features_give_different_bags(built, cache, tmp_path):
 KILLED = """
 import sys
 import hf_captionrl.truematch.benchmark_files as t
-t._ROWS_A_FILE = 20
+t._ROWS_PER_FILE = 20
 written = []
 real = t.atomic_write_bytes
 def write(path, data):
@@ -136,7 +136,7 @@ sys.exit(main(["truematch", "build", *sys.argv[2:]]))
 
 @pytest.mark.slow  # fresh processes
 def test_killed_build_resumes(cache, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hf_captionrl.truematch.benchmark_files._ROWS_A_FILE", 20)
+    monkeypatch.setattr("hf_captionrl.truematch.benchmark_files._ROWS_PER_FILE", 20)
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     assert build(whole, cache, "--repo_id", "t") == 0
     options = ["--output", str(folder), "--max_images", str(IMAGES), "--cache_dir", cache, "--repo_id", "t"]

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar
 
 from hf_captionrl.options import share
 
-__all__ = ["SourceArguments"]
+__all__ = ["SplitArguments"]
 
 
 @dataclass
-class SourceArguments:
+class SplitArguments:
     """Where images and captions come from, and how they are split."""
 
     heading: ClassVar[str] = "data set"

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from hf_captionrl.evaluation.dataset_options import DatasetOptions
-from hf_captionrl.evaluation.source_arguments import SourceArguments
+from hf_captionrl.evaluation.split_arguments import SplitArguments
 from hf_captionrl.experiments.arguments import DataArguments
 from hf_captionrl.options import add_options, options_from
 
@@ -17,7 +17,7 @@ def parsed(*argv: str) -> DatasetOptions:
     return options_from(DatasetOptions, parser.parse_args(argv))
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(SourceArguments), ids=lambda field: field.name)
+@pytest.mark.parametrize("field", dataclasses.fields(SplitArguments), ids=lambda field: field.name)
 def test_commands_and_training_have_the_same_field(field):
     for kind in (DatasetOptions, DataArguments):
         assert field.name not in vars(kind)["__annotations__"]
