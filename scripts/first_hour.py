@@ -1,9 +1,8 @@
-"""Simulates the first hour of four users with a fresh clone: runs documented commands in a new folder and checks the
-results.
+"""Simulates the first hour of four users with a fresh clone: runs documented commands in a new folder and checks the results.
 
-    python scripts/first_hour.py                                  # a fresh clone in a fresh environment, all users
-    python scripts/first_hour.py --python .venv/bin/python        # a fresh clone, the packages of an existing
-    environment python scripts/first_hour.py --python .venv/bin/python --user photographer --keep
+    python scripts/first_hour.py                                # a fresh clone in a fresh environment, all users
+    python scripts/first_hour.py --python .venv/bin/python      # a fresh clone, the packages of an existing environment
+    python scripts/first_hour.py --python .venv/bin/python --user photographer --keep
 
 The users are a photographer with a folder of photographs, a researcher with a Karpathy-split file, a user of TRL with a
 raw `datasets.Dataset` and a reward function, and a user of LoRA with a chat model in bf16. Only the packages of a fresh
