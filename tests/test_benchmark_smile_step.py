@@ -110,7 +110,7 @@ def test_measurement_has_seconds_and_speedups() -> None:
         assert ratio["median"] <= ratio["quartiles"][1] <= high <= max(ratio["values"])
 
 
-def test_frozen_language_model_is_left_alone() -> None:
+def test_frozen_language_model_has_no_trained_weights() -> None:
     model = build(TINY["clipcap-frozen"], seed=0)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert trained

@@ -64,7 +64,7 @@ def test_both_captioners_start_from_the_same(tmp_path):
     assert starts[0] == pytest.approx(starts[1])
 
 
-def test_the_committed_pictures_are_pictures(tmp_path):
+def test_committed_pictures_have_the_expected_size(tmp_path):
     with (
         Image.open(draw(tmp_path / "new.png")) as new,
         Image.open(ROOT / "docs" / "images" / "before_after.png") as old,

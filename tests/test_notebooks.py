@@ -74,7 +74,7 @@ def test_a_notebook_runs(path, tmp_path):
 
 
 @pytest.mark.slow  # takes a kernel, too
-def test_a_failing_cell_and_a_left_output_are_seen(tmp_path):
+def test_failing_cells_outputs_and_kernels_are_detected(tmp_path):
     content = json.loads(NOTEBOOKS[0].read_text())
     content["cells"][1]["execution_count"] = 3
     content["metadata"]["kernelspec"]["name"] = "my-env"

@@ -121,7 +121,7 @@ def web(images, tmp_path):
     thread.join()
 
 
-def test_addresses_only_when_asked(caption, captioner, expected, images, web, tmp_path):
+def test_urls_are_fetched_only_with_allow_urls(caption, captioner, expected, images, web, tmp_path):
     url, asked = web
     with pytest.raises(ImageError, match="never fetched"):
         caption(f"{url}/a.png")

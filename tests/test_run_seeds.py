@@ -54,7 +54,7 @@ def test_markdown_shows_what_is_missing():
     assert "seeds 0, 1" in text
 
 
-def test_a_place_of_this_machine_is_not_told():
+def test_recorded_command_omits_absolute_runs_dir():
     words = [
         "smile_blip",
         "--runs_dir",

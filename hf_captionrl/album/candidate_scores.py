@@ -35,7 +35,7 @@ class EncodedTexts:
 
 @dataclass(frozen=True)
 class CandidateScores:
-    """What the choice needs of every candidate."""
+    """Scores of every candidate, from which captions are chosen."""
 
     own: np.ndarray  # (S,): similarity to its image
     margin: np.ndarray  # (S,): that similarity minus the largest to another image; `own` if there is none

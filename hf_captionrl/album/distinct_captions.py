@@ -28,7 +28,7 @@ class Finding:
     """A caption and the image that it finds in the album."""
 
     caption: str
-    rank: int  # rank of its target when it searches the album, 1 = best; ties count against it
+    rank: int  # rank of its target among the images of the album, 1 = best; ties count against it
     found: int  # row of the image that it finds
 
 
@@ -38,7 +38,7 @@ class AlbumCaption:
 
     caption: str
     candidate: int  # its index among the image's candidates
-    rank: int  # rank of the image when the caption searches the images compared, 1 = best; ties count against it
+    rank: int  # rank of the image among the images compared, 1 = best; ties count against it
     # Similarity to its image minus that to the most similar other image; None in an album of one image.
     margin: float | None
     is_distinct: bool  # whether it is not blank and no other image of the album has the same text

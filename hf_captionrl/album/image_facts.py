@@ -26,7 +26,7 @@ MAX_CHUNK_PIXELS = 2**25
 
 @dataclass
 class ImageFacts:
-    """What the engine knows of the readable images of an album."""
+    """Facts of the readable images of an album."""
 
     rows: list[int]  # their rows in the album
     keys: list[str]  # hashes of their pixels

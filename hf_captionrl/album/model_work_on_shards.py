@@ -108,7 +108,10 @@ class ShardWork:
 
 
 class KeptTexts:
-    """Features of candidates: those that a stage has kept, and for edited and existing captions those of the scorer."""
+    """Features of candidates.
+
+    They are read from the shards of a stage; those of edited and existing captions are computed.
+    """
 
     def __init__(
         self,

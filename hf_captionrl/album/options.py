@@ -16,7 +16,7 @@ __all__ = ["AlbumOptions"]
 
 @dataclass
 class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
-    """Caption the images of a set so that each caption is true of its image and of no other.
+    """Caption the images of a set so that each caption distinguishes its image from the others.
 
     Copies of an image get one caption. Candidates come from beams, samples and existing captions; they are chosen for all
     images together. Without --model, existing captions are diagnosed: which are duplicates, generic or ambiguous.

@@ -59,8 +59,8 @@ def draw_tokens(scores: Tensor, uniforms: Tensor) -> Tensor:
 class DecodingLoop:
     """A `custom_generate` for `generate`, which must be called with `num_return_sequences=1`.
 
-    The prompt is read once per image. Rows that are finished leave the batch. The random numbers are drawn before the
-    first token, so captions do not depend on which rows left.
+    The prompt is read once per image. Finished rows leave the batch. The random numbers are drawn before the first token,
+    so captions do not depend on the rows that have left.
     """
 
     num_sampled: int  # sampled captions per image; 0 for the greedy one only

@@ -19,10 +19,13 @@ from hf_captionrl.options import CommandOptions, option
 __all__ = ["METHODS", "TrainOptions", "recipe_path", "train"]
 
 METHODS = {
-    "smile": ("smile_blip.py", "SMILE for any captioner: cross-entropy over the words of the caption at hand"),
-    "self-retrieval": ("self_retrieval_blip.py", "reward: is the image found from the caption? Bags, curriculum"),
-    "self-retrieval-clipcap": ("self_retrieval_clipcap.py", "the same for ClipCap, as in the papers"),
-    "sle": ("sle_blip.py", "CIDEr-D and differences between samples"),
+    "smile": ("smile_blip.py", "SMILE for any captioner: cross-entropy over only the words of the caption"),
+    "self-retrieval": (
+        "self_retrieval_blip.py",
+        "rewards captions from which a scorer finds the image; bags and curriculum",
+    ),
+    "self-retrieval-clipcap": ("self_retrieval_clipcap.py", "self-retrieval for ClipCap, as in the papers"),
+    "sle": ("sle_blip.py", "rewards CIDEr-D and differences between samples"),
     "mle-clipcap": ("mle_clipcap.py", "maximum likelihood for ClipCap, which self-retrieval starts from"),
     "smile-video": ("smile_video.py", "SMILE on videos"),
     "smile-text": ("smile_llama_lora.py", "SMILE for text: a language model with LoRA on instructions"),

@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 1024
 
 
 class ColumnView(Sequence[T], Generic[T]):
-    """Values of a column, read when they are indexed; few of them are Python objects at a time."""
+    """Values of a column, read when they are indexed; only a few are Python objects at a time."""
 
     def __init__(self, ds: datasets.Dataset, name: str, convert: Callable[[Any], T] | None = None) -> None:
         self._rows = ds.select_columns(name).with_format(None)

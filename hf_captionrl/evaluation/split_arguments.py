@@ -45,14 +45,15 @@ class SplitArguments:
         default=0.1,
         metadata={
             "help": "Share of the images, in [0, 1), that becomes the validation split of data without one, by a hash of the "
-            "image ids.",
+            "image ids (commands: only if --split names a missing split).",
             "metavar": "X",
         },
     )
     test_share: Annotated[float, share] = field(
         default=0.1,
         metadata={
-            "help": "Share of the images, in [0, 1), that becomes the test split of data without one, by a hash of the image ids.",
+            "help": "Share of the images, in [0, 1), that becomes the test split of data without one, by a hash of the image "
+            "ids (commands: only if --split names a missing split).",
             "metavar": "X",
         },
     )

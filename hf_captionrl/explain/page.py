@@ -35,7 +35,7 @@ _WEIGHTS = {
 class CaptionReward:
     """Reward of the caption for self-retrieval."""
 
-    reward: float  # log-probability of the image in the pool when the caption searches for it, in nats, at most 0
+    reward: float  # log-probability of the target among the images of the pool, in nats, at most 0
     baseline: float  # subtracted from the reward, in nats
     baseline_name: str  # description of the baseline
     rank: int  # rank of the image, 1 = best

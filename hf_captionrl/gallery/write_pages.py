@@ -32,7 +32,7 @@ class GalleryOptions(HeldOutScorerOptions, DatasetOptions):
       cider.html       pairs of captions of which CIDEr-D prefers the worse, found by rule and counted, widest gap first
       unrewarded.html  captions with right claims only whose CIDEr-D is close to 0 (embedded world)
 
-    The facts that this needs are known only for images of the embedded world.
+    errors.html and unrewarded.html need facts, which only the embedded world has.
     """
 
     examples: ClassVar[str] = """

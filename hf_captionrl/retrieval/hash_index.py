@@ -41,7 +41,7 @@ def key_hashes(keys: Collection[str]) -> np.ndarray:
 
 
 class HashIndex:
-    """Rows by 64-bit hash; the caller compares the values that the hashes stand for.
+    """Rows by 64-bit hash; the caller compares the values that the hashes represent.
 
     `hashes` `(N,)` are uint64.
     """
@@ -51,7 +51,7 @@ class HashIndex:
         self.sorted = hashes[self.order]  # (N,)
 
     def find(self, hashes: np.ndarray, is_same: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-        """For each of M hashes, the first row that stands for the same value, `(M,)`; -1 if there is none.
+        """For each of M hashes, the first row that represents the same value, `(M,)`; -1 if there is none.
 
         `hashes` `(M,)` are uint64; `is_same` gets positions in them and rows.
         """

@@ -1,4 +1,4 @@
-"""What the truth checker finds in a caption."""
+"""Results of the truth checker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["CheckResult", "Claim"]
 
 
 class Claim(NamedTuple):
-    """Something a caption says of a scene.
+    """A claim of a caption about a scene.
 
     Attributes:
         attribute (`str`): Field of [`Facts`] that the claim is about, or another one that recalls no fact, such as

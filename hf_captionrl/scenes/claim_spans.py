@@ -1,4 +1,4 @@
-"""Where the claims of a caption stand in it, and which wrong ones are true of something else in the scene."""
+"""Positions of claims in a caption, and wrong claims that are true of something else in the scene."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from hf_captionrl.scenes.world import OPPOSITES, POSITIONS, ROWS_TO_SECOND, Fact
 __all__ = ["ClaimMark", "binding_owner", "mark_caption"]
 
 _MOST_BETWEEN = 4
-"""Words that may stand between two of one claim, as in "on a very pale blue background"."""
+"""Largest number of words between two words of one claim, as in "on a very pale blue background"."""
 
 
 @dataclass(frozen=True)
 class ClaimMark:
-    """A claim and its place."""
+    """A claim, its verdict and its position in the caption."""
 
     claim: Claim
     # `"right"`, `"wrong"`, or `"misbound"`: wrong here, and true of `owner`.
     verdict: Literal["right", "wrong", "misbound"]
-    # Where its words begin in the caption, in characters; None where they do not stand there literally.
+    # First character of its words in the caption, and the one after the last; None if the caption does not contain them literally.
     start: int | None
     end: int | None
-    owner: str = ""  # what the claim is true of, where it is misbound; else empty
+    owner: str = ""  # what a misbound claim is true of; else empty
 
 
 def binding_owner(claim: Claim, facts: Facts | Mapping[str, Any]) -> str:
     """What a wrong claim is true of, if it is true of something else in the scene: an attribute-binding error.
 
-    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 9: the red of the crane given to the train. By rule: an
-    orientation, or a number above 1, that the other object has; a place in the picture where the other object is; a side
-    on which the other object stands; a colour or pattern that another thing or the background has. A wrong size never
-    counts, as both objects share theirs, nor does "a", which every second object is.
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 9, where the caption gives the red of the crane to the
+    train. The rules: an orientation, or a number above 1, of the other object; the position of the other object in the
+    picture; the side on which the other object is; a colour or pattern of another thing or of the background. A wrong size
+    never counts, because both objects have the same size. "a" never counts, because every second object is single.
     """
     known = {n: facts[n] if isinstance(facts, Mapping) else getattr(facts, n) for n in Facts.__dataclass_fields__}
     kind, second = str(known["kind"]), str(known["second"])
@@ -53,29 +53,29 @@ def binding_owner(claim: Claim, facts: Facts | Mapping[str, Any]) -> str:
     if attribute == "second orientation":
         return kind if value == known["orientation"] else ""
     if attribute == "orientation":
-        return second if value == "upright" else ""  # as every second object is
+        return second if value == "upright" else ""  # every second object is upright
     if attribute == "relation":
-        # What holds of the group is only wrong where it was said of the other object.
+        # The relation of the group is wrong only if the caption claims it of the other object.
         return {OPPOSITES.get(str(known["relation"])): second, known["relation"]: kind}.get(value, "")
     if attribute == "position" and known["position"]:
         row = POSITIONS.index(str(known["position"]))
         other = row + ROWS_TO_SECOND.get(str(known["relation"]), 0)
-        # The claim is wrong about its own object, so the object there is the other one.
+        # The claim is wrong about its own object, so it is true of the other one.
         places = {POSITIONS[row]: kind, POSITIONS[other]: second}
         return places.get(value, "")
     return ""
 
 
 def _placed_words(caption: str) -> list[tuple[str, int, int]]:
-    """The words as `check` reads them, in small letters, and where they begin and end in the caption."""
-    # One capital may become two small letters, so each keeps its place.
+    """The words as `check` reads them, in lower case, with start and end in the caption."""
+    # The lower case of one letter may have two letters, so each of them keeps the position of the original.
     letters = [(small, place) for place, letter in enumerate(caption) for small in letter.lower()]
     found = re.finditer(r"[a-z0-9]+", "".join(small for small, _ in letters))
     return [(word.group(), letters[word.start()][1], letters[word.end() - 1][1] + 1) for word in found]
 
 
 def _places(words: list[str], wanted: list[str]) -> list[tuple[int, int]]:
-    """First and last word of every place where the wanted words stand in order, the nearest ones to each last word."""
+    """First and last word of each occurrence of the wanted words in this order; each earlier word is the nearest one."""
     found = []
     for last, word in enumerate(words):
         if word != wanted[-1]:
@@ -92,15 +92,15 @@ def _places(words: list[str], wanted: list[str]) -> list[tuple[int, int]]:
 
 
 def mark_caption(caption: str, facts: Facts | Mapping[str, Any]) -> list[ClaimMark]:
-    """Judge a caption, and find every claim in it.
+    """Judge a caption, and locate each of its claims.
 
-    Words may be said twice and claim two things ("two pigs left of two ducks"). A claim is therefore looked for up to the
-    word that completes it: the one from which on the checker, reading the caption word by word, keeps making the claim.
+    The same words can make two claims ("two pigs left of two ducks"). A claim is therefore searched only up to the word
+    that completes it: the first word from which on every longer beginning of the caption makes the claim.
     """
     result = check(caption, facts)
     placed = _placed_words(caption)
     words = [word for word, _, _ in placed]
-    # Before each word the claims made so far; the last entry is the whole caption.
+    # Claims of the caption up to and including each word.
     prefixes: list[CheckResult] = [check(caption[:end], facts) for _, _, end in placed]
     marks = []
     for verdict, claims in (("right", result.right), ("wrong", result.wrong)):
@@ -108,7 +108,7 @@ def mark_caption(caption: str, facts: Facts | Mapping[str, Any]) -> list[ClaimMa
             complete = len(prefixes)
             while complete and claim in getattr(prefixes[complete - 1], verdict):
                 complete -= 1
-            # Now the number of words without which the claim is not made: word `complete` makes it.
+            # Word `complete` completes the claim: every beginning of the caption that includes it makes the claim.
             places = _places(words, claim.text.split())
             before = [place for place in places if place[1] <= complete]
             place = before[-1] if before else places[0] if places else None

@@ -37,7 +37,7 @@ BAG_SIZES: tuple[int, ...] = (3, 5, 7)
 """Sizes of the bags of similar images of the test split, as in TrueMatch."""
 
 WORLD_VERSION = "2"
-"""Part of the name of the files on disk: scenes of another version are other scenes."""
+"""Part of the name of the files on disk: each version has other scenes."""
 
 _SHARE_AGAINST = 0.25
 _DRAWS_PER_SCENE = 100
@@ -85,7 +85,7 @@ def scene_stream(seed: int, kinds: tuple[str, ...] = EMOJI_KINDS) -> Iterator[Sc
         kinds (`tuple[str, ...]`): Kinds to choose from.
 
     Returns:
-        `Iterator[Scene]`: Scenes in the order of their drawing; facts may repeat.
+        `Iterator[Scene]`: Scenes in the order in which they are drawn; facts may repeat.
     """
     rng = np.random.default_rng(seed)
     while True:
@@ -95,8 +95,8 @@ def scene_stream(seed: int, kinds: tuple[str, ...] = EMOJI_KINDS) -> Iterator[Sc
 def _unique(draw: Callable[[], Any], seen: set[Facts], number: int) -> list[Any]:
     """Scenes that were not seen before.
 
-    It gives up after 100 draws in vain for each scene that was seen: where one is missing that is drawn a third as often as
-    the others are on average, the chance to give up wrongly is exp(-100 / 3).
+    Raises after 100 n successive draws without a new scene, where n scenes were seen. If the only missing scene is drawn a
+    third as often as the average scene, the probability of a wrong error is exp(-100 / 3).
     """
     scenes: list[Any] = []
     in_vain = 0
@@ -144,7 +144,7 @@ def _split(
 ) -> datasets.Dataset:
     columns: dict[str, list[Any]] = {column: [] for column in features}
     for number, (scene, bag_id) in enumerate(zip(scenes, bag_ids, strict=True)):
-        # One generator per scene, so that a larger split begins with the smaller one's captions.
+        # One generator per scene, so that a larger split begins with the captions of a smaller one.
         rng = np.random.default_rng((*key, number))
         columns["image"].append(encode(scene))
         columns["image_id"].append(f"{name}-{number:05d}")
@@ -171,7 +171,7 @@ def compose_splits(
 ) -> datasets.DatasetDict:
     """Make the splits of a world; no two scenes share their facts.
 
-    `draw_bag` is told a size, and whether the bag goes against the preferences of kinds.
+    `draw_bag` gets a size, and whether the bag goes against the preferences of kinds.
     """
     if min(num_train, num_validation, num_test) < 0:
         raise ValueError(f"Split sizes are {(num_train, num_validation, num_test)}. Use sizes of 0 or more.")
@@ -213,7 +213,7 @@ def load_scenes(
 
     Args:
         kind (`str`): `"emoji"` for the committed sprites, `"shapes"` for shapes that need no asset.
-        annotators (`str`): Who wrote the references: people who caption, or people who write alternative texts.
+        annotators (`str`): Writers of the references: `"captions"`, or `"alt_text"` for alternative texts.
         seed (`int`): The same seed gives the same bytes.
         num_train (`int`): Scenes in `train`.
         num_validation (`int`): Scenes in `validation`.
@@ -230,7 +230,7 @@ def load_scenes(
         raise ValueError(f"kind is {kind!r}. Use one of {sorted(KINDS)}.")
     if annotators not in DOMAINS:
         raise ValueError(f"annotators is {annotators!r}. Use one of {sorted(DOMAINS)}.")
-    # Copies of what says how a table is shown; tables never change, and are shared.
+    # The copy has its own format settings; the tables are immutable and are shared.
     return copy.deepcopy(_kept(kind, annotators, seed, num_train, num_validation, num_test))
 
 
@@ -251,7 +251,7 @@ def _kept(kind: str, domain: str, *numbers: int) -> datasets.DatasetDict:
             for split, rows in made.items():
                 if len(rows):  # a table without rows cannot be read back
                     rows.save_to_disk(str(whole / split))
-            # Whoever is second keeps the first one's files, which are the same.
+            # A second process keeps the files of the first one, which are the same.
             os.rename(whole, folder)
     return made
 
@@ -264,7 +264,7 @@ def _read_split(folder: Path) -> datasets.Dataset:
 
 @functools.cache
 def _rules_digest() -> str:
-    """Digest of the code and the sprites that scenes are made of, so that files of other rules are never read."""
+    """Digest of the code and the sprites that scenes are made of, so that files of older code are never read."""
     folder = Path(__file__).parent
     digest = hashlib.sha256()
     for file in sorted([*folder.glob("*.py"), *SPRITES_DIR.glob("*.png")]):
@@ -321,7 +321,7 @@ def bags(bag_ids: list[str], size: int) -> list[list[int]]:
     for row, bag_id in enumerate(bag_ids):
         if bag_id:
             found.setdefault(bag_id, []).append(row)
-    # An incomplete split may end in the middle of a bag, which would be an easier one.
+    # An incomplete split may end within a bag; an incomplete bag would be easier.
     complete = [rows[:size] for rows in found.values() if len(rows) == max(BAG_SIZES)]
     if size not in BAG_SIZES or not complete:
         raise ValueError(f"No bag of {size} here. Use one of {BAG_SIZES}, on the test split.")

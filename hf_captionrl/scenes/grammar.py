@@ -1,4 +1,4 @@
-"""What people write about a scene: a full description, and annotators who mention some facts more often than others."""
+"""Captions of a scene: the full caption, and captions of annotators, who mention some facts more often than others."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     "snow": ("in the snow", "on a snowy day"),
     "night": ("at night", "in the dark"),
 }
-"""What people say of a value, the most frequent first; other values have their own name alone."""
+"""Words for a value, the most frequent first. All other values are named by their own name."""
 
 OPINIONS: tuple[str, ...] = ("nice", "cute", "pretty", "lovely", "beautiful")
-"""Adjectives that say nothing that could be checked."""
+"""Adjectives that make no claim that can be checked."""
 
 _P_WORDS = (0.7, 0.2, 0.1)
 _P_OPINION = 0.06
@@ -87,12 +87,12 @@ def article(next_word: str) -> str:
 
 @dataclass(frozen=True)
 class Annotator:
-    """A person who mentions each fact only sometimes, and now and then is wrong."""
+    """An annotator that omits some facts and is sometimes wrong."""
 
     verbosity: float  # factor of the probabilities of `SALIENCE`
     generic: float = 0.0  # probability of naming the category of the main group ("an animal") instead of its kind
     setting_first: bool = False  # starts every other caption with background, weather and time: "at night, two dogs"
-    alt_text: bool = False  # writes phrases that are separated by commas, and starts with "image of"
+    alt_text: bool = False  # separates phrases by commas, and starts with "image of"
 
 
 ANNOTATORS: tuple[Annotator, ...] = (
@@ -108,7 +108,7 @@ ALT_TEXT_ANNOTATORS: tuple[Annotator, ...] = tuple(
     replace(annotator, setting_first=False, alt_text=True, verbosity=annotator.verbosity * 0.9)
     for annotator in ANNOTATORS
 )
-"""Another domain: people who write alternative texts."""
+"""Another domain: annotators that write alternative texts."""
 
 
 class Words:
@@ -180,9 +180,9 @@ def write_sentence(
     annotator: Annotator | None = None,
     opinion: str = "",
 ) -> str:
-    """The words for what is said.
+    """The caption that states the given facts.
 
-    `said` maps each fact to its value, or `""`; `several`: more than one, the number unsaid.
+    `said` maps each fact to its value, or `""`; `several`: more than one, without a number.
     """
     words = words or Words()
     parts = [_noun_phrase(said, words, opinion), _motion(said)]
@@ -200,7 +200,7 @@ def write_sentence(
 
 
 def full_caption(facts: Facts) -> str:
-    """Everything about a scene or clip that has a word, in one fixed wording.
+    """All facts of a scene or clip that have a word, in one fixed wording.
 
     Args:
         facts ([`Facts`]): The scene's facts, or those of a clip.
@@ -220,7 +220,7 @@ def full_caption(facts: Facts) -> str:
 
 
 def _mistaken(rng: np.random.Generator, facts: Facts, name: str) -> Any:
-    """A wrong value that can be said instead of the true one."""
+    """A wrong value that can replace the true one."""
     value = getattr(facts, name)
     if name in ("kind", "second"):
         other = facts.second if name == "kind" else facts.kind
@@ -232,7 +232,7 @@ def _mistaken(rng: np.random.Generator, facts: Facts, name: str) -> Any:
 
 
 def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> str:
-    """One reference caption: incomplete, and seldom wrong."""
+    """One reference caption: incomplete, and rarely wrong."""
     said: dict[str, Any] = {}
     for name in facts.__dataclass_fields__:
         value = getattr(facts, name)
@@ -242,7 +242,7 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
         if said[name] and name in (*FACT_VALUES, "kind", "second") and rng.random() < _P_MISTAKE:
             said[name] = _mistaken(rng, facts, name)
     if said.get("relation") and not said["second"]:
-        said["relation"] = ""  # a relation needs the other object
+        said["relation"] = ""  # a relation needs the second object
     if not said["second"]:
         said["second_colour"] = ""
     if rng.random() < annotator.generic and said["kind"] not in CATEGORIES:

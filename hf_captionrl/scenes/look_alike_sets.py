@@ -1,4 +1,4 @@
-"""Sets of scenes or clips each of which differs from each other in one or two facts."""
+"""Sets of scenes or clips that differ pairwise in one or two facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sample_look_alikes_of(
     change: Callable[[F, dict[str, Any]], F | None],
     weights: Mapping[str, float],
 ) -> list[F]:
-    """Facts that differ from each other in one or two: all combinations of the values of two facts are equally likely."""
+    """Facts that differ pairwise in one or two values; all combinations of the values of two facts are equally likely."""
     while True:
         base, values = draw()
         names = [name for name in weights if name in values]

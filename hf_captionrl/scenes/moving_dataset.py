@@ -18,14 +18,14 @@ __all__ = ["CLIP_FRAMES", "FRAME_MS", "MOVING_FEATURES", "load_moving_scenes"]
 CLIP_FRAMES = 6
 """Frames of a clip."""
 FRAME_MS = 100
-"""Milliseconds that each of them is on screen."""
+"""Duration of a frame in milliseconds."""
 
 MOVING_FEATURES = facts_features(MovingFacts, decode=False)
 """Columns of every split: those of `load_scenes`, with the bytes of a GIF in `image`, and motion and speed among the facts."""
 
 
 def _gif(clip: Clip) -> dict[str, Any]:
-    # A GIF that rests has one frame of the whole length, and is a video still; WebP and PNG would make a picture of it.
+    # A GIF without motion has one frame of the whole duration, and is still read as a video; WebP and PNG would become images.
     frames = render_clip(clip, CLIP_FRAMES)
     side = frames[0].width
     strip = Image.new("RGB", (side * CLIP_FRAMES, side))

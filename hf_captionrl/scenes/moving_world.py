@@ -1,7 +1,7 @@
-"""The rules of the moving world: one sprite that crosses some cells of the grid, or rests.
+"""The rules of the moving world: one sprite that moves over some cells of the grid, or rests.
 
-Everything a caption can say about a clip is in its `MovingFacts`. A clip to the left is one to the right played backwards,
-so only the order of the frames tells the two apart.
+Everything that a caption can say about a clip is in its `MovingFacts`. A clip to the left is a clip to the right played
+backwards, so only the order of the frames distinguishes them.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ DIRECTIONS: tuple[str, ...] = ("left", "right", "up", "down")
 STILL = "still"
 """Motion of a sprite that rests."""
 SPEEDS: tuple[str, ...] = ("slow", "fast")
-"""Slow is one cell, fast two, in the same time."""
+"""Slow is one cell per clip, fast is two."""
 
 _P_STILL = 0.2
 """Probability that nothing moves."""
 _STEP = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0), STILL: (0, 0)}
 _CELLS = {"slow": 1, "fast": 2, "": 0}
 ADVERBS = {"slow": "slowly", "fast": "fast"}
-"""What people say of a speed."""
+"""Adverbs by speed."""
 
 MOTION_PHRASES: dict[tuple[str, str], tuple[str, ...]] = {
     ("verb", ""): ("moving", "going", "sliding", "heading", "running", "moves", "goes", "runs", "in motion"),
@@ -65,18 +65,18 @@ MOTION_PHRASES: dict[tuple[str, str], tuple[str, ...]] = {
     ("speed", "fast"): ("fast", "quickly", "quick", "rapidly"),
     ("motion", STILL): ("at rest", "resting", "still", "standing still", "not moving", "motionless"),
 }
-"""What words about motion mean: `(type of token, value)` and the phrases; a direction needs a verb before it."""
+"""Phrases about motion by `(type of token, value)`; a direction needs a verb before it."""
 
 
 @dataclass(frozen=True)
 class MovingFacts(Facts):
     """What is true of a clip, in words. It shows one thing (`count` 1, no `second`).
 
-    `position` is the row that the thing keeps; one that moves up or down keeps none, and has `""`.
+    `position` is the row of the thing; it is `""` if the thing moves up or down.
 
     Args:
         motion (`str`): One of `DIRECTIONS`, or `STILL`.
-        speed (`str`): One of `SPEEDS`, or `""` where nothing moves.
+        speed (`str`): One of `SPEEDS`, or `""` if nothing moves.
     """
 
     motion: str = STILL
@@ -100,7 +100,7 @@ class Clip:
     nuisance: int = 0
 
     def cell(self, moment: float) -> tuple[float, float]:
-        """Where the thing is; it moves evenly.
+        """Position of the thing, which moves at constant speed.
 
         Args:
             moment (`float`): Share of the clip that has passed, in [0, 1].
@@ -121,7 +121,7 @@ def _starts(facts: MovingFacts) -> list[tuple[int, int]]:
 
 
 def _consistent(rng: np.random.Generator, facts: MovingFacts) -> MovingFacts:
-    """The same facts, whose speed and position go with the motion."""
+    """The same facts, with a speed and a position that fit the motion."""
     speed = "" if facts.motion == STILL else facts.speed or choose(rng, SPEEDS)
     position = "" if facts.motion in ("up", "down") else facts.position or choose(rng, POSITIONS)
     return replace(facts, speed=speed, position=position)
@@ -178,7 +178,7 @@ _CLIQUE_WEIGHTS = {"motion": 4, "orientation": 2, "size": 2, "pattern": 2, "colo
 def sample_clips_alike(
     rng: np.random.Generator, size: int, kinds: tuple[str, ...] = EMOJI_KINDS, *, against_preferences: bool = False
 ) -> list[Clip]:
-    """Clips each of which differs from each other in one or two facts, apart from speed and position, which follow motion."""
+    """Clips that differ pairwise in one or two facts; speed and position, which depend on the motion, do not count."""
 
     def draw() -> tuple[MovingFacts, dict[str, tuple[Any, ...]]]:
         facts = sample_clip(rng, kinds, against_preferences=against_preferences).facts
@@ -195,7 +195,7 @@ def sample_clips_alike(
     def change(facts: MovingFacts, changes: dict[str, Any]) -> MovingFacts | None:
         changed = replace(facts, **changes)
         if "motion" in changes:
-            # Speed and position stay where they can, so that motion alone differs.
+            # Speed and position stay the same where possible, so that only the motion differs.
             still, vertical = changed.motion == STILL, changed.motion in ("up", "down")
             changed = replace(
                 changed,
@@ -208,9 +208,9 @@ def sample_clips_alike(
 
 
 class MotionReader:
-    """Judges what a caption says of the motion, word by word.
+    """Judges the claims of a caption about the motion, word by word.
 
-    `claim` is told each claim: attribute, value, words, and whether it is true.
+    `claim` is called for each claim with its attribute, value and words, and whether it is true.
     """
 
     def __init__(self, facts: MovingFacts, claim: Callable[[str, str, str, bool], None]) -> None:
@@ -239,7 +239,7 @@ class MotionReader:
         return kind in ("verb", "motion")
 
     def close(self) -> None:
-        """No direction follows: that something moves is true or false, but recalls no fact."""
+        """Judge a verb without a direction: the claim that something moves is true or false, but recalls no fact."""
         if self.verb:
             self.claim("moves", "moving", self.verb, self.facts.motion != STILL)
             self.verb = ""

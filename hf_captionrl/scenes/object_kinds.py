@@ -1,4 +1,4 @@
-"""The kinds of things in the embedded world, from frequent to rare, and what people call them."""
+"""The kinds of things in the embedded world, from frequent to rare, and their names."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     **_OTHERS,
     "shape": SHAPE_KINDS,
 }
-"""What people call a kind when they do not look closely."""
+"""Kinds by category, which is the less specific name."""
 
 _SYNONYMS = {
     "backpack": "rucksack",
@@ -117,7 +117,7 @@ NATURAL_COLOURS: dict[str, str] = {
     }.items()
     for kind in kinds.split()
 }
-"""Colours that kinds have by themselves. Nothing is painted in the colour that it has anyway."""
+"""Natural colours of kinds. Nothing is painted in its natural colour."""
 
 
 def category_of(kind: str) -> str:
@@ -126,7 +126,7 @@ def category_of(kind: str) -> str:
 
 
 def names_of(kind: str) -> tuple[str, ...]:
-    """What people call a kind, the most frequent name first."""
+    """Names of a kind, the most frequent first."""
     return (kind, _SYNONYMS[kind]) if kind in _SYNONYMS else (kind,)
 
 

@@ -44,7 +44,7 @@ _PAINT = {
     "golden": (225, 165, 10),
     "purple": (125, 35, 205),
 }
-_UNPAINTED = (70, 72, 80)  # of shapes
+_UNPAINTED = (70, 72, 80)  # colour of unpainted shapes
 _SHADE = 0.86  # of stripes and dots, relative to the background
 _STEP = 9  # pixels from stripe to stripe
 
@@ -209,7 +209,7 @@ class Thing(NamedTuple):
 
 
 def place_things(scene: Scene) -> list[Thing]:
-    """Everything that stands in a scene, the main group first."""
+    """All things of a scene, the main group first."""
     facts = scene.facts
     rng = np.random.default_rng((scene.nuisance, 0))
     main = (facts.kind, facts.colour, facts.orientation)

@@ -1,6 +1,6 @@
 """Claims of captions of the embedded world, read from the words alone, and captions written from claims.
 
-Nothing here knows the truth of a scene: a blender and a combiner built on it decide as a language model must, from texts.
+The functions do not know the facts of a scene. Like a language model, they blend and combine captions from the texts alone.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NUMBERS = {"a": 1, "an": 1, "two": 2, "three": 3, "some": 0}
 
 @dataclass(frozen=True)
 class SceneClaims:
-    """What a caption says of a scene; `""` and 0 stand for what it does not say.
+    """Claims of a caption about a scene; `""` and 0 mean that it makes no such claim.
 
     The other fields are those of [`Facts`].
     """
 
     kind: str  # kind of the main group, or only its category
     count: int = 0  # copies, 1 to 3
-    several: bool = False  # more than one, the number unsaid
+    several: bool = False  # more than one, without a number
     size: str = ""
     orientation: str = ""
     position: str = ""
@@ -59,7 +59,7 @@ _SETTING = {"pattern": PATTERNS[1:], "background": BACKGROUNDS, "weather": WEATH
 
 @functools.cache
 def _nouns() -> dict[str, str]:
-    """Singulars and plurals to the world's own name."""
+    """The world's own name by singular or plural."""
     names = {name: kind for kind in (*EMOJI_KINDS, *SHAPE_KINDS) for name in names_of(kind)}
     names |= {category: category for category in CATEGORIES}
     return {form: kind for name, kind in names.items() for form in (name, plural(name))}
@@ -67,7 +67,7 @@ def _nouns() -> dict[str, str]:
 
 @functools.cache
 def _values(values: tuple[str, ...]) -> dict[str, str]:
-    """What people say to the value that it stands for."""
+    """Values by the phrases that people use for them."""
     return {phrase: value for value in values for phrase in WORDS.get(value, (value,))}
 
 
@@ -117,18 +117,18 @@ def read_claims(caption: str) -> SceneClaims | None:
 
 
 def write_claims(claims: SceneClaims) -> str:
-    """Write a caption that claims just this, in the wording of the world's full captions."""
+    """Write a caption with these claims only, in the wording of the world's full captions."""
     return write_sentence(asdict(claims))
 
 
 def _most(values: Sequence[str | int]) -> str | int:
-    """The most frequent value, the earliest of equals; what was not said does not count."""
+    """The most frequent value, the first one in case of a tie; empty values do not count."""
     said = [value for value in values if value]
     return Counter(said).most_common(1)[0][0] if said else type(values[0])()
 
 
 def blend_claims(captions: Sequence[SceneClaims]) -> SceneClaims:
-    """The union of what several people say; where they differ the majority, then the first."""
+    """The union of the claims of several captions; if they differ, the most frequent value, then the first."""
     if not captions:
         raise ValueError("There are no claims to blend. Give those of at least one caption.")
     merged = {
@@ -143,14 +143,14 @@ def blend_claims(captions: Sequence[SceneClaims]) -> SceneClaims:
 
 
 def combine_claims(correct: SceneClaims, new: SceneClaims) -> SceneClaims:
-    """What `correct` says, and of what it leaves open what `new` says: human text wins every conflict.
+    """The claims of `correct`, completed with claims of `new`; in every conflict, `correct`, the human text, wins.
 
-    As in the paper's worked examples, details of a subject that `new` calls by a wrong name are carried over ("a woman
-    ... wearing a white shirt" gives the man of the correct caption a white shirt); a relation to a second object that
-    the two name differently is not, because it says where that other object stands.
+    As in the paper's worked examples, details of a subject are kept even if `new` gives it a wrong name ("a woman ...
+    wearing a white shirt" gives the man of the correct caption a white shirt). If the two captions name different second
+    objects, the relation of `new` is dropped, because it locates another object.
     """
     merged = correct
-    # "an animal" leaves open which one; "a teapot" contradicts it.
+    # "an animal" does not name the kind; "a teapot" contradicts it.
     if correct.kind in CATEGORIES and new.kind not in CATEGORIES and category_of(new.kind) == correct.kind:
         merged = replace(merged, kind=new.kind)
     if not correct.count and (new.count > 1 or not correct.several):
@@ -167,6 +167,6 @@ def combine_claims(correct: SceneClaims, new: SceneClaims) -> SceneClaims:
             second_colour=correct.second_colour or new.second_colour,
         )
     if merged.second == merged.kind:
-        # The new caption gives its second object the name that people gave the main one: one thing, not two.
+        # `new` names its second object as `correct` names the main one: they are the same thing.
         merged = replace(merged, second=correct.second, relation=correct.relation, second_colour=correct.second_colour)
     return merged

@@ -1,7 +1,7 @@
 """The truth checker: right and wrong claims of a caption, and the facts that it recalls.
 
 A caption is read from left to right as noun phrases, relations, positions and backgrounds. It need not follow the
-world's grammar: synonyms are known, words without a claim are passed over, and the two objects may change places
+world's grammar: synonyms are known, words without a claim are skipped, and the two objects may be swapped
 ("a mushroom right of a pig" is true of every pig left of a mushroom).
 """
 
@@ -90,7 +90,7 @@ def _lexicon(moving: bool = False) -> tuple[dict[tuple[str, ...], tuple[str, str
 
 
 def _read(caption: str, moving: bool = False) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Caption to (type, value, text) tokens by longest match, and the words that mean nothing here."""
+    """Caption to (type, value, text) tokens by longest match, and the unknown words."""
     words = re.sub(r"[^a-z0-9]+", " ", caption.lower()).split()
     lexicon, longest = _lexicon(moving)
     tokens: list[tuple[str, str, str]] = []
@@ -120,9 +120,9 @@ def _names(noun: str, kind: str) -> bool:
 
 
 def _begins_with_second(tokens: list[tuple[str, str, str]], facts: Facts) -> bool:
-    """Whether a category in first place, which both objects have, means the second: the noun after it is the main one's.
+    """Whether a category in first place that both objects have means the second one: the next noun names the main one.
 
-    "An animal right of a pig" is true of a pig left of a duck. There is one second object, so several never mean it.
+    "An animal right of a pig" is true of a pig left of a duck. There is only one second object, so a plural never means it.
     """
     nouns = [at for at, (token, _, _) in enumerate(tokens) if token in ("kind", "kinds")][:2]
     if len(nouns) < 2 or tokens[nouns[1]][1] != facts.kind:
@@ -163,7 +163,7 @@ class _Reader:
             # A category is true but recalls no fact: it does not distinguish the pig from the duck.
             fact = "kind" if meant == "main" else "second"
             self.claim(f"category of {fact}" if kind in CATEGORIES else fact, kind, text, True)
-        # A wrong noun in first place still talks about the main group, so that its number and size can be judged.
+        # A wrong noun in first place still refers to the main group, so that its number and size can be judged.
         about = "main" if meant == "nothing" and first else meant
         self.speaks_of_main |= about == "main"
         for attribute, value, words in modifiers:
@@ -179,7 +179,7 @@ class _Reader:
     def modifier(self, about: str, attribute: str, value: str, text: str, kind: str) -> None:
         facts = self.facts
         if about == "nothing":
-            return  # a thing that is not there is one mistake, whatever is said of it
+            return  # a thing that is not in the scene is one mistake, with or without modifiers
         if attribute == "colour":
             self._colour(about, value, text)
         elif attribute == "pattern":
@@ -187,7 +187,7 @@ class _Reader:
         elif about == "second":
             truth = {"count": "1", "size": facts.size, "orientation": "upright"}[attribute]
             if attribute == "count" and value == truth:
-                return  # the article of the second object claims nothing that could be missed
+                return  # the article of the second object does not count as a claim
             self.claim(f"second {attribute}", value, text, value == truth)
         else:
             self.claim(attribute, value, text, value == str(getattr(facts, attribute)))
@@ -214,7 +214,7 @@ class _Reader:
             self.claim("relation", value, text, bool(facts.relation) and value == facts.relation)
 
     def position(self, value: str, text: str) -> None:
-        if not self.facts.position:  # moves through all of them
+        if not self.facts.position:  # the thing moves through all rows
             self.claim("position", value, text, False)
             return
         row = POSITIONS.index(self.facts.position)
@@ -225,13 +225,13 @@ class _Reader:
 
 
 class _Reading:
-    """Takes tokens from left to right, and holds back the words that wait for what they belong to."""
+    """Takes tokens from left to right, and keeps modifiers until the word that they belong to."""
 
     def __init__(self, facts: Facts, begins_with_second: bool) -> None:
         self.reader = _Reader(facts, begins_with_second)
         self.motion = MotionReader(facts, self.reader.claim) if isinstance(facts, MovingFacts) else None
         self.modifiers: list[tuple[str, str, str]] = []  # numbers and adjectives before their noun
-        self.colour: tuple[str, str] | None = None  # one that may turn out to be the background's
+        self.colour: tuple[str, str] | None = None  # may turn out to be the colour of the background
         self.pattern: tuple[str, str] | None = None  # likewise
         self.on = False
 
@@ -317,7 +317,7 @@ class _Reading:
         self.close_colour()
         if self.motion is not None:
             self.motion.close()
-        # A caption that breaks off keeps its adjectives: "two small" still claims something about the main group.
+        # The adjectives of a truncated caption count: "two small" is a claim about the main group.
         for attribute, value, text in self.modifiers:
             if attribute in ("size", "orientation") or (attribute == "count" and value != "1"):
                 self.reader.modifier(self.reader.subject or "main", attribute, value, text, "")
@@ -329,8 +329,8 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
     Args:
         caption (`str`): Any text.
         facts ([`Facts`] or `Mapping`): The scene's facts, for instance a row's `facts` column; with those of a clip
-            ([`MovingFacts`]) claims of motion are judged too, elsewhere they are words without meaning. A mapping may leave
-            out what is absent from a scene, such as `second` or `weather`.
+            ([`MovingFacts`]) claims of motion are judged too, elsewhere they are ignored. A mapping may omit
+            what is absent from a scene, such as `second` or `weather`.
 
     Returns:
         [`CheckResult`]: Claims right and wrong, facts recalled and missed. A caption without claims has neither right

@@ -5,7 +5,7 @@ stand beside, above or below them. Everything that a caption can say about a sce
 things stand, and the light and noise of the picture, are nuisances that no caption mentions.
 
 Facts depend on each other, as in photographs: kinds have Zipfian frequencies, and each kind prefers a background, a
-position and a partner. A captioner can therefore guess facts from others, and is wrong where a scene goes against these
+position and a partner. A captioner can therefore guess facts from others, and is wrong if a scene goes against these
 preferences.
 """
 
@@ -110,7 +110,7 @@ _GRID = 3
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of a scene, in words.
+    """Facts of a scene, in words.
 
     Args:
         kind (`str`): Kind of the main group.
@@ -188,7 +188,7 @@ class Scene:
 
 
 class Preferences(NamedTuple):
-    """What usually goes with a kind."""
+    """Preferred values of a kind."""
 
     background: str
     position: str
@@ -197,7 +197,7 @@ class Preferences(NamedTuple):
 
 @functools.cache
 def preferences(kind: str, kinds: tuple[str, ...] = EMOJI_KINDS) -> Preferences:
-    """What a kind prefers. Each value is preferred by about equally many kinds; no two frequent kinds share all three."""
+    """Preferences of a kind. Each value is preferred by about equally many kinds; no two frequent kinds share all three."""
     at = kinds.index(kind)
     # Steps without a common divisor with the numbers of values, so that all of them occur. Partners are frequent kinds.
     partner = kinds[(at * 5 + 7) % min(_NUM_PARTNERS, len(kinds))]
@@ -209,7 +209,7 @@ def preferences(kind: str, kinds: tuple[str, ...] = EMOJI_KINDS) -> Preferences:
 
 
 def goes_against_preferences(facts: Facts, kinds: tuple[str, ...] = EMOJI_KINDS) -> bool:
-    """Whether background, position and partner, where there is one, all differ from what the kind prefers."""
+    """Whether background, position and partner (if there is one) all differ from the preferences of the kind."""
     preferred = preferences(facts.kind, kinds)
     return (
         facts.background != preferred.background
@@ -219,7 +219,7 @@ def goes_against_preferences(facts: Facts, kinds: tuple[str, ...] = EMOJI_KINDS)
 
 
 def choose(rng: np.random.Generator, values: tuple[Any, ...]) -> Any:
-    """Draw one of some values, each as likely as the others."""
+    """Draw one of several values, all equally likely."""
     return values[int(rng.integers(len(values)))]
 
 
@@ -260,7 +260,7 @@ def _is_possible(facts: Facts) -> bool:
     """Whether a scene can show the facts."""
     natural = facts.colour and NATURAL_COLOURS.get(facts.kind) == facts.colour
     second_natural = facts.second_colour and NATURAL_COLOURS.get(facts.second) == facts.second_colour
-    # A thing in the colour of the background could not be seen.
+    # A thing in the colour of the background is invisible.
     hidden = facts.background in (facts.colour, facts.second_colour)
     return not (natural or second_natural or hidden or facts.kind == facts.second) and bool(_columns(facts))
 
@@ -339,8 +339,8 @@ def vary_scene(rng: np.random.Generator, scene: Scene, kinds: tuple[str, ...] = 
             return _place(rng, changed)
 
 
-# How often two images of a clique differ in a fact: most often in what people seldom mention. Of many kinds the orientation can
-# hardly be seen.
+# Weights of the facts in which the images of a clique differ; the largest are those of facts that people rarely mention.
+# Orientation has a small one, because it is hard to see for many kinds.
 _CLIQUE_WEIGHTS = {
     "orientation": 1,
     "position": 3,
@@ -363,7 +363,7 @@ def sample_look_alikes(
     *,
     against_preferences: bool = False,
 ) -> list[Scene]:
-    """Scenes each of which differs from each other in one or two facts.
+    """Scenes that differ pairwise in one or two facts.
 
     Args:
         rng (`numpy.random.Generator`): Source of randomness.

@@ -191,7 +191,7 @@ def test_a_single_reference_is_not_compared_with_itself():
     assert row["length"] > 2
 
 
-def test_the_card_of_sle_says_what_was_rewarded(tmp_path):
+def test_sle_card_describes_the_reward(tmp_path):
     def said(**changes):
         return describe_reward(SLEBlipConfig(str(tmp_path), use_cpu=True, **changes))
 

@@ -40,7 +40,7 @@ def test_every_file_is_listed():
 
 
 @pytest.mark.parametrize("name", MEANT)
-def test_accelerate_reads_what_is_meant(name):
+def test_accelerate_reads_distributed_type_precision_and_stage(name):
     config = load_config_from_file(str(FOLDER / f"{name}.yaml"))
     assert config.distributed_type == MEANT[name]
     assert config.mixed_precision == "bf16"

@@ -44,7 +44,7 @@ def test_everything_is_written(run):
     assert (run / "model-sr--random").is_dir()
 
 
-def test_the_bags_grew(run):
+def test_curriculum_increases_the_bag_size(run):
     checkpoints = sorted((run / "model").glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
     history = json.loads((checkpoints[-1] / "trainer_state.json").read_text())["log_history"]
     sizes = [entry["bag_size"] for entry in history if "bag_size" in entry]

@@ -38,7 +38,7 @@ def names_of(folder):
     return [row["name"] for row in rows if row["name"] != "references"]
 
 
-def test_results_have_the_promised_shape(run):
+def test_results_have_the_expected_rows_and_columns(run):
     results = json.loads((run / "results.json").read_text())
     names = ["MLE", "XE", "SLL", "SLL-ME (entropy=0.03)", "SLE (alpha=0.6)"]
     assert [row["name"] for row in results["rows"]] == [*names, "references"]

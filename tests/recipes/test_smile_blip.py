@@ -22,7 +22,7 @@ ONE_EPOCH = [
 SHORT = [*("--max_train_images", "16", "--max_eval_images", "12", "--max_test_images", "105"), *ONE_EPOCH]
 
 
-def test_results_have_the_promised_shape(run):
+def test_results_have_the_expected_rows_and_columns(run):
     results = json.loads((run / "results.json").read_text())
     assert [row["name"] for row in results["rows"]] == ["MLE", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references"]
     assert {"rows", "seed", "config", "versions"} <= results.keys()

@@ -76,12 +76,12 @@ def test_a_text_model_by_name_brings_none(folder, tmp_path):
         SmileSFTTrainer(folder, config, train_dataset=rows)
 
 
-def test_the_code_would_run(folder, tmp_path):
+def test_code_of_the_folder_runs_with_trust_remote_code(folder, tmp_path):
     from transformers import AutoConfig
 
     with pytest.raises(Exception, match=r"."):
         AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    (tmp_path / "ran").unlink()  # it did
+    (tmp_path / "ran").unlink()  # fails if the code did not run
 
 
 def test_yaml_makes_no_objects(tmp_path):
