@@ -25,6 +25,11 @@ if _OFFLINE not in _PLACES:
     importlib.import_module("tests.offline.sitecustomize")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ray last: its client leaves threads in the process, and processes that are forked afterwards may wait for their locks."""
+    items.sort(key=lambda item: item.path.name == "test_ray.py")
+
+
 def pytest_collection_finish() -> None:
     """Keep what was imported out of later garbage collections, of which every `Trainer` makes several."""
     gc.collect()
