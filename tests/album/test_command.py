@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from hf_captionrl.album import outputs
+from hf_captionrl.album import album_result, outputs
 from hf_captionrl.album.album_result import Album, AlbumImage
 from hf_captionrl.album.durations import duration
 from hf_captionrl.album.sources import AlbumSource, load_album_source, read_captions_for
@@ -298,7 +298,7 @@ def test_full_disk_loses_nothing(photos, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(outputs, "write_jsonl", full)
+    monkeypatch.setattr(album_result, "write_jsonl", full)
     assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "9") == 1
     assert "No space left" in capsys.readouterr().err
     assert (Path("o.jsonl").read_text(encoding="utf-8"), contents("o.shards")) == (before, kept)
