@@ -13,9 +13,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-PLACE = Path(
-    os.environ.get("CAPTIONRL_PUBLISHED_CHECKPOINTS") or Path(__file__).parents[3] / "shared" / "reference" / "hub"
-)
+PLACE = Path(os.environ.get("CAPTIONRL_PUBLISHED_CHECKPOINTS") or "not given")
 """Folders named `OWNER__NAME`; they are not part of this repository."""
 
 _NOT_OF_THE_CHECKPOINT = ("README*", "weights.txt", "*.index.json")

@@ -180,6 +180,9 @@ def test_clipcap_assembled_from_shipped_parts():
     parts = (model_path("scenes:clip-reward"), model_path("scenes:gpt2-perplexity"))
     model, processor = assemble(*parts, prefix_length=4)
     captioner = load_captioner(model, processor=processor)
+    # The scorer is stored in 16 bits.
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert len(captioner.generate(**captioner.encode_images(tiny_images(1, size=72)), max_new_tokens=3).captions) == 1
     fresh, _ = assemble(*parts, prefix_length=4, fresh_language_model=True)
     assert model.language_model.lm_head.weight is model.get_input_embeddings().weight
     assert torch.equal(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, CLIPVisionModelWithProjection
 
 from hf_captionrl.checkpoints.loading import load_language_model, load_pretrained, read_config
@@ -44,6 +45,7 @@ def assemble(
     )
     for part in (tower.config, text_config):
         part._name_or_path = ""  # do not save local paths with the model
+        part.dtype = torch.float32  # a tower that is stored in 16 bits would not fit the mapper, which is trained
     config = ClipCapConfig(tower.config, text_config, **settings)
     if config.stop_at_period:
         config.period_token_ids = processor.period_token_ids()
