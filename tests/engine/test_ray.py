@@ -11,27 +11,15 @@ from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_sta
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import load_neighbours
 from hf_captionrl.scenes import load_scenes
+from tests.engine.clusters import two_nodes
 from tests.engine.toy import Squares, expected, pids
+from tests.faults.areas import run_area
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes of one CPU each on 127.0.0.1."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # Otherwise Ray replaces 127.0.0.1 by the address of the network card.
-        patch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)
-        node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-        found = Cluster(initialize_head=True, head_node_args={**node, "node_ip_address": "127.0.0.1"})
-        try:
-            found.add_node(**node, node_ip_address="127.0.0.1")
-            yield found.address
-        finally:
-            ray.shutdown()
-            found.shutdown()
+    with two_nodes() as address:
+        yield address
 
 
 @pytest.mark.slow  # a cluster takes half a minute to start; tests/engine/test_engine.py kills a process
@@ -46,6 +34,12 @@ def test_killed_actor_of_two_nodes_loses_and_repeats_no_row(cluster, tmp_path):
     assert summary["manifest"]["rows"] == sum(seen) == 23
     assert len(pids(notes, "killed")) == 1
     assert len(pids(notes, "loaded")) >= 3  # an actor on each node, and one instead of the killed one
+
+
+@pytest.mark.slow
+def test_twenty_killed_actors_lose_and_repeat_no_row():
+    row = run_area(None, "ray", 20, seed=2)
+    assert (row["faults"], row["survived"], row["lost"], row["repeated"]) == (20, 20, 0, 0), row["notes"]
 
 
 IMAGES = ["--max_images", "6", "--batch_size", "2"]

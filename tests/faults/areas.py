@@ -1,6 +1,6 @@
 """All areas of the campaign, in the order of the table."""
 
-from tests.faults import of_data, of_machines, of_training  # noqa: F401
+from tests.faults import of_clusters, of_data, of_machines, of_training  # noqa: F401
 from tests.faults.campaign import AREAS as _AREAS
 from tests.faults.campaign import run_area
 
@@ -24,6 +24,7 @@ _ORDER = (
     "evaluation",
     "boosting",
     "push",
+    "ray",
 )
 AREAS = {name: _AREAS[name] for name in _ORDER}
 assert set(AREAS) == set(_AREAS)

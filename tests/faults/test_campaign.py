@@ -17,7 +17,7 @@ from tests.faults.of_data import killed_cache
 ROOT = Path(__file__).parents[2]
 # Killed writers of captions, features, answers and pushes have quick tests of their own, beside what they write; a kill while
 # a checkpoint is saved is one of a training.
-ELSEWHERE = {"saving", "features", "bags", "captions", "evaluation", "boosting", "push"}
+ELSEWHERE = {"saving", "features", "bags", "captions", "evaluation", "boosting", "push", "ray"}
 SEVERAL_PROCESSES = {"signal_rank", "worker", "rank"}  # in the slow tests alone
 QUICK = [name for name in AREAS if name not in ELSEWHERE | SEVERAL_PROCESSES]
 
@@ -42,7 +42,7 @@ def test_a_pixel_cache_killed_while_it_is_filled_is_completed_by_the_same_comman
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", AREAS)
+@pytest.mark.parametrize("name", [name for name in AREAS if name != "ray"])  # tests/engine/test_ray.py, last of all
 def test_twenty_faults_of_each_area_are_survived(warm_process, name):
     row = run_area(warm_process, name, 20, seed=2)
     assert (row["faults"], row["survived"], row["lost"]) == (20, 20, 0), row["notes"]
