@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ def two_nodes() -> Iterator[str]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         # Otherwise Ray replaces 127.0.0.1 by the address of the network card.
         patch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)
-        node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+        node: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
         found = Cluster(initialize_head=True, head_node_args={**node, "node_ip_address": "127.0.0.1"})
         try:
             found.add_node(**node, node_ip_address="127.0.0.1")
