@@ -311,7 +311,7 @@ def test_script_writes_the_result(tmp_path):
     truematch_scenes.main(["--folder", str(folder), "--output", str(output), "--max_images", "60"])
     found = json.loads(output.read_text(encoding="utf-8"))
     committed = json.loads((ROOT / "docs/results/truematch_scenes.json").read_text(encoding="utf-8"))
-    assert found.keys() == committed.keys() - {"hardware"}
+    assert found.keys() == committed.keys() - {"hardware", "world"}  # the campaign adds these
     assert [row["name"] for row in found["rows"]] == [row["name"] for row in committed["rows"]]
     assert found["rows"][0]["bag_3_recall_at_1"] > found["rows"][-1]["bag_3_recall_at_1"]
     assert found["review"].keys() == committed["review"].keys()
