@@ -82,7 +82,7 @@ def test_cider_alone(tmp_path):
     assert {name for name in logged if name.startswith("rewards/") and name.endswith("/mean")} == {
         "rewards/cider/mean"
     }
-    assert "Reward: CIDEr-D; batches" in (path.parent / "model" / "README.md").read_text()
+    assert "Reward: CIDEr-D with the end token; batches" in (path.parent / "model" / "README.md").read_text()
 
 
 def test_an_evaluation_trains_nothing(tmp_path):
