@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 
 from hf_captionrl.captioners import Captioner, load_captioner
@@ -60,6 +61,8 @@ from hf_captionrl.trainers import SLEConfig, SLETrainer
 __all__ = ["main", "parse_args"]
 
 CONFIGS = Path(__file__).parent / "configs" / "sle_blip"
+SLL = "SLL"
+"""Row name of the captioner trained with CIDEr-D alone."""
 XE = "XE"
 """Row name of the captioner after cross-entropy, which the other runs continue."""
 FILES = ("tradeoff.png", "panel.html", "samples.json")
@@ -78,6 +81,13 @@ class SLEArguments(SampleArguments):
         default_factory=lambda: [0.01],
         metadata={
             "help": "Additional runs with alpha=1 and these weights of word entropy: SLL-ME (0.01 in the paper)."
+        },
+    )
+    report_best_alpha: bool = field(
+        default=False,
+        metadata={
+            "help": "Report which alpha has the most diverse samples on the validation split at SLL's CIDEr-D. Needs 1 "
+            "and at least two other alphas."
         },
     )
 
@@ -99,7 +109,7 @@ def run_name(config: SLEConfig) -> str:
     """Row name of a finetuned captioner."""
     entropy = f"entropy={config.entropy_weight:g}"
     if config.alpha == 1.0:
-        return f"SLL-ME ({entropy})" if config.entropy_weight else "SLL"
+        return f"SLL-ME ({entropy})" if config.entropy_weight else SLL
     notes = [f"alpha={config.alpha:g}"]
     if config.diversity == "multi_reference":
         notes.append("multi-reference")
@@ -150,6 +160,33 @@ def describe_reward(config: SLEConfig) -> str:
     )
 
 
+def _sampler(split: datasets.Dataset, arguments: SLEArguments, config: SLEBlipConfig) -> Sampler:
+    return Sampler(
+        split,
+        arguments,
+        seed=config.seed,
+        batch_size=config.generation_batch_size or config.per_device_eval_batch_size,
+        max_new_tokens=config.generation_max_new_tokens,
+        cache_features=config.cache_image_features,
+        cache_dir=config.feature_cache_dir,
+    )
+
+
+def best_alpha(validation: Sampler) -> dict[str, Any]:
+    """The run whose samples of the validation split are the most diverse (Div-2) at the CIDEr-D of SLL's, and prints it."""
+    compared = validation.at_equal_cider_d(SLL)
+    div_2 = {name: numbers["div_2"] for name, numbers in compared.items() if numbers is not None}
+    best = max(sorted(div_2.keys() - {SLL}), key=lambda name: div_2[name], default=None)
+    if best is None:
+        print("No alpha below 1 can be compared at the CIDEr-D of SLL's samples on the validation split.")
+    else:
+        print(
+            f"Best alpha on the validation split: {best}, Div-2 {div_2[best]:.3f} at the CIDEr-D of SLL's samples, "
+            f"whose Div-2 is {div_2[SLL]:.3f}."
+        )
+    return {"name": best, "on": "validation", "at_equal_cider_d": compared}
+
+
 def main(argv: Sequence[str] | None = None) -> Path:
     """Run the recipe."""
     arguments = parse_args(argv)
@@ -157,12 +194,20 @@ def main(argv: Sequence[str] | None = None) -> Path:
         return compare(arguments)
 
 
-def _check(model_args: ModelArguments, data_args: DataArguments, config: SLEBlipConfig) -> None:
+def _check(
+    model_args: ModelArguments, data_args: DataArguments, sle_args: SLEArguments, config: SLEBlipConfig
+) -> None:
     """Refuse invalid settings before videos are read, which can take hours."""
     if data_args.num_frames and not config.cache_image_features:
         raise ValueError(
             f"num_frames is {data_args.num_frames}, and features of videos are computed once for the whole run. Add "
             "--freeze_vision_tower and --cache_image_features."
+        )
+    alphas = {*sle_args.compare_alphas, config.alpha}
+    if sle_args.report_best_alpha and not (1.0 in alphas and len(alphas) > 2):
+        raise ValueError(
+            f"report_best_alpha compares alphas below 1 at the CIDEr-D of alpha 1, but the runs have the alphas {sorted(alphas)}. "
+            "Add 1 and at least two others to compare_alphas, or leave report_best_alpha out."
         )
     if model_args.tune is not None and config.rl_start_epoch:
         raise ValueError(
@@ -174,7 +219,7 @@ def _check(model_args: ModelArguments, data_args: DataArguments, config: SLEBlip
 def compare(arguments: tuple[Any, ...]) -> Path:
     """Train and compare the runs of the recipe."""
     model_args, data_args, eval_args, sle_args, config = arguments
-    _check(model_args, data_args, config)
+    _check(model_args, data_args, sle_args, config)
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
@@ -219,14 +264,9 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
     if not result.is_main_process:
         return output_dir / "results.json"
-    sampler = Sampler(
-        splits["test"],
-        sle_args,
-        seed=config.seed,
-        batch_size=config.generation_batch_size or config.per_device_eval_batch_size,
-        max_new_tokens=config.generation_max_new_tokens,
-        cache_dir=config.feature_cache_dir,
-    )
+    sampler = _sampler(splits["test"], sle_args, config)
+    validation = _sampler(splits["validation"], sle_args, config) if sle_args.report_best_alpha else None
+    with_alpha = {name_of(run) for run in configs if not run.entropy_weight} - {XE}
     folders: dict[str, Path | None] = {START: None} | {r.name: output_dir / r.folder for r in runs if r.is_trained}
     for row in result.rows:
         if row["name"] == result.main and result.main in result.collapsed:
@@ -235,10 +275,14 @@ def compare(arguments: tuple[Any, ...]) -> Path:
             captioner = load(folders[row["name"]])
             captioner.model.to(config.device)
             row |= sampler.measure(row["name"], captioner)
+            if validation is not None and row["name"] in with_alpha:
+                validation.sample(row["name"], captioner)
         else:
             row |= sampler.not_measured("references are not samples of a captioner")
     title = "Sequence-level exploration"
-    write_samples(output_dir, sampler, title=title)
+    sampler.add_equal_cider_d(result.rows, SLL)
+    best = {} if validation is None else {"best_alpha": best_alpha(validation)}
+    write_samples(output_dir, sampler, title=title, **best)
     objective: dict[str, Any] = {"objective": "mle"}
     if (is_training and config.rl_start_epoch < config.num_train_epochs) or config.max_steps > 0:
         objective = {"objective": "sle", "reward": describe_reward(config)}

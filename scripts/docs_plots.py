@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_captionrl.reports.curves import CURVES, write_curves
 from hf_captionrl.reports.plot_style import COLOURS, new_figure, plain_label, save_figure, tidy
+from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 Cell = tuple[float, float, float]  # a number and the ends of its error bar
@@ -71,6 +72,37 @@ class Plot:
         return save_figure(path, figure, text={"Numbers": self.numbers()})
 
 
+def _with_error(point: dict[str, Any], x: str, keys: Sequence[str]) -> dict[str, Any]:
+    """A point of means, with intervals of one standard error to each side."""
+    drawn: dict[str, Any] = {x: point[x]}
+    for key in keys:
+        mean, error = point[key]["mean"], point[key]["standard_error"]
+        drawn |= {key: mean, f"{key}_ci": [mean - error, mean + error]}
+    return drawn
+
+
+@dataclass(frozen=True)
+class TradeoffPlot:
+    """CIDEr-D against diversity over temperatures: means over seeds, with one standard error to each side."""
+
+    file: str
+    result: str
+
+    def curves(self) -> dict[str, list[dict[str, Any]]]:
+        """The points of each row."""
+        found = json.loads((RESULTS / self.result).read_text(encoding="utf-8"))["over_temperatures"]
+        keys = ("cider_d", "div_2", "mbleu_4_per_image")
+        return {name: [_with_error(point, "temperature", keys) for point in points] for name, points in found.items()}
+
+    def numbers(self) -> str:
+        """The numbers as text, which the picture carries along."""
+        return json.dumps(self.curves())
+
+    def draw(self, path: Path) -> Path:
+        """Draw and write the picture."""
+        return write_diversity_tradeoff(path, self.curves(), text={"Numbers": self.numbers()})
+
+
 @dataclass(frozen=True)
 class CurvePlot:
     """Learning curves: mean over seeds, with a band of one standard error."""
@@ -82,14 +114,8 @@ class CurvePlot:
     def curves(self) -> dict[str, list[dict[str, Any]]]:
         """The points of each row."""
         found = json.loads((RESULTS / self.result).read_text(encoding="utf-8"))["learning_curves"]
-        return {name: [self._point(point) for point in points] for name, points in found.items()}
-
-    def _point(self, point: dict[str, Any]) -> dict[str, Any]:
-        drawn: dict[str, Any] = {"step": point["step"]}
-        for key, _ in self.panels:
-            mean, error = point[key]["mean"], point[key]["standard_error"]
-            drawn |= {key: mean, f"{key}_ci": [mean - error, mean + error]}
-        return drawn
+        keys = [key for key, _ in self.panels]
+        return {name: [_with_error(point, "step", keys) for point in points] for name, points in found.items()}
 
     def numbers(self) -> str:
         """The numbers as text, which the picture carries along."""
@@ -104,7 +130,7 @@ _RETRIEVAL = ("rd100_recall_at_1", "R@1 among 100 ↑")
 _HALLUCINATION = ("hallucination", "Hallucination ↓")
 _CIDER = ("cider_d", "CIDEr-D ↑")
 
-PLOTS: tuple[Plot | CurvePlot, ...] = (
+PLOTS: tuple[Plot | CurvePlot | TradeoffPlot, ...] = (
     Plot(
         "smile.png",
         "smile_blip_seeds.json",

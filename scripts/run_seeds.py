@@ -23,6 +23,8 @@ from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.table import Column
 
 ROOT = Path(__file__).resolve().parents[1]
+BEST_ALPHA = "SLE (best alpha)"
+"""Row of the alpha that the validation split chose, which can differ between seeds."""
 
 
 def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -47,22 +49,35 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return result
 
 
-def aggregate_curves(runs: Sequence[Mapping[str, Sequence[Mapping[str, float]]]]) -> dict[str, list[dict[str, Any]]]:
-    """Mean and standard error over seeds of every point of every learning curve.
+def aggregate_curves(
+    runs: Sequence[Mapping[str, Sequence[Mapping[str, float]]]], x: str = "step"
+) -> dict[str, list[dict[str, Any]]]:
+    """Mean and standard error over seeds of every point of every curve.
 
-    Maps row names to points; a point has its `step` and, by key, what [`aggregate`] has of a number. Steps that not
-    every seed reached are left out.
+    Maps row names to points; a point has its `x` and, by key, what [`aggregate`] has of a number. Points that not every
+    seed has are left out.
     """
     found = {}
     for name in runs[0]:
-        steps = [{point["step"]: {**point, "name": name} for point in run.get(name, ())} for run in runs]
-        common = sorted(set.intersection(*(set(of_seed) for of_seed in steps)))
-        points = [aggregate([[of_seed[step]] for of_seed in steps])[0] for step in common]
+        places = [{point[x]: {**point, "name": name} for point in run.get(name, ())} for run in runs]
+        common = sorted(set.intersection(*(set(of_seed) for of_seed in places)))
+        points = [aggregate([[of_seed[place]] for of_seed in places])[0] for place in common]
         found[name] = [
-            {"step": step, **{key: value for key, value in point.items() if key not in ("name", "step", "epoch")}}
-            for step, point in zip(common, points, strict=True)
+            {x: place, **{key: value for key, value in point.items() if key not in ("name", x, "epoch")}}
+            for place, point in zip(common, points, strict=True)
         ]
     return found
+
+
+def of_best_alpha(
+    runs: Sequence[Sequence[dict[str, Any]]], samples: Sequence[Mapping[str, Any]]
+) -> list[list[dict[str, Any]]]:
+    """The rows of each seed, with the one that the validation split chose repeated under a name of its own."""
+    chosen = [sampled["best_alpha"]["name"] for sampled in samples]
+    rows = zip(runs, chosen, strict=True)
+    return [
+        [*of_seed, *({**row, "name": BEST_ALPHA} for row in of_seed if row["name"] == name)] for of_seed, name in rows
+    ]
 
 
 def guard_steps(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[int | None]]:
@@ -124,7 +139,7 @@ def main() -> None:
         at = arguments.index("--")
         arguments, further = arguments[:at], arguments[at + 1 :]
     args = parser.parse_args(arguments)
-    runs = []
+    runs, samples = [], []
     for seed in args.seeds:
         folder = Path(args.runs_dir) / args.recipe / f"seed-{seed}"
         if not (folder / "results.json").exists():
@@ -133,7 +148,12 @@ def main() -> None:
             if not (folder / "results.json").exists():  # a collapsed run fails, and its row counts
                 done.check_returncode()
         runs.append(json.loads((folder / "results.json").read_text()))
-    rows = aggregate([run["rows"] for run in runs])
+        if (folder / "samples.json").exists():
+            samples.append(json.loads((folder / "samples.json").read_text()))
+    of_seeds = [run["rows"] for run in runs]
+    if samples and all(sampled.get("best_alpha", {}).get("name") for sampled in samples):
+        of_seeds = of_best_alpha(of_seeds, samples)
+    rows = aggregate(of_seeds)
     again = " ".join(["python", "scripts/run_seeds.py", *_of_any_machine(sys.argv[1:])])
     # Seeds may have been run days apart, so each result contains its revision.
     revisions = [run["versions"].get("git_revision") for run in runs]
@@ -147,6 +167,9 @@ def main() -> None:
     if all(run.get("learning_curves") for run in runs):
         record["learning_curves"] = aggregate_curves([run["learning_curves"] for run in runs])
         record["guard"] = guard_steps(runs)
+    if samples:
+        record["over_temperatures"] = aggregate_curves([sampled["points"] for sampled in samples], x="temperature")
+        record["best_alpha"] = [sampled.get("best_alpha") for sampled in samples]
     write_json(f"{args.output}.json", record)
     atomic_write_text(f"{args.output}.md", to_markdown(rows, args.seeds, again))
 

@@ -3,7 +3,15 @@
 import pytest
 
 from hf_captionrl.io import write_json
-from scripts.run_seeds import _of_any_machine, aggregate, guard_steps, to_markdown
+from scripts.run_seeds import (
+    BEST_ALPHA,
+    _of_any_machine,
+    aggregate,
+    aggregate_curves,
+    guard_steps,
+    of_best_alpha,
+    to_markdown,
+)
 
 
 def rows(length, other="SMILE"):
@@ -45,6 +53,19 @@ def test_the_first_alarm_of_each_seed_is_recorded():
     trips = {"guard": {"trips": [{"step": 132}, {"step": 150}], "refused": [{"step": 100}]}}
     quiet = {"guard": {"trips": [], "refused": []}}
     assert guard_steps([run(SR=trips, CIDEr=quiet), run(SR=quiet)]) == {"SR": [100, None], "CIDEr": [None, None]}
+
+
+def test_the_best_alpha_of_each_seed_makes_a_row():
+    runs = [[{"name": "SLL", "x": 1.0}, {"name": "a", "x": 2.0}, {"name": "b", "x": 3.0}] for _ in range(2)]
+    found = aggregate(of_best_alpha(runs, [{"best_alpha": {"name": "a"}}, {"best_alpha": {"name": "b"}}]))
+    assert [row["name"] for row in found] == ["SLL", "a", "b", BEST_ALPHA]
+    assert found[-1]["x"]["values"] == [2.0, 3.0]
+
+
+def test_curves_over_temperatures_keep_common_points():
+    runs = [{"MLE": [{"temperature": t, "div_2": t + seed} for t in (0.5, 1.0)][seed:]} for seed in (0, 1)]
+    (point,) = aggregate_curves(runs, x="temperature")["MLE"]
+    assert point == {"temperature": 1.0, "div_2": {"mean": 1.5, "standard_error": 0.5, "values": [1.0, 2.0]}}
 
 
 def test_markdown_shows_what_is_missing():

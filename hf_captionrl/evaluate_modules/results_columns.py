@@ -47,5 +47,7 @@ _DIVERSITY = table_columns("cider_d", "div_1", "div_2", "mbleu_4_per_image", sho
 SAMPLE_COLUMNS: tuple[Column, ...] = (
     *variants("rs", "\nsamples", *_DIVERSITY),
     *variants("bs", "\nbeam", *_DIVERSITY),
+    *variants("equal_cider", "\nat SLL's\nCIDEr-D", *_DIVERSITY[2:]),
 )
-"""Columns of SLE's Table 4: random samples ("rs" in the paper), then the best captions of a beam ("bs")."""
+"""Columns of SLE's Table 4: random samples ("rs" in the paper), the best captions of a beam ("bs"), and samples at the
+temperature where their mean CIDEr-D equals that of SLL's samples at temperature 1."""

@@ -18,7 +18,7 @@ from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import frames_of, open_still
 from hf_captionrl.evaluate_modules.results_columns import SAMPLE_COLUMNS
 from hf_captionrl.io import write_json
-from hf_captionrl.metrics.suites import decoding_suite, tradeoff_points
+from hf_captionrl.metrics.suites import decoding_suite, diversity_at_cider_d, tradeoff_points
 from hf_captionrl.reports.sample_panel import PanelItem, write_panel
 from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
 from hf_captionrl.text.frequencies import DocumentFrequencies
@@ -62,12 +62,14 @@ class Sampler:
         seed: int,
         batch_size: int,
         max_new_tokens: int,
+        cache_features: bool = False,
         cache_dir: str | None = None,
     ) -> None:
         number = min(arguments.sample_images or len(dataset), len(dataset))
         self.dataset = dataset.select(range(number))
         self.arguments = arguments
         self.seed = seed
+        self.cache_features = cache_features or bool(frames_of(dataset))
         self.cache_dir = cache_dir
         self.settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
         self.references = [list(texts) for texts in self.dataset["captions"]]
@@ -81,7 +83,7 @@ class Sampler:
         """Captions of each image, `num_samples` per image."""
         G = self.arguments.num_samples
         images: dict[str, Any]
-        if frames_of(self.dataset):
+        if self.cache_features:
             features = vision_tower_features(captioner, self.dataset, cache_dir=self.cache_dir)
             images = {"images": None, "image_features": features}
         else:
@@ -91,17 +93,44 @@ class Sampler:
             flat = generate_captions(captioner, **images, num_return_sequences=G, **self.settings, **generate_kwargs)
         return [flat[start : start + G] for start in range(0, len(flat), G)]
 
-    def measure(self, name: str, captioner: Captioner) -> dict[str, Any]:
-        """The columns of one row; stores the samples for plot and panel."""
+    def sample(self, name: str, captioner: Captioner) -> None:
+        """Sample captions at each temperature; stores those at temperature 1, and the points of the plot."""
         by_temperature = {
             temperature: self.write(captioner, do_sample=True, num_beams=1, top_k=0, temperature=temperature)
             for temperature in sorted({1.0, *self.arguments.sample_temperatures})
         }
-        settings: dict[str, Any] = {"frequencies": self.frequencies, "seed": self.seed}
         self.samples[name] = by_temperature[1.0]
-        self.points[name] = tradeoff_points(by_temperature, references=self.references, **settings)
+        self.points[name] = tradeoff_points(by_temperature, **self._measured_with())
+
+    def measure(self, name: str, captioner: Captioner) -> dict[str, Any]:
+        """The columns of one row, except those at equal CIDEr-D; stores the samples for plot and panel."""
+        self.sample(name, captioner)
         beams = self.write(captioner, do_sample=False, num_beams=self.arguments.num_samples)
-        return decoding_suite({"rs": by_temperature[1.0], "bs": beams}, references=self.references, **settings)
+        return decoding_suite({"rs": self.samples[name], "bs": beams}, **self._measured_with())
+
+    def _measured_with(self) -> dict[str, Any]:
+        return {"references": self.references, "frequencies": self.frequencies, "seed": self.seed}
+
+    def at_equal_cider_d(self, control: str) -> dict[str, dict[str, float] | None]:
+        """Diversity of each captioner at the CIDEr-D that the control's samples have at temperature 1, by row name.
+
+        None for captioners that do not have this CIDEr-D at any temperature in the range; empty without the control.
+        """
+        if control not in self.points:
+            return {}
+        (cider_d,) = (point["cider_d"] for point in self.points[control] if point["temperature"] == 1.0)
+        return {name: diversity_at_cider_d(points, cider_d) for name, points in self.points.items()}
+
+    def add_equal_cider_d(self, rows: Sequence[dict[str, Any]], control: str) -> None:
+        """Add the columns at equal CIDEr-D to the rows of captioners."""
+        found = self.at_equal_cider_d(control)
+        missing = f"no temperature has the CIDEr-D of {control}" if found else f"{control} was not sampled"
+        for row in rows:
+            for key in ("div_2", "mbleu_4_per_image") if row["name"] in self.points else ():
+                numbers = found.get(row["name"])
+                row[f"equal_cider_{key}"] = numbers[key] if numbers else None
+                if numbers is None:
+                    row[f"equal_cider_{key}_reason"] = missing
 
     def not_measured(self, reason: str) -> dict[str, Any]:
         """The columns of a row without samples."""
@@ -111,8 +140,8 @@ class Sampler:
         return row
 
 
-def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title: str) -> Path:
-    """Write tradeoff.png, panel.html and samples.json: every point of the plot, and every caption at temperature 1."""
+def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title: str, **more: Any) -> Path:
+    """Write tradeoff.png, panel.html and samples.json: every point of the plot, every caption at temperature 1, and `more`."""
     folder = Path(output_dir)
     write_diversity_tradeoff(folder / "tradeoff.png", sampler.points, title=f"{title}: CIDEr-D against diversity")
     shown = min(sampler.arguments.panel_images, len(sampler.dataset))
@@ -122,7 +151,8 @@ def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title
         write_panel(folder / "panel.html", items, title, note=note)
     ids = [str(i) for i in sampler.dataset["image_id"]]
     captions = {name: dict(zip(ids, groups, strict=True)) for name, groups in sampler.samples.items()}
-    return write_json(folder / "samples.json", {"points": sampler.points, "captions": captions, "seed": sampler.seed})
+    record = {"points": sampler.points, "captions": captions, "seed": sampler.seed}
+    return write_json(folder / "samples.json", record | more)
 
 
 def _panel_item(row: Mapping[str, Any], index: int, samples: Mapping[str, Sequence[Sequence[str]]]) -> PanelItem:

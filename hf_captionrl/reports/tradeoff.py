@@ -46,11 +46,14 @@ def write_diversity_tradeoff(
     *,
     precision: tuple[str, str] = ("cider_d", "Mean CIDEr-D of the captions"),
     title: str | None = None,
+    text: Mapping[str, str] | None = None,
 ) -> Path:
     """Draw CIDEr-D against Div-2 and against mBLEU-4 over temperatures, one line per captioner, and write the PNG.
 
     A line connects the temperatures of a captioner that no other of its temperatures exceeds in both numbers; the others are
-    pale marks. Up and to the right is better in both panels.
+    pale marks. Error bars show `<key>_ci` of points that have it. Up and to the right is better in both panels.
+
+    `text` is stored in the PNG.
 
     Reference: Chen and Jin 2020, Section 5.4 and Table 4, which report one temperature. A comparison at one temperature
     cannot distinguish a better captioner from one that samples from a narrower distribution.
@@ -61,6 +64,7 @@ def write_diversity_tradeoff(
     for axis, (key, label, rises) in zip(axes, _PANELS, strict=True):
         for index, (name, points) in enumerate(curves.items()):
             colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+            _error_bars(axis, points, key, precision[0], colour)
             pairs = [(float(point[key]), float(point[precision[0]])) for point in points]
             best = frontier([(x if rises else -x, y) for x, y in pairs])
             axis.plot(
@@ -88,7 +92,16 @@ def write_diversity_tradeoff(
     axes[0].set_ylabel(precision[1])
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
-    return save_figure(path, figure, title=title)
+    return save_figure(path, figure, title=title, text=text)
+
+
+def _error_bars(axis: Any, points: Sequence[Point], x: str, y: str, colour: Any) -> None:
+    for point in points:
+        ends = {key: point.get(f"{key}_ci") for key in (x, y)}
+        if ends[x]:
+            axis.plot(ends[x], [point[y]] * 2, color=colour, linewidth=1, alpha=0.45, zorder=2)
+        if ends[y]:
+            axis.plot([point[x]] * 2, ends[y], color=colour, linewidth=1, alpha=0.45, zorder=2)
 
 
 def _check(curves: Mapping[str, Sequence[Point]], precision: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_captionrl.metrics.suites import decoding_suite, sle_suite, tradeoff_points
+from hf_captionrl.metrics.suites import decoding_suite, diversity_at_cider_d, sle_suite, tradeoff_points
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 
@@ -37,6 +37,35 @@ def test_points_are_sorted_by_temperature():
     points = tradeoff_points({1.0: VARIED, 0.5: SAME}, references=REFERENCES, frequencies=COUNTS)
     assert [point["temperature"] for point in points] == [0.5, 1.0]
     assert points[0]["div_2"] == sle_suite(SAME)["div_2"]
+
+
+def point(temperature, cider_d, div_2, mbleu=0.5):
+    return {"temperature": temperature, "cider_d": cider_d, "div_2": div_2, "mbleu_4_per_image": mbleu}
+
+
+def test_diversity_at_a_cider_d_is_interpolated_between_temperatures():
+    points = [point(0.5, 1.4, 0.2, 0.8), point(1.0, 1.0, 0.4, 0.4), point(1.25, 0.5, 0.9, 0.1)]
+    for order in (points, points[::-1]):
+        assert diversity_at_cider_d(order, 1.1) == pytest.approx(
+            {"temperature": 0.875, "div_2": 0.35, "mbleu_4_per_image": 0.5}
+        )
+        assert diversity_at_cider_d(order, 0.6)["div_2"] == pytest.approx(0.8)
+        assert diversity_at_cider_d(order, 1.0) == {"temperature": 1.0, "div_2": 0.4, "mbleu_4_per_image": 0.4}
+        assert diversity_at_cider_d(order, 1.4)["temperature"] == 0.5
+        assert diversity_at_cider_d(order, 1.5) is None
+        assert diversity_at_cider_d(order, 0.4) is None
+
+
+def test_of_several_temperatures_with_a_cider_d_the_highest_counts():
+    points = [point(0.5, 0.8, 0.2), point(0.75, 1.2, 0.3), point(1.0, 0.8, 0.6)]
+    assert diversity_at_cider_d(points, 0.8)["temperature"] == 1.0
+    assert diversity_at_cider_d(points, 1.0)["div_2"] == pytest.approx(0.45)
+
+
+def test_a_single_temperature_has_its_own_cider_d_only():
+    assert diversity_at_cider_d([point(1.0, 1.0, 0.4)], 1.0)["div_2"] == 0.4
+    assert diversity_at_cider_d([point(1.0, 1.0, 0.4)], 0.9) is None
+    assert diversity_at_cider_d([], 0.9) is None
 
 
 def test_missing_captions_are_refused():

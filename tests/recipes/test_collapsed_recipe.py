@@ -127,6 +127,7 @@ def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
 
 def test_a_collapsed_run_of_sle_has_no_samples_and_no_model(tmp_path, hack):
     two = ["--compare_alphas", "1", "--compare_entropy_weights", "0", "--rl_start_epoch", "0"]
+    two += ["--report_best_alpha", "false"]
     # Calls: test and validation before training, evaluation and test of SLL, then those of SLE.
     hack(lambda call: call > 4)
     with pytest.raises(SystemExit, match="have collapsed"):

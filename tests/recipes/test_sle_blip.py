@@ -29,6 +29,7 @@ SHORT = [
     *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105", "--sample_images", "6"),
     *("--max_steps", "2", "--per_device_train_batch_size", "8", "--num_generations", "3", "--num_samples", "3"),
     *("--eval_steps", "2", "--save_steps", "2", "--sample_temperatures", "0.5", "--panel_images", "2"),
+    *("--compare_alphas", "1.0", "0.3", "--report_best_alpha"),
     *GENERATION,
 ]
 
@@ -40,11 +41,15 @@ def names_of(folder):
 
 def test_results_have_the_expected_rows_and_columns(run):
     results = json.loads((run / "results.json").read_text())
-    names = ["MLE", "XE", "SLL", "SLL-ME (entropy=0.03)", "SLE (alpha=0.6)"]
+    names = ["MLE", "XE", "SLL", "SLL-ME (entropy=0.03)", "SLE (alpha=0.3)", "SLE (alpha=0.6)"]
     assert [row["name"] for row in results["rows"]] == [*names, "references"]
     for row in results["rows"][:-1]:
-        for column in (*COLUMNS, *SAMPLE_COLUMNS):
-            assert isinstance(row[column.key], float), (row["name"], column.key)
+        for key in (column.key for column in (*COLUMNS, *SAMPLE_COLUMNS)):
+            missing = key.startswith("equal_cider_") and row[f"{key}_reason"] if row[key] is None else None
+            assert missing == "no temperature has the CIDEr-D of SLL" or isinstance(row[key], float), (
+                row["name"],
+                key,
+            )
     references = results["rows"][-1]
     assert references["rs_div_2"] is None
     assert "not samples" in references["rs_div_2_reason"]
@@ -62,6 +67,8 @@ def test_everything_is_written(run):
         assert [point["temperature"] for point in points] == [0.5, 1.0]
     for captions in samples["captions"].values():
         assert [len(group) for group in captions.values()] == [3] * 6
+    assert samples["best_alpha"]["on"] == "validation"
+    assert set(samples["best_alpha"]["at_equal_cider_d"]) == {"SLL", "SLE (alpha=0.3)", "SLE (alpha=0.6)"}
     assert (run / "panel.html").read_text().count("SLE (alpha=0.6)") == 2
     card = (run / "model" / "README.md").read_text()
     assert "CIDEr-D with the end token" in card
@@ -208,6 +215,8 @@ def test_a_trainer_refuses_videos_without_cached_features(tmp_path):
         (["--num_samples", "1"], "num_samples is 1"),
         (["--num_frames", "-1"], "num_frames is -1"),
         (["--sample_temperatures", "0"], "sample_temperatures are"),
+        (["--report_best_alpha"], r"the alphas \[0.6, 1.0\]. Add 1 and at least two others to compare_alphas"),
+        (["--report_best_alpha", "--compare_alphas", "0.5", "0.25"], r"the alphas \[0.25, 0.5, 0.6\]"),
     ],
 )
 def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):
@@ -244,4 +253,51 @@ def test_samples_come_from_their_seed_and_leave_the_random_state_alone():
     assert torch.equal(torch.rand(3), expected)
     assert samples(0) == (first, row)
     assert samples(1)[0] != first
-    assert {column.key for column in SAMPLE_COLUMNS} <= row.keys()
+    assert {column.key for column in SAMPLE_COLUMNS if not column.key.startswith("equal_cider_")} <= row.keys()
+
+
+class Curves(Sampler):
+    """A sampler of given points."""
+
+    def __init__(self, **points):
+        self.points = {
+            name: [
+                {"temperature": t, "cider_d": c, "div_2": d, "mbleu_4_per_image": 1 - d}
+                for t, c, d in zip((0.5, 1.0), *of_name, strict=True)
+            ]
+            for name, of_name in points.items()
+        }
+
+
+def test_rows_are_compared_at_the_cider_d_of_sll():
+    sampler = Curves(SLL=((1.4, 1.2), (0.2, 0.4)), MLE=((1.3, 0.7), (0.3, 0.9)), far=((0.9, 0.7), (0.3, 0.9)))
+    rows = [{"name": name} for name in ("MLE", "SLL", "far", "references")]
+    sampler.add_equal_cider_d(rows, "SLL")
+    assert [row.get("equal_cider_div_2") for row in rows] == [pytest.approx(0.4), 0.4, None, None]
+    assert rows[0]["equal_cider_mbleu_4_per_image"] == pytest.approx(0.6)
+    assert rows[2]["equal_cider_div_2_reason"] == "no temperature has the CIDEr-D of SLL"
+    rows = [{"name": "MLE"}]
+    sampler.add_equal_cider_d(rows, "SLL-ME")
+    assert rows[0]["equal_cider_div_2_reason"] == "SLL-ME was not sampled"
+
+
+def test_the_best_alpha_is_the_most_diverse_at_equal_cider_d(capsys):
+    points = {"SLL": ((1.4, 1.2), (0.2, 0.4)), "SLE (alpha=0.5)": ((1.3, 1.1), (0.3, 0.5))}
+    found = recipe.best_alpha(Curves(**points, **{"SLE (alpha=0.25)": ((1.0, 0.7), (0.3, 0.95))}))
+    assert found["name"] == "SLE (alpha=0.5)"  # the more diverse one never has SLL's CIDEr-D
+    assert found["at_equal_cider_d"]["SLE (alpha=0.5)"]["div_2"] == pytest.approx(0.4)
+    assert found["at_equal_cider_d"]["SLE (alpha=0.25)"] is None
+    assert "Best alpha on the validation split: SLE (alpha=0.5), Div-2 0.400" in capsys.readouterr().out
+    assert recipe.best_alpha(Curves(SLL=points["SLL"]))["name"] is None
+
+
+def test_cached_features_give_the_same_samples():
+    test = load_scenes(num_train=0, num_validation=0, num_test=4)["test"]
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+    arguments = SampleArguments(num_samples=2, sample_temperatures=[1.0])
+    found = []
+    for cache_features in (False, True):
+        sampler = Sampler(test, arguments, seed=0, batch_size=4, max_new_tokens=8, cache_features=cache_features)
+        sampler.sample("MLE", captioner)
+        found.append((sampler.samples, sampler.points))
+    assert found[0] == found[1]

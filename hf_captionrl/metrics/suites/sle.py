@@ -5,6 +5,7 @@ Legend: B images, G captions per image.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from hf_captionrl.metrics import caption_diversity, cider_d
 from hf_captionrl.metrics.suites.suite_row import SuiteRow, check_lengths, spoken
 from hf_captionrl.text.frequencies import DocumentFrequencies
 
-__all__ = ["decoding_suite", "sle_suite", "tradeoff_points"]
+__all__ = ["decoding_suite", "diversity_at_cider_d", "sle_suite", "tradeoff_points"]
 
 
 def sle_suite(
@@ -131,3 +132,30 @@ def tradeoff_points(
         }
         for temperature in sorted(samples)
     ]
+
+
+def diversity_at_cider_d(points: Sequence[Mapping[str, Any]], cider_d: float) -> dict[str, float] | None:
+    """Diversity of a captioner at the temperature where its samples have a given mean CIDEr-D.
+
+    Interpolates linearly between neighbouring temperatures. If several temperatures have this CIDEr-D, the highest counts, whose
+    captions are the most diverse. Compares captioners at equal precision; at equal temperature, one of them may only sample
+    from a narrower distribution.
+
+    Args:
+        points: Result of [`tradeoff_points`].
+        cider_d: Mean CIDEr-D of the samples.
+
+    Returns:
+        `dict`: `temperature`, `div_2` and `mbleu_4_per_image`; None if no temperature in the range of the points has this
+        CIDEr-D (nothing is extrapolated).
+    """
+    keys = ("temperature", "div_2", "mbleu_4_per_image")
+    ordered = sorted(points, key=lambda point: -point["temperature"])
+    for high, low in itertools.pairwise([*ordered, *ordered[-1:]]):
+        if high["cider_d"] == cider_d:
+            return {key: high[key] for key in keys}
+        ends = sorted((high["cider_d"], low["cider_d"]))
+        if ends[0] < cider_d < ends[1]:
+            share = (cider_d - high["cider_d"]) / (low["cider_d"] - high["cider_d"])
+            return {key: high[key] + share * (low[key] - high[key]) for key in keys}
+    return None
