@@ -110,6 +110,26 @@ def test_rows_are_gathered_from_the_runs_of_the_seeds(tmp_path, monkeypatch):
     assert measured("rows/before/x", record).value == 1.0
 
 
+def test_a_row_can_be_the_first_point_that_reaches_another_result(tmp_path):
+    write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.5, 0.7]}}])
+    steps = {"steps": ["python x.py"], "rows": {"until": ["{folder}/sr", "trained"]}}
+    run = Run("g", "", 1, seeds=[0, 1], until={"until": ["tiny", "rows/SR/x"]}, **steps)
+    points = [{"step": step, "x": x, "y": step / 10} for step, x in ((0, 0.4), (10, 0.55), (20, 0.5), (30, 0.8))]
+    for seed in (0, 1):
+        folder = run.folder(tmp_path) / "sr" / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        record = {"rows": [{"name": "MLE"}, {"name": "SR", "x": 0.9}], "learning_curves": {"SR": points}}
+        (folder / "results.json").write_text(json.dumps(record))
+    settings = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
+    assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
+    found = finished(run, [0, 1], tmp_path)
+    assert measured("rows/until/step", found).values == (10.0, 30.0)
+    assert measured("rows/until/y", found).values == (1.0, 3.0)
+    write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.5, 0.95]}}])
+    with pytest.raises(ValueError, match=r"until: x does not reach 0.950 with seed 1"):
+        execute(run, [0, 1], caller=lambda words: 0, **settings)
+
+
 # --- the papers' data ----------------------------------------------------------------------------------------------
 
 
@@ -249,7 +269,9 @@ def test_every_figure_of_the_index_is_on_the_page():
 NOT_RUN_YET = {
     "discritune_seeds",
     "discritune_transfer_seeds",
+    "ndlb_blend_seeds",
     "ndlb_holistic_seeds",
+    "ndlb_matched_seeds",
 }
 
 

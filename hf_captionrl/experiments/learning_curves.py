@@ -54,8 +54,9 @@ class LearningCurve(TrainerCallback):
 
 
 def curve_point(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a results row that a learning curve shows."""
-    return {key: row[key] for key, _ in CURVES if row.get(key) is not None}
+    """The numbers of a results row that a learning curve shows, and CIDEr-D against the references of `test_references`."""
+    keys = [*(key for key, _ in CURVES), "more_cider_d"]
+    return {key: row[key] for key in keys if row.get(key) is not None}
 
 
 def curve_points(first: Mapping[str, Any], state: TrainerState) -> list[dict[str, float]]:

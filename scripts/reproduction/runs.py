@@ -60,7 +60,9 @@ class Run:
     steps: Sequence[str] = ()  # what is run instead of the command
     # Where the steps' rows stand: the result's row to its folder and which of its rows.
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    after: Sequence[str] = ()  # runs whose folders it reads
+    # Rows that are the first point of their learning curve to reach a number of another result: that run, and the place there.
+    until: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    after: Sequence[str] = ()  # runs whose folders or results it reads
     needs: Sequence[str] = ()
     # Rows of the result that stand on docs/leaderboard.md, with their titles there.
     leaderboard: Mapping[str, str] = field(default_factory=dict)
@@ -213,7 +215,11 @@ def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Pat
         places = {
             title: (ROOT / where.replace("{folder}", str(folder)), which) for title, (where, which) in run.rows.items()
         }
-        runs = [[_row(title, *place, seed) for title, place in places.items()] for seed in seeds]
+        targets = {title: _by_seed(path.parent, *number) for title, number in run.until.items()}
+        runs = [
+            [_row(title, *place, seed, targets.get(title, {}).get(seed)) for title, place in places.items()]
+            for seed in seeds
+        ]
         record: dict[str, Any] = {"commands": list(run.steps), "rows": aggregate(runs)}
         curves = [{title: _curve(*place, seed) for title, place in places.items()} for seed in seeds]
         if any(curves[0].values()):
@@ -231,8 +237,22 @@ def _results_of(folder: Path, seed: int) -> dict[str, Any]:
     return json.loads((folder / f"seed-{seed}" / "results.json").read_text(encoding="utf-8"))
 
 
-def _row(title: str, folder: Path, which: str, seed: int) -> dict[str, Any]:
-    return {**look_up(which, _results_of(folder, seed)), "name": title}
+def _row(title: str, folder: Path, which: str, seed: int, target: tuple[str, float] | None = None) -> dict[str, Any]:
+    """A row of a seed; with a target (key and number), the first point of its learning curve that reaches it."""
+    if target is None:
+        return {**look_up(which, _results_of(folder, seed)), "name": title}
+    key, least = target
+    for point in _curve(folder, which, seed):
+        if point[key] >= least:
+            return {**point, "name": title}
+    raise ValueError(f"{title}: {key} does not reach {least:.3f} with seed {seed}. Train for more steps.")
+
+
+def _by_seed(output: Path, name: str, place: str) -> dict[int, tuple[str, float]]:
+    """A number of another result by seed, with its key."""
+    record = json.loads((output / f"{name}.json").read_text(encoding="utf-8"))
+    key = place.rpartition("/")[2]
+    return {seed: (key, value) for seed, value in zip(record["seeds"], look_up(place, record)["values"], strict=True)}
 
 
 def _curve(folder: Path, which: str, seed: int) -> list[dict[str, float]]:
