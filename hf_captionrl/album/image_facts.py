@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hf_captionrl.album.image_copies import small_picture
 from hf_captionrl.data import ImageError, open_image
+from hf_captionrl.data.source_keys import source_key
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
 
 __all__ = ["ImageFacts", "joined_facts", "opened_chunks", "read_chunks", "read_images"]
@@ -81,10 +82,14 @@ def read_chunks(
     known: dict[str, Tensor] = {}
     for chunk, opened in opened_chunks(images, rows, batch_size, unreadable):
         keys = [image_hash(image) for image in opened]
+        if cache is not None and len(cache):
+            # `captionrl features` and training know an image by the bytes of its file, which are read only if its pixels are new.
+            first = {key: row for row, key in reversed(list(zip(chunk, keys, strict=True))) if key not in known}
+            stored = {key: key if key in cache else source_key(images[row]) for key, row in first.items()}
+            stored = {key: name for key, name in stored.items() if name in cache}
+            if stored:
+                known |= dict(zip(stored, cache.get(list(stored.values())).tensor().float(), strict=True))
         new = {key: image for key, image in zip(keys, opened, strict=True) if key not in known}
-        if cache is not None and (old := [key for key in new if key in cache]):
-            known |= dict(zip(old, cache.get(old).tensor().float(), strict=True))
-        new = {key: image for key, image in new.items() if key not in known}
         if new:
             known |= dict(zip(new, scorer.image_features(list(new.values())).float().cpu(), strict=True))
         pictures = np.stack([small_picture(image) for image in opened])
