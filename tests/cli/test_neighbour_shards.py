@@ -2,6 +2,7 @@
 
 import json
 
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -65,6 +66,18 @@ def test_compressed_neighbours_are_close_to_exact_ones(tmp_path):
             (unit[indices[row]] @ unit[row]).tolist(), dtype="float32", magnitude=1
         )
         assert similarities[row].tolist() == sorted(similarities[row].tolist(), reverse=True)
+
+
+def test_codes_have_eight_bits_from_10240_rows_on(tmp_path):
+    unit = normalised(clusters(10_240, 16)).numpy()
+    for count, bits in ((10_239, 4), (10_240, 8)):
+        path = build_compressed_index(np.ascontiguousarray(unit[:count]), tmp_path / str(bits))
+        assert faiss.read_index(str(path)).pq.nbits == bits
+    rows = range(0, 10_240, 40)
+    exact = nearest_neighbours(torch.from_numpy(unit), 5)[0][rows.start :: rows.step]
+    found = CompressedIndex(tmp_path / "8", unit).search(rows, 5)[0]
+    # The codes find nearly every neighbour: with 16 parts of one number each, 256 codes are finer than the differences.
+    assert neighbour_recall(found, exact) > 0.95
 
 
 def test_search_does_not_depend_on_the_shard(tmp_path):
