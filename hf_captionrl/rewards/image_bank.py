@@ -5,6 +5,7 @@ Legend: B targets, G captions per target, N = B * G captions, M images in the ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from hf_captionrl.retrieval.neighbours import normalised
 
 __all__ = ["BANK_IMAGES", "ImageBank", "training_bank"]
 
-BANK_IMAGES: tuple[str, ...] = ("random", "nearest")
+BANK_IMAGES: tuple[str, ...] = ("random", "nearest", "nearest_and_random")
 _SEED = 0  # of random images: the same on every process and in a resumed run
 _NEAR = 0.999  # cosine that copies exceed even after rounding
 _COPY = 1e-5  # largest difference between the features of copies: rounding, in units of a vector of length 1
@@ -163,18 +164,46 @@ class ImageBank:
 
 
 def training_bank(
-    features: Tensor, image_ids: Sequence[str], signature: str, bank_images: str, bank_size: int
+    features: Tensor, image_ids: Sequence[str], signature: str, bank_images: str, bank_size: int, num_hard: int
 ) -> ImageBank:
-    """A bank of training images: `bank_size` random ones for all targets, or the nearest ones of each."""
-    nearest = bank_images == "nearest"
-    most = len(image_ids) - 1 if nearest else len(image_ids)
+    """A bank of training images: `bank_size` random ones for all targets, the nearest ones of each, or `num_hard` nearest ones
+    of each and random ones.
+    """
+    most = len(image_ids) if bank_images == "random" else len(image_ids) - 1
     if bank_size > most:
         raise ValueError(
             f"bank_size is {bank_size}, and the {len(image_ids)} training images allow a bank of {most}. Lower bank_size, or "
             "pass SelfRetrieval(scorer, bank=ImageBank(...)) with other images."
         )
-    if nearest:
-        neighbours = NeighbourFile(*nearest_neighbours(features, bank_size), list(image_ids), signature, "image")
+    if bank_images != "random":
+        number = bank_size if bank_images == "nearest" else num_hard
+        if number > bank_size:
+            raise ValueError(f"num_hard_distractors is {number}, but bank_size {bank_size}. Use at most bank_size.")
+        columns, cosines = nearest_neighbours(features, number)
+        if number < bank_size:
+            columns = _with_random(columns, bank_size)
+            cosines = torch.full(columns.shape, math.nan)  # of no use to the bank
+        neighbours = NeighbourFile(columns, cosines, list(image_ids), signature, "image")
         return ImageBank(features, image_ids, signature, neighbours)
     rows = np.random.default_rng(_SEED).choice(len(image_ids), bank_size, replace=False).tolist()
     return ImageBank(features[rows], [image_ids[row] for row in rows], signature)
+
+
+def _with_random(rows: Tensor, number: int) -> Tensor:
+    """Neighbours `(N, k)`, followed by random other images up to `(N, number)`; no image twice in a row."""
+    rng = np.random.default_rng(_SEED)
+    itself = np.arange(len(rows))[:, None]
+    known = np.concatenate([itself, rows.cpu().numpy()], axis=1)  # (N, 1 + k)
+    drawn = rng.integers(len(rows), size=(len(rows), number - rows.size(1)))
+    while (again := _repeated(np.concatenate([known, drawn], axis=1))[:, known.shape[1] :]).any():
+        drawn[again] = rng.integers(len(rows), size=int(again.sum()))
+    return torch.cat([rows, torch.from_numpy(drawn).to(rows.device)], 1)
+
+
+def _repeated(rows: np.ndarray) -> np.ndarray:
+    """Where a value stands further left in its row, `(N, K)`."""
+    order = np.argsort(rows, axis=1, kind="stable")
+    ordered = np.take_along_axis(rows, order, axis=1)
+    again = np.zeros(rows.shape, bool)
+    np.put_along_axis(again, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
+    return again

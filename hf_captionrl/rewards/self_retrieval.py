@@ -117,12 +117,14 @@ class SelfRetrieval(Reward):
         },
     )
     num_hard_distractors: int = field(
-        default=10, metadata={"help": "Number of distractors for distractor_scope='hard'."}
+        default=10,
+        metadata={"help": "k, the nearest images of distractor_scope='hard' and bank_images='nearest_and_random'."},
     )
     bank_images: str = field(
         default="random",
         metadata={
-            "help": "Images of distractor_scope='bank': 'random' training images, or those 'nearest' to each target."
+            "help": "Images of distractor_scope='bank': 'random' training images, those 'nearest' to each target, or its k nearest "
+            "and random ones, 'nearest_and_random' (DiscriTune, Table 12)."
         },
     )
     bank_size: int = field(default=1000, metadata={"help": "M, the number of images of distractor_scope='bank'."})
@@ -255,7 +257,9 @@ class SelfRetrieval(Reward):
         if self.bank is None:
             pairs = zip(self.scorers, self._features, strict=True)
             return [
-                training_bank(features, image_ids, scorer.signature, self.bank_images, self.bank_size)
+                training_bank(
+                    features, image_ids, scorer.signature, self.bank_images, self.bank_size, self.num_hard_distractors
+                )
                 for scorer, features in pairs
             ]
         banks = list(self.bank) if isinstance(self.bank, (list, tuple)) else [self.bank]

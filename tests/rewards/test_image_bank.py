@@ -10,6 +10,7 @@ import torch
 
 from hf_captionrl.retrieval import FeatureCache, NeighbourFile
 from hf_captionrl.rewards import BankRewardFunction, ImageBank, SelfRetrieval, retrieval_rewards
+from hf_captionrl.rewards.image_bank import _with_random
 from tests.rewards.conftest import TableScorer
 from tests.rewards.test_self_retrieval import ROWS, G, world
 from tests.tolerances import assert_close, close
@@ -69,6 +70,40 @@ def test_nearest_bank_equals_a_plain_loop(rollouts, given):
     found = reward(rollouts.context(captions, ROWS))
     expected = [weighted(scorer, c, ROWS[n // G], near[ROWS[n // G]], 10) for n, c in enumerate(captions)]
     assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+
+
+@pytest.mark.parametrize(("k", "number"), [(2, 5), (1, 7), (6, 7)])
+def test_nearest_and_random_images_equal_a_plain_loop(rollouts, k, number):
+    """DiscriTune, Table 12: the k nearest images of each target, and random ones."""
+    scorer, captions = world()
+    settings = {"bank_images": "nearest_and_random", "num_hard_distractors": k, "bank_batch_size": 10}
+    reward = reward_with(rollouts, scorer, bank_size=number, **settings)
+    columns = reward._banks[0]._nearest.tolist()
+    for row, mine in enumerate(columns):
+        others = sorted((r for r in range(8) if r != row), key=lambda r: -float(scorer.images[row] @ scorer.images[r]))
+        assert mine[:k] == others[:k]
+        assert len(set(mine) - {row}) == number
+    found = reward(rollouts.context(captions, ROWS))
+    expected = [weighted(scorer, c, ROWS[n // G], columns[ROWS[n // G]], 10) for n, c in enumerate(captions)]
+    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+    again = reward_with(rollouts, scorer, bank_size=number, **settings)
+    assert again._banks[0]._nearest.tolist() == columns  # the same in every process
+
+
+def test_random_images_of_the_bank_are_drawn_evenly():
+    count, k, number = 40, 3, 13
+    rows = (torch.arange(count)[:, None] + torch.arange(1, k + 1)) % count
+    found = _with_random(rows, number)
+    assert torch.equal(found[:, :k], rows)
+    times = torch.bincount(found[:, k:].flatten(), minlength=count)
+    # Each image is drawn 10 times in the mean; the standard deviation of such a count is below sqrt(10).
+    assert (times - (number - k)).abs().max() < 4 * (number - k) ** 0.5
+
+
+def test_more_nearest_images_than_the_bank_has_are_refused(rollouts):
+    scorer, _ = world()
+    with pytest.raises(ValueError, match="num_hard_distractors is 10, but bank_size 5"):
+        reward_with(rollouts, scorer, bank_images="nearest_and_random", bank_size=5)
 
 
 def test_bank_of_the_batch_equals_the_reward_within_the_batch(rollouts):
@@ -220,10 +255,10 @@ def test_weights_of_accuracies_are_refused():
         retrieval_rewards(torch.zeros(1, 2), torch.zeros(1).long(), "accuracy", weights=torch.ones(1, 2))
 
 
-@pytest.mark.parametrize(("kind", "most"), [("random", 8), ("nearest", 7)])
+@pytest.mark.parametrize(("kind", "most"), [("random", 8), ("nearest", 7), ("nearest_and_random", 7)])
 def test_bank_larger_than_the_training_images_is_refused(rollouts, kind, most):
     scorer, _ = world()
-    assert reward_with(rollouts, scorer, bank_images=kind, bank_size=most)._banks
+    assert reward_with(rollouts, scorer, bank_images=kind, bank_size=most, num_hard_distractors=2)._banks
     with pytest.raises(ValueError, match=f"8 training images allow a bank of {most}. Lower bank_size"):
         reward_with(rollouts, scorer, bank_images=kind, bank_size=most + 1)
 
