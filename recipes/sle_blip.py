@@ -203,12 +203,18 @@ def _check(
             f"num_frames is {data_args.num_frames}, and features of videos are computed once for the whole run. Add "
             "--freeze_vision_tower and --cache_image_features."
         )
-    alphas = {*sle_args.compare_alphas, config.alpha}
-    if sle_args.report_best_alpha and not (1.0 in alphas and len(alphas) > 2):
-        raise ValueError(
-            f"report_best_alpha compares alphas below 1 at the CIDEr-D of alpha 1, but the runs have the alphas {sorted(alphas)}. "
-            "Add 1 and at least two others to compare_alphas, or leave report_best_alpha out."
-        )
+    if sle_args.report_best_alpha:
+        own = set() if config.entropy_weight else {config.alpha}
+        alphas = {*sle_args.compare_alphas} | own  # those of runs without a bonus for word entropy
+        if not (1.0 in alphas and len(alphas) > 2):
+            raise ValueError(
+                "report_best_alpha compares alphas below 1 at the CIDEr-D of alpha 1, but the runs without word entropy have the "
+                f"alphas {sorted(alphas)}. Add 1 and at least two others to compare_alphas, or leave report_best_alpha out."
+            )
+        if {1.0, *sle_args.sample_temperatures} == {1.0}:
+            raise ValueError(
+                "report_best_alpha interpolates between temperatures, but sample_temperatures has only 1. Add others, e.g. 0.75."
+            )
     if model_args.tune is not None and config.rl_start_epoch:
         raise ValueError(
             f"rl_start_epoch is {config.rl_start_epoch}, but the runs after cross-entropy train the whole model, not "
@@ -266,7 +272,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         return output_dir / "results.json"
     sampler = _sampler(splits["test"], sle_args, config)
     validation = _sampler(splits["validation"], sle_args, config) if sle_args.report_best_alpha else None
-    with_alpha = {name_of(run) for run in configs if not run.entropy_weight} - {XE}
+    with_alpha = {name_of(run) for run in configs if not run.entropy_weight} - {XE, *result.collapsed}
     folders: dict[str, Path | None] = {START: None} | {r.name: output_dir / r.folder for r in runs if r.is_trained}
     for row in result.rows:
         if row["name"] == result.main and result.main in result.collapsed:

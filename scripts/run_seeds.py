@@ -55,12 +55,14 @@ def aggregate_curves(
     """Mean and standard error over seeds of every point of every curve.
 
     Maps row names to points; a point has its `x` and, by key, what [`aggregate`] has of a number. Points that not every
-    seed has are left out.
+    seed has are left out, and so are rows without a common point.
     """
     found = {}
-    for name in runs[0]:
+    for name in dict.fromkeys(name for run in runs for name in run):
         places = [{point[x]: {**point, "name": name} for point in run.get(name, ())} for run in runs]
         common = sorted(set.intersection(*(set(of_seed) for of_seed in places)))
+        if not common:
+            continue
         points = [aggregate([[of_seed[place]] for of_seed in places])[0] for place in common]
         found[name] = [
             {x: place, **{key: value for key, value in point.items() if key not in ("name", x, "epoch")}}
@@ -72,8 +74,13 @@ def aggregate_curves(
 def of_best_alpha(
     runs: Sequence[Sequence[dict[str, Any]]], samples: Sequence[Mapping[str, Any]]
 ) -> list[list[dict[str, Any]]]:
-    """The rows of each seed, with the one that the validation split chose repeated under a name of its own."""
-    chosen = [sampled["best_alpha"]["name"] for sampled in samples]
+    """The rows of each seed, with the one that the validation split chose repeated under a name of its own.
+
+    Without that row if a seed chose none.
+    """
+    chosen = [(sampled.get("best_alpha") or {}).get("name") for sampled in samples]
+    if None in chosen:
+        return [list(of_seed) for of_seed in runs]
     rows = zip(runs, chosen, strict=True)
     return [
         [*of_seed, *({**row, "name": BEST_ALPHA} for row in of_seed if row["name"] == name)] for of_seed, name in rows
@@ -148,12 +155,9 @@ def main() -> None:
             if not (folder / "results.json").exists():  # a collapsed run fails, and its row counts
                 done.check_returncode()
         runs.append(json.loads((folder / "results.json").read_text()))
-        if (folder / "samples.json").exists():
-            samples.append(json.loads((folder / "samples.json").read_text()))
-    of_seeds = [run["rows"] for run in runs]
-    if samples and all(sampled.get("best_alpha", {}).get("name") for sampled in samples):
-        of_seeds = of_best_alpha(of_seeds, samples)
-    rows = aggregate(of_seeds)
+        found = folder / "samples.json"
+        samples.append(json.loads(found.read_text()) if found.exists() else {})
+    rows = aggregate(of_best_alpha([run["rows"] for run in runs], samples))
     again = " ".join(["python", "scripts/run_seeds.py", *_of_any_machine(sys.argv[1:])])
     # Seeds may have been run days apart, so each result contains its revision.
     revisions = [run["versions"].get("git_revision") for run in runs]
@@ -167,8 +171,9 @@ def main() -> None:
     if all(run.get("learning_curves") for run in runs):
         record["learning_curves"] = aggregate_curves([run["learning_curves"] for run in runs])
         record["guard"] = guard_steps(runs)
-    if samples:
-        record["over_temperatures"] = aggregate_curves([sampled["points"] for sampled in samples], x="temperature")
+    if any(samples):
+        points = [sampled.get("points", {}) for sampled in samples]
+        record["over_temperatures"] = aggregate_curves(points, x="temperature")
         record["best_alpha"] = [sampled.get("best_alpha") for sampled in samples]
     write_json(f"{args.output}.json", record)
     atomic_write_text(f"{args.output}.md", to_markdown(rows, args.seeds, again))

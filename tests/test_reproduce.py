@@ -110,7 +110,7 @@ def test_rows_are_gathered_from_the_runs_of_the_seeds(tmp_path, monkeypatch):
     assert measured("rows/before/x", record).value == 1.0
 
 
-def test_a_row_can_be_the_first_point_that_reaches_another_result(tmp_path):
+def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
     write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.5, 0.7]}}])
     steps = {"steps": ["python x.py"], "rows": {"until": ["{folder}/sr", "trained"]}}
     run = Run("g", "", 1, seeds=[0, 1], until={"until": ["tiny", "rows/SR/x"]}, **steps)
@@ -123,11 +123,25 @@ def test_a_row_can_be_the_first_point_that_reaches_another_result(tmp_path):
     settings = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
     assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
     found = finished(run, [0, 1], tmp_path)
-    assert measured("rows/until/step", found).values == (10.0, 30.0)
-    assert measured("rows/until/y", found).values == (1.0, 3.0)
+    # From 0.4 to 0.55 in ten steps, and from 0.5 to 0.8.
+    assert measured("rows/until/step", found).values == pytest.approx((10 * 0.1 / 0.15, 20 + 10 * 0.2 / 0.3))
+    assert measured("rows/until/x", found).values == pytest.approx((0.5, 0.7))
+    assert measured("rows/until/y", found).values == pytest.approx((0.1 / 0.15, 2 + 0.2 / 0.3))
+    write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.3, 0.41]}}])
+    assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
+    # The first one starts above its target: its first evaluation counts, not the captioner before training.
+    steps = measured("rows/until/step", finished(run, [0, 1], tmp_path)).values
+    assert steps == pytest.approx((10.0, 10 * 0.01 / 0.15))
     write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.5, 0.95]}}])
-    with pytest.raises(ValueError, match=r"until: x does not reach 0.950 with seed 1"):
-        execute(run, [0, 1], caller=lambda words: 0, **settings)
+    assert execute(run, [0, 1], caller=lambda words: 0, **settings).startswith(
+        "until: x does not reach 0.950 with seed 1"
+    )
+    write_result(tmp_path, seeds=[0], rows=[{"name": "SR", "x": {"values": [0.5]}}])
+    assert execute(run, [0, 1], caller=lambda words: 0, **settings) == "until: the other result has no seed 1."
+    (tmp_path / "tiny.json").unlink()
+    started = []
+    assert execute(run, [0, 1], caller=started.append, **settings) == "needs the results of tiny"
+    assert not started
 
 
 # --- the papers' data ----------------------------------------------------------------------------------------------

@@ -80,9 +80,10 @@ def read_chunks(
     `unreadable` gets the rows that cannot be read; None raises an `ImageError` instead.
     """
     known: dict[str, Tensor] = {}
+    is_warm = cache is not None and len(cache) > 0
     for chunk, opened in opened_chunks(images, rows, batch_size, unreadable):
         keys = [image_hash(image) for image in opened]
-        if cache is not None and len(cache):
+        if cache is not None and is_warm:
             # `captionrl features` and training know an image by the bytes of its file, which are read only if its pixels are new.
             first = {key: row for row, key in reversed(list(zip(chunk, keys, strict=True))) if key not in known}
             stored = {key: key if key in cache else source_key(images[row]) for key, row in first.items()}

@@ -237,13 +237,13 @@ class Writing(Encoding):
         # With beams, `generate` would prepare (and in an encoder-decoder encode) the inputs before the loop could refuse.
         decodable = num_beams <= 1 and (do_sample or (number == 1 and not greedy_first))
         if decodable and not is_sharded(self.model) and settings.get("custom_generate") is None:
-            loop = DecodingLoop(
-                num_sampled=number if do_sample else 0,
-                greedy=greedy_first or not do_sample,
-                folded=self.base_model.folds_cross_attention,
-                compiled=compiled,
-            )
             with suppress(UndecodableError):
+                loop = DecodingLoop(
+                    num_sampled=number if do_sample else 0,
+                    greedy=greedy_first or not do_sample,
+                    folded=self.base_model.folds_cross_attention,
+                    compiled=compiled,
+                )
                 return write({**settings, "num_return_sequences": 1, "custom_generate": loop})
         if compiled:
             raise ValueError(

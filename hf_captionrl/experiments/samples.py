@@ -34,7 +34,10 @@ class SampleArguments:
 
     num_samples: int = field(default=5, metadata={"help": "Captions per image; 5 in the paper."})
     sample_images: int | None = field(
-        default=None, metadata={"help": "Maximum number of test images for these captions."}
+        default=None,
+        metadata={
+            "help": "Maximum number of images for these captions, of the test split and of the validation split."
+        },
     )
     sample_temperatures: list[float] = field(
         default_factory=lambda: [0.5, 0.75, 1.0, 1.25],
@@ -46,13 +49,13 @@ class SampleArguments:
         if self.num_samples < 2:
             raise ValueError(f"num_samples is {self.num_samples}. Use 2 or more: diversity is between captions.")
         if self.sample_images is not None and self.sample_images < 1:
-            raise ValueError(f"sample_images is {self.sample_images}. Use 1 or more, or None for all test images.")
+            raise ValueError(f"sample_images is {self.sample_images}. Use 1 or more, or None for all images.")
         if not all(temperature > 0 for temperature in self.sample_temperatures):
             raise ValueError(f"sample_temperatures are {self.sample_temperatures}. Use positive numbers.")
 
 
 class Sampler:
-    """Generates several captions per test image, and measures them."""
+    """Generates several captions per image of a split, and measures them."""
 
     def __init__(
         self,
@@ -124,7 +127,9 @@ class Sampler:
     def add_equal_cider_d(self, rows: Sequence[dict[str, Any]], control: str) -> None:
         """Add the columns at equal CIDEr-D to the rows of captioners."""
         found = self.at_equal_cider_d(control)
-        missing = f"no temperature has the CIDEr-D of {control}" if found else f"{control} was not sampled"
+        missing = (
+            f"none of the sampled temperatures has the CIDEr-D of {control}" if found else f"{control} was not sampled"
+        )
         for row in rows:
             for key in ("div_2", "mbleu_4_per_image") if row["name"] in self.points else ():
                 numbers = found.get(row["name"])

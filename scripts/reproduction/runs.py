@@ -7,6 +7,7 @@ and a change of either begins anew. Each step that ended well leaves a marker th
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import shlex
@@ -37,6 +38,10 @@ _PAPER = {"smile": "smile", "self_retrieval": "ndlb"}
 Caller = Callable[..., int]
 
 
+class UnreachedError(Exception):
+    """A learning curve does not reach a number of another result."""
+
+
 def world_version() -> str:
     """The version of the embedded world, of which docs/results has the digests."""
     return str(json.loads(_DIGESTS.read_text(encoding="utf-8"))["world_version"])
@@ -60,7 +65,7 @@ class Run:
     steps: Sequence[str] = ()  # what is run instead of the command
     # Where the steps' rows stand: the result's row to its folder and which of its rows.
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # Rows that are the first point of their learning curve to reach a number of another result: that run, and the place there.
+    # Rows that are their learning curve where it reaches a number of another result: that run, and the place there.
     until: Mapping[str, Sequence[str]] = field(default_factory=dict)
     after: Sequence[str] = ()  # runs whose folders or results it reads
     needs: Sequence[str] = ()
@@ -164,6 +169,9 @@ def execute(
     missing = [program for program in run.needs if shutil.which(program) is None]
     if missing:
         return f"needs {', '.join(missing)}"
+    unknown = [name for name, _ in run.until.values() if not (output / f"{name}.json").exists()]
+    if unknown:
+        return f"needs the results of {', '.join(dict.fromkeys(unknown))}"
     folder = run.folder(runs_dir)
     place = output / run.name
     name = (place.relative_to(ROOT) if place.is_relative_to(ROOT) else place).as_posix()
@@ -183,7 +191,10 @@ def execute(
         if code:
             return f"exit code {code} of `{command}`"
         write_json(done, {"command": command, "seconds": time.monotonic() - start, "versions": installed_versions()})
-    _complete(run, seeds, place.with_suffix(".json"), name, folder)
+    try:
+        _complete(run, seeds, place.with_suffix(".json"), name, folder)
+    except UnreachedError as error:
+        return str(error)
     return None
 
 
@@ -217,7 +228,10 @@ def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Pat
         }
         targets = {title: _by_seed(path.parent, *number) for title, number in run.until.items()}
         runs = [
-            [_row(title, *place, seed, targets.get(title, {}).get(seed)) for title, place in places.items()]
+            [
+                _reached(title, *place, seed, targets[title]) if title in targets else _row(title, *place, seed)
+                for title, place in places.items()
+            ]
             for seed in seeds
         ]
         record: dict[str, Any] = {"commands": list(run.steps), "rows": aggregate(runs)}
@@ -237,15 +251,27 @@ def _results_of(folder: Path, seed: int) -> dict[str, Any]:
     return json.loads((folder / f"seed-{seed}" / "results.json").read_text(encoding="utf-8"))
 
 
-def _row(title: str, folder: Path, which: str, seed: int, target: tuple[str, float] | None = None) -> dict[str, Any]:
-    """A row of a seed; with a target (key and number), the first point of its learning curve that reaches it."""
-    if target is None:
-        return {**look_up(which, _results_of(folder, seed)), "name": title}
-    key, least = target
-    for point in _curve(folder, which, seed):
-        if point[key] >= least:
-            return {**point, "name": title}
-    raise ValueError(f"{title}: {key} does not reach {least:.3f} with seed {seed}. Train for more steps.")
+def _row(title: str, folder: Path, which: str, seed: int) -> dict[str, Any]:
+    return {**look_up(which, _results_of(folder, seed)), "name": title}
+
+
+def _reached(
+    title: str, folder: Path, which: str, seed: int, targets: Mapping[int, tuple[str, float]]
+) -> dict[str, Any]:
+    """The learning curve of a row where its key reaches the target of the seed, interpolated between two evaluations.
+
+    If the run starts above the target, this is its first evaluation after the start: a captioner that was trained.
+    """
+    if seed not in targets:
+        raise UnreachedError(f"{title}: the other result has no seed {seed}.")
+    key, least = targets[seed]
+    for before, after in itertools.pairwise(_curve(folder, which, seed)):
+        if after[key] >= least:
+            share = (
+                min(1.0, max(0.0, (least - before[key]) / (after[key] - before[key]))) if before[key] < least else 1.0
+            )
+            return {"name": title, **{name: before[name] + share * (after[name] - before[name]) for name in after}}
+    raise UnreachedError(f"{title}: {key} does not reach {least:.3f} with seed {seed}. Train for more steps.")
 
 
 def _by_seed(output: Path, name: str, place: str) -> dict[int, tuple[str, float]]:

@@ -46,10 +46,8 @@ def test_results_have_the_expected_rows_and_columns(run):
     for row in results["rows"][:-1]:
         for key in (column.key for column in (*COLUMNS, *SAMPLE_COLUMNS)):
             missing = key.startswith("equal_cider_") and row[f"{key}_reason"] if row[key] is None else None
-            assert missing == "no temperature has the CIDEr-D of SLL" or isinstance(row[key], float), (
-                row["name"],
-                key,
-            )
+            is_missing = missing == "none of the sampled temperatures has the CIDEr-D of SLL" and row["name"] != "SLL"
+            assert is_missing or isinstance(row[key], float), (row["name"], key)
     references = results["rows"][-1]
     assert references["rs_div_2"] is None
     assert "not samples" in references["rs_div_2_reason"]
@@ -217,6 +215,11 @@ def test_a_trainer_refuses_videos_without_cached_features(tmp_path):
         (["--sample_temperatures", "0"], "sample_temperatures are"),
         (["--report_best_alpha"], r"the alphas \[0.6, 1.0\]. Add 1 and at least two others to compare_alphas"),
         (["--report_best_alpha", "--compare_alphas", "0.5", "0.25"], r"the alphas \[0.25, 0.5, 0.6\]"),
+        (["--report_best_alpha", "--compare_alphas", "1", "0.5", "--entropy_weight", "0.1"], r"alphas \[0.5, 1.0\]"),
+        (
+            ["--report_best_alpha", "--compare_alphas", "1", "0.5", "--sample_temperatures", "1"],
+            "sample_temperatures has only 1",
+        ),
     ],
 )
 def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):
@@ -275,7 +278,7 @@ def test_rows_are_compared_at_the_cider_d_of_sll():
     sampler.add_equal_cider_d(rows, "SLL")
     assert [row.get("equal_cider_div_2") for row in rows] == [pytest.approx(0.4), 0.4, None, None]
     assert rows[0]["equal_cider_mbleu_4_per_image"] == pytest.approx(0.6)
-    assert rows[2]["equal_cider_div_2_reason"] == "no temperature has the CIDEr-D of SLL"
+    assert rows[2]["equal_cider_div_2_reason"] == "none of the sampled temperatures has the CIDEr-D of SLL"
     rows = [{"name": "MLE"}]
     sampler.add_equal_cider_d(rows, "SLL-ME")
     assert rows[0]["equal_cider_div_2_reason"] == "SLL-ME was not sampled"
