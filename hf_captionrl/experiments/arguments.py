@@ -206,6 +206,13 @@ class DataArguments(SplitArguments):
         },
     )
     max_train_images: int | None = field(default=None, metadata={"help": "Maximum number of training images."})
+    table_split: str = field(
+        default="test",
+        metadata={
+            "help": "Split of the results table: 'test' or 'validation', as in DiscriTune's Tables 8 and 9. With 'validation', the "
+            "test split selects the checkpoints."
+        },
+    )
     max_eval_images: int | None = field(default=None, metadata={"help": "Maximum number of validation images."})
     max_test_images: int | None = field(default=None, metadata={"help": "Maximum number of test images."})
 

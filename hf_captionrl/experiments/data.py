@@ -65,6 +65,10 @@ def load_data(
             f"enough for the shares of validation ({validation:g}) and test ({test:g}), or raise --validation_share and "
             "--test_share."
         )
+    if arguments.table_split not in ("validation", "test"):
+        raise ValueError(f"table_split is {arguments.table_split!r}. Use 'test' or 'validation'.")
+    if arguments.table_split == "validation":
+        splits["validation"], splits["test"] = splits["test"], splits["validation"]
     if arguments.train_captions is not None:
         splits["train"] = exchange_captions(
             splits["train"], arguments.train_captions, column=arguments.train_captions_column

@@ -74,6 +74,13 @@ FIELDS = {
     "xe_rate": "xe_learning_rate",
     "mle_epochs": "mle_epochs",
     "frequencies": "cider_frequencies",
+    "bank": "bank_images",
+    "bank_size": "bank_size",
+    "bank_batch": "bank_batch_size",
+    "hard": "num_hard_distractors",
+    "curves": "learning_curves",
+    "selected": "load_best_model_at_end",
+    "table_split": "table_split",
 }
 
 
@@ -123,11 +130,24 @@ def test_every_preset_of_a_paper_is_in_the_table():
     assert rows | bases == set(PAPERS)
 
 
+VISION = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.fc1", "mlp.fc2"}
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("ndlb/table4/row1", {"attn.c_attn", "attn.c_proj"}),
-        ("ndlb/table4/row2", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.fc1", "mlp.fc2"}),
+        ("ndlb/table4/row2", VISION),
+        *(
+            (row, {"attn.c_attn", "attn.c_proj"} | VISION)
+            for row in (
+                "ndlb/table4/row3",
+                "ndlb/table4/row9",
+                "ndlb/table5/row8",
+                "ndlb/table7/row10",
+                "ndlb/table13/row4",
+            )
+        ),
     ],
 )
 def test_lora_targets_of_a_preset(name, expected):

@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+from hf_captionrl.experiments.arguments import DataArguments
+from hf_captionrl.experiments.data import load_data
 from hf_captionrl.experiments.recipe_defaults import GuardedRecipe
 from hf_captionrl.experiments.self_retrieval import SelfRetrievalRecipeConfig
 from hf_captionrl.experiments.smile import SmileRecipeConfig
@@ -50,3 +52,14 @@ def test_the_guard_has_one_help_text():
     fields = SelfRetrievalConfig.__dataclass_fields__, GuardedRecipe.__dataclass_fields__
     assert fields[0]["guard"].metadata == fields[1]["guard"].metadata
     assert [each["guard"].default for each in fields] == ["warn", "rollback"]
+
+
+def test_the_table_can_show_the_validation_split(tmp_path):
+    limits = {"max_train_images": 4, "max_eval_images": 2, "max_test_images": 3}
+    plain = load_data(DataArguments(**limits), output_dir=tmp_path)
+    swapped = load_data(DataArguments(table_split="validation", **limits), output_dir=tmp_path)
+    assert [len(swapped[name]) for name in ("train", "validation", "test")] == [4, 2, 3]  # limits are of the roles
+    assert swapped["validation"]["image_id"][:] == plain["test"]["image_id"][:2]
+    assert swapped["test"]["image_id"][:2] == plain["validation"]["image_id"][:]
+    with pytest.raises(ValueError, match=r"table_split is 'val'\. Use 'test' or 'validation'"):
+        load_data(DataArguments(table_split="val"), output_dir=tmp_path)

@@ -82,7 +82,12 @@ DISCRITUNE = {
     "scorer": CLIP,
     "judge": "openai/clip-vit-large-patch14",  # ours
 }
-ABLATION = DISCRITUNE | {"data": FLICKR, "epochs": 10}  # 10 epochs of Flickr30K
+# Table 12 ranks among the k nearest and 99 - k random images of each target.
+HARD = {"scope": "bank", "bank": "nearest_and_random", "bank_size": 99, "bank_batch": 100}
+# Figure 4(a) shows curves of unselected checkpoints.
+UNSELECTED = {"curves": True, "selected": False}
+# Flickr30K for 10 epochs; the tables show its validation images.
+ABLATION = DISCRITUNE | {"data": FLICKR, "epochs": 10, "table_split": "validation"}
 EVALUATION = {
     "recipe": "self_retrieval_clipcap",
     "start": "outputs/clipcap-coco",
@@ -226,9 +231,11 @@ PAPERS = {
     "smile/table5/lambda-0.05": SMILE | {"mle_weight": 0.05},
     "smile/table5/lambda-0.01": SMILE | {"mle_weight": 0.01},
     "smile/table5/lambda-0": SMILE,
-    "smile/figure4a/smile": SMILE,
-    "smile/figure4a/random": SMILE | {"subset": "random", "first_token": "smile", "num_random": 10},
-    "smile/figure4a/reverse": SMILE | {"subset": "reverse"},
+    "smile/figure4a/smile": SMILE | UNSELECTED,
+    "smile/figure4a/random": SMILE | UNSELECTED | {"subset": "random", "first_token": "smile", "num_random": 10},
+    # Not in the paper: the least that a subset of words can add.
+    "smile/figure4a/one-random": SMILE | UNSELECTED | {"subset": "random", "first_token": "smile", "num_random": 1},
+    "smile/figure4a/reverse": SMILE | UNSELECTED | {"subset": "reverse"},
     "smile/figure4b/simpler-mle": SMILE
     | {"start": "outputs/smile/mle/simpler-coco/model", "simplify": "simpler", "mle_weight": 1.0},
     "smile/figure4b/simpler-smile": SMILE | {"start": "outputs/smile/mle/simpler-coco/model", "simplify": "simpler"},
@@ -260,8 +267,8 @@ PAPERS = {
     # Appendix D.2: trained with 5 or 10 hard distractors of 99, tested with random ones.
     "discritune/table12/coco-clipcap": EVALUATION,
     "discritune/table12/coco-discritune": DISCRITUNE,
-    "discritune/table12/coco-5-hard": DISCRITUNE | {"bags": 6},
-    "discritune/table12/coco-10-hard": DISCRITUNE | {"bags": 11},
+    "discritune/table12/coco-5-hard": DISCRITUNE | HARD | {"hard": 5},
+    "discritune/table12/coco-10-hard": DISCRITUNE | HARD | {"hard": 10},
     **{
         f"discritune/table12/{data}-{row}": EVALUATION | settings | ({} if start is None else {"start": start})
         for data, settings in (
