@@ -231,7 +231,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = should_resume(config)
     with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir)
+        splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = Evaluator.from_arguments(
         splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,9 +21,11 @@ from hf_captionrl.data.arrow_columns import ColumnView, arrow_column, id_column,
 from hf_captionrl.data.caption_cleaning import CAPTION_REMEDIES, MAX_CAPTION_WORDS, caption_fault, to_caption_list
 from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecoded
 from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, verify_image
+from hf_captionrl.data.source_keys import source_keys, workers
 from hf_captionrl.data.video import VIDEO_FRAMES, verify_video
 from hf_captionrl.data.video_files import VIDEO_REMEDIES
 from hf_captionrl.io import atomic_write_text
+from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.row_lookup import RowLookup
 
 __all__ = [
@@ -168,9 +171,14 @@ def _spell(counts: dict[str, int]) -> str:
 
 
 def _image_faults(
-    ds: datasets.Dataset, mode: Literal["header", "full"], max_pixels: int, num_workers: int
+    ds: datasets.Dataset,
+    mode: Literal["header", "full"],
+    max_pixels: int,
+    num_workers: int,
+    cache_dir: str | os.PathLike[str] | None,
 ) -> Iterator[ImageError | None]:
-    verify = verify_video if VIDEO_FRAMES in ds.column_names else verify_image
+    is_video = VIDEO_FRAMES in ds.column_names
+    verify = verify_video if is_video else verify_image
 
     def fault(value: Any) -> ImageError | None:
         try:
@@ -180,11 +188,37 @@ def _image_faults(
         return None
 
     images = undecoded(ds).select_columns("image")
+    if cache_dir is not None and mode == "full" and not is_video and len(ds):
+        yield from _remembered_faults(images.with_format(None), fault, max_pixels, cache_dir)
+        return
     # Threads: Pillow's decoders release the interpreter lock, and nothing has to be copied to other processes.
     pool = ThreadPoolExecutor(num_workers) if num_workers > 1 else contextlib.nullcontext()
     with pool as workers:
         for batch in images.iter(_ROWS_AT_ONCE):
             yield from map(fault, batch["image"]) if workers is None else workers.map(fault, batch["image"])
+
+
+def _remembered_faults(
+    images: datasets.Dataset,
+    fault: Callable[[Any], ImageError | None],
+    max_pixels: int,
+    cache_dir: str | os.PathLike[str],
+) -> Iterator[ImageError | None]:
+    """Faults of images; those that were found good before are known by the bytes of their files, and are not decoded."""
+    keys = source_keys(images, cache_dir, progress="Checking image files", skip_unreadable=True)
+    known = FeatureCache(
+        cache_dir, model_id="checked_images", revision=f"1|{max_pixels}", what="is_good", dtype="uint8"
+    )
+    with workers() as pool:
+
+        def is_good(rows: list[int]) -> np.ndarray:
+            found = pool.map(fault, images[rows]["image"])
+            return np.array([[error is None] for error in found], np.uint8)
+
+        verdicts = known.get_or_compute(keys, is_good, batch_size=_ROWS_AT_ONCE, progress="Checking images")
+    for row in range(len(images)):
+        # A bad image is read again, for the reason.
+        yield None if verdicts[row][0] else fault(images[row]["image"])
 
 
 def _caption_faults(captions: list[str | None], max_words: int) -> tuple[list[str], list[tuple[str, str]]]:
@@ -207,6 +241,7 @@ def _check_split(
     max_pixels: int,
     num_workers: int,
     require_captions: bool,
+    cache_dir: str | os.PathLike[str] | None,
 ) -> tuple[datasets.Dataset, list[QuarantineEntry]]:
     missing = sorted({"image", "image_id", "captions"} - set(ds.column_names))
     if missing:
@@ -228,7 +263,7 @@ def _check_split(
     if check_images is None:
         image_faults = iter([None] * len(ds))
     else:
-        image_faults = _image_faults(ds, check_images, max_pixels, num_workers)
+        image_faults = _image_faults(ds, check_images, max_pixels, num_workers, cache_dir)
     is_kept: np.ndarray = np.zeros(len(ds), bool)
     changed = False
     entries: list[QuarantineEntry] = []
@@ -273,6 +308,7 @@ def check_captions(
     max_pixels: int = MAX_PIXELS,
     num_workers: int = 0,
     require_captions: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[Any, QuarantineReport]:
     """Remove invalid rows and captions from a data set, and report each with its reason.
 
@@ -291,6 +327,9 @@ def check_captions(
         max_pixels (`int`): Largest width * height of a valid image.
         num_workers (`int`): Threads that decode images; 0 and 1 use the caller's thread.
         require_captions (`bool`): False also keeps rows without a valid caption; invalid captions are still removed.
+        cache_dir (`str` or `Path`, *optional*): Root of the feature caches. Images that decode are remembered there by the bytes
+            of their files, so that the next check does not decode them; missing ones are decoded in as many threads as there are
+            cores, whatever `num_workers` is. None: nothing is remembered.
 
     Returns:
         `tuple[datasets.Dataset | datasets.DatasetDict, QuarantineReport]`: The valid rows, and the report.
@@ -318,7 +357,7 @@ def check_captions(
     entries: list[QuarantineEntry] = []
     for name, rows in splits.items():
         good[name], found = _check_split(
-            rows, name, max_caption_words, mode, max_pixels, num_workers, require_captions
+            rows, name, max_caption_words, mode, max_pixels, num_workers, require_captions, cache_dir
         )
         entries += found
     path = None if quarantine_path is None else Path(quarantine_path)

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from hf_captionrl.data.caption_columns import undecoded
-from hf_captionrl.data.images import media_source, open_image
+from hf_captionrl.data.images import ImageError, media_source, open_image
 from hf_captionrl.retrieval import FeatureCache, image_hash
 from hf_captionrl.retrieval.feature_cache import progress_bar
 
@@ -25,6 +25,7 @@ __all__ = ["source_key", "source_keys", "workers"]
 
 _ROWS_AT_ONCE = 256
 _FILES_AT_ONCE = 16_384
+_UNREADABLE = "00" * 16  # in place of a hash
 # A file that changes twice within the resolution of its file system's clock keeps its modification time.
 _SETTLED_NS = 2_000_000_000
 
@@ -74,14 +75,18 @@ def workers() -> Iterator[ThreadPoolExecutor]:
 
 
 def source_keys(
-    dataset: datasets.Dataset, directory: str | os.PathLike | None = None, *, progress: str | bool = False
+    dataset: datasets.Dataset,
+    directory: str | os.PathLike | None = None,
+    *,
+    progress: str | bool = False,
+    skip_unreadable: bool = False,
 ) -> Sequence[str]:
     """One key per row: the hash of its image's bytes.
 
     A file that was hashed before is known by its path, size and modification time, and is not read again.
 
     `directory` is the root of the feature caches. Raises ImageError for a row without image, or whose file does not
-    exist.
+    exist; with `skip_unreadable`, such rows have one key in common.
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
     known: FeatureCache | None = None
@@ -90,7 +95,7 @@ def source_keys(
     row = 0
     with workers() as pool, progress_bar(len(column), progress, "image files", delay=1.0) as bar:
         for batch in column.iter(_ROWS_AT_ONCE):
-            for found in pool.map(_hash_or_file, batch["image"]):
+            for found in pool.map(_hash_if_readable if skip_unreadable else _hash_or_file, batch["image"]):
                 if isinstance(found, _File):
                     files.append((row, found))
                 else:
@@ -142,6 +147,14 @@ def _hash_or_file(value: Any) -> str | _File:
     if abs(time.time_ns() - status.st_mtime_ns) < _SETTLED_NS:
         return _file_hash(source)
     return _File(source, f"{Path(source).absolute()}\n{status.st_size}\n{status.st_mtime_ns}")
+
+
+def _hash_if_readable(value: Any) -> str | _File:
+    try:
+        found = _hash_or_file(value)
+    except (ImageError, OSError):
+        return _UNREADABLE
+    return found if isinstance(found, str) or os.access(found.path, os.R_OK) else _UNREADABLE
 
 
 def _file_hash(path: str) -> str:

@@ -167,6 +167,7 @@ def load_split(
     """
     from hf_captionrl.data import check_captions, choose_split
     from hf_captionrl.data.arrow_columns import id_column
+    from hf_captionrl.retrieval import default_cache_dir
     from hf_captionrl.retrieval.row_lookup import RowLookup
 
     embedded = arguments.dataset == "scenes"
@@ -212,6 +213,7 @@ def load_split(
             quarantine_path=path,
             max_bad_fraction=arguments.max_bad_fraction,
             require_captions=require_captions,
+            cache_dir=getattr(arguments, "cache_dir", None) or default_cache_dir(),
         )
         if not report.entries:
             path.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from hf_captionrl.data.caption_simplifying import scene_simplifier, simplify_cap
 from hf_captionrl.evaluation.arguments import EMBEDDED
 from hf_captionrl.evaluation.paper_columns import MORE_REFERENCES
 from hf_captionrl.experiments.arguments import DataArguments
+from hf_captionrl.retrieval import default_cache_dir
 
 __all__ = ["describe_data", "load_data"]
 
@@ -22,7 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 def load_data(
-    arguments: DataArguments, *, output_dir: str | os.PathLike[str], seed: int | None = None
+    arguments: DataArguments,
+    *,
+    output_dir: str | os.PathLike[str],
+    seed: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> datasets.DatasetDict:
     """Load, check and divide the data; invalid rows are written to `quarantine.jsonl`.
 
@@ -32,6 +37,7 @@ def load_data(
         arguments: Which data.
         output_dir: Folder of the quarantine file.
         seed: Seed of the division; by default `arguments.split_seed`.
+        cache_dir: Root of the feature caches, which remember checked images; by default `default_cache_dir()`.
 
     Returns:
         `datasets.DatasetDict`: `train`, `validation`, `test`.
@@ -92,6 +98,7 @@ def load_data(
         splits,
         quarantine_path=Path(output_dir) / "quarantine.jsonl",
         max_bad_fraction=arguments.max_bad_fraction,
+        cache_dir=cache_dir or default_cache_dir(),
     )
     logger.info("%s", report)
     return _with_test_references(_simplified(checked, arguments), arguments)

@@ -138,7 +138,7 @@ def _compare(
         )
     resume = should_resume(config)
     with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir)
+        splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = make_evaluator(
         splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits

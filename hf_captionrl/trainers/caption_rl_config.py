@@ -20,6 +20,10 @@ REWARD_METRIC = "reward_recall_at_1"
 """Default metric for the best model: R@1 by the reward scorer, because the held-out scorer must not select."""
 
 
+_ONLY_IN_TRL = ("cispo", "luspo", "sapo", "vespo")
+"""Values of `loss_type` in TRL that are not implemented here."""
+
+
 @dataclass
 class CaptionRLConfig(CaptionConfig):
     r"""Arguments of [`CaptionRLTrainer`], with TRL's names where TRL has them.
@@ -180,6 +184,11 @@ class CaptionRLConfig(CaptionConfig):
             raise ValueError(
                 "loss_type is 'bnpo', which divides by the tokens of each micro-batch, so that the gradient depends on how a "
                 "step is split. Use 'dapo', which divides by the tokens of the whole step."
+            )
+        if self.loss_type in _ONLY_IN_TRL:
+            raise ValueError(
+                f"loss_type is {self.loss_type!r}, which TRL has and this trainer does not. Use one of {LOSS_TYPES}, or "
+                "SelfRetrievalGRPOTrainer, which trains with TRL's losses."
             )
         if self.loss_type not in LOSS_TYPES:
             raise ValueError(f"loss_type is {self.loss_type!r}. Use one of {LOSS_TYPES}.")

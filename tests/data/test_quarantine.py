@@ -16,7 +16,11 @@ from hf_captionrl.data import (
     load_caption_splits,
     load_captions,
     open_image,
+    quarantine,
 )
+from hf_captionrl.evaluation.dataset_options import DatasetOptions, load_split
+from hf_captionrl.experiments.arguments import DataArguments
+from hf_captionrl.experiments.data import load_data
 from tests.data.photos import captions, embedded, make_folder, png
 
 
@@ -191,3 +195,85 @@ def test_check_captions_refuses_invalid_arguments_and_repeated_ids():
             check_captions(ds, **wrong)
     with pytest.raises(ValueError, match="check_images"):
         check_captions(ds, check_images="fast")
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The images that are decoded."""
+    found = []
+    plain = quarantine.verify_image
+
+    def verify(value, **settings):
+        found.append(value)
+        return plain(value, **settings)
+
+    monkeypatch.setattr(quarantine, "verify_image", verify)
+    return found
+
+
+def rows_of(report):
+    return [(e.row, e.image_id, e.column, e.reason, e.dropped, e.detail) for e in report.entries]
+
+
+def test_checked_images_are_not_decoded_again(tmp_path, decoded):
+    ds = bad_folder(tmp_path / "photos")
+    plain = check_captions(ds, max_bad_fraction=0.06)
+    decoded.clear()
+    settings = {"max_bad_fraction": 0.06, "cache_dir": tmp_path / "cache"}
+    first = check_captions(ds, **settings)
+    # The five bad ones once more for their reasons. The photographs of this folder are all different.
+    assert len(decoded) == 100 + 5
+    decoded.clear()
+    second = check_captions(ds, **settings)
+    assert len(decoded) == 5
+    for good, report in (first, second):
+        assert rows_of(report) == rows_of(plain[1])
+        assert good["image_id"][:] == plain[0]["image_id"][:]
+        assert good["captions"][:] == plain[0]["captions"][:]
+    decoded.clear()
+    # Another limit of pixels makes the verdicts of the first one void.
+    check_captions(ds, max_pixels=10**6, **settings)
+    assert len(decoded) == 105
+
+
+def test_a_changed_image_is_checked_again(tmp_path, decoded):
+    make_folder(tmp_path / "photos", 4)
+    ds = load_captions("imagefolder", data_dir=tmp_path / "photos", split_fractions=(1, 0, 0))
+    settings = {"max_bad_fraction": 0.5, "cache_dir": tmp_path / "cache"}
+    assert not check_captions(ds, **settings)[1].entries
+    (tmp_path / "photos" / "2.png").write_bytes(png(2)[:-40])
+    decoded.clear()
+    _, report = check_captions(ds, **settings)
+    assert [(e.row, e.reason) for e in report.entries] == [(2, "image_truncated")]
+    assert len(decoded) == 2  # to find the fault, and to name it
+    (tmp_path / "photos" / "2.png").unlink()
+    _, report = check_captions(ds, **settings)
+    assert [(e.row, e.reason) for e in report.entries] == [(2, "image_not_found")]
+    (tmp_path / "photos" / "2.png").write_bytes(png(2))
+    assert not check_captions(ds, **settings)[1].entries
+
+
+def test_images_of_bytes_are_remembered_too(tmp_path, decoded):
+    settings = {"cache_dir": tmp_path / "cache"}
+    check_captions(embedded(6), **settings)
+    assert len(decoded) == 6
+    decoded.clear()
+    assert not check_captions(embedded(6), **settings)[1].entries
+    assert decoded == []
+
+
+def test_a_second_start_of_a_recipe_or_command_decodes_no_image(tmp_path, decoded, monkeypatch):
+    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
+    make_folder(tmp_path / "photos", 30)
+    arguments = DataArguments(dataset_name="imagefolder", data_dir=str(tmp_path / "photos"))
+    plain = load_data(arguments, output_dir=tmp_path / "out")
+    assert len(decoded) == 30
+    decoded.clear()
+    again = load_data(arguments, output_dir=tmp_path / "out")
+    assert decoded == []
+    assert {name: rows["image_id"][:] for name, rows in again.items()} == {
+        name: rows["image_id"][:] for name, rows in plain.items()
+    }
+    options = DatasetOptions(dataset="imagefolder", data_dir=str(tmp_path / "photos"), split="test")
+    load_split(options, quarantine_path=tmp_path / "quarantine.jsonl")
+    assert decoded == []

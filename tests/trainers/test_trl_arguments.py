@@ -67,7 +67,11 @@ def test_scaled_advantages_reach_the_gradient(tmp_path, data, objective):
     ("settings", "message"),
     [
         ({"loss_type": "bnpo"}, r"depends on how a step is split. Use 'dapo'"),
-        ({"loss_type": "cispo"}, r"loss_type is 'cispo'. Use one of"),
+        *(
+            ({"loss_type": name}, f"loss_type is '{name}', which TRL has and this trainer does not")
+            for name in ("cispo", "luspo", "sapo", "vespo")
+        ),
+        ({"loss_type": "mean"}, "loss_type is 'mean'. Use one of"),
         ({"loss_type": "mean"}, r"loss_type is 'mean'. Use one of"),
         ({"scale_rewards": "image"}, r"scale_rewards is 'image'. Use one of"),
         ({"scale_rewards": True}, r"num_generations is 1. Use num_generations=2 or more"),
