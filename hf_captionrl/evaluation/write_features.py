@@ -51,8 +51,11 @@ class FeatureStage(ImageStage):
     def load_model(self, split: LoadedSplit) -> ImageReader:
         from hf_captionrl.data import ImageReader
         from hf_captionrl.evaluation.similarity import similarity_scorer
+        from hf_captionrl.retrieval import FeatureCache
 
         self._scorer = similarity_scorer(self.options)
+        # Only read here: otherwise the features of an image would depend on which process is the first.
+        self._cache = FeatureCache.for_scorer(self._scorer, self.options.cache_dir)
         self._captions = split.dataset["captions"] if self.options.features == "multimodal" else None
         return ImageReader(split.dataset, split=split.split, max_bad_fraction=self.options.max_bad_fraction)
 
@@ -69,19 +72,29 @@ class FeatureStage(ImageStage):
         from hf_captionrl.data.source_keys import source_key
         from hf_captionrl.evaluation.similarity import mean_text_features
 
-        read = {row: self.reader.read(row, lambda value: (open_image(value), source_key(value))) for row in rows}
-        opened = {row: found for row, found in read.items() if found is not None}
-        if not opened:
+        def known_or_opened(value: Any) -> tuple[str, Any]:
+            key = source_key(value)
+            return key, None if key in self._cache else open_image(value)
+
+        read = {row: self.reader.read(row, known_or_opened) for row in rows}
+        keys = {row: result[0] for row, result in read.items() if result is not None}
+        if not keys:
             return {}
-        images = self._scorer.image_features([image for image, _ in opened.values()]).float().cpu().numpy()  # (B, D)
-        found: dict[int, dict[str, Any]] = {
-            row: {"key": key, "image": feature}
-            for (row, (_, key)), feature in zip(opened.items(), images, strict=True)
-        }
+        opened = {row: result[1] for row, result in read.items() if result is not None and result[1] is not None}
+        known = [row for row in keys if row not in opened]
+        features: dict[int, Any] = {}
+        if known:
+            features |= dict(
+                zip(known, self._cache.get([keys[row] for row in known]).tensor().float().numpy(), strict=True)
+            )
+        if opened:
+            computed = self._scorer.image_features(list(opened.values())).float().cpu().numpy()  # (B, D)
+            features |= dict(zip(opened, computed, strict=True))
+        found: dict[int, dict[str, Any]] = {row: {"key": key, "image": features[row]} for row, key in keys.items()}
         if self._captions is not None:
-            groups = [self._captions[row] for row in opened]
-            texts = mean_text_features(self._scorer, groups, [self.reader.ids[row] for row in opened]).numpy()
-            for row, feature in zip(opened, texts, strict=True):
+            groups = [self._captions[row] for row in keys]
+            texts = mean_text_features(self._scorer, groups, [self.reader.ids[row] for row in keys]).numpy()
+            for row, feature in zip(keys, texts, strict=True):
                 found[row]["text"] = feature
         return found
 

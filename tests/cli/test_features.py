@@ -64,6 +64,26 @@ def test_features_of_images_and_captions_and_filled_cache(scenes, scorer, tmp_pa
     assert "written with features 'multimodal', but features is now 'image'" in capsys.readouterr().err
 
 
+def test_cached_images_are_neither_opened_nor_encoded(scenes, tmp_path, capsys, monkeypatch):
+    assert features(tmp_path / "first", "--max_images", "6") == 0
+    opened = []
+
+    def counted(value):
+        opened.append(value)
+        return open_image(value)
+
+    monkeypatch.setattr("hf_captionrl.data.open_image", counted)
+    capsys.readouterr()
+    assert features(tmp_path / "second", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["cached"] == 4
+    assert len(opened) == 4
+    first, second = (list(read_shards(tmp_path / name)) for name in ("first", "second"))
+    assert [row["image"] for row in second[:6]] == [row["image"] for row in first]
+    assert features(tmp_path / "third") == 0
+    assert len(opened) == 4
+    assert list(read_shards(tmp_path / "third")) == second
+
+
 def test_unreadable_image_has_a_row_without_features(scenes, tmp_path, capsys):
     images = undecoded(scenes)["image"][:]
     images[2] = {"bytes": b"no image", "path": None}

@@ -72,7 +72,6 @@ def test_scaled_advantages_reach_the_gradient(tmp_path, data, objective):
             for name in ("cispo", "luspo", "sapo", "vespo")
         ),
         ({"loss_type": "mean"}, "loss_type is 'mean'. Use one of"),
-        ({"loss_type": "mean"}, r"loss_type is 'mean'. Use one of"),
         ({"scale_rewards": "image"}, r"scale_rewards is 'image'. Use one of"),
         ({"scale_rewards": True}, r"num_generations is 1. Use num_generations=2 or more"),
         ({"multi_objective_aggregation": "product"}, r"multi_objective_aggregation is 'product'. Use one of"),
