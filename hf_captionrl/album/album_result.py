@@ -188,6 +188,8 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
         lines.append(
             f"{summary['copies']:,} images are copies (cosine of at least {album.copy_threshold:.3f}) and share captions."
         )
+    else:
+        lines.append(f"No images are copies (cosine of at least {album.copy_threshold:.3f}).")
     if summary["problems"]:
         lines.append(
             "Problems: " + ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items()) + "."

@@ -189,11 +189,18 @@ class AlbumRun:
 
     def write(self, album: Album) -> list[str]:
         """Write the outputs, each atomically."""
+        self.kept.before_writing(self.targets)
+        try:
+            return self._write_outputs(album)
+        finally:
+            # Also after a failure: a file that is edited before the command is repeated must not count as written by it.
+            self.kept.after_writing(self.targets)
+
+    def _write_outputs(self, album: Album) -> list[str]:
         from hf_captionrl.album.outputs import write_metadata, write_sidecars
         from hf_captionrl.album.report_page import write_report
 
         written = []
-        self.kept.before_writing(self.targets)
         for path in self.options.output:
             kind = path.suffix.lower()
             if path.name == "metadata.jsonl":
@@ -209,7 +216,6 @@ class AlbumRun:
         if self.options.sidecars:
             number = write_sidecars(album, self.source.paths)
             written.append(f"{number} text files")
-        self.kept.after_writing(self.targets)
         return written
 
 

@@ -35,6 +35,9 @@ def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str
     return list(dict.fromkeys(found))
 
 
+_WITHOUT_SPACES = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
+
+
 def script_of(text: str) -> str | None:
     """Most frequent script of the letters of a text, such as `LATIN` or `CYRILLIC`; None without letters."""
     names = (unicodedata.name(letter, "").partition(" ")[0] for letter in text if letter.isalpha())
@@ -84,6 +87,7 @@ def meets_constraints(
 
 
 def with_word(texts: Sequence[str], word: str) -> np.ndarray:
-    """Mask of the texts that contain a word, `(S,)`."""
-    pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
+    """Mask of the texts that contain a word, `(S,)`; in scripts without spaces between words, its letters."""
+    wanted = re.escape(word)
+    pattern = re.compile(wanted if script_of(word) in _WITHOUT_SPACES else rf"(?<!\w){wanted}(?!\w)", re.IGNORECASE)
     return np.array([pattern.search(text) is not None for text in texts], dtype=bool)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from hf_captionrl.io import write_json
+from hf_captionrl.io import LineFile, write_json
 
 __all__ = ["KeptFiles", "file_digest", "file_stamps", "refuse_changed"]
 
@@ -50,10 +50,9 @@ class KeptFiles:
                 kept = {"base64": base64.b64encode(content).decode()}
             lines.append(json.dumps({"file": self.name_of(path), **kept}, ensure_ascii=False) + "\n")
         if lines:
-            with open(self.old, "a", encoding="utf-8") as file:
-                file.writelines(lines)
-                file.flush()
-                os.fsync(file.fileno())
+            with LineFile(self.old) as file:
+                file.truncate(len(self._old_lines()))  # a full disk may have left an incomplete line
+                file.append_bytes("".join(lines).encode("utf-8"))
         self._digests |= {self.name_of(path): None for path in paths}
         write_json(self.record, self._digests)
 
@@ -68,11 +67,16 @@ class KeptFiles:
     def old_texts(self) -> dict[str, str]:
         """The earliest text of each replaced file, by `name_of`."""
         found: dict[str, str] = {}
-        if self.old.is_file():
-            for line in self.old.read_text(encoding="utf-8").splitlines():
-                entry = json.loads(line)
-                found.setdefault(entry["file"], entry.get("text", ""))
+        # Only a line feed ends a line: texts may contain other separators.
+        for line in self._old_lines().split(b"\n")[:-1]:
+            entry = json.loads(line)
+            found.setdefault(entry["file"], entry.get("text", ""))
         return found
+
+    def _old_lines(self) -> bytes:
+        """The complete lines of the file of old contents."""
+        data = self.old.read_bytes() if self.old.is_file() else b""
+        return data[: data.rfind(b"\n") + 1]
 
     def name_of(self, path: Path) -> str:
         """A file's name in the record, relative to the first output."""

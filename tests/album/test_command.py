@@ -298,10 +298,17 @@ def test_full_disk_loses_nothing(photos, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(album_result, "write_jsonl", full)
-    assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "9") == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(album_result, "write_jsonl", full)
+        assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "9") == 1
     assert "No space left" in capsys.readouterr().err
     assert (Path("o.jsonl").read_text(encoding="utf-8"), contents("o.shards")) == (before, kept)
+    # What is written into the file before the command is repeated is not the command's.
+    Path("o.jsonl").write_text("edited", encoding="utf-8")
+    assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "9") == 2
+    assert Path("o.jsonl").read_text(encoding="utf-8") == "edited"
+    assert album(*MODEL, "--output", "o.jsonl", "--max_characters", "9", "--overwrite") == 0
+    assert json.loads(Path("o.old.jsonl").read_text(encoding="utf-8")) == {"file": "o.jsonl", "text": "edited"}
 
 
 def test_sources_read_lists_of_files(tmp_path, scenes):

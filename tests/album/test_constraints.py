@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.constraints import check_candidates, script_of
+from hf_captionrl.album.constraints import check_candidates, script_of, with_word
 from hf_captionrl.album.settings import AlbumSettings
 from tests.tolerances import assert_close
 
@@ -19,6 +19,20 @@ def test_captions_meet_required_words_forbidden_words_and_length(scorer, images)
     found = describe_album(images, None, scorer, **settings, max_characters=17)
     assert all(0 < len(caption) <= 17 for caption in found.captions)
     assert found.captions[2] == "a dog, sitting"
+
+
+@pytest.mark.parametrize(
+    ("word", "texts", "expected"),
+    [
+        ("cat", ["a cat", "a Cat.", "cats", "concatenate"], [True, True, False, False]),
+        ("猫", ["一只猫坐着", "一只狗"], [True, False]),
+        ("แมว", ["มีแมวนั่งอยู่", "หมา"], [True, False]),
+        ("ねこ", ["このねこは", "いぬ"], [True, False]),
+        ("кот", ["чёрный кот", "который"], [True, False]),
+    ],
+)
+def test_words_are_found_in_scripts_with_and_without_spaces(word, texts, expected):
+    assert with_word(texts, word).tolist() == expected
 
 
 def test_broken_constraint_is_a_problem(scorer, images):
