@@ -56,11 +56,15 @@ def load_adapted(options: AlbumOptions, adapter: Any | None) -> Captioner:
 
 def load_source(options: AlbumOptions, *, sidecars: bool) -> AlbumSource:
     """The images of the options."""
+    from hf_captionrl.album.kept_files import KeptFiles
     from hf_captionrl.album.sources import load_album_source
 
     settings = {"split": options.split} if options.split else {}
     settings |= {"image_root": options.image_root} if options.image_root else {}
-    source = load_album_source(options.images, sidecars=sidecars, **settings)
+    # Metadata that an earlier run wrote lack images without a caption and images that were added since.
+    metadata = Path(options.images) / "metadata.jsonl"
+    is_own = bool(options.output) and metadata.is_file() and KeptFiles(options.output[0]).is_ours(metadata)
+    source = load_album_source(options.images, sidecars=sidecars, ignore_metadata=is_own, **settings)
     return source if options.max_images is None else source.first(options.max_images)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.data.image_folders import list_images
 from hf_captionrl.data.image_paths import paths_without_bytes, refuse_outside
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.pipelines import ChosenImages
@@ -71,7 +72,9 @@ def sidecar_of(path: str) -> Path:
     return Path(path).with_suffix(".txt")
 
 
-def load_album_source(name: Any, *, sidecars: bool = True, **source: Any) -> AlbumSource:
+def load_album_source(
+    name: Any, *, sidecars: bool = True, ignore_metadata: bool = False, **source: Any
+) -> AlbumSource:
     """Find the images of an album.
 
     Args:
@@ -79,11 +82,16 @@ def load_album_source(name: Any, *, sidecars: bool = True, **source: Any) -> Alb
             per line, relative to the list, or separated by NUL as `find -print0` writes them); a `.jsonl`, `.csv` or
             `.parquet` file with image paths; `scenes`; a data set on the Hub or in memory.
         sidecars: Whether to read a caption from the `.txt` file beside an image that has no other.
+        ignore_metadata: Take every image of a folder, whatever its metadata name.
         source: Options of [`load_captions`]: `split`, `image_root`, `image_column`, ...
     """
     path = Path(name) if isinstance(name, str | os.PathLike) else None
     if path is not None and path.suffix.lower() == ".txt" and path.is_file():
         found = _listed(path, source.get("image_root"))
+    elif path is not None and path.is_dir() and ignore_metadata:
+        listing = list_images(path)
+        files = [str(path / image) for image in listing.images]
+        found = AlbumSource(files, listing.images, paths=list(files), root=path)
     else:
         if path is not None and path.is_dir() and not any(path.iterdir()):
             raise ValueError(f"The folder {str(path)!r} is empty. Use a folder that contains images.")

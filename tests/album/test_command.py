@@ -291,6 +291,25 @@ def test_empty_folders_and_foreign_files_are_refused(tmp_path, monkeypatch, caps
     assert (tmp_path / "o.csv").read_text() == "mine"
 
 
+def test_own_metadata_do_not_hide_new_images(photos, scenes, capsys):
+    output = ["--output", "photos/metadata.jsonl", "--json"]
+    assert album(*MODEL, *output) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 6
+    named = [json.loads(line)["file_name"] for line in lines_of("photos/metadata.jsonl")]
+    assert "new.png" not in named
+    scenes[5].save(photos / "new.png")
+    assert album(*MODEL, *output) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["images"] == 7  # with the one that cannot be read
+    assert sorted(json.loads(line)["file_name"] for line in lines_of("photos/metadata.jsonl")) == sorted(
+        [*named, "new.png"]
+    )
+    # Metadata of others say which images belong to the album.
+    (photos / "metadata.jsonl").write_text(json.dumps({"file_name": "a.png", "text": "a pig"}) + "\n")
+    assert album(*MODEL, "--output", "o.jsonl", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 1
+
+
 def test_full_disk_loses_nothing(photos, monkeypatch, capsys):
     assert album(*MODEL, "--output", "o.jsonl") == 0
     before, kept = Path("o.jsonl").read_text(encoding="utf-8"), contents("o.shards")
