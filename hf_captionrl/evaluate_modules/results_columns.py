@@ -7,7 +7,15 @@ from dataclasses import replace
 from hf_captionrl.evaluate_modules.metric import table_columns
 from hf_captionrl.reports.table import Column
 
-__all__ = ["COLUMNS", "DEGENERATE", "REWARD_COLUMNS", "SAMPLE_COLUMNS", "by_reward_scorer", "variants"]
+__all__ = [
+    "COLUMNS",
+    "DEGENERATE",
+    "MORE_REFERENCES_COLUMNS",
+    "REWARD_COLUMNS",
+    "SAMPLE_COLUMNS",
+    "by_reward_scorer",
+    "variants",
+]
 
 COLUMNS: tuple[Column, ...] = table_columns(
     *("length", "lexical_diversity", "pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1", "rd100_recall_at_5"),
@@ -41,6 +49,9 @@ REWARD_COLUMNS: tuple[Column, ...] = (
 )
 """Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer and by the
 facts ("truth"), and the share of captions that repeat themselves."""
+
+MORE_REFERENCES_COLUMNS: tuple[Column, ...] = variants("more", "\n2nd ref.", *table_columns("cider_d", short=True))
+"""Columns against the second set of references, `--test_references`."""
 
 _DIVERSITY = table_columns("cider_d", "div_1", "div_2", "mbleu_4_per_image", short=True)
 

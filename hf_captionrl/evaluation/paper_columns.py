@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_captionrl.evaluate_modules.metric import table_columns
-from hf_captionrl.evaluate_modules.results_columns import by_reward_scorer, variants
+from hf_captionrl.evaluate_modules.results_columns import MORE_REFERENCES_COLUMNS, by_reward_scorer
 from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.suites import discritune_suite, ndlb_suite
 from hf_captionrl.metrics.suites.suite_row import SuiteRow
@@ -32,7 +32,7 @@ def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references
     if has_reward_scorer:
         found += by_reward_scorer(*(column for column in found if column.key in _BY_SCORER))
     if has_more_references:
-        found += variants("more", "\n2nd ref.", *table_columns("cider_d", short=True))
+        found += MORE_REFERENCES_COLUMNS
     return found
 
 

@@ -22,11 +22,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.io import write_json
+from hf_captionrl.evaluate_modules.results_columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
+from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.machine_facts import processor_name
 from scripts.reproduction.numbers import look_up
-from scripts.run_seeds import aggregate, aggregate_curves
+from scripts.run_seeds import aggregate, aggregate_curves, to_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "recipes" / "configs"
@@ -238,6 +239,9 @@ def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Pat
         curves = [{title: _curve(*place, seed) for title, place in places.items()} for seed in seeds]
         if any(curves[0].values()):
             record["learning_curves"] = aggregate_curves(curves)
+        columns = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS)
+        table = to_markdown(record["rows"], list(seeds), f"python scripts/reproduce.py --only {run.name}", columns)
+        atomic_write_text(path.with_suffix(".md"), table)
     else:
         record = json.loads(path.read_text(encoding="utf-8"))
         record["command"] = run.recorded(seeds, name)
