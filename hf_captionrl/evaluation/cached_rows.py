@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,14 +41,24 @@ def fill_cache(cache: FeatureCache, folder: Path, column: str, shape: Sequence[i
     import numpy as np
 
     before = len(cache)
-    keys = [row["key"] for row in read_shards(folder, ["key"]) if row["key"] is not None]
-    new = {keys[at] for at in cache.missing(keys)}
-    rows = (row for row in read_shards(folder, ["key", column]) if row["key"] in new)
-    while new and (part := list(itertools.islice(rows, _ROWS_AT_ONCE))):
-        values = [row[column] for row in part]
-        arrays = [np.frombuffer(v, np.uint8) if isinstance(v, bytes) else np.array(v, np.float32) for v in values]
-        cache.put([row["key"] for row in part], np.stack(arrays).reshape(len(part), *shape))
+    # The values are read only if a key is new; neither keys nor values of all rows are held in memory.
+    if any(cache.missing([row["key"] for row in part]) for part in _parts(read_shards(folder, ["key"]))):
+        for part in _parts(read_shards(folder, ["key", column])):
+            new = [part[at] for at in cache.missing([row["key"] for row in part])]
+            if new:
+                values = [row[column] for row in new]
+                arrays = [
+                    np.frombuffer(v, np.uint8) if isinstance(v, bytes) else np.array(v, np.float32) for v in values
+                ]
+                cache.put([row["key"] for row in new], np.stack(arrays).reshape(len(new), *shape))
     return len(cache) - before
+
+
+def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Lists of readable rows."""
+    readable = (row for row in rows if row["key"] is not None)
+    while part := list(itertools.islice(readable, _ROWS_AT_ONCE)):
+        yield part
 
 
 def print_summary(arguments: Any, summary: Mapping[str, Any], what: str) -> None:
