@@ -284,7 +284,6 @@ def test_every_figure_of_the_index_is_on_the_page():
 
 
 NOT_RUN_YET = {
-    "ndlb_blend_seeds",
     "ndlb_matched_seeds",
 }
 
