@@ -14,7 +14,7 @@ import pytest
 from hf_captionrl.experiments.rows import row_names
 from scripts import reproduce
 from scripts.make_paper_index import PAPERS, load_rows
-from scripts.reproduction import checks, findings, hacking, real, runs
+from scripts.reproduction import checks, findings, real, runs
 from scripts.reproduction.numbers import measured, shown
 from scripts.reproduction.runs import Run, execute, finished, in_order
 
