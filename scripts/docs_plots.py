@@ -142,6 +142,7 @@ PLOTS: tuple[Plot | CurvePlot | TradeoffPlot, ...] = (
     CurvePlot("self_retrieval_curves.png", "self_retrieval_bags_seeds.json"),
     CurvePlot("reward_hacking_curves.png", "reward_hacking_seeds.json"),
     CurvePlot("ndlb_curves.png", "ndlb_matched_seeds.json"),
+    TradeoffPlot("sle_tradeoff.png", "sle_frontier_seeds.json"),
     CurvePlot("sle_curves.png", "sle_frontier_seeds.json", tuple(CURVES[i] for i in (0, 3, 4))),
     Plot(
         "video.png",
