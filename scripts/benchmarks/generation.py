@@ -39,8 +39,8 @@ def planned_lengths(mean: float, deviation: float, number: int, *, longest: int 
 
 
 @contextmanager
-def ending_at(lengths: Tensor) -> Iterator[None]:
-    """Both loops write the end token where a caption has its planned length, and no captions are shorter."""
+def ending_at(lengths: Tensor, end: int = _END) -> Iterator[None]:
+    """Both loops write the token `end` where a caption has its planned length, and no captions are shorter."""
     draw, multinomial, steps = decoding.draw_tokens, torch.multinomial, itertools.count(1)
 
     def uniforms(*size: int, **kwargs: Any) -> Tensor:
@@ -49,11 +49,11 @@ def ending_at(lengths: Tensor) -> Iterator[None]:
         return numbers.masked_fill(ends, 0.0)
 
     def drawn(scores: Tensor, numbers: Tensor) -> Tensor:
-        return torch.where(numbers == 0, _END, draw(scores, numbers))
+        return torch.where(numbers == 0, end, draw(scores, numbers))
 
     def sampled(probabilities: Tensor, num_samples: int) -> Tensor:
         ends = (lengths == next(steps)).to(probabilities.device)
-        return torch.where(ends.unsqueeze(1), _END, multinomial(probabilities, num_samples))
+        return torch.where(ends.unsqueeze(1), end, multinomial(probabilities, num_samples))
 
     with (
         mock.patch.object(decoding, "draw_tokens", drawn),
