@@ -166,9 +166,7 @@ class ImageBank:
 def training_bank(
     features: Tensor, image_ids: Sequence[str], signature: str, bank_images: str, bank_size: int, num_hard: int
 ) -> ImageBank:
-    """A bank of training images: `bank_size` random ones for all targets, the nearest ones of each, or `num_hard` nearest ones
-    of each and random ones.
-    """
+    """A bank of `bank_size` training images: random ones for all targets, or for each its nearest, or `num_hard` nearest and others."""
     most = len(image_ids) if bank_images == "random" else len(image_ids) - 1
     if bank_size > most:
         raise ValueError(
