@@ -110,6 +110,8 @@ def run_name(config: SelfRetrievalConfig) -> str:
         fixed = str(config.bag_schedule).isdigit()
         kind = " of random images" if config.bag_distractors == "random" else ""
         notes.append((f"bags of {config.bag_schedule}" if fixed else "bag curriculum") + kind)
+    if config.retrieval_weight and config.reward_kind != "log_prob":
+        notes.append(config.reward_kind)
     if config.retrieval_weight not in (0, 1):
         notes.append(f"SR {config.retrieval_weight:g}")
     if config.cider_weight and config.retrieval_weight:
