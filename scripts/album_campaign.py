@@ -2,12 +2,13 @@
 
     python scripts/album_campaign.py                     # three seeds, every setting; continues an interrupted run
     python scripts/album_campaign.py --images 56 --seeds 0 --samples 1 4 --adapt 20 --only MLE --output outputs/try
-    python scripts/album_campaign.py --render            # page and plot from existing numbers
+    python scripts/album_campaign.py --render            # result and page from existing rows
 
 An album is a part of the embedded world's test split: bags of 7 look-alikes whose facts are known, so that facts which all images
-of a bag share and facts that vary are known, too. The reward scorer chooses captions and rewards finetuning; the held-out scorer and
-the exact checker evaluate. Every finished setting and seed is a row of `rows.jsonl`. Compute is the CPU time of the process for
-captioning, choosing and finetuning, without loading models.
+of a bag share and facts that vary are known, too. A seed draws other images and other samples; the captioners are the same. The reward
+scorer chooses captions and rewards finetuning; the held-out scorer and the exact checker evaluate. The held-out scorer also guards and
+judges finetuning, so the exact checker is the only judge of it that has no part in it. Every finished setting and seed is a row of
+`rows.jsonl`. Compute is the CPU time of the process for encoding images, captioning, choosing and finetuning, without loading models.
 """
 
 from __future__ import annotations
@@ -28,21 +29,27 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl import load_captioner, load_scorer  # noqa: E402
+from hf_captionrl.album.album import describe_album  # noqa: E402
 from hf_captionrl.album.adapt_captioner import adapt_to_album  # noqa: E402
 from hf_captionrl.album.distinct_captions import distinct_captions, same_text  # noqa: E402
 from hf_captionrl.album.phrase_removal import drop_shared  # noqa: E402
 from hf_captionrl.album.pragmatic_decoding import pragmatic_captions  # noqa: E402
 from hf_captionrl.album.shared_phrases import shared_phrases  # noqa: E402
-from hf_captionrl.io import LineFile, read_jsonl  # noqa: E402
-from hf_captionrl.reports.plot_style import COLOURS, MARKERS, new_figure, plain_label, save_figure, tidy  # noqa: E402
+from hf_captionrl.io import LineFile, read_jsonl, write_json  # noqa: E402
+from hf_captionrl.metrics import paired_test  # noqa: E402
+from hf_captionrl.reports.versions import installed_versions  # noqa: E402
 from hf_captionrl.retrieval import nearest_neighbours  # noqa: E402
 from hf_captionrl.retrieval.ranking import ranks  # noqa: E402
 from hf_captionrl.scenes import check, load_scenes  # noqa: E402
 from hf_captionrl.scenes.models import model_path  # noqa: E402
 from hf_captionrl.trainers.caption_generation import generate_captions  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402
+from scripts.reproduction.numbers import seed_interval, shown  # noqa: E402
+from scripts.reproduction.runs import hardware, world_version  # noqa: E402
 
-OUTPUT = ROOT / "docs" / "album_campaign"
+ROWS = ROOT / "outputs" / "album_campaign"
+RESULT = ROOT / "docs" / "results" / "album_campaign.json"
+PAGE = ROOT / "docs" / "best_of_n.md"
 CAPTIONERS = {"MLE": "scenes:blip-mle", "SMILE": "scenes:blip-smile", "SR": "scenes:blip-sr"}
 _BATCH = 16
 _TOKENS = 40
@@ -50,6 +57,7 @@ COLUMNS = {
     "distinct": "distinct texts",
     "held_out": "R@1, held-out",
     "reward": "R@1, reward scorer",
+    "truth": "R@1 in bags of 7, exact checker",
     "varying": "recall of varying facts",
     "leaked": "shared facts left by --drop_shared",
     "hallucination": "hallucination",
@@ -68,10 +76,14 @@ class AlbumOfSeed:
         rows = rows.filter(lambda bag: bag != "", input_columns="bag_id")
         self.images = [image.convert("RGB") for image in rows["image"]]
         self.facts, self.bags = list(rows["facts"]), list(rows["bag_id"])
-        self.features = {name: scorer.image_features(self.images) for name, scorer in scorers.items()}
-        self.cpu_s = 0.0
+        start = time.process_time()
+        self.features = {"reward": scorers["reward"].image_features(self.images)}
+        self.encoding_s = time.process_time() - start
+        self.features["held_out"] = scorers["held_out"].image_features(self.images)
+        self.charged_s = 0.0  # of what several settings share
+        self.facts_of_adapter: dict[str, Any] = {}
         self._models: dict[str, Any] = {}
-        self._pools: dict[str, tuple[list[list[str]], float]] = {}
+        self._pools: dict[str, tuple[list[list[str]], list[float]]] = {}
 
     def model(self, name: str) -> Any:
         """A captioner, loaded once."""
@@ -79,29 +91,44 @@ class AlbumOfSeed:
             self._models[name] = load_captioner(model_path(CAPTIONERS[name]), device="cpu")
         return self._models[name]
 
+    def reward_features(self) -> Any:
+        """The reward scorer's image features; their time counts for every setting that uses them."""
+        self.charged_s += self.encoding_s
+        return self.features["reward"]
+
     def samples(self, name: str, number: int) -> list[list[str]]:
-        """The first samples of each image; their share of the pool's time counts."""
+        """The first samples of each image. A run that draws only these would encode all images, and this time counts."""
         if name not in self._pools:
-            torch.manual_seed(self.seed)
-            start = time.process_time()
-            texts = generate_captions(
-                self.model(name),
-                self.images,
-                batch_size=_BATCH,
-                do_sample=True,
-                num_beams=1,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=0,
-                num_return_sequences=self.most_samples,
-                max_new_tokens=_TOKENS,
-            )
-            each = self.most_samples
-            pool = [texts[at : at + each] for at in range(0, len(texts), each)]
-            self._pools[name] = (pool, time.process_time() - start)
-        pool, seconds = self._pools[name]
-        self.cpu_s += seconds * number / self.most_samples
+            seconds = [self._draw(name, 1)[1]]
+            pool, longest = self._draw(name, self.most_samples)
+            seconds.append(max(longest, seconds[0]))
+            self._pools[name] = (pool, seconds)
+        pool, (one, all_of_them) = self._pools[name]
+        self.charged_s += one + (all_of_them - one) * (number - 1) / max(self.most_samples - 1, 1)
         return [mine[:number] for mine in pool]
+
+    def drawn_s(self) -> float:
+        """CPU time of all pools so far."""
+        return sum(sum(seconds) for _, seconds in self._pools.values())
+
+    def _draw(self, name: str, each: int) -> tuple[list[list[str]], float]:
+        model = self.model(name)
+        torch.manual_seed(self.seed)
+        start = time.process_time()
+        texts = generate_captions(
+            model,
+            self.images,
+            batch_size=_BATCH,
+            do_sample=True,
+            num_beams=1,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            num_return_sequences=each,
+            max_new_tokens=_TOKENS,
+        )
+        seconds = time.process_time() - start
+        return [texts[at : at + each] for at in range(0, len(texts), each)], seconds
 
 
 def beam(album: AlbumOfSeed, captioner: Any) -> list[str]:
@@ -113,15 +140,22 @@ def beam(album: AlbumOfSeed, captioner: Any) -> list[str]:
 def chosen(album: AlbumOfSeed, name: str, number: int, *, exclusive: bool) -> list[str]:
     """Of the first samples, the largest margin of each image, or the assignment of all images."""
     candidates = album.samples(name, number)
+    if number == 1:
+        return [mine[0] for mine in candidates]
     scorer = album.scorers["reward"]
     text = scorer.text_features([caption for mine in candidates for caption in mine])
-    found = distinct_captions(candidates, text, album.features["reward"], exclusive=exclusive)
+    found = distinct_captions(candidates, text, album.reward_features(), exclusive=exclusive)
     return [caption.caption for caption in found.captions]
+
+
+def by_command(album: AlbumOfSeed, name: str) -> list[str]:
+    """What `captionrl album` writes with its default settings."""
+    return list(describe_album(album.images, album.model(name), album.scorers["reward"]).captions)
 
 
 def pragmatic(album: AlbumOfSeed, name: str, rationality: float) -> list[str]:
     """One caption per image by beams with a listener that knows the three most similar images."""
-    near = nearest_neighbours(album.features["reward"], min(3, len(album.images) - 1))[0].tolist()
+    near = nearest_neighbours(album.reward_features(), min(3, len(album.images) - 1))[0].tolist()
     found = []
     for row, others in enumerate(near):
         group = [album.images[i] for i in (row, *others)]
@@ -140,7 +174,10 @@ def adapted(album: AlbumOfSeed, name: str, seconds: float) -> list[str]:
             return used[-1]
 
         scorers = (album.scorers["reward"], album.scorers["held_out"])
-        adapt_to_album(load, *scorers, album.images, folder, seconds=seconds, cache_dir=folder, seed=album.seed)
+        found = adapt_to_album(
+            load, *scorers, album.images, folder, seconds=seconds, cache_dir=folder, seed=album.seed
+        )
+        album.facts_of_adapter = {key: found.facts[key] for key in ("kept", "steps", "before", "after")}
         return beam(album, used[0])
 
 
@@ -154,23 +191,25 @@ def settings_of(names: Sequence[str], samples: Sequence[int], adapt: Sequence[fl
             yield f"{name}, best of {number}", lambda a, n=name, k=number: chosen(a, n, k, exclusive=False)  # type: ignore[misc]
             if number > 1:
                 yield f"{name}, assignment of {number}", lambda a, n=name, k=number: chosen(a, n, k, exclusive=True)  # type: ignore[misc]
+        yield f"{name}, captionrl album", lambda a, n=name: by_command(a, n)  # type: ignore[misc]
         for weight in (1.0, 3.0):
             yield f"{name}, RSA {weight:g}", lambda a, n=name, w=weight: pragmatic(a, n, w)  # type: ignore[misc]
     for seconds in adapt if "MLE" in names else ():
         yield f"MLE, adapted {seconds:g} s", lambda album, s=seconds: adapted(album, "MLE", s)  # type: ignore[misc]
 
 
-def evaluate(album: AlbumOfSeed, captions: Sequence[str]) -> dict[str, float]:
-    """The numbers of the page, without the time."""
-    found: dict[str, float] = {}
+def evaluate(album: AlbumOfSeed, captions: Sequence[str]) -> dict[str, Any]:
+    """The numbers of the page without the time, and what each image contributes to them."""
     texts = [same_text(caption) for caption in captions]
-    found["distinct"] = sum(texts.count(text) == 1 for text in texts) / len(texts)
+    each: dict[str, list[int]] = {"distinct": [int(texts.count(text) == 1) for text in texts]}
     for name, scorer in album.scorers.items():
-        rank = ranks(scorer.text_features(captions), album.features[name])
-        found[name] = float((rank == 1).double().mean())
+        each[name] = (ranks(scorer.text_features(captions), album.features[name]) == 1).int().tolist()
     results = [check(caption, facts) for caption, facts in zip(captions, album.facts, strict=True)]
-    claims = sum(len(r.right) + len(r.wrong) for r in results)
-    found["hallucination"] = sum(len(r.wrong) for r in results) / max(claims, 1)
+    each["truth"] = [int(fits_only(album, row, caption)) for row, caption in enumerate(captions)]
+    found: dict[str, Any] = {name: float(np.mean(values)) for name, values in each.items()}
+    each["wrong"] = [len(r.wrong) for r in results]
+    each["claims"] = [len(r.right) + len(r.wrong) for r in results]
+    found["hallucination"] = sum(each["wrong"]) / max(sum(each["claims"]), 1)
     found["words"] = float(np.mean([len(caption.split()) for caption in captions]))
     shared = shared_facts(album)
     varying = [
@@ -179,7 +218,13 @@ def evaluate(album: AlbumOfSeed, captions: Sequence[str]) -> dict[str, float]:
     ]
     found["varying"] = sum(a for a, _ in varying) / max(sum(b for _, b in varying), 1)
     found["leaked"] = leakage(album, captions, results, shared)
-    return found
+    return found | {"each": each}
+
+
+def fits_only(album: AlbumOfSeed, row: int, caption: str) -> bool:
+    """Whether the claims of a caption are true of its image and of no other of the bag."""
+    bag = [other for other, name in enumerate(album.bags) if name == album.bags[row]]
+    return [other for other in bag if not check(caption, album.facts[other]).wrong] == [row]
 
 
 def shared_facts(album: AlbumOfSeed) -> list[set[str]]:
@@ -223,77 +268,156 @@ def measure(arguments: argparse.Namespace) -> None:
                 if (name, seed, arguments.images) in done:
                     continue
                 album = album or AlbumOfSeed(seed, arguments.images, scorers, max(arguments.samples))
-                before, album.cpu_s = time.process_time(), 0.0
-                pools = sum(seconds for _, seconds in album._pools.values())
+                for one in names:
+                    album.model(one)  # loading is not counted
+                album.charged_s, album.facts_of_adapter = 0.0, {}
+                before, pools = time.process_time(), album.drawn_s()
                 captions = caption(album)
                 # The pool was drawn now for all settings that use it; only the part of this setting counts.
-                drawn = sum(seconds for _, seconds in album._pools.values()) - pools
-                seconds = time.process_time() - before - drawn + album.cpu_s
+                seconds = time.process_time() - before - (album.drawn_s() - pools) + album.charged_s
                 row = {"setting": name, "seed": seed, "images": arguments.images, **evaluate(album, captions)}
-                row["cpu_s"] = seconds / len(album.images)
+                row |= {"cpu_s": seconds / len(album.images), "bags": album.bags, "adapter": album.facts_of_adapter}
                 file.append_bytes((json.dumps(row) + "\n").encode())
                 print(json.dumps(row), flush=True)
 
 
-def aggregated(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, tuple[float, float | None]]]:
-    """Mean and standard error over seeds, by setting and column."""
-    found: dict[str, dict[str, tuple[float, float | None]]] = {}
+COMPARISONS = (
+    # Title, column, the settings, and what is subtracted from them.
+    ("assignment of 16 minus best of 16", "distinct", "{}, assignment of 16", "{}, best of 16"),
+    ("assignment of 16 minus best of 16", "hallucination", "{}, assignment of 16", "{}, best of 16"),
+    ("assignment of 16 minus best of 16", "held_out", "{}, assignment of 16", "{}, best of 16"),
+    ("RSA minus one beam", "held_out", "{}, RSA 1", "{}, one beam"),
+    ("RSA minus one beam", "hallucination", "{}, RSA 1", "{}, one beam"),
+    ("one beam of SR minus best of 64 of MLE", "held_out", "SR, one beam", "MLE, best of 64"),
+    ("one beam of SR minus best of 64 of MLE", "truth", "SR, one beam", "MLE, best of 64"),
+    ("best of 4 of SR minus best of 64 of MLE", "held_out", "SR, best of 4", "MLE, best of 64"),
+    ("adapted for 10 minutes minus best of 64", "held_out", "MLE, adapted 600 s", "MLE, best of 64"),
+    ("adapted for 10 minutes minus best of 64", "truth", "MLE, adapted 600 s", "MLE, best of 64"),
+    ("adapted for 10 minutes minus best of 64", "hallucination", "MLE, adapted 600 s", "MLE, best of 64"),
+    ("adapted for 10 minutes minus one beam", "truth", "MLE, adapted 600 s", "MLE, one beam"),
+)
+
+
+def contributions(row: dict[str, Any], column: str) -> np.ndarray:
+    """Numbers of the images whose mean is the column, linearised where the column is a ratio of sums."""
+    each = {name: np.array(values, dtype=float) for name, values in row["each"].items()}
+    if column != "hallucination":
+        return each[column]
+    share = each["wrong"].sum() / max(each["claims"].sum(), 1)
+    return np.asarray(share + (each["wrong"] - share * each["claims"]) / max(each["claims"].mean(), 1e-9))
+
+
+def compared(rows: Sequence[dict[str, Any]], column: str, more: str, less: str) -> dict[str, Any] | None:
+    """Difference of two settings on the same images; bags of look-alikes are the samples of the interval."""
+    pairs = [
+        ([r for r in rows if (r["setting"], r["seed"]) == (more, seed)], r_less)
+        for r_less in rows
+        if r_less["setting"] == less
+        for seed in (r_less["seed"],)
+    ]
+    found = [(mine[0], other) for mine, other in pairs if mine]
+    if not found:
+        return None
+    values = [np.concatenate([contributions(pair[side], column) for pair in found]) for side in (0, 1)]
+    bags = [f"{one['seed']}/{bag}" for one, _ in found for bag in one["bags"]]
+    test = paired_test(*values, groups=bags)
+    return {"column": column, "more": more, "less": less, **test}
+
+
+def overstated(rows: Sequence[dict[str, Any]], name: str, least: int, most: int) -> dict[str, Any] | None:
+    """How much more R@1 rises from few to many samples by the reward scorer, which chose, than by the held-out scorer."""
+    by_setting = {(row["setting"], row["seed"]): row for row in rows}
+    more, less = f"{name}, best of {most}", f"{name}, best of {least}"
+    seeds = sorted({seed for setting, seed in by_setting if setting == more and (less, seed) in by_setting})
+    if not seeds or least == most:
+        return None
+    rises = [
+        np.concatenate(
+            [
+                contributions(by_setting[more, seed], scorer) - contributions(by_setting[less, seed], scorer)
+                for seed in seeds
+            ]
+        )
+        for scorer in ("reward", "held_out")
+    ]
+    bags = [f"{seed}/{bag}" for seed in seeds for bag in by_setting[more, seed]["bags"]]
+    return {"column": "reward minus held-out", "more": more, "less": less, **paired_test(*rises, groups=bags)}
+
+
+def aggregated(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean and 95 % interval over seeds of every setting and column."""
+    found = []
     for name in dict.fromkeys(row["setting"] for row in rows):
         mine = [row for row in rows if row["setting"] == name]
-        found[name] = {}
+        entry: dict[str, Any] = {"name": name}
         for column in COLUMNS:
-            values = np.array([row[column] for row in mine])
-            error = float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
-            found[name][column] = (float(values.mean()), error)
+            number = seed_interval([row[column] for row in mine])
+            entry[column] = {"mean": number.value, "interval": [number.low, number.high], "values": number.values}
+        adapters = [row["adapter"] for row in mine if row["adapter"]]
+        if adapters:
+            entry["adapters"] = adapters
+        found.append(entry)
     return found
 
 
-def render(output: Path) -> None:
-    """Write page and plot from the rows."""
-    rows = [row for _, row in read_jsonl(output / "rows.jsonl")]
-    found = aggregated(rows)
-    seeds, images = sorted({row["seed"] for row in rows}), sorted({row["images"] for row in rows})
-    lines = ["| | " + " | ".join(COLUMNS.values()) + " |", "|:--|" + "--:|" * len(COLUMNS)]
-    for name, values in found.items():
-        cells = []
-        for column, (mean, error) in values.items():
-            digits = 1 if column == "words" else 2 if column == "cpu_s" else 3
-            cells.append(f"{mean:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}"))
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    note = (
-        f"Albums of {', '.join(f'{n:,}' for n in images)} images, {len(seeds)} seeds; ± is the standard error over seeds. The reward "
-        "scorer chooses and rewards, so its R@1 is higher than that of the held-out scorer where it is exploited."
-    )
-    write_section(output / "page.md", "album-campaign", "\n".join([*lines, "", note]), title="Captioning an album")
-    plot(output / "compute.png", found)
+def result_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is committed: the numbers of every setting, and differences with intervals."""
+    samples = sorted({int(r["setting"].rpartition(" ")[2]) for r in rows if ", best of " in r["setting"]})
+    differences = []
+    for title, column, more, less in COMPARISONS:
+        for name in ("MLE", "SR") if "{}" in more else ("",):
+            found = compared(rows, column, more.format(name), less.format(name))
+            if found:
+                differences.append({"title": f"{name}: {title}" if name else title, **found})
+    for name in ("MLE", "SR") if samples else ():
+        found = overstated(rows, name, samples[0], samples[-1])
+        if found:
+            title = f"{name}: best of {samples[-1]} minus best of {samples[0]}, reward scorer minus held-out scorer"
+            differences.append({"title": title, **found})
+    return {
+        "command": "python scripts/album_campaign.py",
+        "seeds": sorted({row["seed"] for row in rows}),
+        "images": sorted({len(row["bags"]) for row in rows}),
+        "rows": aggregated(rows),
+        "comparisons": differences,
+        "versions": installed_versions(),
+        "hardware": hardware(),
+        "world": world_version(),
+    }
 
 
-def plot(path: Path, found: dict[str, dict[str, tuple[float, float | None]]]) -> None:
-    """Compute against R@1 of the held-out scorer, and against hallucination."""
-    figure, axes = new_figure(10.0, 4.5, columns=2)
-    kinds = list(dict.fromkeys(_kind(name) for name in found))
-    for axis, column in zip(axes, ("held_out", "hallucination"), strict=True):
-        for index, kind in enumerate(kinds):
-            points = sorted((v["cpu_s"][0], *v[column]) for name, v in found.items() if _kind(name) == kind)
-            axis.errorbar(
-                [x for x, _, _ in points],
-                [y for _, y, _ in points],
-                yerr=[error or 0 for _, _, error in points],
-                color=COLOURS[index % len(COLOURS)],
-                marker=MARKERS[index % len(MARKERS)],
-                label=plain_label(kind),
-            )
-        axis.set_xscale("log")
-        axis.set_xlabel("CPU seconds per image")
-        axis.set_ylabel(COLUMNS[column])
-        tidy(axis)
-    axes[0].legend(fontsize=8)
-    save_figure(path, figure)
+def _cell(low: float | None, high: float | None, value: float) -> str:
+    return shown(value) if low is None or high is None else f"{shown(value)} [{shown(low)}, {shown(high)}]"
 
 
-def _kind(name: str) -> str:
-    """Settings that differ in a number are one line of the plot."""
-    return name.rstrip(" s").rstrip("0123456789.").removesuffix(" of ").strip()
+def to_markdown(result: dict[str, Any]) -> str:
+    """The section of the page."""
+    tables = (("held_out", "reward", "truth", "hallucination", "cpu_s"), ("distinct", "varying", "leaked", "words"))
+    lines = []
+    for columns in tables:
+        lines += ["| | " + " | ".join(COLUMNS[c] for c in columns) + " |", "|:--|" + "--:|" * len(columns)]
+        for row in result["rows"]:
+            cells = [_cell(*row[column]["interval"], row[column]["mean"]) for column in columns]
+            lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+        lines.append("")
+    lines += ["| difference | of | value |", "|:--|:--|--:|"]
+    for one in result["comparisons"]:
+        column = COLUMNS.get(one["column"], "R@1")
+        lines.append(f"| {one['title']} | {column} | {_cell(*one['interval'], one['difference'])} |")
+    images = ", ".join(f"{n:,}" for n in result["images"])
+    lines += [
+        "",
+        f"Albums of {images} images, seeds {', '.join(map(str, result['seeds']))}: means and 95 % intervals over seeds; of the differences, "
+        f"95 % bootstrap intervals over bags. Made by `{result['command']}` on {result['hardware']}, one thread.",
+    ]
+    return "\n".join(lines)
+
+
+def render(output: Path, result_file: Path, page: Path) -> None:
+    """Write result and page from the rows."""
+    result = result_of([row for _, row in read_jsonl(output / "rows.jsonl")])
+    write_json(result_file, result)
+    write_section(page, "album-campaign", to_markdown(result), title="Captioning an album")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -304,12 +428,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--adapt", type=float, nargs="*", default=[60.0, 180.0, 600.0], help="seconds")
     parser.add_argument("--only", nargs="+", choices=list(CAPTIONERS))
-    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--output", type=Path, default=ROWS)
     parser.add_argument("--render", action="store_true")
     arguments = parser.parse_args(argv)
     if not arguments.render:
         measure(arguments)
-    render(arguments.output)
+    own = arguments.output == ROWS
+    render(arguments.output, *((RESULT, PAGE) if own else (arguments.output / n for n in ("result.json", "page.md"))))
 
 
 if __name__ == "__main__":
