@@ -116,6 +116,8 @@ def run_name(config: SelfRetrievalConfig) -> str:
         notes.append(f"SR {config.retrieval_weight:g}")
     if config.cider_weight and config.retrieval_weight:
         notes.append(f"CIDEr {config.cider_weight:g}")
+    if config.diversity_weight:
+        notes.append(f"diversity {config.diversity_weight:g}")
     if config.beta:
         notes.append(f"KL {config.beta:g}")
     if config.baseline not in ("running_mean", "batch_mean", "greedy"):
