@@ -26,13 +26,15 @@ def test_every_setting_has_a_row(tiny):
         "MLE, best of 1",
         "MLE, best of 2",
         "MLE, assignment of 2",
+        "MLE, captionrl album",
         "MLE, RSA 1",
         "MLE, RSA 3",
         "MLE, adapted 0.01 s",
     ]
     for row in rows:
         assert all(
-            0 <= row[name] <= 1 for name in ("distinct", "held_out", "reward", "varying", "leaked", "hallucination")
+            0 <= row[name] <= 1
+            for name in ("distinct", "held_out", "reward", "truth", "varying", "leaked", "hallucination")
         )
         assert row["cpu_s"] > 0
         assert row["words"] > 1
@@ -40,6 +42,8 @@ def test_every_setting_has_a_row(tiny):
     # The reward scorer's own opinion of its choice cannot fall with more samples.
     assert by_name["MLE, best of 2"]["reward"] >= by_name["MLE, best of 1"]["reward"]
     assert by_name["MLE, assignment of 2"]["distinct"] >= by_name["MLE, best of 2"]["distinct"]
+    assert by_name["MLE, best of 2"]["cpu_s"] > by_name["MLE, best of 1"]["cpu_s"]
+    assert set(by_name["MLE, adapted 0.01 s"]["adapter"]) == {"kept", "steps", "before", "after"}
 
 
 def test_finished_rows_are_not_measured_again(tiny, monkeypatch):
@@ -52,21 +56,53 @@ def test_finished_rows_are_not_measured_again(tiny, monkeypatch):
     assert (folder / "rows.jsonl").read_text() == before
 
 
-def test_page_and_plot(tiny):
+def test_result_and_page(tiny):
     folder, _ = tiny
     page = (folder / "page.md").read_text()
     assert "| MLE, adapted 0.01 s |" in page
-    assert "Albums of 14 images, 1 seeds" in page
-    assert (folder / "compute.png").stat().st_size > 5000
-    one = {"setting": "a", **dict.fromkeys(campaign.COLUMNS, 0.0)}
-    found = campaign.aggregated([one, {**one, "distinct": 1.0}])
-    assert found["a"]["distinct"] == (0.5, 0.5)
-    assert [campaign._kind(n) for n in ("MLE, best of 16", "MLE, RSA 1", "MLE, adapted 60 s", "SR, one beam")] == [
-        "MLE, best",
-        "MLE, RSA",
-        "MLE, adapted",
-        "SR, one beam",
-    ]
+    assert "Albums of 14 images, seeds 0:" in page
+    result = json.loads((folder / "result.json").read_text())
+    assert [row["name"] for row in result["rows"]][-1] == "MLE, adapted 0.01 s"
+    assert "| MLE: RSA minus one beam | hallucination |" in page
+    one = {"setting": "a", "adapter": {}, **dict.fromkeys(campaign.COLUMNS, 0.0)}
+    (found,) = campaign.aggregated([one, {**one, "distinct": 1.0}])
+    # Student's t with one degree of freedom: 12.706 standard errors, each 0.5.
+    assert found["distinct"]["interval"] == pytest.approx([0.5 - 12.706 / 2, 0.5 + 12.706 / 2], abs=1e-3)
+
+
+def row_of(setting, seed, *, bags, **each):
+    return {"setting": setting, "seed": seed, "bags": bags, "each": each}
+
+
+def test_differences_are_paired_by_image():
+    bags = ["x", "x", "y", "y"]
+    more = [row_of("a", s, bags=bags, held_out=[1, 1, 1, 0], wrong=[1, 0, 0, 0], claims=[4, 4, 1, 1]) for s in (0, 1)]
+    less = [row_of("b", s, bags=bags, held_out=[1, 0, 0, 0], wrong=[2, 1, 0, 0], claims=[4, 4, 1, 1]) for s in (1, 0)]
+    alone = row_of("b", 2, bags=bags, held_out=[1, 1, 1, 1], wrong=[0] * 4, claims=[1] * 4)
+    found = campaign.compared([*more, *less, alone], "held_out", "a", "b")
+    assert (found["difference"], found["num_samples"]) == (0.5, 8)
+    # Every bag gains one of two, so no resample of whole bags differs.
+    assert found["interval"] == pytest.approx((0.5, 0.5))
+    # Ratios of sums: 1/10 minus 3/10.
+    assert campaign.compared([*more, *less], "hallucination", "a", "b")["difference"] == pytest.approx(-0.2)
+    assert campaign.compared(more, "held_out", "a", "c") is None
+
+
+def test_overstatement_is_a_difference_of_rises():
+    few = row_of("MLE, best of 1", 0, bags=["x", "y"], reward=[0, 0], held_out=[0, 0])
+    many = row_of("MLE, best of 4", 0, bags=["x", "y"], reward=[1, 1], held_out=[1, 0])
+    assert campaign.overstated([few, many], "MLE", 1, 4)["difference"] == 0.5
+    assert campaign.overstated([few, many], "SR", 1, 4) is None
+
+
+def test_the_exact_checker_judges_inside_the_bag():
+    scene = dict(campaign.load_scenes(num_train=0, num_validation=0, num_test=8)["test"][0]["facts"])
+    scene["count"] = 1
+    facts = [{**scene, "colour": colour} for colour in ("golden", "red", "golden")]
+    album = SimpleNamespace(bags=["x", "x", "y"], facts=facts)
+    caption = f"a golden {scene['kind']}"
+    assert [campaign.fits_only(album, row, caption) for row in range(3)] == [True, False, True]
+    assert not campaign.fits_only(album, 0, f"a {scene['kind']}"), "true of both images of the bag"
 
 
 def test_numbers_of_hand_made_captions():
