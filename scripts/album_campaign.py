@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl import load_captioner, load_scorer  # noqa: E402
-from hf_captionrl.album.album import describe_album  # noqa: E402
 from hf_captionrl.album.adapt_captioner import adapt_to_album  # noqa: E402
+from hf_captionrl.album.album import describe_album  # noqa: E402
 from hf_captionrl.album.distinct_captions import distinct_captions, same_text  # noqa: E402
 from hf_captionrl.album.phrase_removal import drop_shared  # noqa: E402
 from hf_captionrl.album.pragmatic_decoding import pragmatic_captions  # noqa: E402
@@ -148,9 +148,9 @@ def chosen(album: AlbumOfSeed, name: str, number: int, *, exclusive: bool) -> li
     return [caption.caption for caption in found.captions]
 
 
-def by_command(album: AlbumOfSeed, name: str) -> list[str]:
-    """What `captionrl album` writes with its default settings."""
-    return list(describe_album(album.images, album.model(name), album.scorers["reward"]).captions)
+def by_command(album: AlbumOfSeed, name: str, **settings: Any) -> list[str]:
+    """What `captionrl album` writes, with its default settings or others."""
+    return list(describe_album(album.images, album.model(name), album.scorers["reward"], **settings).captions)
 
 
 def pragmatic(album: AlbumOfSeed, name: str, rationality: float) -> list[str]:
@@ -191,7 +191,15 @@ def settings_of(names: Sequence[str], samples: Sequence[int], adapt: Sequence[fl
             yield f"{name}, best of {number}", lambda a, n=name, k=number: chosen(a, n, k, exclusive=False)  # type: ignore[misc]
             if number > 1:
                 yield f"{name}, assignment of {number}", lambda a, n=name, k=number: chosen(a, n, k, exclusive=True)  # type: ignore[misc]
-        yield f"{name}, captionrl album", lambda a, n=name: by_command(a, n)  # type: ignore[misc]
+        for number in (4, 8, 16):
+            yield (
+                f"{name}, assignment of {number} beams",
+                lambda a, n=name, k=number: by_command(a, n, num_beams=k, num_samples=0),
+            )  # type: ignore[misc]
+        mixed = {"num_beams": 4, "num_samples": 12}
+        yield f"{name}, assignment of 4 beams and 12 samples", lambda a, n=name, m=mixed: by_command(a, n, **m)  # type: ignore[misc]
+        rsa = {"num_beams": 8, "num_samples": 0, "decoding": "rsa"}
+        yield f"{name}, assignment of 8 RSA beams", lambda a, n=name, r=rsa: by_command(a, n, **r)  # type: ignore[misc]
         for weight in (1.0, 3.0):
             yield f"{name}, RSA {weight:g}", lambda a, n=name, w=weight: pragmatic(a, n, w)  # type: ignore[misc]
     for seconds in adapt if "MLE" in names else ():
@@ -281,11 +289,19 @@ def measure(arguments: argparse.Namespace) -> None:
                 print(json.dumps(row), flush=True)
 
 
+_MIXED = "{}, assignment of 4 beams and 12 samples"
 COMPARISONS = (
     # Title, column, the settings, and what is subtracted from them.
     ("assignment of 16 minus best of 16", "distinct", "{}, assignment of 16", "{}, best of 16"),
     ("assignment of 16 minus best of 16", "hallucination", "{}, assignment of 16", "{}, best of 16"),
     ("assignment of 16 minus best of 16", "held_out", "{}, assignment of 16", "{}, best of 16"),
+    ("assignment of 4 beams and 12 samples minus of 4 beams", "held_out", _MIXED, "{}, assignment of 4 beams"),
+    ("assignment of 4 beams and 12 samples minus of 4 beams", "truth", _MIXED, "{}, assignment of 4 beams"),
+    ("assignment of 4 beams and 12 samples minus of 4 beams", "hallucination", _MIXED, "{}, assignment of 4 beams"),
+    ("assignment of 4 beams minus one beam", "distinct", "{}, assignment of 4 beams", "{}, one beam"),
+    ("assignment of 4 beams minus one beam", "held_out", "{}, assignment of 4 beams", "{}, one beam"),
+    ("assignment of 4 beams minus one beam", "truth", "{}, assignment of 4 beams", "{}, one beam"),
+    ("assignment of 4 beams minus one beam", "hallucination", "{}, assignment of 4 beams", "{}, one beam"),
     ("RSA minus one beam", "held_out", "{}, RSA 1", "{}, one beam"),
     ("RSA minus one beam", "hallucination", "{}, RSA 1", "{}, one beam"),
     ("one beam of SR minus best of 64 of MLE", "held_out", "SR, one beam", "MLE, best of 64"),
@@ -347,7 +363,9 @@ def overstated(rows: Sequence[dict[str, Any]], name: str, least: int, most: int)
 def aggregated(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Mean and 95 % interval over seeds of every setting and column."""
     found = []
-    for name in dict.fromkeys(row["setting"] for row in rows):
+    models = list(CAPTIONERS)
+    names = dict.fromkeys(row["setting"] for row in rows)
+    for name in sorted(names, key=lambda name: models.index(name.partition(",")[0])):
         mine = [row for row in rows if row["setting"] == name]
         entry: dict[str, Any] = {"name": name}
         for column in COLUMNS:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_captionrl.reports.curves import CURVES, write_curves
-from hf_captionrl.reports.plot_style import COLOURS, new_figure, plain_label, save_figure, tidy
+from hf_captionrl.reports.plot_style import COLOURS, LINES, MARKERS, new_figure, plain_label, save_figure, tidy
 from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -126,11 +127,62 @@ class CurvePlot:
         return write_curves(path, self.curves(), x="step", panels=self.panels, text={"Numbers": self.numbers()})
 
 
+@dataclass(frozen=True)
+class ComputePlot:
+    """Compute per image against a column, a panel each: settings that differ in a number are one line."""
+
+    file: str
+    result: str
+    panels: tuple[tuple[str, str], ...]
+
+    def lines(self) -> dict[str, list[dict[str, Any]]]:
+        """The settings of each line, by compute."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in json.loads((RESULTS / self.result).read_text(encoding="utf-8"))["rows"]:
+            point = {"cpu_s": row["cpu_s"]["mean"], "name": row["name"]}
+            point |= {key: [row[key]["mean"], *row[key]["interval"]] for key, _ in self.panels}
+            found.setdefault(re.sub(r"( of)? [\d.]+( s)?$", "", row["name"]), []).append(point)
+        return {name: sorted(points, key=lambda point: point["cpu_s"]) for name, points in found.items()}
+
+    def numbers(self) -> str:
+        """The numbers as text, which the picture carries along."""
+        return json.dumps(self.lines())
+
+    def draw(self, path: Path) -> Path:
+        """Draw and write the picture."""
+        figure, axes = new_figure(6.0 * len(self.panels), 5.0, columns=len(self.panels))
+        lines = self.lines()
+        kinds = list(dict.fromkeys(name.partition(", ")[2] for name in lines))
+        models = list(dict.fromkeys(name.partition(", ")[0] for name in lines))
+        for axis, (key, title) in zip(axes, self.panels, strict=True):
+            for name, points in lines.items():
+                model, _, kind = name.partition(", ")
+                low_high = [
+                    [p[key][0] - (p[key][1] or p[key][0]), (p[key][2] or p[key][0]) - p[key][0]] for p in points
+                ]
+                axis.errorbar(
+                    [p["cpu_s"] for p in points],
+                    [p[key][0] for p in points],
+                    yerr=list(zip(*low_high, strict=True)),
+                    color=COLOURS[1 + kinds.index(kind) % (len(COLOURS) - 1)],
+                    marker=MARKERS[models.index(model)],
+                    linestyle=LINES[models.index(model)],
+                    elinewidth=0.8,
+                    label=plain_label(name),
+                )
+            axis.set_xscale("log")
+            axis.set_xlabel("CPU seconds per image")
+            axis.set_title(title, fontsize=10, color="#1d2129")
+            tidy(axis)
+        axes[0].legend(fontsize=7.5, frameon=False)
+        return save_figure(path, figure, text={"Numbers": self.numbers()})
+
+
 _RETRIEVAL = ("rd100_recall_at_1", "R@1 among 100 ↑")
 _HALLUCINATION = ("hallucination", "Hallucination ↓")
 _CIDER = ("cider_d", "CIDEr-D ↑")
 
-PLOTS: tuple[Plot | CurvePlot | TradeoffPlot, ...] = (
+PLOTS: tuple[Plot | CurvePlot | TradeoffPlot | ComputePlot, ...] = (
     Plot(
         "smile.png",
         "smile_blip_seeds.json",
@@ -141,6 +193,14 @@ PLOTS: tuple[Plot | CurvePlot | TradeoffPlot, ...] = (
     CurvePlot("smile_subsets.png", "smile_subset_seeds.json", (("length", "Mean length (words)"), _RETRIEVAL)),
     CurvePlot("self_retrieval_curves.png", "self_retrieval_bags_seeds.json"),
     CurvePlot("reward_hacking_curves.png", "reward_hacking_seeds.json"),
+    CurvePlot("reward_hacking_kinds_curves.png", "reward_hacking_kinds_seeds.json"),
+    CurvePlot("reward_hacking_diversity_curves.png", "reward_hacking_diversity_seeds.json"),
+    CurvePlot("large_bags_curves.png", "large_bags_seeds.json"),
+    ComputePlot(
+        "best_of_n.png",
+        "album_campaign.json",
+        (("held_out", "R@1 in the album, held-out scorer ↑"), ("hallucination", "Hallucination ↓")),
+    ),
     CurvePlot("ndlb_curves.png", "ndlb_matched_seeds.json"),
     TradeoffPlot("sle_tradeoff.png", "sle_frontier_seeds.json"),
     CurvePlot("sle_curves.png", "sle_frontier_seeds.json", tuple(CURVES[i] for i in (0, 3, 4))),

@@ -26,7 +26,11 @@ def test_every_setting_has_a_row(tiny):
         "MLE, best of 1",
         "MLE, best of 2",
         "MLE, assignment of 2",
-        "MLE, captionrl album",
+        "MLE, assignment of 4 beams",
+        "MLE, assignment of 8 beams",
+        "MLE, assignment of 16 beams",
+        "MLE, assignment of 4 beams and 12 samples",
+        "MLE, assignment of 8 RSA beams",
         "MLE, RSA 1",
         "MLE, RSA 3",
         "MLE, adapted 0.01 s",
@@ -64,7 +68,7 @@ def test_result_and_page(tiny):
     result = json.loads((folder / "result.json").read_text())
     assert [row["name"] for row in result["rows"]][-1] == "MLE, adapted 0.01 s"
     assert "| MLE: RSA minus one beam | hallucination |" in page
-    one = {"setting": "a", "adapter": {}, **dict.fromkeys(campaign.COLUMNS, 0.0)}
+    one = {"setting": "MLE, a", "adapter": {}, **dict.fromkeys(campaign.COLUMNS, 0.0)}
     (found,) = campaign.aggregated([one, {**one, "distinct": 1.0}])
     # Student's t with one degree of freedom: 12.706 standard errors, each 0.5.
     assert found["distinct"]["interval"] == pytest.approx([0.5 - 12.706 / 2, 0.5 + 12.706 / 2], abs=1e-3)
