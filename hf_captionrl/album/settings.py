@@ -31,8 +31,8 @@ class CandidateOptions:
 
     heading: ClassVar[str] = "candidates"
 
-    num_beams: int = option(4, parse=positive, metavar="N", help="candidates per image by beam search")
-    num_samples: int = option(12, parse=not_negative, metavar="N", help="candidates per image by sampling")
+    num_beams: int = option(16, parse=positive, metavar="N", help="candidates per image by beam search")
+    num_samples: int = option(0, parse=not_negative, metavar="N", help="candidates per image by sampling")
     temperature: float = option(0.7, metavar="X", help="temperature of sampling")
     max_new_tokens: int = option(40, parse=positive, metavar="N", help="longest caption in tokens")
     seed: int = option(0, metavar="N", help="seed of sampling")
