@@ -9,7 +9,7 @@ import posixpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hf_captionrl.album.kept_files import KeptFiles, file_digest, file_stamps, refuse_changed
+from hf_captionrl.album.kept_files import KeptFiles, file_digest
 from hf_captionrl.album.settings import CandidateOptions
 from hf_captionrl.io import LineFile
 
@@ -131,13 +131,11 @@ class AlbumRun:
             self.facts["adapt"] = self._adapt(models.scorer, self.training_seconds)
             models.adapter = self.adapter.absolute() if self.facts["adapt"]["kept"] else None
         settings = self._settings(models.adapter)
-        images = file_stamps(source.image_ids, source.paths)
         if self.continues:
             check_settings(self.run_file, settings)
-            refuse_changed(json.loads(self.run_file.read_text(encoding="utf-8")).get("images", {}), images)
         elif options.overwrite:
             remove_kept(self.shards, KINDS)
-        write_json(self.run_file, {"settings": settings, "versions": installed_versions(), "images": images})
+        write_json(self.run_file, {"settings": settings, "versions": installed_versions()})
         with Progress(len(source.images)) as progress:
             work = ShardWork(models, self.shards, settings, progress)
             groups = _groups(source, options)

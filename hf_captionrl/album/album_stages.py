@@ -129,11 +129,12 @@ class CandidateStage(_TextStage):
     def __init__(
         self,
         models: AlbumModels,
+        ids: Sequence[str],
         images: Sequence[str],
         made_by: Mapping[str, Any] | None,
         similar: Sequence[Sequence[int]] | None,
     ) -> None:
-        super().__init__(models, images, images, made_by)
+        super().__init__(models, ids, images, made_by)
         self.similar = similar
 
     def captions(self, batch: range) -> list[list[str]]:

@@ -6,12 +6,12 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from hf_captionrl.io import LineFile, write_json
 
-__all__ = ["KeptFiles", "file_digest", "file_stamps", "refuse_changed"]
+__all__ = ["KeptFiles", "file_digest"]
 
 
 class KeptFiles:
@@ -81,26 +81,6 @@ class KeptFiles:
     def name_of(self, path: Path) -> str:
         """A file's name in the record, relative to the first output."""
         return Path(os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))).as_posix()
-
-
-def file_stamps(image_ids: Sequence[str], paths: Sequence[str | None]) -> dict[str, str]:
-    """Size and time of change of each image that is a file, by id."""
-    found = {}
-    for image_id, path in zip(image_ids, paths, strict=True):
-        if path is not None and os.path.isfile(path):
-            facts = os.stat(path)
-            found[image_id] = f"{facts.st_size}-{facts.st_mtime_ns}"
-    return found
-
-
-def refuse_changed(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Refuse images that were replaced since their candidates were generated; new images are allowed."""
-    changed = [image_id for image_id, stamp in now.items() if before.get(image_id, stamp) != stamp]
-    if changed:
-        raise ValueError(
-            f"{len(changed)} images changed since the earlier run, such as {changed[0]!r}, so its candidates are those of other "
-            "images. Use --overwrite to start again, or another --output."
-        )
 
 
 def file_digest(path: Path) -> str:

@@ -37,6 +37,8 @@ BATCHES_PER_SHARD = 4
 class ShardWork:
     """An `AlbumWork` whose results are kept in shards. The result equals that of one process, row by row.
 
+    Rows are named by the image and its content, so that an image that was replaced is read and captioned again.
+
     `progress` is called with the name of a stage and the number of images finished since the last call.
     """
 
@@ -55,29 +57,35 @@ class ShardWork:
         self.engine = EngineOptions(engine=options.engine, processes=number, address=options.address)
         self.per_shard = rows_per_shard(options, BATCHES_PER_SHARD)
         self._texts: list[tuple[KeptRows, dict[int, str]]] = []
+        self._keys: dict[int, str] = {}
 
     def facts(self) -> ImageFacts:
-        scorer, ids = self.models.scorer, self.models.source.image_ids
+        scorer, source = self.models.scorer, self.models.source
+        stamps = source.stamps(stage_progress(self.progress, "checking"))
+        ids = [f"{name} {stamp}" for name, stamp in zip(source.image_ids, stamps, strict=True)]
         kept = KeptRows(self.folder, "images", {"images": self.settings["images"], "scorer": scorer.signature})
 
         def stage(asked: list[int]) -> ReadStage:
-            names = [ids[row] for row in asked]
-            return ReadStage(self.models, names, names, kept.made_by)
+            names, images = [ids[row] for row in asked], [source.image_ids[row] for row in asked]
+            return ReadStage(self.models, names, images, kept.made_by)
 
         kept.complete(ids, stage, self.engine, self.per_shard, stage_progress(self.progress, "reading"))
         facts = _facts(kept, {name: row for row, name in enumerate(ids)})
         cache = FeatureCache.for_scorer(scorer, self.models.options.cache_dir)
         if cache.missing(facts.keys):
             cache.put(facts.keys, facts.features)
+        self._keys = dict(zip(facts.rows, facts.keys, strict=True))
         return facts
 
     def candidates(self, rows: Sequence[int], similar: Sequence[Sequence[int]] | None) -> list[list[str]]:
-        ids = [self.models.source.image_ids[row] for row in rows]
+        images = [self.models.source.image_ids[row] for row in rows]
+        ids = [f"{name} {self._keys[row]}" for name, row in zip(images, rows, strict=True)]
         kept = KeptRows(self.folder, "candidates", self.settings)
 
         def stage(asked: list[int]) -> CandidateStage:
             others = None if similar is None else [similar[at] for at in asked]
-            return CandidateStage(self.models, [ids[at] for at in asked], kept.made_by, others)
+            names, mine = [ids[at] for at in asked], [images[at] for at in asked]
+            return CandidateStage(self.models, names, mine, kept.made_by, others)
 
         kept.complete(ids, stage, self.engine, self.per_shard, stage_progress(self.progress, "captioning"))
         return self._captions(kept, rows, ids)
@@ -85,7 +93,8 @@ class ShardWork:
     def answers(self, rows: Sequence[int], said: Sequence[Sequence[str]]) -> list[list[str]]:
         images = [self.models.source.image_ids[row] for row in rows]
         # An answer is kept for its image and prompt: another prompt is asked again.
-        ids = [f"{name} {json_digest(others)}" for name, others in zip(images, said, strict=True)]
+        keys = [self._keys[row] for row in rows]
+        ids = [f"{name} {json_digest([key, *mine])}" for name, key, mine in zip(images, keys, said, strict=True)]
         kept = KeptRows(self.folder, "answers", self.settings)
 
         def stage(asked: list[int]) -> AnswerStage:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.data import ImageError
 from hf_captionrl.data.image_folders import list_images
 from hf_captionrl.data.image_paths import paths_without_bytes, refuse_outside
+from hf_captionrl.data.source_keys import source_key
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.pipelines import ChosenImages
 
@@ -52,6 +54,26 @@ class AlbumSource:
         rows = range(min(number, len(self.images)))
         kept = (self.image_ids[:number], self.captions[:number], self.paths[:number])
         return AlbumSource(ChosenImages(self.images, rows), *kept, self.root)
+
+    def stamps(self, progress: Callable[[int], Any] | None = None) -> list[str]:
+        """What tells an image from another one of the same name: size and time of change of a file, else the hash of the bytes.
+
+        `progress` gets the number of images whose bytes were read.
+        """
+        return [_stamp(path, self.images, row, progress) for row, path in enumerate(self.paths)]
+
+
+def _stamp(path: str | None, images: Sequence[Any], row: int, progress: Callable[[int], Any] | None) -> str:
+    try:
+        if path is not None:
+            facts = os.stat(path)
+            return f"{facts.st_size}-{facts.st_mtime_ns}"
+        found = source_key(images[row])
+    except (ImageError, OSError):
+        return "unreadable"  # the stage that reads the image says why
+    if progress is not None:
+        progress(1)
+    return found
 
 
 class _Column(Sequence[Any]):

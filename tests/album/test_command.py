@@ -14,7 +14,6 @@ from hf_captionrl.album.album_result import Album, AlbumImage
 from hf_captionrl.album.durations import duration
 from hf_captionrl.album.sources import AlbumSource, load_album_source, read_captions_for
 from hf_captionrl.cli import main
-from hf_captionrl.engine import read_manifest
 from hf_captionrl.io import LineFile
 
 QUICK = [
@@ -206,22 +205,6 @@ def test_files_of_others_are_never_replaced_unasked_and_never_lost(photos, capsy
     (photos / "a.txt").write_text("edited\n")
     assert album(*MODEL, "--output", "o.jsonl", "mine.csv", "--sidecars", "--captions", "given.jsonl") == 2
     assert "'photos/a.txt'" in capsys.readouterr().err
-
-
-def test_candidates_of_a_replaced_image_are_not_used(photos, capsys):
-    assert album(*MODEL, "--output", "o.jsonl") == 0
-    content = (photos / "a.png").read_bytes()
-    (photos / "a.png").write_bytes((photos / "b.png").read_bytes())
-    capsys.readouterr()
-    assert album(*MODEL, "--output", "o.jsonl") == 2
-    assert "1 images changed since the earlier run, such as 'a.png'" in capsys.readouterr().err
-    assert album(*MODEL, "--output", "o.jsonl", "--overwrite") == 0
-    (photos / "new.png").write_bytes(content)
-    assert album(*MODEL, "--output", "o.jsonl") == 0
-    assert "new.png" in {json.loads(line)["image_id"] for line in lines_of("o.jsonl")}
-    # Only the new image has been read, and captioned unless it is a copy.
-    sizes = [read_manifest(path.parent)["rows"] for path in sorted(Path("o.shards").glob("images-*/manifest.json"))]
-    assert sorted(sizes) == [1, 6]
 
 
 def test_diagnosis_needs_no_captioner(photos, capsys):

@@ -81,7 +81,7 @@ def test_size_of_the_shards_does_not_change_the_result(photos, capsys):
         assert len(list(Path("two/o.shards").glob(f"{kind}-*/part-*"))) == -(-number // 2)
     # The unreadable image is listed with the reason.
     assert one["unreadable_images"] == ["broken.png"]
-    reasons = {row["id"]: row["reason"] for row in shard_rows("two/o.shards", "images")}
+    reasons = {row["id"].split()[0]: row["reason"] for row in shard_rows("two/o.shards", "images")}
     assert [name for name, reason in reasons.items() if reason is not None] == ["broken.png"]
     assert "broken.png" in reasons["broken.png"]
 
@@ -219,6 +219,7 @@ def test_features_of_kept_and_of_edited_captions_equal_those_of_the_scorer(photo
     models = AlbumModels(options)
     work = ShardWork(models, Path("shards"), {"images": "photos"})
     rows = [0, 1, 2]
+    work.facts()
     texts = [["a text that no model wrote", *mine, ""] for mine in work.candidates(rows, None)]
     flat = [text or "." for mine in texts for text in mine]
     found = work.text_features(rows, texts)
@@ -244,7 +245,9 @@ def test_answers_are_asked_again_only_for_other_prompts(tmp_path, monkeypatch):
 
     def answers(*said):
         asked.clear()
-        return ShardWork(models, tmp_path, {"images": "x"}).answers([0, 1, 2], [[text] for text in said])
+        work = ShardWork(models, tmp_path, {"images": "x"})
+        work.facts()
+        return work.answers([0, 1, 2], [[text] for text in said])
 
     first = answers("a cat", "a house", "a red dog")
     assert asked == [2, 1]
