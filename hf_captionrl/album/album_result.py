@@ -36,7 +36,7 @@ class AlbumImage:
         confused_with: Rows of the other images that the caption fits at least as well, best first.
         copy_of: Row of the first image that this one is a copy of.
         unreadable: Why the image cannot be read; None if it can.
-        meets_constraints: Whether the caption meets the constraints on length, words and script.
+        meets_constraints: Whether the caption meets the constraints on length, words and language.
         problems: What is wrong with the caption, see [`diagnose`].
     """
 

@@ -52,9 +52,12 @@ def describe(options: AlbumOptions) -> None:
 
 def _check(options: AlbumOptions) -> None:
     """Refuse outputs and settings that cannot work, before anything slow."""
+    from hf_captionrl.album.caption_language import load_language_identifier
     from hf_captionrl.evaluation.image_stage import rows_per_shard
 
     check_candidate_options(options)
+    if options.language not in ("auto", "any"):
+        load_language_identifier(options.language)
     options.check_engine()
     rows_per_shard(options)
     if launched()[1] > 1:

@@ -1,4 +1,4 @@
-"""Constraints on captions: length, words, repetitions, script.
+"""Constraints on captions: length, words, repetitions, language.
 
 Legend: S candidates of all images.
 """
@@ -6,17 +6,16 @@ Legend: S candidates of all images.
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
+from hf_captionrl.album.caption_language import load_language_identifier, script_of
 from hf_captionrl.album.phrase_removal import without_loose_end
 from hf_captionrl.album.settings import ConstraintOptions
 from hf_captionrl.text.degenerate_captions import degenerate
 
-__all__ = ["check_candidates", "meets_constraints", "script_of", "shortened", "with_word"]
+__all__ = ["check_candidates", "meets_constraints", "shortened", "with_word"]
 
 
 def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str]:
@@ -36,13 +35,6 @@ def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str
 
 
 _WITHOUT_SPACES = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
-
-
-def script_of(text: str) -> str | None:
-    """Most frequent script of the letters of a text, such as `LATIN` or `CYRILLIC`; None without letters."""
-    names = (unicodedata.name(letter, "").partition(" ")[0] for letter in text if letter.isalpha())
-    counts = Counter(name for name in names if name)
-    return counts.most_common(1)[0][0] if counts else None
 
 
 def check_candidates(
@@ -68,7 +60,8 @@ def meets_constraints(
 ) -> np.ndarray:
     """Mask of the candidates that meet the constraints of the options, `(S,)`.
 
-    A candidate must also use the script of the existing captions of its image, if there are any; the trigger does not count.
+    With `language="auto"`, a candidate must also have the script and, if py3langid is installed, the language of an existing
+    caption of its image, if there are any. The trigger does not count.
     """
     flat = [text for mine in candidates for text in mine]
     good: np.ndarray = np.ones(len(flat), dtype=bool)
@@ -78,12 +71,38 @@ def meets_constraints(
         good &= with_word(flat, word)
     for word in options.forbid:
         good &= ~with_word(flat, word)
+    if options.language == "any" or (
+        options.language == "auto" and not any(text.strip() for mine in old for text in mine)
+    ):
+        return good
+    own = [[text.removeprefix(trigger or "") for text in mine] for mine in candidates]
+    return good & (
+        _in_scripts(own, old) & _in_languages(own, old)
+        if options.language == "auto"
+        else _in_language(own, options.language)
+    )
+
+
+def _in_scripts(candidates: Sequence[Sequence[str]], old: Sequence[Sequence[str]]) -> np.ndarray:
     wanted = [{script_of(text) for text in mine} - {None} for mine in old]
-    if any(wanted):
-        found = (script_of(text.removeprefix(trigger or "")) for text in flat)
-        scripts = (wanted[row] for row, mine in enumerate(candidates) for _ in mine)
-        good &= np.array([not s or script in s for script, s in zip(found, scripts, strict=True)], dtype=bool)
-    return good
+    pairs = ((text, scripts) for mine, scripts in zip(candidates, wanted, strict=True) for text in mine)
+    return np.array([not scripts or script_of(text) in scripts for text, scripts in pairs], dtype=bool)
+
+
+def _in_languages(candidates: Sequence[Sequence[str]], old: Sequence[Sequence[str]]) -> np.ndarray:
+    flat = [text for mine in candidates for text in mine]
+    identifier = load_language_identifier()
+    if identifier is None:
+        return np.ones(len(flat), dtype=bool)
+    wanted = identifier.languages_of(old)
+    languages = (wanted[row] for row, mine in enumerate(candidates) for _ in mine)
+    return np.array([not identifier.is_foreign(*pair) for pair in zip(flat, languages, strict=True)], dtype=bool)
+
+
+def _in_language(candidates: Sequence[Sequence[str]], language: str) -> np.ndarray:
+    identifier = load_language_identifier(language)
+    assert identifier is not None
+    return np.array([not identifier.is_foreign(text, [language]) for mine in candidates for text in mine], dtype=bool)
 
 
 def with_word(texts: Sequence[str], word: str) -> np.ndarray:

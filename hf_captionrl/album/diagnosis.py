@@ -18,7 +18,7 @@ PROBLEMS = {
     "ambiguous": "the caption fits another image at least as well",
     "unread": "the scorer truncates the caption, so the rank applies only to its beginning",
     "repetitive": "a phrase or word is repeated",
-    "constraint": "the caption does not meet the constraints on length, words and script, because no candidate does",
+    "constraint": "the caption does not meet the constraints on length, words and language, because no candidate does",
 }
 """Problems of captions; a caption may have several."""
 

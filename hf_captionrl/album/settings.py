@@ -60,6 +60,12 @@ class ConstraintOptions:
     )
     require: list[str] = option([], repeated=True, metavar="WORD", help="word that every caption must contain")
     forbid: list[str] = option([], repeated=True, metavar="WORD", help="word that no caption may contain")
+    language: str = option(
+        "auto",
+        metavar="CODE",
+        help="language of the captions: auto (that of the existing captions of an image; without py3langid, their script), any, "
+        "or a code such as en (needs py3langid)",
+    )
 
 
 @dataclass

@@ -81,6 +81,7 @@ def _optional_modules() -> list[Finding]:
         "ray": "--engine ray, for several machines: pip install 'hf-captionrl[ray]'",
         "av": "videos other than GIF, WebP and PNG: pip install 'hf-captionrl[video]'",
         "spacy": "captions shortened to subject and verb: pip install 'hf-captionrl[analysis]'",
+        "py3langid": "captionrl album --language: pip install 'hf-captionrl[language]'",
         "vllm": "fast generation for SelfRetrievalGRPOTrainer and boosting: pip install vllm",
         "deepspeed": "ZeRO-2 and ZeRO-3: pip install deepspeed",
         "gradio": "captionrl demo: pip install 'hf-captionrl[demo]'",

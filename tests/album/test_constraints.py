@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.constraints import check_candidates, script_of, with_word
+from hf_captionrl.album.caption_language import script_of
+from hf_captionrl.album.constraints import check_candidates, with_word
 from hf_captionrl.album.settings import AlbumSettings
 from tests.tolerances import assert_close
 
