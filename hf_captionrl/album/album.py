@@ -66,7 +66,7 @@ def describe_album(
         image_ids: Names of the images; by default their numbers.
         groups: Name of each image's group, inside which shared phrases are searched; by default the album is one group.
             Copies belong to the group of the first copy.
-        diagnose_only: Diagnose the first existing caption of each image instead of choosing one. None: if there is no captioner.
+        diagnose_only: Diagnose every existing caption instead of choosing one per image. None: if there is no captioner.
         settings ([`AlbumSettings`], *optional*): Number of candidates, constraints, choice.
         cache ([`FeatureCache`], *optional*): Image features of an earlier run.
         skip_unreadable: Whether images that cannot be read are listed in the result instead of raising an `ImageError`.
@@ -278,22 +278,20 @@ class AlbumEngine:
         )
 
     def existing_captions(self) -> Album:
-        """Compare the first existing caption of each image, copies included."""
-        rows = [row for row in self.leader_of if any(text.strip() for text in self.existing[row][:1])]
-        rows.sort(key=lambda row: self.leader_of[row])
-        texts = [self.existing[row][0] for row in rows]
-        starts: np.ndarray = np.asarray(
-            np.searchsorted([self.leader_of[row] for row in rows], np.arange(len(self.rows) + 1))
-        )
-        features = EncodedTexts(self.scorer, spoken(texts))
-        found = confusions_of(features, range(len(rows)), self.features, self.neighbours, starts=starts)
+        """Compare every existing caption, also those of copies."""
+        texts = [(row, text) for row in self.leader_of for text in self.existing[row] if text.strip()]
+        texts.sort(key=lambda one: self.leader_of[one[0]])
+        leaders = [self.leader_of[row] for row, _ in texts]
+        starts: np.ndarray = np.asarray(np.searchsorted(leaders, np.arange(len(self.rows) + 1)))
+        features = EncodedTexts(self.scorer, spoken([text for _, text in texts]))
+        found = confusions_of(features, range(len(texts)), self.features, self.neighbours, starts=starts)
         holders: dict[str, set[int]] = {}
-        for row, text in zip(rows, texts, strict=True):
-            holders.setdefault(same_text(text), set()).add(self.leader_of[row])
-        fits = meets_constraints([[text] for text in texts], [[] for _ in texts], self.settings)
-        described = {}
-        for row, text, (confused, margin), good in zip(rows, texts, found, fits.tolist(), strict=True):
-            described[row] = AlbumImage(
+        for leader, (_, text) in zip(leaders, texts, strict=True):
+            holders.setdefault(same_text(text), set()).add(leader)
+        fits = meets_constraints([[text] for _, text in texts], [[] for _ in texts], self.settings)
+        described: dict[int, list[AlbumImage]] = {}
+        for (row, text), (confused, margin), good in zip(texts, found, fits.tolist(), strict=True):
+            made = AlbumImage(
                 image_id=self.ids[row],
                 caption=text,
                 old=text,
@@ -304,8 +302,12 @@ class AlbumEngine:
                 copy_of=self._copy_of(row),
                 meets_constraints=good,
             )
-        made = [described.get(row) or self._unread(row) for row in range(len(self.images))]
-        return self._album(made, None, [])
+            described.setdefault(row, []).append(made)
+        images = []
+        for row in range(len(self.images)):
+            first, *further = described.get(row) or [self._unread(row)]
+            images.append(replace(first, further=tuple(further)))
+        return self._album(images, None, [])
 
     def find_shared(self, album: Album) -> None:
         """Find what the captions of each group share, unless the choice has done so to remove it."""

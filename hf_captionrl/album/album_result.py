@@ -18,7 +18,18 @@ from hf_captionrl.io import atomic_write_text, write_jsonl
 
 __all__ = ["Album", "AlbumImage", "summary_text"]
 
-_COLUMNS = ("image_id", "caption", "old_caption", "rank", "margin", "distinct", "confused_with", "copy_of", "problems")
+_COLUMNS = (
+    "image_id",
+    "number",
+    "caption",
+    "old_caption",
+    "rank",
+    "margin",
+    "distinct",
+    "confused_with",
+    "copy_of",
+    "problems",
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ class AlbumImage:
         unreadable: Why the image cannot be read; None if it can.
         meets_constraints: Whether the caption meets the constraints on length, words and language.
         problems: What is wrong with the caption, see [`diagnose`].
+        further: The other captions of the image in the same form, if existing captions were diagnosed.
     """
 
     image_id: str
@@ -51,6 +63,7 @@ class AlbumImage:
     unreadable: str | None = None
     meets_constraints: bool = True
     problems: tuple[str, ...] = ()
+    further: tuple[AlbumImage, ...] = ()
 
 
 @dataclass
@@ -78,6 +91,10 @@ class Album:
         """The caption of each image; empty where there is none."""
         return [image.caption for image in self.images]
 
+    def entries(self) -> list[tuple[int, AlbumImage]]:
+        """Every caption with the row of its image: the first caption of each image, then its further ones."""
+        return [(row, one) for row, image in enumerate(self.images) for one in (image, *image.further)]
+
     @property
     def copies(self) -> list[tuple[int, ...]]:
         """Groups of rows that show the same image, the first one first."""
@@ -90,25 +107,23 @@ class Album:
     @property
     def confusions(self) -> list[tuple[int, int]]:
         """Pairs (row, other row): the caption of the first image fits the second one at least as well. Copies are left out."""
-        return [
-            (row, other)
-            for row, image in enumerate(self.images)
-            if image.copy_of is None
-            for other in image.confused_with
-        ]
+        pairs = ((row, other) for row, one in self.entries() if one.copy_of is None for other in one.confused_with)
+        return list(dict.fromkeys(pairs))
 
     def summary(self) -> dict[str, Any]:
         """Counts and fractions of the album, and the phrases that its groups share.
 
         Returns:
-            `dict`: Counts of images, and fractions of the different images that have a caption.
+            `dict`: Counts of images and texts, and fractions of the captions of different images. Problems are counted per text.
         """
-        described = [image for image in self.images if image.caption.strip() and image.copy_of is None]
+        entries = [one for _, one in self.entries()]
+        described = [one for one in entries if one.caption.strip() and one.copy_of is None]
         count = max(len(described), 1)
-        problems = Counter(problem for image in self.images for problem in image.problems)
+        problems = Counter(problem for one in entries for problem in one.problems)
         found: dict[str, Any] = {
             "images": len(self.images),
             "captions": sum(bool(image.caption.strip()) for image in self.images),
+            "texts": sum(bool(one.caption.strip()) for one in entries),
             "copies": sum(image.copy_of is not None for image in self.images),
             "unreadable": sum(image.unreadable is not None for image in self.images),
             "compared_with": self.num_compared - 1,
@@ -129,12 +144,14 @@ class Album:
         """The table that the files contain.
 
         Returns:
-            `list[dict]`: One row per image, in the order of the album; other images are named by their ids.
+            `list[dict]`: One row per caption, in the order of the album; `number` counts the captions of an image, other images are
+                named by their ids.
         """
         ids = [image.image_id for image in self.images]
         return [
             {
                 "image_id": image.image_id,
+                "number": number,
                 "caption": image.caption,
                 "old_caption": image.old,
                 "rank": image.rank,
@@ -145,7 +162,8 @@ class Album:
                 "problems": list(image.problems),
                 "unreadable": image.unreadable,
             }
-            for image in self.images
+            for first in self.images
+            for number, image in enumerate((first, *first.further), start=1)
         ]
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
@@ -165,7 +183,7 @@ class Album:
         return atomic_write_text(path, "\ufeff" + buffer.getvalue())
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
-        """Write one JSON object per image.
+        """Write one JSON object per caption.
 
         Args:
             path: The file.
@@ -184,6 +202,11 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
         f"{summary['distinct']:.1%} of the different images have a distinct caption; {summary['rank_1']:.1%} of the captions "
         f"rank their image first among {album.num_compared:,}.",
     ]
+    if summary["texts"] > summary["captions"]:
+        lines[1] = (
+            f"Of {summary['texts']:,} captions, {summary['distinct']:.1%} are distinct, and {summary['rank_1']:.1%} rank their image "
+            f"first among {album.num_compared:,}; copies are left out."
+        )
     if summary["copies"]:
         lines.append(
             f"{summary['copies']:,} images are copies (cosine of at least {album.copy_threshold:.3f}) and share captions."

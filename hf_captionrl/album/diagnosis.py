@@ -24,16 +24,14 @@ PROBLEMS = {
 
 
 def diagnose(album: Album, scorer: Scorer) -> None:
-    """Set `problems` of every image that can be read."""
-    texts = [image.caption for image in album.images]
-    repeated = degenerate(texts)
-    unread = _truncated(scorer, texts)
-    album.images = [
-        image
-        if image.unreadable is not None
-        else replace(image, problems=_problems(image, album.num_compared, is_repetitive, is_unread))
-        for image, is_repetitive, is_unread in zip(album.images, repeated, unread, strict=True)
-    ]
+    """Set `problems` of every caption whose image can be read."""
+    entries = [one for _, one in album.entries()]
+    texts = [one.caption for one in entries]
+    made = iter(
+        one if one.unreadable is not None else replace(one, problems=_problems(one, album.num_compared, *facts))
+        for one, *facts in zip(entries, degenerate(texts), _truncated(scorer, texts), strict=True)
+    )
+    album.images = [replace(next(made), further=tuple(next(made) for _ in image.further)) for image in album.images]
 
 
 def _problems(image: AlbumImage, num_compared: int, is_repetitive: bool, is_unread: bool) -> tuple[str, ...]:

@@ -83,7 +83,9 @@ class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
         None, metavar="DIR", help="folder that image paths of a list or table are relative to"
     )
     max_images: int | None = option(None, parse=positive, metavar="N", help="use only the first N images")
-    page_images: int = option(2000, parse=positive, metavar="N", help="most images of the HTML page")
+    page_images: int = option(
+        2000, parse=positive, metavar="N", help="most images whose pictures the HTML page contains"
+    )
     cache_dir: str | None = cache_dir_option()
     rows_per_shard: int | None = option(
         None, parse=positive, metavar="N", group="engine", help="images per Parquet file (default: 4 batches)"

@@ -21,6 +21,7 @@ __all__ = ["TEMPLATES", "render_report", "write_report"]
 TEMPLATES = Path(__file__).parent / "templates"
 """Folder of the pages of this product."""
 
+_SHOWN = ("image_id", "number", "caption", "old_caption", "rank", "confused_with", "copy_of", "problems", "unreadable")
 _SIDE = 192
 """Longest side of an image of the page, in pixels."""
 
@@ -46,20 +47,28 @@ def render_report(
     max_images: int = 2000,
     progress: Callable[[int], Any] | None = None,
 ) -> str:
-    """Render the page. Of a larger album it shows the images with problems first; the export contains those that are shown."""
-    order = sorted(range(len(album.images)), key=lambda row: (not album.images[row].problems, row))
-    shown = sorted(order[:max_images])
-    rows = album.rows()
-    cards = []
-    for row in shown:
-        picture = _picture(images, row) if album.images[row].unreadable is None else None
-        cards.append({**rows[row], "picture": picture})
+    """Render the page.
+
+    It shows every caption, and the export has all of them. Pictures are embedded for at most `max_images` images, those with problems
+    first.
+    """
+    problems = [any(one.problems for one in (image, *image.further)) for image in album.images]
+    order = sorted(range(len(album.images)), key=lambda row: (not problems[row], row))
+    pictures: dict[int, dict[str, Any]] = {}
+    for row in sorted(order[:max_images]):
+        if album.images[row].unreadable is None and (picture := _picture(images, row)) is not None:
+            pictures[row] = picture
         if progress is not None:
             progress(1)
+    rows = album.rows()
+    cards = [
+        {"row": at, **{name: row[name] for name in _SHOWN}} for (at, _), row in zip(album.entries(), rows, strict=True)
+    ]
     summary = album.summary()
-    texts = json.dumps([[row["image_id"], row["caption"]] for row in rows], ensure_ascii=False)
+    texts = json.dumps([[row["image_id"], row["number"], row["caption"]] for row in rows], ensure_ascii=False)
     data = {
         "cards": cards,
+        "pictures": pictures,
         "problems": PROBLEMS,
         "compared": album.num_compared,
         "fingerprint": hashlib.blake2b(texts.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
@@ -72,7 +81,7 @@ def render_report(
         summary=summary,
         groups=album.shared if any(fact.shared for fact in album.shared) else [],
         problems=PROBLEMS,
-        left_out=len(rows) - len(shown),
+        left_out=max(0, len(album.images) - max_images),
         data=data,
     )
 

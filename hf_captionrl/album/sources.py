@@ -192,7 +192,7 @@ def read_captions_for(source: AlbumSource, path: str | os.PathLike[str]) -> list
     if path.suffix.lower() == ".csv":
         captions = _table(path)
     else:
-        captions = dict(read_caption_file(path).captions)
+        captions = dict(read_caption_file(path, is_repeatable=True).captions)
     known = set(source.image_ids)
     unknown = [name for name in captions if name not in known]
     if len(unknown) == len(captions):

@@ -70,7 +70,7 @@ def _parse(line: bytes, where: str) -> tuple[str, list[str]]:
     return str(image_id), captions
 
 
-def _parse_all(data: bytes, path: Path) -> dict[str, list[str]]:
+def _parse_all(data: bytes, path: Path, *, is_repeatable: bool = False) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     line_of: dict[str, int] = {}
     # Not splitlines: U+2028 in a caption is a line break for Python, but not for JSON.
@@ -78,6 +78,9 @@ def _parse_all(data: bytes, path: Path) -> dict[str, list[str]]:
         if not line.strip():
             continue
         image_id, captions = _parse(line, f"{path}, line {number},")
+        if image_id in found and is_repeatable:
+            found[image_id] += captions
+            continue
         if image_id in found:
             raise ValueError(
                 f"{path}, line {number}: image {image_id!r} is already in line {line_of[image_id]}. Keep one of them."
@@ -92,8 +95,13 @@ def _read_folder(folder: Path) -> dict[str, list[str]]:
     return {row["image_id"]: row["captions"] for row in rows if row["captions"] is not None}
 
 
-def read_caption_file(path: str | os.PathLike[str], *, name: str | None = None) -> CaptionFile:
-    """Read a complete file, or a finished folder of shards. Captions may be empty: an empty caption is a result."""
+def read_caption_file(
+    path: str | os.PathLike[str], *, name: str | None = None, is_repeatable: bool = False
+) -> CaptionFile:
+    """Read a complete file, or a finished folder of shards. Captions may be empty: an empty caption is a result.
+
+    With `is_repeatable`, lines may name the same image, as `captionrl album` writes them; otherwise they are refused.
+    """
     path = Path(path)
     if (path / MANIFEST).is_file():
         captions = _read_folder(path)
@@ -113,7 +121,7 @@ def read_caption_file(path: str | os.PathLike[str], *, name: str | None = None) 
                 f"{path}: the last line ({number}) is incomplete: {torn[:60]!r}. The run that wrote it was killed. Use the same "
                 "`captionrl caption` command again to resume."
             ) from None
-    captions = _parse_all(data, path)
+    captions = _parse_all(data, path, is_repeatable=is_repeatable)
     if not captions:
         raise ValueError(f"{path} holds no captions. {_SHAPE}")
     return CaptionFile(name or path.stem, path, captions)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -9,6 +10,7 @@ from PIL import Image
 from hf_captionrl.album.album_result import Album, AlbumImage
 from hf_captionrl.album.report_page import render_report, write_report
 from hf_captionrl.album.shared_phrases import GroupFacts
+from hf_captionrl.album.sources import AlbumSource, read_captions_for
 from tests.browser import CHROMIUM, Browser
 
 
@@ -34,19 +36,80 @@ def test_report_page_has_cards_shared_phrases_and_an_escaped_title():
     data = data_of(page)
     assert [card["image_id"] for card in data["cards"]] == ["0.png", "1.png", "2.png", "3.png"]
     assert data["cards"][1]["confused_with"] == ["0.png"]
-    assert data["cards"][2]["picture"] is None
-    assert data["cards"][0]["picture"]["width"] == 30
+    assert {row: picture["width"] for row, picture in data["pictures"].items()} == {"0": 30, "1": 31, "3": 33}
     assert "My &lt;album&gt;" in page
     assert "share <b>a pig</b>; what varies: red (2)" in " ".join(page.split())
     assert "default-src 'none'" in page
 
 
-def test_large_albums_show_problems_first():
+def test_pages_of_large_albums_have_all_captions_and_pictures_of_problems_first():
     page = render_report(made(), pictures(), max_images=2)
-    assert [card["image_id"] for card in data_of(page)["cards"]] == ["0.png", "1.png"]
-    assert "leaves out 2 images" in page
-    page = render_report(made(), pictures(), max_images=1)
-    assert [card["image_id"] for card in data_of(page)["cards"]] == ["1.png"]
+    assert list(data_of(page)["pictures"]) == ["0", "1"]
+    assert "no pictures of 2 images" in page
+    data = data_of(render_report(made(), pictures(), max_images=1))
+    assert list(data["pictures"]) == ["1"]
+    assert [card["image_id"] for card in data["cards"]] == ["0.png", "1.png", "2.png", "3.png"]
+    assert "no pictures" not in render_report(made(), pictures(), max_images=4)
+
+
+def test_page_has_a_card_per_caption_and_one_picture_per_image():
+    album = made(3)
+    more = AlbumImage("0.png", "a cow", rank=2, confused_with=(1,), problems=("ambiguous",))
+    album.images[0] = replace(album.images[0], further=(more,))
+    data = data_of(render_report(album, pictures(3), max_images=2))
+    assert [(c["row"], c["image_id"], c["number"], c["caption"]) for c in data["cards"]][:3] == [
+        (0, "0.png", 1, "a pig 0"),
+        (0, "0.png", 2, "a cow"),
+        (1, "1.png", 1, "=a pig"),
+    ]
+    assert list(data["pictures"]) == ["0", "1"], "the second caption has a problem"
+
+
+SAVE = "window.saved = []; URL.createObjectURL = (blob) => { window.saved.push(blob); return '#'; }; URL.revokeObjectURL = () => {};"
+
+
+def exported(page, kind):
+    """What a button of the page would download."""
+    page.evaluate(SAVE)
+    page.evaluate(f"document.querySelector('#{kind}').click()")
+    page.evaluate("window.text = undefined; window.saved[0].text().then((text) => { window.text = text; }); 0")
+    page.wait("window.text !== undefined")
+    return page.evaluate("window.text")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_export_has_all_captions_of_a_large_album(tmp_path):
+    number = 2500
+    images = [AlbumImage(f"{n}.png", f"a pig {n}", rank=1, is_distinct=True) for n in range(number)]
+    images[2400] = replace(images[2400], further=(AlbumImage("2400.png", "a cow"), AlbumImage("2400.png", "=1")))
+    path = write_report(tmp_path / "page.html", Album(images, number, 1.0), pictures(1) * number, max_images=3)
+    with Browser() as page:
+        page.open(path.as_uri())
+        assert page.evaluate("document.querySelector('#count').value") == "2502 of 2502 shown"
+        assert page.evaluate("document.querySelectorAll('article').length") == 60
+        page.evaluate("document.querySelector('#more').click()")
+        assert page.evaluate("document.querySelectorAll('article').length") == 120
+        # Edit the second caption of an image that has no picture.
+        page.evaluate(
+            "(() => { const s = document.querySelector('#search'); s.value = 'a cow';"
+            " s.dispatchEvent(new Event('input')); document.querySelector('article').focus();"
+            " document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'e', bubbles: true}));"
+            " const box = document.querySelector('textarea'); box.value = 'a calf';"
+            " box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'})); })()"
+        )
+        found = [json.loads(line) for line in exported(page, "jsonl").splitlines()]
+        (tmp_path / "o.csv").write_bytes(exported(page, "csv").encode("utf-8"))
+        assert page.problems() == []
+    expected = [(f"{n}.png", f"a pig {n}") for n in range(number)]
+    expected[2401:2401] = [("2400.png", "a calf"), ("2400.png", "=1")]
+    assert [(row["image_id"], row["caption"]) for row in found] == expected
+    # The command reads both files.
+    (tmp_path / "o.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    source = AlbumSource([image.image_id for image in images], [image.image_id for image in images])
+    for name in ("o.csv", "o.jsonl"):
+        texts = read_captions_for(source, tmp_path / name)
+        assert texts[2400] == ["a pig 2400", "a calf", "=1"]
+        assert sum(map(len, texts)) == 2502
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -78,14 +141,7 @@ def test_editing_with_keys(tmp_path):
         assert page.evaluate(count) == "1 of 4 shown, 1 edited"
         assert "duplicate" in page.evaluate("document.querySelector('article').innerText")
         # What an export contains.
-        page.evaluate(
-            "window.saved = []; URL.createObjectURL = (blob) => { window.saved.push(blob); return '#'; };"
-            " URL.revokeObjectURL = () => {};"
-        )
-        page.evaluate("document.querySelector('#jsonl').click()")
-        page.evaluate("window.saved[0].text().then((text) => { window.text = text; })")
-        page.wait("window.text !== undefined")
-        rows = [json.loads(line) for line in page.evaluate("window.text").splitlines()]
+        rows = [json.loads(line) for line in exported(page, "jsonl").splitlines()]
         assert rows[1] == {"image_id": "1.png", "caption": "a pig 0"}
         assert page.problems() == []
         # Edits are there after a reload.

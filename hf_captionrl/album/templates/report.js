@@ -21,7 +21,8 @@
     return made;
   }
 
-  const textOf = (card) => edits.get(card.image_id) ?? card.caption;
+  data.cards.forEach((card, key) => (card.key = key)); // an image may have several captions
+  const textOf = (card) => edits.get(card.key) ?? card.caption;
   const sameText = (text) => text.toLowerCase().split(/\s+/).join(" ").trim().replace(/[ .]+$/, "");
 
   function holders() {
@@ -37,7 +38,7 @@
 
   function problemsOf(card, owners) {
     const text = textOf(card);
-    if (!edits.has(card.image_id)) return card.problems;
+    if (!edits.has(card.key)) return card.problems;
     if (!text.trim()) return ["missing"];
     return owners.get(sameText(text)).size > 1 ? ["duplicate"] : []; // the scorer has not read an edited text
   }
@@ -52,21 +53,22 @@
     if (kind === "any") return problems.length > 0 || card.unreadable !== null;
     if (kind === "copy") return card.copy_of !== null;
     if (kind === "changed") return card.old_caption !== null && card.old_caption !== textOf(card);
-    if (kind === "edited") return edits.has(card.image_id);
+    if (kind === "edited") return edits.has(card.key);
     return problems.includes(kind);
   }
 
   function cardElement(card, owners) {
     const made = element("article");
     made.tabIndex = 0;
-    made.dataset.id = card.image_id;
-    if (card.picture) {
+    made.dataset.key = card.key;
+    const embedded = data.pictures[card.row];
+    if (embedded) {
       const picture = element("img");
-      picture.src = card.picture.source;
-      picture.width = card.picture.width;
-      picture.height = card.picture.height;
+      picture.src = embedded.source;
+      picture.width = embedded.width;
+      picture.height = embedded.height;
       picture.alt = "";
-      if (card.picture.pixelated) picture.className = "pixelated";
+      if (embedded.pixelated) picture.className = "pixelated";
       made.append(picture);
     }
     made.append(element("p", card.image_id, "id"));
@@ -81,7 +83,7 @@
     }
     const facts = element("p", undefined, "rank");
     if (card.unreadable) facts.append(element("span", `unreadable: ${card.unreadable}`, "wrong"));
-    else if (edits.has(card.image_id)) facts.append("edited; the rank is not known ");
+    else if (edits.has(card.key)) facts.append("edited; the rank is not known ");
     else if (card.rank !== null) facts.append(element("span", `rank ${card.rank} of ${data.compared} `, card.rank === 1 ? "first" : "wrong"));
     for (const problem of problemsOf(card, owners)) {
       const name = element("span", `${problem} `, "wrong");
@@ -89,7 +91,7 @@
       facts.append(name);
     }
     if (card.copy_of !== null) facts.append(`copy of ${card.copy_of} `);
-    else if (card.confused_with.length && !edits.has(card.image_id)) facts.append(`also fits ${card.confused_with.join(", ")}`);
+    else if (card.confused_with.length && !edits.has(card.key)) facts.append(`also fits ${card.confused_with.join(", ")}`);
     made.append(facts);
     return made;
   }
@@ -106,8 +108,8 @@
     return document.activeElement?.closest("article");
   }
 
-  function focusOn(id) {
-    for (const made of $("cards").children) if (made.dataset.id === id) made.focus();
+  function focusOn(key) {
+    for (const made of $("cards").children) if (Number(made.dataset.key) === key) made.focus();
   }
 
   function move(by) {
@@ -131,7 +133,7 @@
   }
 
   function edit(made) {
-    const card = data.cards.find((one) => one.image_id === made.dataset.id);
+    const card = data.cards[Number(made.dataset.key)];
     const box = element("textarea");
     box.value = textOf(card);
     box.setAttribute("aria-label", `Caption of ${card.image_id}`);
@@ -143,12 +145,12 @@
         event.preventDefault();
         if (event.key === "Enter") {
           const text = box.value.split(/\s+/).join(" ").trim();
-          if (text === card.caption) edits.delete(card.image_id);
-          else edits.set(card.image_id, text);
+          if (text === card.caption) edits.delete(card.key);
+          else edits.set(card.key, text);
           save();
         }
         show();
-        focusOn(card.image_id);
+        focusOn(card.key);
       }
     });
   }
