@@ -18,6 +18,7 @@ import datasets
 import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from hf_captionrl.album.image_facts import read_images
 from hf_captionrl.captioners.captioner import Captioner
@@ -28,12 +29,14 @@ from hf_captionrl.retrieval.ranking import ranks
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
 from hf_captionrl.trainers.caption_generation import generate_captions
+from hf_captionrl.trainers.checkpoints import has_checkpoint
 
 __all__ = ["MOST_MEASURED", "Adapted", "adapt_to_album"]
 
 MOST_MEASURED = 500
 """Largest number of images whose captions are used for the decision."""
 _BAG = 5
+_SAVE_SECONDS = 60  # between checkpoints
 _MAX_DEGENERATE = 0.1
 _NEIGHBOURS = 20
 
@@ -46,23 +49,51 @@ class Adapted:
     facts: dict[str, Any]  # whether it was kept and why, steps, R@1 before and after by both scorers, and a sentence
 
 
-class _StopAfter(TrainerCallback):
-    """Stops training when the time is over."""
+class _Clock(TrainerCallback, ExportableState):
+    """Ends the training when its time is over, saves checkpoints, and shows a bar; a resumed training has the time that is left."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.start = 0.0
+        self.seconds, self.interval = seconds, min(_SAVE_SECONDS, seconds / 5)
+        self.used = 0.0
+        self._images = 0
+        self._before = self._start = self._saved = 0.0
+        self._bar: Any = None
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"used": self.used}}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.start = time.monotonic()
+        from tqdm import tqdm
+
+        kept: Any = state.stateful_callbacks.get(type(self).__name__, {}) if state.global_step else {}
+        self._before = self.used = float(kept.get("attributes", {}).get("used", 0.0))
+        self._start = self._saved = time.monotonic()
+        shape = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s{postfix}"
+        self._bar = tqdm(total=self.seconds, desc="adapting", bar_format=shape, disable=None)
+        self._show(0.0, state)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if time.monotonic() - self.start >= self.seconds:
-            control.should_training_stop = True
+        now = time.monotonic()
+        self.used = self._before + now - self._start
+        self._images += args.train_batch_size
+        self._show(self._images / max(now - self._start, 1e-9), state)
+        control.should_training_stop |= self.used >= self.seconds
+        # Also at the end: the command may be killed while the captions are measured.
+        if control.should_training_stop or now - self._saved >= self.interval:
+            control.should_save, self._saved = True, now
+
+    def _show(self, rate: float, state: TrainerState) -> None:
+        self._bar.set_postfix_str(f"{state.global_step} steps, {rate:.1f} images/s", refresh=False)
+        self._bar.update(min(self.used, self.seconds) - self._bar.n)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._bar.close()
 
 
 def adapt_to_album(
@@ -78,6 +109,7 @@ def adapt_to_album(
     batch_size: int = 20,
     seed: int = 0,
     max_steps: int = 1_000_000,
+    resume: bool = False,
 ) -> Adapted:
     """Train a LoRA on the images of the album for a given time; this needs no captions.
 
@@ -85,7 +117,8 @@ def adapt_to_album(
     The guard stops the training if captions degenerate. The adapter is used if the guard did not stop the training and, with one
     caption per image from beam search, the held-out scorer ranks more images first than before. It is saved in either case.
 
-    `held_out` decides and should not be the scorer; `load` is called again if the adapter is not kept.
+    `held_out` decides and should not be the scorer; `load` is called again if the adapter is not kept. With `resume`, a training that was
+    killed goes on from its last checkpoint in `folder` with the time that is left.
     """
     caches = [FeatureCache.for_scorer(one, cache_dir) for one in (scorer, held_out)]
     facts = read_images(images, scorer, cache=caches[0], skip_unreadable=True)
@@ -107,11 +140,11 @@ def adapt_to_album(
         captioner, scorer, held_out, chosen, list(said.values()), features, Path(folder), learning_rate, batch_size
     )
     trainer.args.seed, trainer.args.max_steps = seed, max_steps
-    trainer.add_callback(_StopAfter(seconds))
+    trainer.add_callback(_Clock(seconds))
     with contextlib.redirect_stdout(
         sys.stderr
     ):  # the numbers that the Trainer prints are not the result of the command
-        trainer.train()
+        trainer.train(resume_from_checkpoint=resume and has_checkpoint(folder))
     after = _measure(_captions(captioner, chosen), scorers)
     captioner.save_pretrained(Path(folder))
     reason = _reason_against(trainer, before, after)
@@ -155,7 +188,8 @@ def _trainer(
         bag_schedule=str(_BAG) if uses_bags else None,
         max_completion_length=min(40, *(one.max_text_tokens - 2 for one in (scorer, held_out))),
         guard="stop",
-        save_strategy="no",
+        save_strategy="no",  # the clock saves
+        save_total_limit=1,
         eval_strategy="no",
         logging_strategy="no",
         report_to="none",

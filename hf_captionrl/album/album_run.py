@@ -6,12 +6,15 @@ import dataclasses
 import json
 import os
 import posixpath
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hf_captionrl.album.kept_files import KeptFiles, file_digest
 from hf_captionrl.album.settings import CandidateOptions
-from hf_captionrl.io import LineFile
+from hf_captionrl.engine import refuse_other_settings
+from hf_captionrl.io import LineFile, to_plain
 
 if TYPE_CHECKING:
     from hf_captionrl.album.album_result import Album
@@ -153,12 +156,14 @@ class AlbumRun:
         options = self.options
         facts = self.earlier_adapter()
         if facts is not None:
-            if facts.get("asked") != self._asked():
-                raise ValueError(
-                    f"{self.adapter} has an adapter of another command ({facts.get('asked')}). Use --overwrite to train again, or "
-                    "another --output."
-                )
+            self._refuse_other_adapter(facts.get("asked"))
             return facts
+        record = self.adapter / "asked.json"
+        if options.overwrite:
+            self._remove_checkpoints()
+        elif record.is_file():
+            self._refuse_other_adapter(json.loads(record.read_text(encoding="utf-8")))
+        write_json(record, self._asked())
         found = adapt_to_album(
             lambda: load_model(options),
             scorer,
@@ -168,9 +173,11 @@ class AlbumRun:
             seconds=seconds,
             cache_dir=options.cache_dir,
             seed=options.seed,
+            resume=True,
         )
         facts = {**found.facts, "asked": self._asked()}
         write_json(self.adapter / "decision.json", facts)
+        self._remove_checkpoints()
         # Every process loads the weights from the file: same data type, same captions.
         return facts
 
@@ -182,8 +189,17 @@ class AlbumRun:
         return json.loads(decision.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
     def _asked(self) -> dict[str, Any]:
-        names = ("images", "model", "revision", "dtype", "scorer", "held_out_scorer", "seed")
+        """Settings that an adapter depends on."""
+        names = "images split image_root max_images model revision prompt dtype scorer held_out_scorer seed".split()
         return {"seconds": self.training_seconds, **{name: getattr(self.options, name) for name in names}}
+
+    def _refuse_other_adapter(self, asked: Mapping[str, Any] | None) -> None:
+        remedy = f"{self.adapter} has an adapter of that command. Use --overwrite to train again, or another --output."
+        refuse_other_settings(asked or {}, to_plain(self._asked()), remedy)
+
+    def _remove_checkpoints(self) -> None:
+        for checkpoint in self.adapter.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
 
     def write(self, album: Album) -> list[str]:
         """Write the outputs, each atomically."""
