@@ -108,7 +108,7 @@ class AlbumRun:
                 captions[row] = [before] if before else []
         self.source.captions = captions
 
-    def _settings(self, adapter: Path | None) -> dict[str, Any]:
+    def candidate_settings(self, adapter: Path | None) -> dict[str, Any]:
         """Settings that affect the candidates. Other settings may change without a new generation. The shards compare weights."""
         options = self.options
         names = [field.name for field in dataclasses.fields(CandidateOptions) if field.name != "contrastive"]
@@ -133,7 +133,7 @@ class AlbumRun:
         if self.training_seconds is not None:
             self.facts["adapt"] = self._adapt(models.scorer, self.training_seconds)
             models.adapter = self.adapter.absolute() if self.facts["adapt"]["kept"] else None
-        settings = self._settings(models.adapter)
+        settings = self.candidate_settings(models.adapter)
         if self.continues:
             check_settings(self.run_file, settings)
         elif options.overwrite:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
 
 from hf_captionrl.album.durations import duration
 from hf_captionrl.album.options import AlbumOptions
 from hf_captionrl.album.settings import check_candidate_options
 from hf_captionrl.engine import launched
-
-if TYPE_CHECKING:
-    from hf_captionrl.album.sources import AlbumSource
 
 __all__ = ["describe"]
 
@@ -39,7 +35,10 @@ def describe(options: AlbumOptions) -> None:
             "diagnose those of a file."
         )
     if options.dry_run:
-        _dry_run(options, source, seconds)
+        from hf_captionrl.album.dry_run import dry_run, dry_run_text
+
+        facts = dry_run(AlbumRun(options, source, seconds))
+        print(json.dumps(facts) if options.json else dry_run_text(facts))
         return
     with AlbumRun(options, source, seconds) as run:
         start = time.monotonic()
@@ -80,35 +79,3 @@ def _check(options: AlbumOptions) -> None:
             raise ValueError(
                 f"--{needs[0]} changes captions, but without --model they are only diagnosed. Use --model."
             )
-
-
-def _dry_run(options: AlbumOptions, source: AlbumSource, training_seconds: float | None) -> None:
-    """Caption the first batch, and print an estimate for the whole album."""
-    from hf_captionrl.album.album import describe_album
-    from hf_captionrl.album.album_run import AlbumRun
-    from hf_captionrl.album.loading import AlbumModels
-
-    run = AlbumRun(options, source, training_seconds)
-    run.check_targets()
-    models = AlbumModels(options, source)
-    # The adapter does not change how long captioning takes.
-    captioner, scorer = (None if options.model is None else models.captioner), models.scorer
-    number = min(options.batch_size, len(source.images))
-    part = source.first(number)
-    start = time.monotonic()
-    captions = None if not any(part.captions) else part.captions
-    if captioner is not None or captions is not None:
-        describe_album(part.images, captioner, scorer, captions=captions, skip_unreadable=True, settings=options)
-    per_image = (time.monotonic() - start) / number
-    processes = options.processes or 1
-    seconds = per_image * len(source.images) / processes
-    if training_seconds is not None and run.earlier_adapter() is None:
-        from hf_captionrl.album.adapt_captioner import MOST_MEASURED
-
-        # Captions before and after the training decide about the adapter.
-        seconds += training_seconds + 2 * per_image * min(MOST_MEASURED, len(source.images))
-    outputs = [str(path) for path in options.output] + (["a text file per image"] if options.sidecars else [])
-    facts = {"images": len(source.images), "outputs": outputs, "processes": processes, "seconds": round(seconds, 1)}
-    text = f"Would write {', '.join(outputs)} for {len(source.images):,} images in about {seconds:,.0f} s"
-    text += f" with {processes} processes. Nothing was written." if processes > 1 else ". Nothing was written."
-    print(json.dumps(facts | {"dry_run": True}) if options.json else text)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_captionrl.engine import MANIFEST, EngineOptions, ShardFolder, Stage, read_manifest, read_tables, run_stage
 from hf_captionrl.io import json_digest, to_plain
@@ -20,7 +20,7 @@ from hf_captionrl.io import json_digest, to_plain
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["KeptRows", "remove_kept"]
+__all__ = ["KeptRow", "KeptRows", "kept_rows", "remove_kept"]
 
 _TABLES = 4
 """Largest number of shards in memory. The shards of added images may alternate with others."""
@@ -91,6 +91,33 @@ class KeptRows:
                 self._read.popitem(last=False)
         self._read.move_to_end(file)
         return self._read[file], row
+
+
+class KeptRow(NamedTuple):
+    """A row of a finished shard."""
+
+    value: Any
+    written: int  # when its shard was written, in nanoseconds
+    ended: int | None  # when the last shard of its folder was written; None if some are missing
+
+
+def kept_rows(folder: Path, kind: str, settings: Mapping[str, Any], column: str) -> dict[str, KeptRow]:
+    """A column of the rows of all finished shards, also those of unfinished folders, by id."""
+    import pyarrow.parquet
+
+    found: dict[str, KeptRow] = {}
+    wanted = to_plain(dict(settings))
+    for path in sorted(folder.glob(f"{kind}-*/{MANIFEST}")):
+        manifest = read_manifest(path.parent)
+        if not wanted.items() <= manifest["settings"].items():
+            continue
+        ended = path.stat().st_mtime_ns if "shards" in manifest else None
+        for shard in sorted(path.parent.glob("part-*.parquet")):
+            table = pyarrow.parquet.read_table(shard, columns=list(dict.fromkeys(["id", column])))
+            written = shard.stat().st_mtime_ns
+            values = zip(table["id"].to_pylist(), table[column].to_pylist(), strict=True)
+            found |= {name: KeptRow(value, written, ended) for name, value in values}
+    return found
 
 
 def remove_kept(folder: Path, kinds: Sequence[str]) -> None:

@@ -216,31 +216,6 @@ def test_diagnosis_needs_no_captioner(photos, capsys):
     assert "missing" in capsys.readouterr().out
 
 
-def test_dry_run_writes_nothing(photos, capsys):
-    before = sorted(map(str, photos.parent.glob("**/*")))
-    assert album(*MODEL, "--output", "o.csv", "--dry_run", "--json") == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["images"] == 6
-    assert facts["seconds"] > 0
-    # Training counts, and captioning does not become free by it.
-    assert (
-        album(
-            *MODEL,
-            "--output",
-            "o.csv",
-            "--dry_run",
-            "--json",
-            "--adapt",
-            "1h",
-            "--held_out_scorer",
-            "scenes:clip-reward",
-        )
-        == 0
-    )
-    assert json.loads(capsys.readouterr().out)["seconds"] > 3600 + 0.1
-    assert sorted(map(str, photos.parent.glob("**/*"))) == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
