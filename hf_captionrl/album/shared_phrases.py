@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hf_captionrl.album.caption_words import DETERMINERS, caption_words, is_content
 
@@ -45,10 +46,13 @@ def _phrases(words: Sequence[str], frequent: Collection[str]) -> set[tuple[str, 
     return found
 
 
-def shared_phrases(captions: Sequence[str], *, min_share: float = 0.9) -> tuple[str, ...]:
-    """Longest phrases of content words that at least a share of the captions contain.
+def shared_phrases(
+    captions: Sequence[str], *, min_share: float = 0.9, noun_chunks: Sequence[Collection[str]] | None = None
+) -> tuple[str, ...]:
+    """Longest phrases that at least a share of the captions contain: phrases of content words, and noun chunks.
 
-    Captions are compared in lower case. Fewer than three captions share nothing.
+    Captions are compared in lower case. Fewer than three captions share nothing. `noun_chunks` are those of each caption; unlike
+    other phrases they may contain commas and end with words such as "up".
     """
     if not 0 < min_share <= 1:
         raise ValueError(f"min_share is {min_share}. Use a share in (0, 1].")
@@ -58,14 +62,29 @@ def shared_phrases(captions: Sequence[str], *, min_share: float = 0.9) -> tuple[
     # A shared phrase has shared words. All phrases of 100,000 captions would take gigabytes.
     words = Counter(word for text in captions for word in set(_words(text)))
     frequent = {word for word, count in words.items() if count >= needed}
-    counts = Counter(phrase for text in captions for phrase in _phrases(_words(text), frequent))
+    chunks = [()] * len(captions) if noun_chunks is None else noun_chunks
+    counts = Counter(
+        phrase
+        for text, mine in zip(captions, chunks, strict=True)
+        for phrase in _phrases(_words(text), frequent) | _chunk_phrases(mine)
+    )
     found = sorted((p for p, count in counts.items() if count >= needed), key=lambda p: (-len(p), p))
     longest: list[tuple[str, ...]] = []
     for phrase in found:
         # With a determiner and without one, a phrase is the same.
         if not any(_contains(other, phrase) for other in longest):
             longest.append(phrase)
-    return tuple(" ".join(phrase) for phrase in longest)
+    return tuple(" ".join(phrase).replace(" ,", ",") for phrase in longest)
+
+
+def _chunk_phrases(chunks: Collection[str]) -> set[tuple[str, ...]]:
+    """Noun chunks with and without their determiner; pronouns and others without content words are left out."""
+    found = set()
+    for words in map(_words, chunks):
+        if any(map(is_content, words)):
+            found.add(tuple(words))
+            found.add(tuple(words[words[0] in DETERMINERS :]))
+    return found
 
 
 def _contains(words: Sequence[str], phrase: Sequence[str]) -> bool:
@@ -77,7 +96,7 @@ def group_facts(
 ) -> list[GroupFacts]:
     """Shared and varying phrases of each group, in the order of the groups' first captions.
 
-    `noun_chunks=None` uses spaCy's noun phrases if spaCy is installed and no group has more than 5,000 captions.
+    `noun_chunks=None` uses spaCy's noun chunks if spaCy is installed and no group has more than 5,000 captions.
     """
     members: dict[str, list[str]] = {}
     for caption, group in zip(captions, groups, strict=True):
@@ -85,37 +104,44 @@ def group_facts(
     parser = _load_parser(noun_chunks, max(map(len, members.values()), default=0))
     found = []
     for group, mine in members.items():
-        shared = shared_phrases(mine, min_share=min_share)
-        known = {word for phrase in shared for word in phrase.split()}
+        chunks = None if parser is None else _noun_chunks(mine, parser)
+        texts = None if chunks is None else [[text for text, _ in one] for one in chunks]
+        shared = shared_phrases(mine, min_share=min_share, noun_chunks=texts)
+        known = {word for phrase in shared for word in _words(phrase)}
         counts: Counter[str] = Counter()
-        for facts in _facts(mine, parser):
+        for facts in _facts(mine, chunks):
             counts.update({fact for fact in facts if not set(fact.split()) <= known})
         varying = sorted(((f, n) for f, n in counts.items() if n < len(mine)), key=lambda item: (-item[1], item[0]))
         found.append(GroupFacts(group, len(mine), shared, tuple(varying[:_SHOWN])))
     return found
 
 
-def _load_parser(noun_chunks: bool | None, most: int) -> object | None:
+def _load_parser(noun_chunks: bool | None, most: int) -> Any | None:
     if noun_chunks is False or (noun_chunks is None and most > 5000):
         return None
     from hf_captionrl.text.spacy_models import load_spacy
 
     try:
-        return load_spacy(exclude=["ner"])  # type: ignore[no-any-return]
+        return load_spacy(exclude=["ner"])
     except ModuleNotFoundError:
         if noun_chunks:
             raise
         return None
 
 
-def _facts(captions: Sequence[str], parser: object | None) -> list[set[str]]:
+def _noun_chunks(captions: Sequence[str], parser: Any) -> list[list[tuple[str, str]]]:
+    """Text of each noun chunk of each caption, and its words without determiners and pronouns."""
+    return [
+        [
+            (chunk.text, " ".join(token.text for token in chunk if token.pos_ not in ("DET", "PRON")))
+            for chunk in document.noun_chunks
+        ]
+        for document in parser.pipe([text.casefold() for text in captions])
+    ]
+
+
+def _facts(captions: Sequence[str], chunks: Sequence[Sequence[tuple[str, str]]] | None) -> list[set[str]]:
     """Content words of each caption, or its noun phrases without determiners."""
-    if parser is None:
+    if chunks is None:
         return [{word for word in _words(text) if is_content(word)} for text in captions]
-    found = []
-    for document in parser.pipe([text.casefold() for text in captions]):  # type: ignore[attr-defined]
-        chunks = (
-            [token.text for token in chunk if token.pos_ not in ("DET", "PRON")] for chunk in document.noun_chunks
-        )
-        found.append({" ".join(words) for words in chunks if words})
-    return found
+    return [{words for _, words in mine if words} for mine in chunks]

@@ -1,11 +1,13 @@
 """What captions share and what varies."""
 
 import random
+import re
 import tracemalloc
 from types import SimpleNamespace
 
 import pytest
 
+from hf_captionrl.album.phrase_removal import drop_shared
 from hf_captionrl.album.shared_phrases import group_facts, shared_phrases
 from hf_captionrl.text import spacy_models
 
@@ -65,19 +67,84 @@ def test_facts_of_groups(noun_chunks):
     assert all(fact != "dog" for fact, _ in first.varying)
 
 
-def test_noun_phrases_are_facts_with_a_parser(monkeypatch):
-    """The parser's noun phrases, without determiners; a stand-in for spaCy, which only some machines have."""
+class Chunk(list):
+    """spaCy's span: tokens and their text; those of `a`, `the` and `it` are no nouns."""
 
-    def token(text, kind):
-        return SimpleNamespace(text=text, pos_=kind)
+    def __init__(self, text):
+        kinds = {"a": "DET", "the": "DET", "it": "PRON"}
+        super().__init__(
+            SimpleNamespace(text=w, pos_=kinds.get(w, "NOUN"))
+            for w in text.replace(",", " ,").replace("'s", " 's").split()
+        )
+        self.text = text
 
-    def parse(texts):
-        for text in texts:
-            adjective, noun = text.split()[-2:]
-            chunk = [token("a", "DET"), token(adjective, "ADJ"), token(noun, "NOUN")]
-            yield SimpleNamespace(noun_chunks=[chunk])
 
-    monkeypatch.setattr(spacy_models, "load_spacy", lambda **_: SimpleNamespace(pipe=parse))
-    captions = ["a man with a blue umbrella", "a man on a wooden horse", "a man beside a wooden horse"]
+@pytest.fixture
+def parser(monkeypatch):
+    """A stand-in for spaCy, which only some machines have: noun chunks are in brackets."""
+
+    class Parser:
+        def pipe(self, texts):
+            for text in texts:
+                chunks = (Chunk(found) for found in re.findall(r"\[(.*?)\]", marked[text]))
+                yield SimpleNamespace(noun_chunks=chunks)
+
+    marked = {}
+
+    def load_spacy(exclude):
+        assert exclude == ["ner"]
+        return Parser()
+
+    def captions(*texts):
+        plain = [re.sub(r"[\[\]]", "", text) for text in texts]
+        marked.update(zip((text.casefold() for text in plain), (text.casefold() for text in texts), strict=True))
+        return plain
+
+    monkeypatch.setattr(spacy_models, "load_spacy", load_spacy)
+    return captions
+
+
+def test_noun_phrases_are_facts_with_a_parser(parser):
+    captions = parser(
+        "[a man] with [a blue umbrella]", "[a man] on [a wooden horse]", "[a man] by [a wooden horse] of [it]"
+    )
     (found,) = group_facts(captions, [""] * 3, noun_chunks=True)
+    assert found.shared == ("a man",)
     assert found.varying == (("wooden horse", 2), ("blue umbrella", 1))
+
+
+def test_noun_chunks_are_shared_phrases(parser):
+    captions = parser(
+        "[a close up] of [a big, red dog]",
+        "[the close up] of [the big, red dog] on [grass]",
+        "[A close up]: [a big, red dog]",
+    )
+    (found,) = group_facts(captions, [""] * 3)
+    assert found.shared == ("big, red dog", "close up")
+    assert dict(found.varying) == {"grass": 1}
+    # Phrases of content words stay, and without a parser there are only these.
+    (without,) = group_facts(captions, [""] * 3, noun_chunks=False)
+    assert without.shared == ("red dog", "big", "close")
+    assert [drop_shared(text, found.shared, trigger="x") for text in captions] == ["x", "x on grass", "x"]
+    # A chunk of too few captions is not shared; pronouns never are.
+    few = parser("[a close up] of [it]", "[a close up] and [it]", "[a close shave] for [it]")
+    (found,) = group_facts(few, [""] * 3)
+    assert found.shared == ("a close",)
+    assert group_facts(few, [""] * 3, min_share=0.6)[0].shared == ("a close up",)
+
+
+def test_large_groups_are_not_parsed(parser):
+    (found,) = group_facts(["a dog"] * 5001, [""] * 5001)
+    assert found.shared == ("a dog",)
+
+
+def test_noun_chunks_of_spacy_are_shared_phrases():
+    pytest.importorskip("spacy", reason="no spaCy with its English model on this machine")
+    try:
+        spacy_models.load_spacy()
+    except ModuleNotFoundError:
+        pytest.skip("no spaCy with its English model on this machine")
+    captions = ["a big, red dog on a sofa", "the big, red dog in the snow", "a big, red dog with a wooden ball"]
+    (found,) = group_facts(captions, [""] * 3, noun_chunks=True)
+    assert found.shared == ("big, red dog",)
+    assert dict(found.varying) == {"sofa": 1, "snow": 1, "wooden ball": 1}
