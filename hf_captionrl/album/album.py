@@ -138,11 +138,11 @@ class AlbumEngine:
 
     def read(self) -> None:
         """Read the images, and find copies and neighbours."""
-        size = self.settings.batch_size
         facts = self.work.facts()
         threshold = self.settings.copy_threshold
         if threshold is None:
-            opened = (image for _, chunk in opened_chunks(self.images, facts.rows[:64], size) for image in chunk)
+            # A variable for the image would hold it while the next one is decoded.
+            opened = (chunk.pop() for _, chunk in opened_chunks(self.images, facts.rows[:64], 1))
             threshold = calibrate_threshold(self.scorer, opened)
         self.prepare(facts, threshold)
 

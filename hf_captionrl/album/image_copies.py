@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -45,10 +46,9 @@ def calibrate_threshold(scorer: Scorer, images: Iterable[Image.Image]) -> float:
     The first 64 images are used.
     """
     cosines = []
-    for number, image in enumerate(images):
-        if number == _CALIBRATION_IMAGES:
-            break
+    for image in islice(images, _CALIBRATION_IMAGES):
         own, copy = scorer.image_features([image, saved_again(image)])
+        del image  # before the next one is decoded
         cosines.append(float(own @ copy))
     return float(np.quantile(cosines, _QUANTILE)) if cosines else 1.0
 

@@ -39,7 +39,8 @@ class ImageFacts:
 def opened_chunks(
     images: Sequence[Any], rows: Sequence[int], batch_size: int, unreadable: dict[int, str] | None = None
 ) -> Iterator[tuple[list[int], list[Image.Image]]]:
-    """Decoded images and their rows, at most `batch_size` and `MAX_CHUNK_PIXELS` at once.
+    """Decoded images and their rows, at most `batch_size` and `MAX_CHUNK_PIXELS` at once. A list of images is emptied when the next one
+    is requested.
 
     `unreadable` gets the rows that cannot be read; None raises an `ImageError` instead.
     """
@@ -57,6 +58,7 @@ def opened_chunks(
         size = image.width * image.height
         if chunk and (len(chunk) == batch_size or pixels + size > MAX_CHUNK_PIXELS):
             yield chunk, opened
+            opened.clear()  # the caller's variable would hold them while the next image is decoded
             chunk, opened, pixels = [], [], 0
         chunk.append(row)
         opened.append(image)
