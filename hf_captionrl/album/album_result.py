@@ -92,7 +92,11 @@ class Album:
         return [image.caption for image in self.images]
 
     def entries(self) -> list[tuple[int, AlbumImage]]:
-        """Every caption with the row of its image: the first caption of each image, then its further ones."""
+        """Every caption with the row of its image: the first caption of each image, then its further ones.
+
+        Returns:
+            `list[tuple[int, AlbumImage]]`: One entry per caption; one without caption for an image that has none.
+        """
         return [(row, one) for row, image in enumerate(self.images) for one in (image, *image.further)]
 
     @property

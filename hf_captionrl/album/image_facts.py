@@ -39,8 +39,9 @@ class ImageFacts:
 def opened_chunks(
     images: Sequence[Any], rows: Sequence[int], batch_size: int, unreadable: dict[int, str] | None = None
 ) -> Iterator[tuple[list[int], list[Image.Image]]]:
-    """Decoded images and their rows, at most `batch_size` and `MAX_CHUNK_PIXELS` at once. A list of images is emptied when the next one
-    is requested.
+    """Decoded images and their rows, at most `batch_size` and `MAX_CHUNK_PIXELS` at once.
+
+    A list of images is emptied when the next one is requested.
 
     `unreadable` gets the rows that cannot be read; None raises an `ImageError` instead.
     """
