@@ -20,7 +20,6 @@ __all__ = ["Album", "AlbumImage", "summary_text"]
 
 _COLUMNS = (
     "image_id",
-    "number",
     "caption",
     "old_caption",
     "rank",
@@ -29,6 +28,7 @@ _COLUMNS = (
     "confused_with",
     "copy_of",
     "problems",
+    "number",
 )
 
 
@@ -155,7 +155,6 @@ class Album:
         return [
             {
                 "image_id": image.image_id,
-                "number": number,
                 "caption": image.caption,
                 "old_caption": image.old,
                 "rank": image.rank,
@@ -165,6 +164,7 @@ class Album:
                 "copy_of": None if image.copy_of is None else ids[image.copy_of],
                 "problems": list(image.problems),
                 "unreadable": image.unreadable,
+                "number": number,
             }
             for first in self.images
             for number, image in enumerate((first, *first.further), start=1)
