@@ -169,7 +169,7 @@ class DataArguments(SplitArguments):
         default="scenes",
         metadata={
             "help": "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
-            "'concadia' with --data_dir, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
+            "'concadia' with --data_dir, 'nocaps' with --data_dir for an evaluation, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
         },
     )
     train_captions: str | None = field(
@@ -210,7 +210,7 @@ class DataArguments(SplitArguments):
         default="test",
         metadata={
             "help": "Split of the results table: 'test' or 'validation', as in DiscriTune's Tables 8 and 9. With 'validation', the "
-            "test split selects the checkpoints."
+            "test split selects the checkpoints. An evaluation by self-retrieval can use any split, such as 'near_domain' of nocaps."
         },
     )
     max_eval_images: int | None = field(default=None, metadata={"help": "Maximum number of validation images."})

@@ -28,6 +28,7 @@ def load_data(
     output_dir: str | os.PathLike[str],
     seed: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    is_training: bool = True,
 ) -> datasets.DatasetDict:
     """Load, check and divide the data; invalid rows are written to `quarantine.jsonl`.
 
@@ -38,12 +39,13 @@ def load_data(
         output_dir: Folder of the quarantine file.
         seed: Seed of the division; by default `arguments.split_seed`.
         cache_dir: Root of the feature caches, which remember checked images; by default `default_cache_dir()`.
+        is_training: Whether anything is trained. If not, `arguments.table_split` may be any split of the data.
 
     Returns:
-        `datasets.DatasetDict`: `train`, `validation`, `test`.
+        `datasets.DatasetDict`: `train`, `validation`, `test`; all three are the split of the table if it is another one.
 
     Raises:
-        ValueError: If too many rows are invalid, or a column is missing.
+        ValueError: If too many rows are invalid, or a column or split is missing.
     """
     if arguments.dataset_name in EMBEDDED and (arguments.data_dir or arguments.image_root):
         raise ValueError(
@@ -63,6 +65,9 @@ def load_data(
         seed=arguments.split_seed if seed is None else seed,
         num_frames=arguments.num_frames,
     )
+    if not is_training and arguments.table_split not in SPLITS[1:]:
+        # Data such as nocaps have nothing to train on, and nothing is trained.
+        splits = datasets.DatasetDict(dict.fromkeys(SPLITS, _split_of_table(splits, arguments)))
     missing = [name for name in SPLITS if name not in splits or not len(splits[name])]
     if missing:
         sizes = {name: len(rows) for name, rows in splits.items()}
@@ -71,8 +76,11 @@ def load_data(
             f"enough for the shares of validation ({validation:g}) and test ({test:g}), or raise --validation_share and "
             "--test_share."
         )
-    if arguments.table_split not in ("validation", "test"):
-        raise ValueError(f"table_split is {arguments.table_split!r}. Use 'test' or 'validation'.")
+    if is_training and arguments.table_split not in SPLITS[1:]:
+        raise ValueError(
+            f"table_split is {arguments.table_split!r}. Use 'test' or 'validation'; an evaluation, num_train_epochs 0, can use "
+            "any split of the data."
+        )
     if arguments.table_split == "validation":
         splits["validation"], splits["test"] = splits["test"], splits["validation"]
     if arguments.train_captions is not None:
@@ -102,6 +110,15 @@ def load_data(
     )
     logger.info("%s", report)
     return _with_test_references(_simplified(checked, arguments), arguments)
+
+
+def _split_of_table(splits: Mapping[str, datasets.Dataset], arguments: DataArguments) -> datasets.Dataset:
+    """The images of `arguments.table_split`."""
+    if arguments.table_split not in splits:
+        raise ValueError(
+            f"table_split is {arguments.table_split!r}, but {arguments.dataset_name!r} has {list(splits)}. Use one of them."
+        )
+    return splits[arguments.table_split]
 
 
 def _with_test_references(splits: datasets.DatasetDict, arguments: DataArguments) -> datasets.DatasetDict:

@@ -176,7 +176,9 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
     configs = runs_of(config, bag_args.named_variants if is_training else {})
     settings = settings_of(configs)
     with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
+        splits = load_data(
+            data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir, is_training=is_training
+        )
     scorers = [optional_scorer(name) for name in (eval_args.scorer_name_or_path, *bag_args.more_scorers)]
     evaluator = Evaluator.from_arguments(
         splits["test"],

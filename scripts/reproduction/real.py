@@ -19,7 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_captionrl.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS
+from hf_captionrl.evaluation.paper_columns import more_columns
 from hf_captionrl.experiments.rows import Row, load_row, read_yaml
+from hf_captionrl.experiments.video import VIDEO_COLUMNS
+from hf_captionrl.instruct.answers import ANSWER_COLUMNS
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.reproduction.runs import CONFIGS, Caller, call, hardware
@@ -40,6 +44,17 @@ def _preset(name: str) -> Row:
 def settings_of(preset: str) -> dict[str, Any]:
     """The settings of a preset, with those of its bases."""
     return dict(_preset(preset).settings)
+
+
+def columns_of(preset: str) -> set[str]:
+    """Keys of the columns of a preset's results table; Table 7 of SMILE has a judge."""
+    recipe, settings = _preset(preset).recipe, _preset(preset).settings
+    if recipe == "smile_llama_lora":
+        return {column.key for column in ANSWER_COLUMNS}
+    rewards = recipe.startswith("self_retrieval")
+    own = {"smile_video": VIDEO_COLUMNS, "sle_blip": SAMPLE_COLUMNS}.get(recipe, REWARD_COLUMNS if rewards else ())
+    more = more_columns(settings.get("paper"), rewards, bool(settings.get("test_references")))
+    return {column.key for column in (*COLUMNS, *own, *more)}
 
 
 def _places(preset: str, data_root: Path) -> dict[str, Path]:

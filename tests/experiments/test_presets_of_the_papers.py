@@ -1,6 +1,7 @@
 """Every preset has the values of its paper, which values_of_the_papers.py lists by hand."""
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from transformers import TrainingArguments
 
 from hf_captionrl.experiments.rows import load_row, row_names
+from scripts.reproduction.real import columns_of
 from tests.experiments.values_of_the_papers import PAPERS
 from tests.tiny import tiny_captioner
 
@@ -73,6 +75,10 @@ FIELDS = {
     "xe_epochs": "rl_start_epoch",
     "xe_rate": "xe_learning_rate",
     "mle_epochs": "mle_epochs",
+    "mle_rate": "mle_learning_rate",
+    "lora_targets": "lora_target_modules",
+    "controls": "compare_mle_weights",
+    "references": "caption_column",
     "frequencies": "cider_frequencies",
     "bank": "bank_images",
     "bank_size": "bank_size",
@@ -114,8 +120,40 @@ def value(key: str, recipe: str, arguments):
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_preset_has_the_values_of_its_paper(name):
     recipe, arguments = parse(name)
-    found = {key: value(key, recipe, arguments) for key in PAPERS[name]}
-    assert found == PAPERS[name]
+    expected = {key: wanted for key, wanted in PAPERS[name].items() if key != "measures"}
+    assert {key: value(key, recipe, arguments) for key in expected} == expected
+    assert PAPERS[name]["measures"] - columns_of(name) == set()
+
+
+@pytest.mark.parametrize(
+    ("run", "preset"),
+    [
+        ("smile_blip_seeds", "smile_blip/scenes"),
+        ("smile_video_seeds", "smile_video/moving_scenes"),
+        ("discritune_seeds", "discritune/scenes/tables"),
+        ("ndlb_blend_seeds", "ndlb/scenes/blend-lv"),
+        ("sle_frontier_seeds", "sle/scenes/frontier"),
+    ],
+)
+def test_columns_of_a_preset_are_in_what_its_run_wrote(run, preset):
+    record = json.loads((CONFIGS.parents[1] / "docs" / "results" / f"{run}.json").read_text())
+    row = next(row for row in record["rows"] if "MLE" in row["name"])
+    assert columns_of(preset) - row.keys() == set()
+
+
+def test_the_table_of_values_is_complete():
+    """Start, data, rate, batch, length of training, LoRA, decoding and columns of every preset."""
+    for name, values in PAPERS.items():
+        wanted = {"start", "data", "measures"}
+        if values["recipe"] != "smile_llama_lora":  # its answers are not decoded by beams
+            wanted |= {"beams", "longest"}
+        if values.get("epochs") != 0:
+            wanted |= {"rate", "batch", "epochs" if "epochs" in values else "steps"}
+        if values.get("tune"):
+            wanted |= {"rank", "lora_alpha", "lora_init"}
+        if values["recipe"].startswith("self_retrieval") and values.get("epochs") != 0:
+            wanted |= {"do_sample", "train_longest", "baseline", "reward"}
+        assert wanted - values.keys() == set(), name
 
 
 def test_every_preset_of_a_paper_is_in_the_table():
@@ -131,30 +169,19 @@ def test_every_preset_of_a_paper_is_in_the_table():
 
 
 VISION = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.fc1", "mlp.fc2"}
+LANGUAGE = {"attn.c_attn", "attn.c_proj"}
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("ndlb/table4/row1", {"attn.c_attn", "attn.c_proj"}),
-        ("ndlb/table4/row2", VISION),
-        *(
-            (row, {"attn.c_attn", "attn.c_proj"} | VISION)
-            for row in (
-                "ndlb/table4/row3",
-                "ndlb/table4/row9",
-                "ndlb/table5/row8",
-                "ndlb/table7/row10",
-                "ndlb/table13/row4",
-            )
-        ),
-    ],
+    ("tune", "expected"), [("language", LANGUAGE), ("vision", VISION), ("both", LANGUAGE | VISION)]
 )
-def test_lora_targets_of_a_preset(name, expected):
+def test_lora_targets_of_all_presets(tune, expected):
     """Full names are in tests/captioners/test_lora_of_the_paper.py."""
-    _, (model, *_) = parse(name)
+    names = [name for name, values in PAPERS.items() if values.get("tune") == tune]
+    assert len(names) > 2
+    (given,) = {tuple(sorted(parse(name)[1][0].peft_config.items())) for name in names}
     captioner = tiny_captioner("clipcap")
-    config = captioner.lora_config(**model.peft_config)
+    config = captioner.lora_config(**dict(given))
     adapted = [n for n, _ in captioner.base_model.named_modules() if re.fullmatch(config.target_modules, n)]
     assert {".".join(n.split(".")[-2:]) for n in adapted} == expected
     assert (config.r, config.lora_alpha, config.lora_dropout) == (32, 16, 0.0)

@@ -1,14 +1,15 @@
 """The papers' values of every preset, written by hand from the papers and the authors' configurations.
 
 Nothing here is read from recipes/configs. "code" marks a value of the authors' code where the paper states none, "ours" one that
-neither states.
+neither states. values_of_self_retrieval.py has the other two papers.
 """
 
+from tests.experiments.values_of_self_retrieval import COCO, FLICKR, SELF_RETRIEVAL
+
 FINETUNED, PRETRAINED = "outputs/blip-coco-finetuned", "outputs/blip-pretrained"
-CLIP = "openai/clip-vit-base-patch32"
-COCO, FLICKR = "dataset_coco.json", "dataset_flickr30k.json"
-BOOSTED = "outputs/boosted/train/captions.parquet"
-TEST_REFERENCES = "outputs/boosted/test/captions.parquet"
+
+# Table 1: length, words, R@1 and R@5 in the hard pool, CLIPScore, perplexity.
+SMILE_COLUMNS = {"length", "lexical_diversity", "pool_recall_at_1", "pool_recall_at_5", "clip_score", "perplexity"}
 
 # SMILE, section 3.1; code: BLIP/configs/caption_coco.yaml. 32 captions on each of four GPUs.
 SMILE = {
@@ -32,7 +33,10 @@ SMILE = {
     "pool": "capenrich_hard_pool.json",
     "prefix": None,
     "judge": None,
+    "measures": SMILE_COLUMNS,
 }
+# Figure 4(a) shows curves of unselected checkpoints.
+UNSELECTED = {"curves": True, "selected": False}
 # BLIP's finetuning with maximum likelihood smooths labels with 0.1 (code).
 MLE = SMILE | {"start": PRETRAINED, "mle_weight": 1.0, "smoothing": 0.1}
 # SMILE, Table 6: MSR-VTT and BLIP4video, which is not published. The paper states no settings of this training.
@@ -49,139 +53,34 @@ VIDEO = {
     "batch": 32,  # ours, as on images
     "epochs": 5,  # ours, as on images
     "beams": 3,  # ours, as on images
+    "longest": 40,  # ours
+    "longest_reference": 40,  # ours, as on images
+    "prompt": "a video of ",  # ours
+    "mle_rate": 1e-5,  # ours, as on images
     "frozen_tower": True,  # ours
+    # Table 6: EMScore's precision, recall and F, and R@1 and R@5 by F.
+    "measures": {"length", "lexical_diversity", "perplexity", "emscore", "emscore_precision", "emscore_recall"}
+    | {"emscore_recall_at_1", "emscore_recall_at_5"},
 }
 # SMILE, Appendix B: LLaMA-13B on Alpaca, batch 8, 5 to 20 epochs; its learning rate and rank are not stated.
-LLAMA = {"recipe": "smile_llama_lora", "start": "huggyllama/llama-13b", "data": "tatsu-lab/alpaca", "batch": 8}
+LLAMA = {
+    "recipe": "smile_llama_lora",
+    "start": "huggyllama/llama-13b",
+    "data": "tatsu-lab/alpaca",
+    "batch": 8,
+    "rate": 1e-4,  # ours
+    "rank": 8,  # ours
+    "lora_alpha": 16,  # ours
+    "lora_targets": ["q_proj", "v_proj"],  # ours
+    "controls": [1.0],  # the objectives of the table: MLE and SMILE
+    "mle_weight": 0.0,
+    # Table 7: length, words, seven categories, overall.
+    "measures": {"length", "lexical_diversity", "generic", "knowledge", "roleplay", "common-sense", "fermi"}
+    | {"counterfactual", "writing", "overall"},
+}
 # ours: a current small LLaMA.
-LLAMA_1B = LLAMA | {"start": "meta-llama/Llama-3.2-1B", "epochs": 5}
-
-# DiscriTune, section 4.1: Adam, 1e-7, constant, 100 images, greedy captions of 40 positions, 5 beams; code: no weight decay.
-DISCRITUNE = {
-    "recipe": "self_retrieval_clipcap",
-    "start": "outputs/clipcap-coco",
-    "data": COCO,
-    "tune": None,
-    "rate": 1e-7,
-    "schedule": "constant",
-    "decay": 0.0,
-    "batch": 100,
-    "epochs": 20,
-    "frozen_tower": True,
-    "do_sample": False,
-    "baseline": "running_mean",
-    "reward": "log_prob",
-    "bags": None,
-    "longest": 30,
-    "beams": 5,
-    "train_longest": 30,
-    "cider": 0.0,
-    "scope": "batch",
-    "scale": "model",
-    "paper": "discritune",
-    "scorer": CLIP,
-    "judge": "openai/clip-vit-large-patch14",  # ours
-}
-# Table 12 ranks among the k nearest and 99 - k random images of each target.
-HARD = {"scope": "bank", "bank": "nearest_and_random", "bank_size": 99, "bank_batch": 100}
-# Figure 4(a) shows curves of unselected checkpoints.
-UNSELECTED = {"curves": True, "selected": False}
-# Flickr30K for 10 epochs; the tables show its validation images.
-ABLATION = DISCRITUNE | {"data": FLICKR, "epochs": 10, "table_split": "validation"}
-EVALUATION = {
-    "recipe": "self_retrieval_clipcap",
-    "start": "outputs/clipcap-coco",
-    "data": COCO,
-    "epochs": 0,
-    "beams": 5,
-    "longest": 30,
-    "paper": "discritune",
-    "scorer": CLIP,
-    "judge": "openai/clip-vit-large-patch14",  # ours
-}
-
-# No Detail Left Behind, Table 12 and Appendix C.3; code: finetuning/lora.py, configs/sr_final.yml (temperature, lengths).
-NDLB = {
-    "recipe": "self_retrieval_clipcap",
-    "start": "outputs/ndlb/table11/coco/model",
-    "data": COCO,
-    "rate": 9e-8,
-    "schedule": "constant",
-    "decay": 0.01,
-    "batch": 100,
-    "steps": 23000,
-    "tune": "language",
-    "rank": 32,
-    "lora_alpha": 16,
-    "lora_init": "paper",
-    "frozen_tower": True,
-    "do_sample": True,
-    "temperature": 0.3,
-    "baseline": "running_mean",
-    "bags": None,
-    "retrieval": 1.0,
-    "cider": 0.0,
-    "train_longest": 40,
-    "longest": 40,
-    "beams": 5,
-    "scope": "batch",
-    "reward": "log_prob",
-    "paper": "ndlb",
-    "scorer": CLIP,
-    "judge": "openai/clip-vit-large-patch14",  # ours
-    "truematch": "truematch",
-    "train_captions": None,
-    "test_references": None,
-}
-NDLB_MLE = {
-    "recipe": "self_retrieval_clipcap",
-    "start": "outputs/ndlb/table11/coco/model",
-    "data": COCO,
-    "epochs": 0,
-    "longest": 40,
-    "beams": 5,
-    "paper": "ndlb",
-    "scorer": CLIP,
-    "truematch": "truematch",
-    "test_references": None,
-}
-BLEND = {
-    "start": "outputs/ndlb/table11/blendcap/model",
-    "train_captions": BOOSTED,
-    "train_column": "blend_caption",
-    "test_references": TEST_REFERENCES,
-    "test_column": "blend_caption",
-}
-HOLISTIC = {
-    "start": "outputs/ndlb/table11/holisticcap/model",
-    "train_captions": BOOSTED,
-    "train_column": "captions",
-    "test_references": TEST_REFERENCES,
-    "test_column": "captions",
-}
-V = {"tune": "vision", "frozen_tower": False}
-LV = {"tune": "both", "frozen_tower": False}
-CURRICULUM = {"bags": "paper"}
-CIDER = {"cider": 1.0, "retrieval": 0.0, "baseline": "greedy"}
-BOTH = {"cider": 0.5, "baseline": "greedy", "rate": 1e-7}
-# Table 11; the vision tower is frozen.
-CLIPCAP = {
-    "recipe": "mle_clipcap",
-    "start": "",
-    "vision": "openai/clip-vit-base-patch32",
-    "gpt": "openai-community/gpt2",
-    "data": COCO,
-    "batch": 40,
-    "captions": "all",  # code: configs/mle_final.yml, 8 images with 5 captions
-    "rate": 2e-5,
-    "schedule": "linear",
-    "steps": 30000,
-    "warmup": 1000,
-    "prefix_length": 10,
-    "frozen_tower": True,
-    "mle_weight": 1.0,
-    "beams": 5,
-}
+LLAMA_1B = LLAMA | {"start": "meta-llama/Llama-3.2-1B", "epochs": 5, "rate": 2e-4, "rank": 16, "lora_alpha": 32}
+LLAMA_1B |= {"lora_targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}
 
 # SLE, section 5.1: 5 samples, alpha 0.75; the paper names no rate, batch or epochs, so these are ours, for BLIP.
 SLE = {
@@ -202,7 +101,14 @@ SLE = {
     "rate": 1e-6,
     "xe_rate": 1e-5,
     "beams": 5,
+    "longest": 75,  # ours
+    "train_longest": 40,  # ours
+    "decay": 0.0,  # ours
+    "frozen_tower": False,  # ours
     "paper": "sle",
+    # Tables 2 and 3, and Tables 1 and 4: five samples (rs) and the beam's five captions (bs).
+    "measures": {"meteor", "cider_d", "spice"}
+    | {f"{by}_{key}" for by in ("rs", "bs") for key in ("cider_d", "div_1", "div_2", "mbleu_4_per_image")},
 }
 # Section 5.1: the vision tower is frozen. Number of frames and prompt are ours.
 TGIF = SLE | {"data": "tgif", "frames": 8, "frozen_tower": True, "prompt": "a video of "}
@@ -252,96 +158,7 @@ PAPERS = {
     "smile/llama-1b/document": LLAMA_1B,
     "smile/llama-1b/sentence": LLAMA_1B | {"subset_scope": "sentence"},
     "smile/llama-1b/window": LLAMA_1B | {"subset_scope": "window"},
-    "self_retrieval_clipcap/discritune": DISCRITUNE,
-    "self_retrieval_clipcap/evaluation": EVALUATION,
-    "discritune/coco": DISCRITUNE,
-    "discritune/conceptual": DISCRITUNE
-    | {"start": "outputs/clipcap-conceptual", "data": "imagefolder", "folder": "conceptual_captions", "epochs": 2},
-    "discritune/mle-conceptual": CLIPCAP | {"data": "imagefolder", "folder": "conceptual_captions"},
-    "discritune/table8/none": ABLATION | {"baseline": "none"},
-    "discritune/table8/greedy": ABLATION | {"baseline": "greedy", "train_beams": 5},
-    "discritune/table8/running-mean": ABLATION,
-    "discritune/table9/cosine": ABLATION | {"reward": "cosine"},
-    "discritune/table9/accuracy": ABLATION | {"reward": "accuracy"},
-    "discritune/table9/log-prob": ABLATION,
-    # Appendix D.2: trained with 5 or 10 hard distractors of 99, tested with random ones.
-    "discritune/table12/coco-clipcap": EVALUATION,
-    "discritune/table12/coco-discritune": DISCRITUNE,
-    "discritune/table12/coco-5-hard": DISCRITUNE | HARD | {"hard": 5},
-    "discritune/table12/coco-10-hard": DISCRITUNE | HARD | {"hard": 10},
-    **{
-        f"discritune/table12/{data}-{row}": EVALUATION | settings | ({} if start is None else {"start": start})
-        for data, settings in (
-            ("conceptual", {"data": "imagefolder", "folder": "conceptual_captions"}),
-            ("flickr", {"data": FLICKR}),
-        )
-        for row, start in (
-            ("clipcap", None),
-            ("discritune", "outputs/discritune/coco/model"),
-            ("5-hard", "outputs/discritune/table12/coco-5-hard/model"),
-            ("10-hard", "outputs/discritune/table12/coco-10-hard/model"),
-        )
-    },
-    # BLIP: one epoch, text decoder alone; 40 positions, of which the prompt takes 4.
-    **dict.fromkeys(
-        ("self_retrieval_blip/coco", "discritune/blip"),
-        DISCRITUNE
-        | {"recipe": "self_retrieval_blip", "start": FINETUNED, "epochs": 1, "longest": 36, "train_longest": 36}
-        | {"prompt": "a picture of "},
-    ),
-    "self_retrieval_clipcap/ndlb": NDLB,
-    "ndlb/table3/row1": NDLB_MLE,
-    "ndlb/table3/row2": NDLB_MLE | {k: BLEND[k] for k in ("start", "test_references", "test_column")},
-    "ndlb/table3/row3": NDLB_MLE | {k: HOLISTIC[k] for k in ("start", "test_references", "test_column")},
-    "ndlb/table3/row4": NDLB,
-    "ndlb/table3/row5": NDLB | BLEND,
-    "ndlb/table3/row6": NDLB | HOLISTIC,
-    "ndlb/table4/row1": NDLB,
-    "ndlb/table4/row2": NDLB | V,
-    "ndlb/table4/row3": NDLB | LV,
-    "ndlb/table4/row4": NDLB | BLEND,
-    "ndlb/table4/row5": NDLB | BLEND | V,
-    "ndlb/table4/row6": NDLB | BLEND | LV,
-    "ndlb/table4/row7": NDLB | HOLISTIC,
-    "ndlb/table4/row8": NDLB | HOLISTIC | V,
-    "ndlb/table4/row9": NDLB | HOLISTIC | LV,
-    "ndlb/table5/row1": NDLB,
-    "ndlb/table5/row2": NDLB | CURRICULUM,
-    "ndlb/table5/row3": NDLB | V | CURRICULUM,
-    "ndlb/table5/row4": NDLB | LV | CURRICULUM,
-    "ndlb/table5/row5": NDLB | HOLISTIC,
-    "ndlb/table5/row6": NDLB | HOLISTIC | CURRICULUM,
-    "ndlb/table5/row7": NDLB | HOLISTIC | V | CURRICULUM,
-    "ndlb/table5/row8": NDLB | HOLISTIC | LV | CURRICULUM,
-    "ndlb/table7/row1": NDLB_MLE,
-    "ndlb/table7/row2": NDLB,
-    "ndlb/table7/row3": NDLB | CIDER | {"rate": 1e-6, "frequencies": "train"},
-    "ndlb/table7/row4": NDLB | LV | CURRICULUM,
-    "ndlb/table7/row5": NDLB | LV | CURRICULUM | BOTH,
-    "ndlb/table7/row6": NDLB_MLE | {k: HOLISTIC[k] for k in ("start", "test_references", "test_column")},
-    "ndlb/table7/row7": NDLB | HOLISTIC,
-    "ndlb/table7/row8": NDLB | HOLISTIC | CIDER | {"rate": 1e-7},
-    "ndlb/table7/row9": NDLB | HOLISTIC | LV | CURRICULUM,
-    "ndlb/table7/row10": NDLB | HOLISTIC | LV | CURRICULUM | BOTH,
-    # code: finetuning/losses.py, CiderReward (PTB words without the full stop); configs/cider.yml, cider-sr.yml (baselines).
-    "ndlb/code/cider": NDLB | CIDER | {"rate": 1e-6, "baseline": "running_mean", "frequencies": "batch", "eos": False},
-    "ndlb/code/cider-sr": NDLB | LV | CURRICULUM | BOTH | {"frequencies": "batch", "eos": False},
-    "ndlb/table10/row1": NDLB | HOLISTIC | LV,
-    **{
-        f"ndlb/table10/row{row}": NDLB | HOLISTIC | LV | {"bags": size}
-        for row, size in ((2, 2), (3, 3), (4, 5), (5, 7), (6, 10), (7, 15), (8, 20), (9, "paper"))
-    },
-    "ndlb/table13/row1": NDLB | HOLISTIC | LV | CURRICULUM,
-    **{
-        f"ndlb/table13/row{row}": NDLB | HOLISTIC | LV | CURRICULUM | BOTH | {"cider": weight}
-        for row, weight in ((2, 0.1), (3, 0.3), (4, 0.5), (5, 0.7), (6, 1.0))
-    },
-    "mle_clipcap/coco": CLIPCAP,
-    "ndlb/table11/coco": CLIPCAP | {"paper": "ndlb", "truematch": "truematch"},
-    "ndlb/table11/blendcap": CLIPCAP
-    | {"train_captions": BOOSTED, "train_column": "blend_caption", "test_references": TEST_REFERENCES},
-    "ndlb/table11/holisticcap": CLIPCAP
-    | {"train_captions": BOOSTED, "train_column": "captions", "test_references": TEST_REFERENCES},
+    **SELF_RETRIEVAL,
     "sle_blip/coco": SLE,
     "sle/table1/xe": SLE | {"epochs": 5},
     "sle/table1/sll": SLE | {"alpha": 1.0},
