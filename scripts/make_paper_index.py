@@ -21,14 +21,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.experiments.rows import load_row, read_yaml, row_names  # noqa: E402
+from hf_captionrl.experiments.rows import read_yaml  # noqa: E402
 from hf_captionrl.io import atomic_write_text  # noqa: E402
 from scripts.reproduction.findings import verdicts_of  # noqa: E402
+from scripts.reproduction.index_rows import preset_names, start_and_data  # noqa: E402
+from scripts.reproduction.index_rows import to_markdown as table_rows  # noqa: E402
+from scripts.reproduction.numbers import look_up  # noqa: E402
 
 ROWS = ROOT / "docs" / "paper_index.yaml"
 PAGE = ROOT / "docs" / "paper_index.md"
 RESULTS = ROOT / "docs" / "results"
-CONFIGS = ROOT / "recipes" / "configs"
 
 PAPERS = {
     "smile": 'SMILE: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation"',
@@ -61,12 +63,14 @@ def _results(run: str) -> Any:
     return json.loads((RESULTS / f"{run}.json").read_text(encoding="utf-8"))
 
 
+@functools.cache
+def _all_results() -> dict[str, Any]:
+    return {file.stem: _results(file.stem) for file in RESULTS.glob("*.json")}
+
+
 def find_number(place: str, value: Any) -> tuple[float, float | None]:
     """A number or a mean of a JSON file, and its standard error where there is one."""
-    for key in place.split("/"):
-        if isinstance(value, list):
-            value = {entry["name"]: entry for entry in value}
-        value = value[key]
+    value = look_up(place, value)
     if isinstance(value, dict):
         return float(value["mean" if "mean" in value else "value"]), value.get("standard_error")
     return float(value), None
@@ -86,30 +90,16 @@ def _said(row: dict[str, Any]) -> str:
     parts = ["; ".join(numbers), row.get("note", "")]
     status = f"**{row['status']}**"
     if row["status"] == "measured in small":
-        known = {file.stem: _results(file.stem) for file in RESULTS.glob("*.json")}
-        verdicts = Counter(verdicts_of(row["paper"], row["kind"], row["number"], known))
-        status += ": " + (", ".join(f"{verdict} {n}" for verdict, n in sorted(verdicts.items())) or "open")
+        verdicts = Counter(verdicts_of(row["paper"], row["kind"], row["number"], _all_results()))
+        status += ": " + (", ".join(f"{verdict} {n}" for verdict, n in sorted(verdicts.items())) or "not compared")
     return status + "".join(f"<br>{part}" for part in parts if part)
-
-
-@functools.cache
-def _settings(name: str) -> tuple[str, str]:
-    """Start and data of a preset."""
-    file = CONFIGS / f"{name}.yaml"
-    settings = read_yaml(file) if file.is_file() else load_row(CONFIGS, name).settings
-    start = settings.get("model_name_or_path") or " and ".join(
-        settings[key] for key in ("vision_model", "language_model") if key in settings
-    )
-    more = [settings[key] for key in ("train_captions", "pool", "bags") if settings.get(key)]
-    return str(start), " with ".join([str(settings.get("dataset_name", "scenes")), *more])
 
 
 def _presets(row: dict[str, Any]) -> str:
     """Starts and data of a row's presets for the paper's data."""
     patterns = [p.removeprefix("recipes/configs/").removesuffix(".yaml") for p in row.get("recipes", ())]
-    bases = [f"{file.parent.name}/{file.stem}" for file in CONFIGS.glob("*/*.yaml") if file.parent.name != "rows"]
-    names = [n for n in (*row_names(CONFIGS), *bases) if any(fnmatch.fnmatch(n, p) for p in patterns)]
-    found = [_settings(n) for n in names if "scenes" not in n and not n.endswith("/tiny")]
+    names = [n for n in preset_names() if any(fnmatch.fnmatch(n, p) for p in patterns)]
+    found = [start_and_data(n) for n in names if "scenes" not in n and not n.endswith("/tiny")]
     if not found:
         return ""
     starts, data = (", ".join(f"`{value}`" for value in dict.fromkeys(values)) for values in zip(*found, strict=True))
@@ -136,7 +126,12 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
         "This page lists every table, figure, numbered equation and algorithm of the four papers, with the code, recipe, command, tests and page",
         "for it. No number of a paper was reproduced on the paper's own data, because neither the images nor the papers' captioners were",
         "available. All experiments were run on the embedded world. Verdicts count the findings of a row in [the findings](findings_smile.md) of its",
-        "paper: holds, does not hold, open, no difference seen.",
+        "paper: holds, does not hold, open, no difference seen; not compared, where no finding names the table.",
+        "",
+        "Below the items of each paper are the rows of its tables. Preset, start and data are those of the paper's experiment, read from the preset.",
+        "Rows that were not run need these and a GPU; rows measured in small name the row of the result that does. Columns are keys of our results:",
+        "`reward_` is the scorer of the reward, as in the papers; in small, the held-out scorer may stand for it, and R@1 among 100 drawn images for",
+        "P@1 in blocks of 100. The verdict of a row counts the comparisons of the findings that it takes part in.",
         "",
         "| status | rows | meaning |",
         "|:--|--:|:--|",
@@ -161,6 +156,8 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
                 number = row["number"] if row["number"].isdigit() else ""
                 kind = f"{row['kind'].capitalize()} {number}: " if number else ""
                 lines.append(f'| <a id="{row["id"]}"></a>{kind}{row["title"]} | {_said(row)} | {_where(row)} |')
+        of_paper = [row for row in rows if row["paper"] == paper]
+        lines += ["", f"### Rows of {_HEADINGS[paper]}'s tables", *table_rows(of_paper, _all_results(), RESULTS)]
     return "\n".join(lines) + "\n"
 
 

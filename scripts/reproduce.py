@@ -5,7 +5,7 @@
     python scripts/reproduce.py --only smile-table-1            # rows or runs by name
     python scripts/reproduce.py --data_root DATA                # also rows on the papers' data
     python scripts/reproduce.py --pages                         # write the pages of finished results; runs nothing
-    python scripts/reproduce.py --check                         # exit code 1 if the committed pages are out of date
+    python scripts/reproduce.py --check                         # exit code 1 if pages are out of date or rows of tables are wrong
 
 docs/paper_index.yaml defines the runs. A finished result with the same command, seeds, package version and version of
 the embedded world is not computed again.
@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 from hf_captionrl.io import atomic_write_text  # noqa: E402
 from scripts import docs_tables  # noqa: E402
 from scripts.make_paper_index import ROWS, load_index, load_rows  # noqa: E402
-from scripts.reproduction import findings, hacking, leaderboard  # noqa: E402
+from scripts.reproduction import findings, hacking, index_rows, leaderboard  # noqa: E402
 from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
 from scripts.reproduction.page import to_markdown  # noqa: E402
 from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
@@ -151,6 +151,12 @@ def _stale() -> list[str]:
     ]
 
 
+def index_faults(rows: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
+    """What is wrong with the rows of the papers' tables in docs/paper_index.yaml."""
+    runs = load_runs()
+    return index_rows.faults(load_rows() if rows is None else rows, runs, _results(runs, RESULTS, None))
+
+
 def _run_all(
     rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace, console: Console
 ) -> dict[str, str]:
@@ -193,13 +199,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     console = Console()
     if args.check:
-        stale = _stale()
+        stale, wrong = _stale(), index_faults()
         print(
             f"out of date: {', '.join(stale)}. Run python scripts/reproduce.py --pages."
             if stale
             else "The pages are up to date."
         )
-        return int(bool(stale))
+        for fault in wrong:
+            print(f"docs/paper_index.yaml: {fault}")
+        return int(bool(stale or wrong))
     runs = load_runs()
     rows = _asked(load_rows(), args.only, runs)
     if args.list:

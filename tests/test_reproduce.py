@@ -148,7 +148,12 @@ def test_every_figure_of_the_index_is_on_the_page():
             if entry.get("run") in RESULTS:
                 found = RESULTS[entry["run"]]
                 for key in entry["at"].split("/"):
-                    found = {part["name"]: part for part in found}[key] if isinstance(found, list) else found[key]
+                    names = (
+                        {part["name"].split(" (entropy=")[0]: part for part in found}
+                        if isinstance(found, list)
+                        else found
+                    )
+                    found = names[key]
                 value = found if isinstance(found, float) else found.get("mean", found.get("value"))
                 assert cells[3] == shown(value), line
             else:
@@ -157,7 +162,7 @@ def test_every_figure_of_the_index_is_on_the_page():
                 assert cells[7].startswith("not run: "), line
 
 
-NOT_RUN_YET: set[str] = set()
+NOT_RUN_YET = {"ndlb_large_bags_seeds"}
 """Runs without a committed result."""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from scripts.reproduction import findings, numbers
 from scripts.reproduction.numbers import Measured, difference, look_up, measured, seed_interval
 from scripts.reproduction.runs import world_version
 from tests.tolerances import within
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_interval_is_students():
@@ -108,3 +112,67 @@ def test_a_finding_may_compare_two_runs_seed_by_seed():
     del compare["times"]
     with pytest.raises(ValueError, match="one and other have different seeds"):
         said(one=result(1.0, 2.0, 3.0), other=result(1.0, 2.0, seeds=(0, 1)))
+
+
+def test_a_row_may_be_named_without_its_settings_if_it_is_the_only_one():
+    rows = [
+        {"name": name, "length": float(n)}
+        for n, name in enumerate(["SLL-ME (entropy=0.03)", "SLE (alpha=1)", "SLE (alpha=0)"])
+    ]
+    rows.append({"name": "SLE", "length": 9.0})
+    assert measured("rows/SLL-ME/length", {"rows": rows}).value == 0.0
+    assert measured("rows/SLE/length", {"rows": rows}).value == 9.0
+    with pytest.raises(KeyError, match="leads nowhere at 'SLE'"):
+        measured("rows/SLE/length", {"rows": rows[:3]})
+
+
+def test_a_mean_over_captions_has_an_interval():
+    """1.96 standard errors of 400 captions with a standard deviation of 4."""
+    record = {"statistics": {"mean_words": 10.0, "std_words": 4.0, "captions": 400, "max_words": 20}}
+    found = measured("statistics/mean_words", record)
+    assert (found.low, found.high) == (pytest.approx(10 - 0.392, abs=1e-4), pytest.approx(10 + 0.392, abs=1e-4))
+    assert measured("statistics/max_words", record).low is None
+    del record["statistics"]["std_words"]
+    assert measured("statistics/mean_words", record).low is None
+
+
+def test_a_comparison_waits_for_the_column_of_a_new_run():
+    old = {
+        "seeds": [0, 1],
+        "world": "2",
+        "rows": [{"name": n, "length": {"values": [v, v + 0.1]}} for n, v in (("a", 2.0), ("b", 1.0))],
+    }
+    compare = {
+        "what": "words",
+        "run": "r",
+        "first": "rows/a/words",
+        "second": "rows/b/words",
+        "expect": ">",
+        "pending": True,
+    }
+    page = {"smile": {"title": "T", "intro": "", "findings": [{"claim": "c", "compare": [compare], "why": "w"}]}}
+    assert "Its runs are not finished." in findings.pages({"r": old}, page)["findings_smile.md"]
+    for row, value in zip(old["rows"], (3.0, 1.0), strict=True):
+        row["words"] = {"values": [value, value + 0.2]}
+    assert "| c |  | **holds** |" in findings.pages({"r": old}, page)["findings_smile.md"]
+    del compare["pending"]
+    del old["rows"][0]["words"]
+    with pytest.raises(KeyError):
+        findings.pages({"r": old}, page)
+
+
+def test_pending_comparisons_of_the_committed_findings_are_pending():
+    results = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs/results").glob("*.json")}
+    compared = [
+        c for page in findings.load_findings().values() for f in page["findings"] for c in f.get("compare", ())
+    ]
+    marked = [c for c in compared if "pending" in c]
+    assert marked
+    assert all(findings.is_pending(c, results) for c in marked)
+
+
+def test_a_setting_of_a_preset_is_filled_in():
+    text = findings._filled(
+        "{preset sle_blip/scenes compare_entropy_weights}, {preset sle/table2/sll-me-0.01 entropy_weight}", {}
+    )
+    assert text == "0.03, 0.01"

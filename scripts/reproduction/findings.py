@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.experiments.rows import read_yaml
-from scripts.reproduction.numbers import Measured, difference, measured, scaled, shown
+from scripts.reproduction.numbers import Measured, difference, look_up, measured, scaled, shown
+from scripts.reproduction.real import settings_of
 from scripts.reproduction.runs import ROOT, of_older_world
 
 FINDINGS = ROOT / "docs" / "findings.yaml"
@@ -59,6 +60,17 @@ def _runs_of(compare: Mapping[str, Any]) -> list[str]:
     return [compare[key] for key in ("run", "second_run") if key in compare]
 
 
+def is_pending(compare: Mapping[str, Any], results: Mapping[str, Any]) -> bool:
+    """Whether a comparison waits for a new run: its preset got the column after the result was made."""
+    if "pending" not in compare:
+        return False
+    for run, key in ((compare["run"], "first"), (compare.get("second_run", compare["run"]), "second")):
+        place, _, column = compare[key].rpartition("/")
+        if column not in look_up(place, results[run]):
+            return True
+    return False
+
+
 def _of_all(verdicts: Sequence[str]) -> str:
     if not verdicts:
         return MISSING
@@ -72,11 +84,16 @@ def _of_all(verdicts: Sequence[str]) -> str:
 
 
 def _filled(text: str, results: Mapping[str, Any]) -> str:
-    """`{run:place}` replaced by the number."""
+    """`{run:place}` replaced by the number, `{preset name setting}` by the setting of a preset."""
 
     def number(match: re.Match[str]) -> str:
         return shown(measured(match[2], results[match[1]]).value) if match[1] in results else "(not run)"
 
+    def setting(match: re.Match[str]) -> str:
+        found = settings_of(match[1])[match[2]]
+        return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+
+    text = re.sub(r"\{preset ([\w./-]+) (\w+)\}", setting, text)
     return re.sub(r"\{(\w+):([^{}]+)\}", number, text)
 
 
@@ -85,6 +102,9 @@ def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str,
     for compare in finding.get("compare", ()):
         of_results = {results[run].get("world", "1") if run in results else None for run in _runs_of(compare)}
         if None in of_results or len(of_results) > 1:  # numbers of different worlds cannot be compared
+            missing += 1
+            continue
+        if is_pending(compare, results):
             missing += 1
             continue
         first, second, found = _sides(compare, results)
@@ -112,8 +132,8 @@ def _why(finding: Mapping[str, Any], lines: Sequence[str], results: Mapping[str,
 _NAMED = re.compile(r"(Table|Figure)s? ((?:\d+\w?(?:, | and | to )?)+)")
 
 
-def verdicts_of(paper: str, kind: str, number: str, results: Mapping[str, Any]) -> list[str]:
-    """Verdicts of the findings that name a table or figure of a paper."""
+def _naming(paper: str, kind: str, number: str) -> list[Mapping[str, Any]]:
+    """Findings that name a table or figure of a paper."""
     found = []
     for finding in load_findings()[paper]["findings"]:
         named = {
@@ -122,7 +142,36 @@ def verdicts_of(paper: str, kind: str, number: str, results: Mapping[str, Any]) 
             for item in re.findall(r"\d+", items)
         }
         if (kind, number) in named:
-            found.append(_lines(finding, results)[0])
+            found.append(finding)
+    return found
+
+
+def verdicts_of(paper: str, kind: str, number: str, results: Mapping[str, Any]) -> list[str]:
+    """Verdicts of the findings that name a table or figure of a paper."""
+    return [_lines(finding, results)[0] for finding in _naming(paper, kind, number)]
+
+
+def _places_of(compare: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Results and their rows whose numbers are compared."""
+    if "difference" in compare:  # recall_at_1_gains/BlendCap - references/rd100
+        gains, names, _ = compare["difference"].split("/")
+        return {(compare["run"], f"{gains.removesuffix('_gains')}/{name}") for name in names.split(" - ")}
+    sides = ((compare["run"], compare["first"]), (compare.get("second_run", compare["run"]), compare["second"]))
+    return {(run, place.rpartition("/")[0]) for run, place in sides}
+
+
+def verdicts_of_row(
+    table: tuple[str, str, str], run: str, place: str, results: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """What the findings that name a table `(paper, kind, number)` compare with a row of a result, and each verdict."""
+    found = []
+    for finding in _naming(*table):
+        for compare in finding.get("compare", ()):
+            worlds = {results[name].get("world", "1") if name in results else None for name in _runs_of(compare)}
+            if None in worlds or len(worlds) > 1 or is_pending(compare, results):
+                continue
+            if (run, place) in _places_of(compare):
+                found.append((compare["what"], verdict(_sides(compare, results)[2], compare["expect"])))
     return found
 
 
@@ -159,7 +208,7 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
                 "| open | contains 0 |",
                 "| no difference seen | contains 0, and the paper states no difference; differences smaller than the interval cannot be detected |",
                 "| holds in part | supports the paper in some lines of the table, but not in all |",
-                "| not finished | some of its runs are missing; the table has those that are finished |",
+                "| not finished | some of its runs are missing, or lack a column that they get when they are run again; the table has the others |",
                 "",
                 *summary,
                 *body,

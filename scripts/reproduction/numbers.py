@@ -48,7 +48,7 @@ def seed_interval(values: Sequence[float]) -> Measured:
 
 
 def look_up(place: str, record: Any) -> Any:
-    """What stands at a place of a result."""
+    """What stands at a place of a result; a row may be named without its settings in parentheses if it is the only one."""
     keys = place.split("/")
     if keys[0] in ("start", "trained"):
         keys.insert(0, "rows")
@@ -59,6 +59,9 @@ def look_up(place: str, record: Any) -> Any:
             if key not in named and key in ("start", "trained") and written:
                 record = written[0 if key == "start" else -1]
                 continue
+            # "SLL-ME" is "SLL-ME (entropy=0.03)": the result, not the place, says which weight it has.
+            variants = [name for name in named if name.startswith(f"{key} (")]
+            key = variants[0] if key not in named and len(variants) == 1 else key
             record = named
         if not isinstance(record, Mapping) or key not in record:
             raise KeyError(f"{place} leads nowhere at {key!r}. Compare it with the keys of the result.")
@@ -77,8 +80,19 @@ def measured(place: str, record: Any) -> Measured:
     try:
         low, high = look_up(f"{place}_ci", record)
     except KeyError:
-        return Measured(float(found))
+        return _mean_of_captions(place, float(found), record)
     return Measured(float(found), float(low), float(high))
+
+
+def _mean_of_captions(place: str, mean: float, record: Any) -> Measured:
+    """A mean over captions; with an interval if its standard deviation and the number of captions stand beside it."""
+    where, _, key = place.rpartition("/")
+    beside = look_up(where, record) if where else record
+    deviation, number = beside.get(key.replace("mean_", "std_", 1)), beside.get("captions")
+    if not key.startswith("mean_") or deviation is None or not isinstance(number, int):
+        return Measured(mean)
+    half = _NORMAL * deviation / math.sqrt(number)
+    return Measured(mean, mean - half, mean + half)
 
 
 def scaled(number: Measured, times: float) -> Measured:

@@ -15,6 +15,7 @@ from tests.tiny import tiny_captioner
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "configs"
 
+LATER_NLG = {"bleu_4", "meteor", "spice"}
 FIELDS = {
     "start": "model_name_or_path",
     "fresh": "fresh_language_model",
@@ -126,19 +127,24 @@ def test_a_preset_has_the_values_of_its_paper(name):
 
 
 @pytest.mark.parametrize(
-    ("run", "preset"),
+    ("run", "preset", "later"),
     [
-        ("smile_blip_seeds", "smile_blip/scenes"),
-        ("smile_video_seeds", "smile_video/moving_scenes"),
-        ("discritune_seeds", "discritune/scenes/tables"),
-        ("ndlb_blend_seeds", "ndlb/scenes/blend-lv"),
-        ("sle_frontier_seeds", "sle/scenes/frontier"),
+        ("smile_blip_seeds", "smile_blip/scenes", set()),
+        ("smile_video_seeds", "smile_video/moving_scenes", set()),
+        ("ndlb_blend_seeds", "ndlb/scenes/blend-lv", set()),
+        # Columns that the preset got after its run.
+        (
+            "discritune_seeds",
+            "discritune/scenes/tables",
+            {"blocks_recall_at_1", "reward_blocks_recall_at_1", *LATER_NLG},
+        ),
+        ("sle_frontier_seeds", "sle/scenes/frontier", {"meteor", "spice"}),
     ],
 )
-def test_columns_of_a_preset_are_in_what_its_run_wrote(run, preset):
+def test_columns_of_a_preset_are_in_what_its_run_wrote(run, preset, later):
     record = json.loads((CONFIGS.parents[1] / "docs" / "results" / f"{run}.json").read_text())
     row = next(row for row in record["rows"] if "MLE" in row["name"])
-    assert columns_of(preset) - row.keys() == set()
+    assert columns_of(preset) - row.keys() == later
 
 
 def test_the_table_of_values_is_complete():

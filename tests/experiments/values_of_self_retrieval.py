@@ -235,6 +235,12 @@ SELF_RETRIEVAL = {
     "ndlb/table5/row6": NDLB | HOLISTIC | CURRICULUM,
     "ndlb/table5/row7": NDLB | HOLISTIC | V | CURRICULUM,
     "ndlb/table5/row8": NDLB | HOLISTIC | LV | CURRICULUM,
+    "ndlb/table6/blendcap": NDLB | BLEND | LV | CURRICULUM,
+    # 100 epochs, as in Figure 3: 113,287 images in batches of 100. Every point of the curve is a stopping point.
+    **{
+        f"ndlb/table14/{name}": NDLB | start | {"steps": 113300, "curves": True, "selected": False}
+        for name, start in (("coco", {}), ("blendcap", BLEND), ("holisticcap", HOLISTIC))
+    },
     "ndlb/table7/row1": NDLB_MLE,
     "ndlb/table7/row2": NDLB,
     "ndlb/table7/row3": NDLB | CIDER | {"rate": 1e-6, "frequencies": "train"},

@@ -1,0 +1,183 @@
+"""The rows of the papers' tables in docs/paper_index.yaml: what their presets state, their status and verdict, and what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.experiments.rows import row_names
+from scripts.reproduction.findings import verdicts_of_row
+from scripts.reproduction.numbers import look_up
+from scripts.reproduction.real import columns_of, result_path, settings_of
+from scripts.reproduction.runs import CONFIGS, Run
+
+KEYS = {"row", "preset", "preset_at", "run", "at", "start", "data", "command", "measures", "status", "note"}
+NOT_APPLICABLE, NOT_RUN, SMALL, FULL = "not applicable", "not run", "measured in small", "measured"
+SETTINGS = ["settings"]
+"""What a table measures that lists settings."""
+_IN_SMALL = {"reward_blocks_recall_at_1": "rd100_recall_at_1"}
+"""Columns that another column stands for on the embedded world."""
+
+
+def preset_names() -> list[str]:
+    """What a run can be configured by: rows of the papers' tables, and base files such as smile_blip/coco."""
+    bases = [f"{file.parent.name}/{file.stem}" for file in CONFIGS.glob("*/*.yaml") if file.parent.name != "rows"]
+    return [*row_names(CONFIGS), *bases]
+
+
+def start_and_data(preset: str) -> tuple[str, str]:
+    """Start and data of a preset."""
+    settings = settings_of(preset)
+    parts = [settings[key] for key in ("vision_model", "language_model") if key in settings]
+    start = settings.get("model_name_or_path") or " and ".join(parts)
+    # The folder of an image folder names the data; the name of a published data set does.
+    name = settings.get("dataset_name", "scenes")
+    data = [settings["data_dir"] if name == "imagefolder" else name]
+    data += [settings[key] for key in ("table_split", "caption_column") if key in settings]
+    more = [settings[key] for key in ("train_captions", "test_references", "pool", "bags") if settings.get(key)]
+    if settings.get("train_captions") and "train_captions_column" in settings:
+        more[0] += f" ({settings['train_captions_column']})"
+    return str(start), " with ".join(filter(None, [", ".join(map(str, data)), ", ".join(more)]))
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Every row of every table, with its table."""
+    for table in rows:
+        for line in table.get("lines", ()):
+            yield table, line
+
+
+def measures_of(table: Mapping[str, Any], line: Mapping[str, Any]) -> list[str]:
+    """Columns of a row in the paper, by the keys of our results."""
+    return list(line.get("measures", table["measures"]))
+
+
+def missing_columns(table: Mapping[str, Any], line: Mapping[str, Any], record: Any) -> list[str]:
+    """Columns of the paper that the result does not have; the held-out scorer may stand for the scorer of the reward."""
+    row = look_up(line["at"], record)
+    wanted = {key: {key, key.removeprefix("reward_"), _IN_SMALL.get(key, key)} for key in measures_of(table, line)}
+    if line["at"].startswith("recall_at_1/"):  # boosting_quality has CLIPScore in another place
+        row = {**row, **({"clip_score": 0} if line["at"].rpartition("/")[2] in record["clip_score"] else {})}
+    return [key for key, keys in wanted.items() if not any(row.get(each) is not None for each in keys)]
+
+
+def is_measured(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any]) -> bool:
+    """Whether a result has at least one of the row's columns; its preset may have got them after the run."""
+    record = results.get(line.get("run", ""))
+    return record is not None and len(missing_columns(table, line, record)) < len(measures_of(table, line))
+
+
+def status_of(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any], output: Path) -> str:
+    """Status of a row: it follows from what the row names and from which results there are."""
+    if "status" in line:
+        return str(line["status"])
+    if "preset" in line and result_path(line["preset"], output).exists():
+        return FULL
+    return SMALL if is_measured(table, line, results) else NOT_RUN
+
+
+def faults(rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Run], results: Mapping[str, Any]) -> list[str]:
+    """What rows of tables name that does not exist, or do not say."""
+    names, found = set(preset_names()), []
+    found += [f"{row['id']}: no rows" for row in rows if row["kind"] == "table" and not row.get("lines")]
+    for table in rows:
+        counted = Counter(line["row"] for line in table.get("lines", ()))
+        found += [f"{table['id']}: {name!r} is there {n} times" for name, n in counted.items() if n > 1]
+    for table, line in lines_of(rows):
+        found += [f"{table['id']}, {line['row']}: {why}" for why in _faults(table, line, names, runs, results)]
+    return found
+
+
+def _faults(
+    table: Mapping[str, Any],
+    line: Mapping[str, Any],
+    names: set[str],
+    runs: Mapping[str, Run],
+    results: Mapping[str, Any],
+) -> list[str]:
+    found = [f"key {key}" for key in sorted(line.keys() - KEYS)]
+    if "status" in line:
+        found += ["its status follows from run and preset"] * (line["status"] != NOT_APPLICABLE)
+        found += ["not applicable without note"] * ("note" not in line)
+        return found + ["not applicable, but has a run or preset"] * bool({"run", "preset"} & line.keys())
+    if "preset" in line:
+        found += _faults_of_preset(table, line, names)
+    else:
+        found += [f"no preset and no {key}" for key in ("start", "data") if key not in line]
+        found += ["neither preset, run nor note"] * ("run" not in line and "note" not in line)
+    if "run" in line:
+        if line["run"] not in runs:
+            found.append(f"run {line['run']}")
+        elif line["run"] in results:
+            try:
+                missing_columns(table, line, results[line["run"]])
+            except (KeyError, AttributeError) as error:
+                found.append(f"{line['run']}: {error}")
+    return found
+
+
+def _faults_of_preset(table: Mapping[str, Any], line: Mapping[str, Any], names: set[str]) -> list[str]:
+    if line["preset"] not in names:
+        return [f"preset {line['preset']}"]
+    found = [f"{key} is what the preset states" for key in ("start", "data") if key in line]
+    place, trains = line.get("preset_at", ""), settings_of(line["preset"]).get("num_train_epochs") != 0
+    if place not in ("start", "trained") and not place.startswith("rows/"):
+        found.append(f"preset_at {place!r}")
+    found += ["trained, but its preset only evaluates"] * (place == "trained" and not trains)
+    wanted = [key for key in measures_of(table, line) if [key] != SETTINGS]
+    return found + [f"the table of its preset has no {key}" for key in wanted if key not in columns_of(line["preset"])]
+
+
+def verdict_of(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+    """Verdicts of the comparisons that the row takes part in; empty if it was not measured."""
+    if not is_measured(table, line, results):
+        return ""
+    found = verdicts_of_row((table["paper"], table["kind"], table["number"]), line["run"], line["at"], results)
+    counted = Counter(verdict for _, verdict in found)
+    return ", ".join(f"{verdict} {n}" for verdict, n in sorted(counted.items())) or "not compared"
+
+
+def _cells(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any], output: Path) -> list[str]:
+    start, data = start_and_data(line["preset"]) if "preset" in line else (line.get("start", ""), line.get("data", ""))
+    if line.get("preset_at") == "rows/references":
+        start = "annotators"
+    status = status_of(table, line, results, output)
+    notes = [status]
+    if status == SMALL:
+        record = results[line["run"]]
+        # A place such as SLL-ME does not say the settings of its row; the row does.
+        row = look_up(line["at"], record)
+        name = row.get("name", line["at"].removeprefix("rows/"))
+        notes = [f"{status}: {name} of [{line['run']}](results/{line['run']}.json)"]
+        lost = missing_columns(table, line, record)
+        notes += [f"without {', '.join(f'`{key}`' for key in lost)}"] if lost else []
+    elif status == NOT_RUN and "run" in line:
+        notes.append(f"{line['run']} has {'none of the columns' if line['run'] in results else 'no result'}")
+    notes += [line["note"]] if "note" in line else []
+    preset = f"`{line['preset']}`" if "preset" in line else f"`{line['command']}`" if "command" in line else ""
+    columns = "" if "measures" not in line else ", ".join(f"`{key}`" for key in line["measures"])
+    cells = [line["row"], preset, start, data, columns, "; ".join(notes), verdict_of(table, line, results)]
+    return [cell.replace("|", "\\|") for cell in cells]
+
+
+def to_markdown(rows: Sequence[Mapping[str, Any]], results: Mapping[str, Any], output: Path) -> list[str]:
+    """A table per table of the papers; a column that is empty for all rows is left out."""
+    lines = []
+    heads = ["row", "preset or command", "start", "data", "columns", "status", "verdict"]
+    for table in rows:
+        if not table.get("lines"):
+            continue
+        cells = [_cells(table, line, results, output) for line in table["lines"]]
+        kept = [n for n in range(len(heads)) if n == 0 or any(row[n] for row in cells)]
+        measures = ", ".join(f"`{key}`" if " " not in key else key for key in table["measures"])
+        lines += [
+            "",
+            f"**Table {table['number']}: {table['title']}.** Columns: {measures}.",
+            "",
+            f"| {' | '.join(heads[n] for n in kept)} |",
+            "|" + ":--|" * len(kept),
+            *(f"| {' | '.join(row[n] for n in kept)} |" for row in cells),
+        ]
+    return lines
