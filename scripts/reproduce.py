@@ -100,12 +100,15 @@ def _presets(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace) -> Table:
     left = {name for name, run in runs.items() if to_run(run, _seeds(run, args.seeds), args.output)}
+    results = _results(runs, args.output, args.seeds)
+    stale = {name for name, record in results.items() if "stale" in runs[name].changed(record).values()}
     checks = current_checks(rows, args.output / CHECKS)
     table = Table("row", "status", "embedded world", "the paper's data")
     for row in rows:
         names = dict.fromkeys(entry["run"] for entry in row.get("numbers", ()) if "run" in entry)
         said = [
             f"{name}: {f'to run, about {runs[name].minutes} minutes' if name in left else 'finished'}"
+            + (", stale" if name in stale else "")
             for name in names
         ]
         if not has_figure(row) and row["status"] in ("runs", "tested"):
@@ -155,6 +158,13 @@ def index_faults(rows: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
     """What is wrong with the rows of the papers' tables in docs/paper_index.yaml."""
     runs = load_runs()
     return index_rows.faults(load_rows() if rows is None else rows, runs, _results(runs, RESULTS, None))
+
+
+def changed_presets() -> list[tuple[str, str, str]]:
+    """Committed results and presets that are "stale" or "unknown"."""
+    runs = load_runs()
+    results = _results(runs, RESULTS, None)
+    return [(name, *each) for name, record in results.items() for each in runs[name].changed(record).items()]
 
 
 def _run_all(
@@ -207,7 +217,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for fault in wrong:
             print(f"docs/paper_index.yaml: {fault}")
-        return int(bool(stale or wrong))
+        changed = changed_presets()
+        for name, preset, why in changed:
+            said = f"stale: its preset {preset} changed after it was made"
+            if why != "stale":
+                said = f"unknown whether its preset {preset} changed after it was made"
+            print(f"docs/results/{name}.json: {said}.")
+        return int(bool(stale or wrong or any(why == "stale" for *_, why in changed)))
     runs = load_runs()
     rows = _asked(load_rows(), args.only, runs)
     if args.list:

@@ -64,7 +64,10 @@ def _lines(
         ours = measured(entry["at"], record)
         cells = [source, entry["what"], paper, shown(ours.value), _interval(ours)]
         place = _EMBEDDED + of_older_world(record)
-        lines.append([*cells, _short(runs[entry["run"]].preset), _hardware(record), place])
+        run = runs[entry["run"]]
+        stale = [preset for preset, why in run.changed(record).items() if why == "stale"]
+        place += f"; made before {', '.join(map(_short, stale))} changed" if stale else ""
+        lines.append([*cells, "<br>".join(map(_short, run.presets)) or run.preset, _hardware(record), place])
         if "preset" in entry:
             lines[0][-1] += "; the paper's data: not run"
     path = result_path(entry["preset"], output) if "preset" in entry else None
@@ -138,7 +141,9 @@ def to_markdown(
         "```",
         "",
         "A finished result with the same command, seeds, package version and version of the world is not computed again. If the code changed, delete",
-        "the result first. Each result contains the revision that produced it. A killed run resumes with the remaining seeds and steps.",
+        "the result first. Each result contains the revision that produced it and a digest of its presets; `--check` says which presets changed",
+        "afterwards. To run such a result again, delete it and its folder in `outputs/reproduction`. A killed run resumes with the remaining seeds",
+        "and steps.",
         "",
         "Numbers of the papers are in our units: fractions instead of percentages, CIDEr divided by 100. The interval is Student's t over seeds if",
         "there are several, otherwise a bootstrap over images. It does not apply to other data. With three seeds, it extends 4.3 standard errors",

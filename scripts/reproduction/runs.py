@@ -27,6 +27,7 @@ from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.machine_facts import processor_name
 from scripts.reproduction.numbers import look_up
+from scripts.reproduction.settings import changed, digests, presets_of
 from scripts.run_seeds import aggregate, aggregate_curves, to_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,15 @@ class Run:
     needs: Sequence[str] = ()
     # Rows of the result that stand on docs/leaderboard.md, with their titles there.
     leaderboard: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def presets(self) -> list[str]:
+        """All presets that it runs, its own first."""
+        return presets_of(self.preset, self.command, *self.steps)
+
+    def changed(self, record: Mapping[str, Any]) -> dict[str, str]:
+        """Presets that are not as they were when a result was made: "stale" or "unknown"."""
+        return changed(record, self.presets, CONFIGS)
 
     def recorded(self, seeds: Sequence[int], output: str) -> str | list[str]:
         """What a finished result has under `command` or `commands`."""
@@ -248,6 +258,8 @@ def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Pat
     if run.seeds:
         record["seeds"] = list(seeds)
     record.setdefault("versions", installed_versions())
+    if run.presets:
+        record["settings"] = digests(run.presets, CONFIGS)
     write_json(path, record | {"hardware": hardware(), "world": world_version()})
 
 
