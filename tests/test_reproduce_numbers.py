@@ -130,7 +130,7 @@ def test_a_mean_over_captions_has_an_interval():
     """1.96 standard errors of 400 captions with a standard deviation of 4."""
     record = {"statistics": {"mean_words": 10.0, "std_words": 4.0, "captions": 400, "max_words": 20}}
     found = measured("statistics/mean_words", record)
-    assert (found.low, found.high) == (pytest.approx(10 - 0.392, abs=1e-4), pytest.approx(10 + 0.392, abs=1e-4))
+    assert (found.low, found.high) == (pytest.approx(10 - 0.3919928), pytest.approx(10 + 0.3919928))
     assert measured("statistics/max_words", record).low is None
     del record["statistics"]["std_words"]
     assert measured("statistics/mean_words", record).low is None
