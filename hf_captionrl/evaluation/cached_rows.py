@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,9 +14,12 @@ from hf_captionrl.engine import EngineOptions, read_shards
 from hf_captionrl.options import option
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from hf_captionrl.data import ImageReader
     from hf_captionrl.retrieval import FeatureCache
 
-__all__ = ["CachedRowsOptions", "fill_cache", "print_summary"]
+__all__ = ["CachedRowsOptions", "fill_cache", "keys_and_cached", "print_summary"]
 
 _ROWS_AT_ONCE = 256
 
@@ -31,6 +35,24 @@ class CachedRowsOptions(EngineOptions):
     def uses_shards(self) -> bool:
         """Always."""
         return True
+
+
+def keys_and_cached(
+    reader: ImageReader, cache: FeatureCache, rows: Sequence[int]
+) -> tuple[dict[int, str], dict[int, np.ndarray]]:
+    """Keys of the images that have a file, and what the cache has of them, both by row of the data set; opens no image.
+
+    Damaged rows of the cache are dropped with a warning, and are not among what it has.
+    """
+    from hf_captionrl.data.source_keys import source_key
+
+    read = {row: reader.read(row, source_key) for row in rows}
+    keys = {row: key for row, key in read.items() if key is not None}
+    while known := [row for row, key in keys.items() if key in cache]:
+        # Fails after it has dropped damaged rows, whose keys are unknown in the next round.
+        with contextlib.suppress(KeyError):
+            return keys, dict(zip(known, cache.get([keys[row] for row in known]).tensor().numpy(), strict=True))
+    return keys, {}
 
 
 def fill_cache(cache: FeatureCache, folder: Path, column: str, shape: Sequence[int] = (-1,)) -> int:
