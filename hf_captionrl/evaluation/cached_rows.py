@@ -58,13 +58,21 @@ def keys_and_cached(
 def fill_cache(cache: FeatureCache, folder: Path, column: str, shape: Sequence[int] = (-1,)) -> int:
     """Put one column of finished shards into a cache, by the column `key`; returns the number of rows that were new.
 
-    Bytes are stored as uint8, lists of numbers as fp32; None stands for an unreadable image.
+    Bytes are stored as uint8, lists of numbers as fp32; None stands for an unreadable image. The check of the images before
+    a training then opens none of them.
     """
     import numpy as np
 
-    before = len(cache)
+    from hf_captionrl.data.checked_images import checked_images
+
+    before, is_complete, checked = len(cache), True, checked_images(cache.root)
     # The values are read only if a key is new; neither keys nor values of all rows are held in memory.
-    if any(cache.missing([row["key"] for row in part]) for part in _parts(read_shards(folder, ["key"]))):
+    for part in _parts(read_shards(folder, ["key"])):
+        keys = [row["key"] for row in part]
+        if decoded := [keys[at] for at in checked.missing(keys)]:
+            checked.put(decoded, np.ones((len(decoded), 1), np.uint8))
+        is_complete &= not cache.missing(keys)
+    if not is_complete:
         for part in _parts(read_shards(folder, ["key", column])):
             new = [part[at] for at in cache.missing([row["key"] for row in part])]
             if new:
