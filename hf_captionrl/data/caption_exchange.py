@@ -66,7 +66,8 @@ def exchange_captions(
     if number := int((found.first_rows() != np.arange(len(rows))).sum()):
         raise ValueError(f"{name} holds {len(rows)} rows for {len(rows) - number} images. Keep one row per image.")
     texts = caption_column(rows, column)
-    has_captions = np.append(np.fromiter(map(bool, texts), bool, len(rows)), False)  # (M + 1,); the last is row -1
+    has_captions: np.ndarray = np.zeros(len(rows) + 1, bool)  # (M + 1,); the last is row -1
+    has_captions[:-1] = np.fromiter(map(bool, texts), bool, len(rows))
     own = id_column(dataset)
     at = found.rows(own)  # (N,)
     kept = np.flatnonzero(has_captions[at])

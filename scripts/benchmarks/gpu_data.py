@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import io
 import tempfile
+from collections.abc import Callable
 from typing import Any, get_args
 
 import datasets
@@ -163,12 +164,15 @@ def measure_loader(
         for exact in ("image_decoder=torchvision", "cache_pixels=uint8"):
             if not torch.equal(read(stored[exact]), prepared()):
                 raise RuntimeError(f"The pixels of {exact} are not those of the image processor.")
-        copied = {key: functools.partial(read, pixels) for key, pixels in stored.items()}
-        works = {
+
+        def copied(pixels: Any) -> torch.Tensor:
+            return read(pixels).to(device, dtype)
+
+        works: dict[str, Callable[[], Any]] = {
             "decode": decoded,
             "decode and processor": prepared,
             "decode, processor and copy to the device": lambda: prepared().to(device, dtype),
-            **{f"{key} and copy": lambda call=call: call().to(device, dtype) for key, call in copied.items()},
+            **{f"{key} and copy": functools.partial(copied, pixels) for key, pixels in stored.items()},
         }
         found = measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed, budget=budget)
     size = f"{photos.number} JPEGs of {photos.width} x {photos.height}, {len(files[0]) // 1024} KiB each"

@@ -14,7 +14,7 @@ import torch
 from hf_captionrl.captioners import decoding, generation
 from hf_captionrl.captioners.decoding import UndecodableError
 from tests.tiny import tiny_captioner, tiny_images
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, close
 
 T, NUMBER = 3, 20_000
 FAMILIES = ["blip", "git", "vit-gpt2", "clipcap"]
@@ -106,7 +106,7 @@ def test_quantile_is_that_of_the_tables():
 def test_transformers_gives_every_caption_its_exact_probability(language, monkeypatch):
     """Its own loop is led through every caption, and the probabilities that it would sample from are multiplied."""
     expected = language.probabilities(0)
-    assert float(expected.sum()) == pytest.approx(1.0, abs=1e-6)
+    assert float(expected.sum()) == close(1.0, dtype="float64")
     steps, found = itertools.count(), torch.ones(len(language.captions)).double()
 
     def lead(probabilities, num_samples):
