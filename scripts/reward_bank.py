@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a program, only scripts/ is on the path
 
 from hf_captionrl.io import write_json  # noqa: E402
-from hf_captionrl.retrieval import load_scorer  # noqa: E402
+from hf_captionrl.retrieval import NeighbourFile, load_scorer  # noqa: E402
 from hf_captionrl.rewards import ImageBank, retrieval_rewards  # noqa: E402
 from hf_captionrl.scenes import load_scenes  # noqa: E402
 from hf_captionrl.scenes.models import model_path  # noqa: E402
@@ -84,26 +84,80 @@ def expected_log_sum(target: Tensor, others: Tensor, number: int, weight: float)
     return (weight * unit).log() + 0.1 * values.sum(0)
 
 
-def expected_rewards(world: World, number: int, weight: float) -> Tensor:
-    """Rewards `(T, S)` in expectation over `number` distractors, whose sum has a weight."""
+class Distractors(NamedTuple):
+    """Where the distractors of a reward come from."""
+
+    kind: str  # "batch", or a value of `bank_images`
+    nearest: int  # nearest images of each target, the same in every bank
+    random: int  # images drawn from the others
+
+    @property
+    def number(self) -> int:
+        return self.nearest + self.random
+
+    def __str__(self) -> str:
+        return {
+            "batch": "another batch each step",
+            "random": f"a bank of {self.random}",
+            "nearest": f"the {self.nearest} nearest",
+            "nearest_and_random": f"the {self.nearest} nearest, {self.random} others",
+        }[self.kind]
+
+
+def nearest_images(world: World, number: int) -> Tensor:
+    """The `number` nearest images of each target, `(T, number)`."""
+    return (world.targets @ world.images.T).topk(number, dim=1).indices
+
+
+def expected_rewards(world: World, distractors: Distractors, weight: float) -> Tensor:
+    """Rewards `(T, S)` in expectation over the images that are drawn; the sum over all distractors has a weight."""
     others = (world.scale * world.text @ world.images.T).exp()  # (S, L)
     logits = world.scale * world.targets @ world.text.T  # (T, S)
-    return logits - expected_log_sum(logits.exp(), others, number, weight)
+    if not distractors.nearest:
+        return logits - expected_log_sum(logits.exp(), others, distractors.random, weight)
+    rewards = []
+    for target, near in zip(logits, nearest_images(world, distractors.nearest), strict=True):
+        fixed = target.exp() + weight * others[:, near].sum(1)  # (S,)
+        is_far = torch.ones(others.size(1), dtype=torch.bool)
+        is_far[near] = False
+        drawn = distractors.random and expected_log_sum(fixed[None], others[:, is_far], distractors.random, weight)[0]
+        rewards.append(target - (drawn if distractors.random else fixed.log()))
+    return torch.stack(rewards)
+
+
+def drawn_rows(world: World, distractors: Distractors, generator: torch.Generator) -> Tensor:
+    """Images of one bank or batch: `(number,)` for all targets, or `(T, number)`."""
+    if not distractors.nearest:
+        return torch.randint(len(world.images), (distractors.random,), generator=generator)
+    near = nearest_images(world, distractors.nearest)
+    if not distractors.random:
+        return near
+    ranked = nearest_images(world, len(world.images))[:, distractors.nearest :]  # (T, others)
+    drawn = torch.randint(ranked.size(1), (len(near), distractors.random), generator=generator)
+    return torch.cat([near, ranked.gather(1, drawn)], 1)
 
 
 def rewards_with(world: World, rows: Tensor, batch_size: int) -> Tensor:
     """Rewards `(T, S)` with the distractors of some rows, as many as those of a batch or as a bank."""
     ids = [f"target {number}" for number in range(len(world.targets))]
-    bank = ImageBank(world.images[rows], [str(number) for number in range(len(rows))], "scenes:clip-reward")
+    signature = "scenes:clip-reward"
+    if rows.dim() == 1:
+        bank = ImageBank(world.images[rows], [str(number) for number in range(len(rows))], signature)
+    else:
+        names = [*ids, *(str(number) for number in range(len(world.images)))]
+        places = NeighbourFile(len(ids) + rows, torch.ones(rows.shape), names, signature, "image")
+        bank = ImageBank(torch.cat([world.targets, world.images]), names, signature, places)
     text = world.text.float().repeat(len(ids), 1)  # (T * S, D)
     similarity, weights = bank.compare(text, world.targets.float(), ids, batch_size)
     first = torch.zeros(len(text), dtype=torch.long)
     return retrieval_rewards(similarity, first, scale=world.scale, weights=weights).view(len(ids), -1).double()
 
 
-def measure(world: World, batch_size: int, bank_sizes: Sequence[int], draws: int) -> list[dict[str, Any]]:
+def measure(
+    world: World, batch_size: int, banks: Sequence[Distractors], draws: int, seed: int = 0
+) -> list[dict[str, Any]]:
     """Errors of the gradient, as shares of the length of the expected gradient within a batch."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     probabilities, scores = policy(len(world.targets), generator)
 
     def gradient(rewards: Tensor) -> Tensor:
@@ -114,31 +168,32 @@ def measure(world: World, batch_size: int, bank_sizes: Sequence[int], draws: int
         advantages = rewards - baseline
         return float((probabilities * advantages**2 * scores.square().sum(2)).sum())
 
-    within = expected_rewards(world, batch_size - 1, 1.0)
+    batch = Distractors("batch", 0, batch_size - 1)
+    within = expected_rewards(world, batch, 1.0)
     exact = gradient(within)
     length = float(exact.norm())
     rows = []
-    for size in (None, *bank_sizes):
-        number = batch_size - 1 if size is None else size
-        expected = within if size is None else expected_rewards(world, number, (batch_size - 1) / number)
+    for distractors in (batch, *banks):
+        expected = expected_rewards(world, distractors, (batch_size - 1) / distractors.number)
         mean = gradient(expected)
         spread, caption = [], []
-        for _ in range(draws):
-            drawn = torch.randint(len(world.images), (number,), generator=generator)
-            rewards = rewards_with(world, drawn, batch_size)
+        for _ in range(draws if distractors.random else 1):
+            rewards = rewards_with(world, drawn_rows(world, distractors, generator), batch_size)
             # A baseline knows a fixed bank, but not the batch that comes next.
-            known = within if size is None else rewards
+            known = within if distractors is batch else rewards
             baseline = (probabilities * known).sum(1, keepdim=True)
             spread.append(float((gradient(rewards) - mean).square().sum()))
             caption.append(of_one_caption(rewards, baseline) - float(mean.square().sum()))
         rows.append(
             {
                 "batch_size": batch_size,
-                "bank_size": size,
+                **distractors._asdict(),
+                "label": str(distractors),
                 "bias": float((mean - exact).norm()) / length,
+                "length": float(mean.norm()) / length,
                 "cosine": float((mean * exact).sum()) / float(mean.norm()) / length,
-                "spread": (sum(spread) / draws) ** 0.5 / length,
-                "sampling": (sum(caption) / draws) ** 0.5 / length,
+                "spread": (sum(spread) / len(spread)) ** 0.5 / length,
+                "sampling": (sum(caption) / len(caption)) ** 0.5 / length,
             }
         )
     return rows
@@ -147,15 +202,14 @@ def measure(world: World, batch_size: int, bank_sizes: Sequence[int], draws: int
 def table(found: dict[str, Any]) -> str:
     """The results as Markdown."""
     lines = [
-        "| images per batch | distractors | bias | cosine | standard deviation over banks or batches | "
+        "| images per batch | distractors | bias | length | cosine | standard deviation over banks or batches | "
         "of one sampled caption |",
-        "|--:|:--|--:|--:|--:|--:|",
+        "|--:|:--|--:|--:|--:|--:|--:|",
     ]
     for row in found["rows"]:
-        kind = "another batch each step" if row["bank_size"] is None else f"a bank of {row['bank_size']}"
         lines.append(
-            f"| {row['batch_size']} | {kind} | {row['bias']:.3f} | {row['cosine']:.4f} | {row['spread']:.3f} | "
-            f"{row['sampling']:.2f} |"
+            f"| {row['batch_size']} | {row['label']} | {row['bias']:.3f} | {row['length']:.3f} | {row['cosine']:.4f} | "
+            f"{row['spread']:.3f} | {row['sampling']:.2f} |"
         )
     return "\n".join([*lines, "", f"Made by `{found['command']}`."])
 
@@ -167,13 +221,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", type=int, default=2000, help="Images from which distractors are drawn.")
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[10, 100], help="Images per batch.")
     parser.add_argument("--bank_sizes", type=int, nargs="+", default=[10, 100, 1000], help="Images of a bank.")
+    parser.add_argument("--nearest", type=int, nargs="+", default=[10, 100], help="Images of a bank of nearest ones.")
+    parser.add_argument("--num_hard", type=int, default=10, help="Nearest images in banks of --bank_sizes images.")
     parser.add_argument("--draws", type=int, default=200, help="Banks, and batches, for the standard deviations.")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     world = make_world(arguments.targets, arguments.images)
-    rows = [
-        row for size in arguments.batch_sizes for row in measure(world, size, arguments.bank_sizes, arguments.draws)
+    hard = arguments.num_hard
+    banks = [
+        *(Distractors("random", 0, size) for size in arguments.bank_sizes),
+        *(Distractors("nearest", size, 0) for size in arguments.nearest),
+        *(Distractors("nearest_and_random", hard, size - hard) for size in arguments.bank_sizes if size > hard),
     ]
+    rows = [row for size in arguments.batch_sizes for row in measure(world, size, banks, arguments.draws)]
     found = {
         "command": "OMP_NUM_THREADS=1 python scripts/reward_bank.py",
         "captions": len(CAPTIONS),

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from scripts import benchmark
-from scripts.benchmarks import gpu, gpu_timing
+from scripts.benchmarks import gpu, gpu_data, gpu_timing
 from scripts.benchmarks.gpu_heads import HEADS, measure_heads, optional_paths
 from scripts.benchmarks.gpu_timing import Budget, OverBudgetError, measure, ready
 from tests.tolerances import close, resolution, within
@@ -105,6 +105,9 @@ def test_every_section_at_tiny_shapes(run_gpu, compiled_eagerly, monkeypatch):
     kinds = ("COCO", "20 tokens")
     assert steps["generation"].keys() == {f"{loop}, {kind}" for loop in ("ours", "transformers") for kind in kinds}
     assert steps["compiled_generation"].keys() == {"ours", "ours, compile_decoding", "transformers, static cache"}
+    decoders = ["decode, processor and copy to the device", "image_decoder=torchvision and copy"]
+    caches = [f"cache_pixels={form} and copy" for form in ("uint8", "jpeg")]
+    assert steps["loader"].keys() == {"decode", "decode and processor", *decoders, *caches}
     assert compiled_eagerly  # something was compiled
     assert {"frozen, smile", "trainable, cross-entropy, supervised rows"} <= steps["smile_head"].keys()
     assert "`gpu`: a test of its code on a CPU" in page
@@ -178,6 +181,15 @@ def test_a_wrong_loss_of_ours_fails_the_run(run_gpu, monkeypatch, capsys):
 def test_missing_libraries_are_named(monkeypatch):
     without_libraries(monkeypatch)
     assert optional_paths() == ({}, OPTIONAL)
+
+
+def test_other_pixels_than_those_of_the_processor_fail_the_loader(run_gpu, monkeypatch):
+    before = gpu_data.DecodedPixels.__getitem__
+    monkeypatch.setattr(gpu_data.DecodedPixels, "__getitem__", lambda self, row: before(self, row) ^ 1)
+    code, result, _ = run_gpu("--sections", "loader")
+    assert code == result["failed"] == 1
+    expected = "RuntimeError: The pixels of image_decoder=torchvision are not those of the image processor."
+    assert result["sections"]["loader"]["tiny"]["failed"] == expected
 
 
 # Budgets

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.data import ImageReader, check_captions
+from hf_captionrl.data import ImageReader, check_captions, exchange_captions
 from hf_captionrl.evaluation.dataset_options import ids_digest, load_split
 from hf_captionrl.evaluation.write_features import FeaturesOptions
 from hf_captionrl.retrieval.bag_files import NeighbourFile, load_neighbours, save_neighbours
@@ -89,6 +89,10 @@ def smile(folder, number):
     return trainer
 
 
+def exchange(folder, number):
+    return exchange_captions(rows_of(folder, number), folder / f"{number}.parquet")
+
+
 def peak(path, folder, number):
     gc.collect()
     tracemalloc.start()
@@ -104,7 +108,7 @@ def bytes_per_row(path, folder, few, many):
     return (peak(path, folder, many) - peak(path, folder, few)) / (many - few)
 
 
-@pytest.mark.parametrize("path", [load_images, check_rows, smile])
+@pytest.mark.parametrize("path", [load_images, check_rows, smile, exchange])
 def test_python_memory_per_row_of_ids_and_captions(folder, path):
     assert bytes_per_row(path, folder, FEW, MANY) < IDS
 

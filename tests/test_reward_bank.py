@@ -2,12 +2,22 @@
 
 import itertools
 import json
+import math
 
 import pytest
 import torch
 
 from scripts import reward_bank
-from scripts.reward_bank import World, expected_log_sum, measure, policy, rewards_with
+from scripts.reward_bank import (
+    Distractors,
+    World,
+    drawn_rows,
+    expected_log_sum,
+    expected_rewards,
+    measure,
+    policy,
+    rewards_with,
+)
 from tests.tolerances import assert_close, close
 
 
@@ -50,17 +60,63 @@ def test_rewards_of_a_bank_equal_a_plain_loop():
         )
 
 
+def test_rewards_of_nearest_images_equal_a_plain_loop():
+    world = small_world()
+    generator = torch.Generator().manual_seed(2)
+    rows = drawn_rows(world, Distractors("nearest_and_random", 2, 3), generator)
+    for t, chosen in enumerate(rows.tolist()):
+        ranked = sorted(range(12), key=lambda image: -float(world.targets[t] @ world.images[image]))
+        assert chosen[:2] == ranked[:2]
+        assert not set(chosen[2:]) & set(ranked[:2])
+    found = rewards_with(world, rows, 10)
+    for t, s in ((0, 0), (1, 5)):
+        target = (world.scale * world.text[s] @ world.targets[t]).exp()
+        others = sum((world.scale * world.text[s] @ world.images[row]).exp() for row in rows[t].tolist())
+        expected = (target / (target + 9 / 5 * others)).log()
+        assert float(found[t, s]) == close(float(expected), dtype="float32", magnitude=world.scale)
+
+
+def test_expected_rewards_with_nearest_images_are_the_mean_over_all_draws():
+    world = small_world()
+    distractors = Distractors("nearest_and_random", 4, 2)
+    found = expected_rewards(world, distractors, 1.5)
+    for t, s in ((0, 3), (1, 7)):
+        order = sorted(range(12), key=lambda image: -float(world.targets[t] @ world.images[image]))
+        values = [float((world.scale * world.text[s] @ world.images[image]).exp()) for image in order]
+        target = world.scale * float(world.text[s] @ world.targets[t])
+        sums = [sum(values[:4]) + sum(pair) for pair in itertools.product(values[4:], repeat=2)]
+        logs = [math.log(math.exp(target) + 1.5 * total) for total in sums]
+        assert float(found[t, s]) == close(target - sum(logs) / len(logs), ulps=256, magnitude=world.scale)
+        all_near = expected_rewards(world, Distractors("nearest", 4, 0), 1.5)
+        fixed = math.log(math.exp(target) + 1.5 * sum(values[:4]))
+        assert float(all_near[t, s]) == close(target - fixed, magnitude=world.scale)
+
+
 def test_bias_is_that_of_the_number_of_images_and_deviation_falls_with_it():
     """A bank of C - 1 images is a batch. A larger one has the logarithm of a mean, not the mean of logarithms."""
-    batch, equal, large = measure(small_world(), 4, [3, 300], draws=100)
-    assert (batch["bias"], batch["bank_size"]) == (0.0, None)
+    banks = [Distractors("random", 0, 3), Distractors("random", 0, 300)]
+    batch, equal, large = measure(small_world(), 4, banks, draws=100)
+    assert (batch["bias"], batch["kind"]) == (0.0, "batch")
     assert equal["bias"] == close(0.0, magnitude=1.0, ulps=2**10)
     assert large["bias"] > 0.02
     assert equal["spread"] > 2 * large["spread"]
     assert equal["spread"] == pytest.approx(batch["spread"], rel=0.3)
 
 
+def test_nearest_images_have_no_deviation_and_all_images_no_bias_of_their_own():
+    """The 12 nearest of 12 images are all images, so their bias is that of a large random bank."""
+    near, everything = Distractors("nearest", 2, 0), Distractors("nearest", 12, 0)
+    mixed, random = Distractors("nearest_and_random", 2, 5), Distractors("random", 0, 2000)
+    _, few, whole, both, large = measure(small_world(), 4, [near, everything, mixed, random], draws=50)
+    assert (few["spread"], whole["spread"]) == (close(0.0, magnitude=1.0, dtype="float32"),) * 2
+    assert both["spread"] > 0.01
+    assert whole["bias"] == pytest.approx(large["bias"], rel=0.05)
+    assert few["bias"] > 2 * whole["bias"]
+
+
 def test_page_shows_the_measured_numbers():
     found = json.loads(reward_bank.RESULTS.read_text())
     assert reward_bank.table(found) in reward_bank.PAGE.read_text()
-    assert [row["bank_size"] for row in found["rows"][:4]] == [None, 10, 100, 1000]
+    kinds = [row["kind"] for row in found["rows"][:8]]
+    assert kinds == ["batch", *["random"] * 3, *["nearest"] * 2, *["nearest_and_random"] * 2]
+    assert [row["random"] for row in found["rows"][1:4]] == [10, 100, 1000]

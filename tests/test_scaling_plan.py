@@ -92,6 +92,12 @@ def test_the_measured_table_is_that_of_the_numbers():
     # What the page says: blocks of everything against everything, and the rest by the row.
     assert slopes["bags_exact"] > 1.3
     assert slopes["retrieval"] > 1.3
+    # The page bounds a search by sqrt(N) and the index by N sqrt(N).
+    runs = results["stages"]["ivf_pq"]
+    rows = [run["rows"] for run in runs]
+    assert exponent(rows, [run["search_s"] / run["rows"] for run in runs]) < 0.5
+    assert exponent(rows, [run["build_s"] for run in runs]) < 1.5
+    assert min(run["recall"] for run in runs) > 0.99
     by_row = ("features_write", "features_read", "cider", "boosting", "caption_shards", "feature_shards")
     assert all(slopes[name] < 1.3 for name in by_row)
 
@@ -100,6 +106,30 @@ def test_exponent_is_the_slope_of_logarithms():
     assert exponent([1, 10, 100], [3, 300, 30_000]) == pytest.approx(2)
     with pytest.raises(ValueError, match="must be above 0"):
         exponent([1, 2], [0, 1])
+
+
+def test_the_million_uses_the_measured_numbers():
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))["stages"]
+    last = {name: runs[-1] for name, runs in results.items()}
+    found = last["ivf_pq"]
+    times = 1e6 / found["rows"]
+    assert result("Neighbours by IVF-PQ")[0] == within(found["build_s"] * times**1.5 / 3600, 0.01)
+    assert result("... 50 neighbours of every row")[0] == within(found["search_s"] * times**1.5 / 3600, 0.01)
+    assert result("... memory besides the features")[0] == within(found["peak_mib"] * times / 1024, 0.1)
+    ranks = last["retrieval"]["cpu_s"] * (1e6 / last["retrieval"]["rows"]) ** 2 / 3600
+    assert result("Evaluation: ranks among all")[0] == within(ranks, 0.01)
+    memory = last["cider"]["peak_mib"] / last["cider"]["rows"] * 1e6 / 1024
+    assert result("... its memory, in one process")[0] == within(memory, 0.1)
+    assert "| 10,000 | 160,000 | 1.6 | 21.9 | 1.5 |" in TEXT  # the numbers of albums
+
+
+def test_compressed_neighbours_report_both_parts_and_their_recall(monkeypatch):
+    found = measure("ivf_pq", 2_000)
+    assert found["recall"] > 0.9
+    assert 0 < found["build_s"] + found["search_s"] <= found["cpu_s"] + 0.01
+    # What is not timed is not in the time: the exact neighbours of the sample.
+    monkeypatch.setitem(STAGES, "test", ("test", lambda count, folder: lambda: lambda: {"recall": 0.5}, (1, 2, 3)))
+    assert measure("test", 1)["recall"] == 0.5
 
 
 def test_each_size_is_measured_in_a_separate_process(monkeypatch):

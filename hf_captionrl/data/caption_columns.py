@@ -104,9 +104,12 @@ def replace_column(
     info = ds.info.copy()
     kept = {column: kind for column, kind in ds.features.items() if column != name}
     info.features = datasets.Features({**kept, name: feature})
-    # Without a fingerprint, `datasets` would read every image in memory to compute one.
-    fingerprint = Hasher.hash((ds._fingerprint, column))
-    return datasets.Dataset(table, info=info, split=ds.split, indices_table=indices, fingerprint=fingerprint)
+    # Without a fingerprint, `datasets` would read every image in memory to compute one. Chunk by chunk, because the hasher
+    # copies what it hashes.
+    hasher = Hasher()
+    for part in (ds._fingerprint, str(schema), *column.column(0).chunks):
+        hasher.update(part)
+    return datasets.Dataset(table, info=info, split=ds.split, indices_table=indices, fingerprint=hasher.hexdigest())
 
 
 def _spread(values: pa.ChunkedArray, shown: np.ndarray, num_rows: int) -> pa.ChunkedArray | None:

@@ -20,12 +20,12 @@ import pyarrow as pa
 from hf_captionrl.data.arrow_columns import ColumnView, arrow_column, id_column, select_rows
 from hf_captionrl.data.caption_cleaning import CAPTION_REMEDIES, MAX_CAPTION_WORDS, caption_fault, to_caption_list
 from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecoded
+from hf_captionrl.data.checked_images import checked_images
 from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, verify_image
 from hf_captionrl.data.source_keys import source_keys, workers
 from hf_captionrl.data.video import VIDEO_FRAMES, verify_video
 from hf_captionrl.data.video_files import VIDEO_REMEDIES
 from hf_captionrl.io import atomic_write_text
-from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.row_lookup import RowLookup
 
 __all__ = [
@@ -206,9 +206,7 @@ def _remembered_faults(
 ) -> Iterator[ImageError | None]:
     """Faults of images; those that were found good before are known by the bytes of their files, and are not decoded."""
     keys = source_keys(images, cache_dir, progress="Checking image files", skip_unreadable=True)
-    known = FeatureCache(
-        cache_dir, model_id="checked_images", revision=f"1|{max_pixels}", what="is_good", dtype="uint8"
-    )
+    known = checked_images(cache_dir, max_pixels)
     with workers() as pool:
 
         def is_good(rows: list[int]) -> np.ndarray:

@@ -10,6 +10,7 @@ from hf_captionrl.engine.shards import (
     read_shards,
     read_tables,
     refuse_other_settings,
+    shard_files,
 )
 from hf_captionrl.engine.stages import Stage, seed_of_batch
 
@@ -25,4 +26,5 @@ __all__ = [
     "refuse_other_settings",
     "run_stage",
     "seed_of_batch",
+    "shard_files",
 ]

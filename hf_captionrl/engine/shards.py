@@ -29,6 +29,7 @@ __all__ = [
     "read_shards",
     "read_tables",
     "refuse_other_settings",
+    "shard_files",
 ]
 
 MANIFEST = "manifest.json"
@@ -247,6 +248,43 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return found
 
 
+def _finished_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder whose shards all exist."""
+    if not (folder / MANIFEST).is_file():
+        raise FileNotFoundError(f"{str(folder)!r} has no {MANIFEST}. Use a folder that --processes or --engine wrote.")
+    manifest = read_manifest(folder)
+    if "shards" not in manifest:
+        raise ValueError(f"{str(folder)!r} is unfinished. Use the same command again to resume.")
+    return manifest
+
+
+def _check_rows(path: Path, rows: int, expected: int) -> None:
+    if rows != expected:
+        raise ValueError(
+            f"{path} has {rows} rows, but {MANIFEST} says {expected}. Remove the file and use the same command again."
+        )
+
+
+def shard_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """Files of a finished folder, in the order of the source, for readers that map them into memory.
+
+    Args:
+        folder (`str` or `Path`): The folder.
+
+    Returns:
+        `list[Path]`: One Parquet file per shard.
+
+    Raises:
+        FileNotFoundError: If the folder has no manifest.
+        ValueError: If shards are missing or incomplete.
+    """
+    folder = Path(folder)
+    shards = _finished_manifest(folder)["shards"]
+    for shard in shards:
+        _check_rows(folder / shard["file"], _footer(folder / shard["file"])[0], shard["rows"])
+    return [folder / shard["file"] for shard in shards]
+
+
 def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Shards of a finished folder, in the order of the source. Only one is in memory.
 
@@ -264,18 +302,9 @@ def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = 
     import pyarrow.parquet
 
     folder = Path(folder)
-    if not (folder / MANIFEST).is_file():
-        raise FileNotFoundError(f"{str(folder)!r} has no {MANIFEST}. Use a folder that --processes or --engine wrote.")
-    manifest = read_manifest(folder)
-    if "shards" not in manifest:
-        raise ValueError(f"{str(folder)!r} is unfinished. Use the same command again to resume.")
-    for shard in manifest["shards"]:
+    for shard in _finished_manifest(folder)["shards"]:
         table = pyarrow.parquet.read_table(folder / shard["file"], columns=None if columns is None else list(columns))
-        if table.num_rows != shard["rows"]:
-            raise ValueError(
-                f"{folder / shard['file']} has {table.num_rows} rows, but {MANIFEST} says {shard['rows']}. Remove the file and "
-                "use the same command again."
-            )
+        _check_rows(folder / shard["file"], table.num_rows, shard["rows"])
         yield table
 
 

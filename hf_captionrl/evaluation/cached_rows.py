@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,9 +14,12 @@ from hf_captionrl.engine import EngineOptions, read_shards
 from hf_captionrl.options import option
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from hf_captionrl.data import ImageReader
     from hf_captionrl.retrieval import FeatureCache
 
-__all__ = ["CachedRowsOptions", "fill_cache", "print_summary"]
+__all__ = ["CachedRowsOptions", "fill_cache", "keys_and_cached", "print_summary"]
 
 _ROWS_AT_ONCE = 256
 
@@ -33,16 +37,42 @@ class CachedRowsOptions(EngineOptions):
         return True
 
 
+def keys_and_cached(
+    reader: ImageReader, cache: FeatureCache, rows: Sequence[int]
+) -> tuple[dict[int, str], dict[int, np.ndarray]]:
+    """Keys of the images that have a file, and what the cache has of them, both by row of the data set; opens no image.
+
+    Damaged rows of the cache are dropped with a warning, and are not among what it has.
+    """
+    from hf_captionrl.data.source_keys import source_key
+
+    read = {row: reader.read(row, source_key) for row in rows}
+    keys = {row: key for row, key in read.items() if key is not None}
+    while known := [row for row, key in keys.items() if key in cache]:
+        # Fails after it has dropped damaged rows, whose keys are unknown in the next round.
+        with contextlib.suppress(KeyError):
+            return keys, dict(zip(known, cache.get([keys[row] for row in known]).tensor().numpy(), strict=True))
+    return keys, {}
+
+
 def fill_cache(cache: FeatureCache, folder: Path, column: str, shape: Sequence[int] = (-1,)) -> int:
     """Put one column of finished shards into a cache, by the column `key`; returns the number of rows that were new.
 
-    Bytes are stored as uint8, lists of numbers as fp32; None stands for an unreadable image.
+    Bytes are stored as uint8, lists of numbers as fp32; None stands for an unreadable image. The check of the images before
+    a training then opens none of them.
     """
     import numpy as np
 
-    before = len(cache)
+    from hf_captionrl.data.checked_images import checked_images
+
+    before, is_complete, checked = len(cache), True, checked_images(cache.root)
     # The values are read only if a key is new; neither keys nor values of all rows are held in memory.
-    if any(cache.missing([row["key"] for row in part]) for part in _parts(read_shards(folder, ["key"]))):
+    for part in _parts(read_shards(folder, ["key"])):
+        keys = [row["key"] for row in part]
+        if decoded := [keys[at] for at in checked.missing(keys)]:
+            checked.put(decoded, np.ones((len(decoded), 1), np.uint8))
+        is_complete &= not cache.missing(keys)
+    if not is_complete:
         for part in _parts(read_shards(folder, ["key", column])):
             new = [part[at] for at in cache.missing([row["key"] for row in part])]
             if new:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hf_captionrl.evaluation.cached_rows import CachedRowsOptions, fill_cache, print_summary
+from hf_captionrl.evaluation.cached_rows import CachedRowsOptions, fill_cache, keys_and_cached, print_summary
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, LoadedSplit, SimilarityOptions, source_settings
 from hf_captionrl.evaluation.image_stage import ImageStage, run_on_images
 from hf_captionrl.options import option
@@ -68,29 +68,20 @@ class FeatureStage(ImageStage):
         return {"key": pa.string(), "image": pa.list_(pa.float32()), "text": pa.list_(pa.float32())}
 
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
-        from hf_captionrl.data import open_image
-        from hf_captionrl.data.source_keys import source_key
         from hf_captionrl.evaluation.similarity import mean_text_features
 
-        def known_or_opened(value: Any) -> tuple[str, Any]:
-            key = source_key(value)
-            return key, None if key in self._cache else open_image(value)
-
-        read = {row: self.reader.read(row, known_or_opened) for row in rows}
-        keys = {row: result[0] for row, result in read.items() if result is not None}
-        if not keys:
-            return {}
-        opened = {row: result[1] for row, result in read.items() if result is not None and result[1] is not None}
-        known = [row for row in keys if row not in opened]
-        features: dict[int, Any] = {}
-        if known:
-            features |= dict(
-                zip(known, self._cache.get([keys[row] for row in known]).tensor().float().numpy(), strict=True)
-            )
+        keys, features = keys_and_cached(self.reader, self._cache, rows)
+        read = {row: self.reader.open(row) for row in keys if row not in features}
+        opened = {row: image for row, image in read.items() if image is not None}
         if opened:
             computed = self._scorer.image_features(list(opened.values())).float().cpu().numpy()  # (B, D)
             features |= dict(zip(opened, computed, strict=True))
-        found: dict[int, dict[str, Any]] = {row: {"key": key, "image": features[row]} for row, key in keys.items()}
+        keys = {row: key for row, key in keys.items() if row in features}
+        if not keys:
+            return {}
+        found: dict[int, dict[str, Any]] = {
+            row: {"key": key, "image": features[row].astype("float32")} for row, key in keys.items()
+        }
         if self._captions is not None:
             groups = [self._captions[row] for row in keys]
             texts = mean_text_features(self._scorer, groups, [self.reader.ids[row] for row in keys]).numpy()

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from hf_captionrl.engine import read_manifest
-from hf_captionrl.evaluation.cached_rows import CachedRowsOptions, fill_cache, print_summary
+from hf_captionrl.evaluation.cached_rows import CachedRowsOptions, fill_cache, keys_and_cached, print_summary
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, LoadedSplit, cache_dir_option, source_settings
 from hf_captionrl.evaluation.image_stage import ImageStage, run_on_images
 from hf_captionrl.options import option, positive
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from torch import Tensor
 
     from hf_captionrl.data import ImageReader
 
@@ -29,7 +30,8 @@ class PixelsOptions(CachedRowsOptions, DatasetOptions):
     before they are normalised. The pixels are then put into the pixel cache of this machine: training with `cache_pixels`
     reads them by memory map and opens no image.
 
-    The same command skips finished shards. On another machine that shares the folder, it only fills the cache.
+    Images whose pixels are in the cache are not opened. The same command skips finished shards. On another machine that
+    shares the folder, it only fills the cache.
     """
 
     examples: ClassVar[str] = """
@@ -58,12 +60,13 @@ class PixelStage(ImageStage):
     def load_model(self, split: LoadedSplit) -> ImageReader:
         from hf_captionrl.captioners import load_captioner
         from hf_captionrl.data import ImageReader
-        from hf_captionrl.data.pixel_cache import refuse_videos, row_reader
+        from hf_captionrl.data.pixel_cache import pixel_rows, refuse_videos, row_reader
 
         refuse_videos(split.dataset)
         captioner = load_captioner(self.options.model, revision=self.options.revision, dtype="float32")
         self._processor = captioner.prepared_pixels
         self._pixels = row_reader(self._processor, self.options.form)
+        self._cache = pixel_rows(self._processor.signature, self.options.form, self.options.cache_dir)
         return ImageReader(split.dataset, split=split.split, max_bad_fraction=self.options.max_bad_fraction)
 
     def made_by(self) -> dict[str, Any]:
@@ -76,16 +79,14 @@ class PixelStage(ImageStage):
         return {"key": pa.string(), "pixels": pa.binary()}
 
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
-        from hf_captionrl.data.source_keys import source_key
-
-        def read(value: Any) -> tuple[Tensor, str]:
-            return self._pixels(value), source_key(value)
-
-        found = {row: self.reader.read(row, read) for row in rows}
+        keys, cached = keys_and_cached(self.reader, self._cache, rows)
+        found: dict[int, Any] = {
+            row: cached[row] if row in cached else self.reader.read(row, self._pixels) for row in keys
+        }
         return {
-            row: {"key": each[1], "pixels": each[0].numpy().tobytes()}
-            for row, each in found.items()
-            if each is not None
+            row: {"key": keys[row], "pixels": np.asarray(pixels).tobytes()}
+            for row, pixels in found.items()
+            if pixels is not None
         }
 
 

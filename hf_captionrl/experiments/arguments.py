@@ -176,7 +176,8 @@ class DataArguments(SplitArguments):
         default=None,
         metadata={
             "help": "Parquet or JSONL file with image_id and captions that replace those of the training split, such "
-            "as captions.parquet of `captionrl boost`. Images that are not in the file are left out."
+            "as captions.parquet of `captionrl boost`, or a folder of shards of `captionrl caption`. Images that are not in it "
+            "are left out."
         },
     )
     train_captions_column: str = field(

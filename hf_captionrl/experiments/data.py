@@ -12,6 +12,7 @@ import datasets
 
 from hf_captionrl.data import SPLITS, check_captions, exchange_captions, load_caption_splits
 from hf_captionrl.data.caption_simplifying import scene_simplifier, simplify_captions, spacy_simplifier
+from hf_captionrl.engine import shard_files
 from hf_captionrl.evaluation.arguments import EMBEDDED
 from hf_captionrl.evaluation.paper_columns import MORE_REFERENCES
 from hf_captionrl.experiments.arguments import DataArguments
@@ -84,9 +85,8 @@ def load_data(
     if arguments.table_split == "validation":
         splits["validation"], splits["test"] = splits["test"], splits["validation"]
     if arguments.train_captions is not None:
-        splits["train"] = exchange_captions(
-            splits["train"], arguments.train_captions, column=arguments.train_captions_column
-        )
+        files = _caption_files(arguments.train_captions)
+        splits["train"] = exchange_captions(splits["train"], files, column=arguments.train_captions_column)
     logger.info("%s: %s.", arguments.dataset_name, ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()))
     limits = {
         "train": arguments.max_train_images,
@@ -121,12 +121,18 @@ def _split_of_table(splits: Mapping[str, datasets.Dataset], arguments: DataArgum
     return splits[arguments.table_split]
 
 
+def _caption_files(path: str) -> Any:
+    """A file of captions, or the shards of a finished folder."""
+    return shard_files(path) if Path(path).is_dir() else path
+
+
 def _with_test_references(splits: datasets.DatasetDict, arguments: DataArguments) -> datasets.DatasetDict:
     """The splits; the test split has the references of `arguments.test_references` in the column `more_references`."""
     if arguments.test_references is None:
         return splits
     test = splits["test"]
-    found = exchange_captions(test, arguments.test_references, column=arguments.test_references_column)
+    files = _caption_files(arguments.test_references)
+    found = exchange_captions(test, files, column=arguments.test_references_column)
     if len(found) < len(test):
         raise ValueError(
             f"test_references has {len(found)} of the {len(test)} test images. Use a file of the whole test split, or "

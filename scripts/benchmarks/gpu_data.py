@@ -6,19 +6,24 @@ Legend: B images, G captions per image, N = B * G captions, Q queries, D feature
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
-from typing import Any
+import tempfile
+from collections.abc import Callable
+from typing import Any, get_args
 
+import datasets
 import numpy as np
 import torch
 from PIL import Image
 
-from hf_captionrl.data import open_image
+from hf_captionrl.data import DecodedPixels, PixelForm, cached_pixels, open_image
 from hf_captionrl.retrieval.neighbours import normalised, rank_rows
 from hf_captionrl.rewards.self_retrieval import retrieval_rewards
 from scripts.benchmarks.bags import _features
 from scripts.benchmarks.gpu_steps import TINY
 from scripts.benchmarks.gpu_timing import Budget, measure
+from scripts.benchmarks.loader import ImageInputs
 from scripts.benchmarks.rl_models import RLShape, _image_processor, _made_up_images, _scorer, _scorer_pixels
 from scripts.benchmarks.rl_naive import padded_text
 
@@ -116,14 +121,7 @@ def measure_mining(
     return {"size": size, "steps": found}
 
 
-def measure_loader(
-    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int, budget: Budget
-) -> dict[str, Any]:
-    """Time the way of a batch of photos to the device: decoding and preparing in this process, without workers, and copying.
-
-    Returns the sizes, and under `steps` what [`measure`] gives.
-    """
-    photos = PHOTOS[name]
+def _photo_files(photos: Photos, seed: int) -> list[bytes]:
     rng = np.random.default_rng(seed)
     files = []
     for _ in range(photos.number):
@@ -132,19 +130,50 @@ def measure_loader(
         with io.BytesIO() as file:
             Image.fromarray(noise).resize((photos.width, photos.height)).save(file, "JPEG", quality=90)
             files.append(file.getvalue())
-    prepare = _image_processor(photos.size)
+    return files
+
+
+def measure_loader(
+    name: str, device: str, dtype: torch.dtype, *, rounds: int, warm_up: int, seed: int, budget: Budget
+) -> dict[str, Any]:
+    """Time the way of a batch of photos to the device: decoding and preparing in this process, without workers, and copying.
+
+    Returns the sizes, and under `steps` what [`measure`] gives for Pillow's decoder, for torchvision's (`image_decoder`) and for
+    both forms of `cache_pixels`.
+    """
+    photos = PHOTOS[name]
+    files = _photo_files(photos, seed)
+    rows = datasets.Dataset.from_dict({"image": [{"bytes": file, "path": None} for file in files]})
+    rows = rows.cast_column("image", datasets.Image())
+    inputs = ImageInputs(_image_processor(photos.size))
 
     def decoded() -> list[Image.Image]:
         return [open_image(file) for file in files]
 
     def prepared() -> torch.Tensor:
-        return prepare(images=decoded(), return_tensors="pt")["pixel_values"]
+        return inputs.encode_images(decoded())["pixel_values"]
 
-    works = {
-        "decode": decoded,
-        "decode and processor": prepared,
-        "decode, processor and copy to the device": lambda: prepared().to(device, dtype),
-    }
-    found = measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed, budget=budget)
+    def read(pixels: Any) -> torch.Tensor:
+        return inputs.encode_pixels([pixels[row] for row in range(photos.number)])["pixel_values"]
+
+    with tempfile.TemporaryDirectory() as folder:
+        parts = inputs.prepared_pixels
+        stored: dict[str, Any] = {"image_decoder=torchvision": DecodedPixels(rows, parts)}
+        for form in get_args(PixelForm):
+            stored[f"cache_pixels={form}"] = cached_pixels(rows, parts, form=form, directory=folder, progress=False)
+        for exact in ("image_decoder=torchvision", "cache_pixels=uint8"):
+            if not torch.equal(read(stored[exact]), prepared()):
+                raise RuntimeError(f"The pixels of {exact} are not those of the image processor.")
+
+        def copied(pixels: Any) -> torch.Tensor:
+            return read(pixels).to(device, dtype)
+
+        works: dict[str, Callable[[], Any]] = {
+            "decode": decoded,
+            "decode and processor": prepared,
+            "decode, processor and copy to the device": lambda: prepared().to(device, dtype),
+            **{f"{key} and copy": functools.partial(copied, pixels) for key, pixels in stored.items()},
+        }
+        found = measure(works, device, rounds=rounds, warm_up=warm_up, seed=seed, budget=budget)
     size = f"{photos.number} JPEGs of {photos.width} x {photos.height}, {len(files[0]) // 1024} KiB each"
     return {"size": size, "steps": found}

@@ -12,10 +12,12 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli import main
 from hf_captionrl.data import cached_pixels, pixel_cache
 from hf_captionrl.data.caption_columns import replace_column, undecoded
+from hf_captionrl.data.decoding import decode_image
 from hf_captionrl.data.source_keys import source_keys
 from hf_captionrl.engine import read_shards
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from tests.data.photos import png
 from tests.tiny import tiny_captioner
 from tests.tiny_families import tiny_family
 from tests.trainers.one_step import PLAIN_SGD, weights
@@ -71,6 +73,47 @@ def test_shards_and_filled_cache_equal_cached_pixels_row_by_row(
     shutil.rmtree(tmp_path / "cache")
     assert pixels(blip, tmp_path, "--form", form, "--json") == 0
     assert json.loads(capsys.readouterr().out)["cached"] == IMAGES
+
+
+@pytest.mark.parametrize("form", ["uint8", "jpeg"])
+def test_images_of_a_warm_cache_are_not_opened(scenes, blip, tmp_path, capsys, monkeypatch, form):
+    parts = load_captioner(blip).prepared_pixels
+    cached_pixels(scenes.select(range(6)), parts, form=form, directory=tmp_path / "cache", progress=False)
+    opened = []
+    monkeypatch.setattr(pixel_cache, "decode_image", lambda value: opened.append(value) or decode_image(value))
+    assert pixels(blip, tmp_path, "--form", form, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["cached"], len(opened)) == (IMAGES - 6, IMAGES - 6)
+    shutil.copytree(tmp_path / "out", tmp_path / "before")
+    monkeypatch.setattr(Image, "open", refuse)
+    assert pixels(blip, tmp_path, "--form", form, "--overwrite") == 0
+    assert len(opened) == IMAGES - 6
+    assert list(read_shards(tmp_path / "out")) == list(read_shards(tmp_path / "before"))
+
+
+def test_a_changed_image_and_a_damaged_row_are_prepared_again(blip, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.png").write_bytes(png(number, size=(40, 40)))
+    source = ["--dataset", "imagefolder", "--data_dir", str(folder), "--split", "all"]
+    assert pixels(blip, tmp_path, *source) == 0
+    before = list(read_shards(tmp_path / "out"))
+    path = next(tmp_path.glob("cache/pixels_uint8-*/data.bin"))
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 4 + 9] ^= 0x10  # of the second row
+    path.write_bytes(raw)
+    (folder / "3.png").write_bytes(png(9, size=(40, 40)))
+    opened = []
+    monkeypatch.setattr(pixel_cache, "decode_image", lambda value: opened.append(value) or decode_image(value))
+    with pytest.warns(UserWarning, match=r"1 of [0-9] cached features .* damaged"):
+        assert pixels(blip, tmp_path, *source, "--overwrite") == 0
+    assert len(opened) == 2
+    after = list(read_shards(tmp_path / "out"))
+    assert after[:3] == before[:3]
+    assert after[3] != before[3]
+    parts = load_captioner(blip).prepared_pixels
+    assert after[3]["pixels"] == parts.prepare(decode_image(folder / "3.png")).numpy().tobytes()
 
 
 def test_training_from_the_filled_cache_opens_no_image_and_is_equal_to_the_last_bit(

@@ -1,5 +1,6 @@
 """Prepared pixels on disk: exact or as JPEGs, never decoded twice."""
 
+import functools
 import pickle
 
 import datasets
@@ -20,6 +21,7 @@ from hf_captionrl.data import (
     pixel_cache,
 )
 from hf_captionrl.data.video import VIDEO_FRAMES
+from hf_captionrl.retrieval import FeatureCache
 from tests.data.photos import embedded, png
 from tests.data.sample_photo import photographs
 from tests.tolerances import within
@@ -99,16 +101,36 @@ def test_another_processor_has_other_rows(tmp_path, blip):
     assert prepared.signature != blip.signature
 
 
-def test_a_damaged_row_is_prepared_again(tmp_path, blip):
-    dataset = embedded(3)
-    found = cached_pixels(dataset, blip, directory=tmp_path, progress=False)
-    expected = [found[i] for i in range(3)]
-    path = next(tmp_path.glob("pixels_uint8-*/data.bin"))
+def flip(folder, form, place):
+    """Change a bit at a place, a fraction, of the rows."""
+    path = next(folder.glob(f"pixels_{form}-*/data.bin"))
     raw = bytearray(path.read_bytes())
-    raw[blip.prepare(open_image(dataset[0]["image"])).numel() + 5] ^= 0x10
+    raw[int(len(raw) * place)] ^= 0x10
     path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("form", ["uint8", "jpeg"])
+def test_a_damaged_row_is_prepared_again(tmp_path, blip, form):
+    dataset = embedded(3)
+    found = cached_pixels(dataset, blip, form=form, directory=tmp_path, progress=False)
+    expected = [found[i] for i in range(3)]
+    flip(tmp_path, form, 0.4)
     with pytest.warns(UserWarning, match=r"1 of 3 cached features .* damaged"):
-        again = cached_pixels(dataset, blip, directory=tmp_path, progress=False)
+        again = cached_pixels(dataset, blip, form=form, directory=tmp_path, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
+
+
+@pytest.mark.parametrize("form", ["uint8", "jpeg"])
+def test_a_cache_that_is_too_large_to_be_verified_first_is_verified_row_by_row(tmp_path, monkeypatch, blip, form):
+    monkeypatch.setattr(pixel_cache, "FeatureCache", functools.partial(FeatureCache, verify_bytes=0))
+    dataset = embedded(3)
+    expected = [*cached_pixels(dataset, blip, form=form, directory=tmp_path, progress=False)]
+    flip(tmp_path, form, 0.4)
+    found = cached_pixels(dataset, blip, form=form, directory=tmp_path, progress=False)
+    assert torch.equal(found[0], expected[0])
+    with pytest.raises(OSError, match=r"\(row 1\) are damaged .* Run again to compute them"):
+        found[1]
+    again = cached_pixels(dataset, blip, form=form, directory=tmp_path, progress=False)
     assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
 
 

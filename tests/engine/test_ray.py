@@ -1,6 +1,8 @@
 """Shards on a Ray cluster of two nodes, one of whose actors is killed."""
 
+import functools
 import json
+import os
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,6 +14,7 @@ from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import load_neighbours
 from hf_captionrl.scenes import load_scenes
 from tests.engine.clusters import two_nodes
+from tests.engine.dying import DyingCaptions, DyingFeatures, DyingPixels
 from tests.engine.toy import Squares, expected, pids
 from tests.faults.areas import run_area
 
@@ -100,6 +103,32 @@ def boost(output, *engine):
     for source in ("blend_source", "visual_source", "holistic_source"):
         assert all(row[source].pop("time") for row in rows)
     return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "stage", "place"),
+    [
+        (caption, DyingCaptions, "hf_captionrl.evaluation.caption_stage.CaptionStage"),
+        (features, DyingFeatures, "hf_captionrl.evaluation.write_features.FeatureStage"),
+        (pixels, DyingPixels, "hf_captionrl.evaluation.write_pixels.PixelStage"),
+    ],
+)
+def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(
+    cluster, tmp_path, monkeypatch, command, stage, place
+):
+    monkeypatch.chdir(tmp_path)
+    one = command("one", "--processes", "1", "--rows_per_shard", "2")
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    monkeypatch.setattr(place, functools.partial(stage, notes=notes, kill_at=3))
+    more = ["--engine", "ray", "--address", cluster, "--rows_per_shard", "2"]
+    assert command("ray", *more, *([] if command is caption else ["--cache_dir", "empty"])) == one
+    assert len(pids(notes, "killed")) == 1
+    assert len(pids(notes, "loaded")) >= 2
+    assert not pids(notes, "loaded") & {os.getpid()}
+    ids = [row["image_id"] for row in read_shards("ray")]
+    assert len(ids) == len(set(ids)) == 6
 
 
 @pytest.mark.slow  # tests of each command compare several processes with one

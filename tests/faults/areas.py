@@ -19,6 +19,7 @@ _ORDER = (
     "read_only",
     "features",
     "cache",
+    "pixels",
     "bags",
     "captions",
     "evaluation",

@@ -248,7 +248,7 @@ def noted(path, lines):
     os.close(file)
 
 
-def cache(folder, *, asked, at=None, limit=None, images=None):
+def cache(folder, *, asked, at=None, limit=None, images=None, form="uint8"):
     """Fill a cache of features, or of prepared pixels if there is a folder of images."""
     from hf_captionrl.data import cached_pixels
     from hf_captionrl.retrieval import feature_cache
@@ -267,17 +267,17 @@ def cache(folder, *, asked, at=None, limit=None, images=None):
     store = feature_cache.FeatureCache(folder, model_id="tiny", revision="r1")
     with Moment(at) as moment:
         if pixels:
-            cached_pixels(dataset, pixels, directory=folder, batch_size=8, progress=False)
+            cached_pixels(dataset, pixels, form=form, directory=folder, batch_size=8, progress=False)
         else:
             store.get_or_compute(KEYS, compute, batch_size=8)
     return {"calls": moment.calls}
 
 
-def cached(folder, *, images=None):
+def cached(folder, *, images=None, form="uint8"):
     """Keys in a cache, and whether their features or pixels are right."""
     import numpy as np
 
-    from hf_captionrl.data.pixel_cache import pixel_rows
+    from hf_captionrl.data.pixel_cache import pixel_rows, row_reader
     from hf_captionrl.data.source_keys import source_keys
     from hf_captionrl.retrieval.feature_cache import FeatureCache
     from tests.faults.noting_pixels import NotingPixels
@@ -288,11 +288,26 @@ def cached(folder, *, images=None):
         right = not there or bool(np.array_equal(np.asarray(store.get(there)), truth(there)))
         return {"keys": there, "right": right}
     pixels = NotingPixels(images)
-    store, names = pixel_rows(pixels.signature, "uint8", folder), source_keys(pixels.rows(), folder)
+    store, names = pixel_rows(pixels.signature, form, folder), source_keys(pixels.rows(), folder)
     known = [number for number, name in enumerate(names) if name in store]
-    expected = [pixels.prepare(pixels.images[number]).numpy() for number in known]
+    expected = [row_reader(pixels, form)(pixels.paths[number]).numpy() for number in known]
     right = not known or bool(np.array_equal(np.asarray(store.get([names[n] for n in known])), np.stack(expected)))
     return {"keys": [KEYS[number] for number in known], "right": right}
+
+
+def read_pixels(folder, *, images, form, asked):
+    """Read all cached pixels in a training's way beyond the size that is verified at once: `error`, or checksums of the rows."""
+    from hf_captionrl.data import cached_pixels, pixel_cache
+    from hf_captionrl.retrieval import FeatureCache
+    from tests.faults.noting_pixels import NotingPixels
+
+    pixel_cache.FeatureCache = functools.partial(FeatureCache, verify_bytes=0)
+    pixels = NotingPixels(images, asked)
+    found = cached_pixels(pixels.rows(), pixels, form=form, directory=folder, progress=False)
+    try:
+        return {"error": None, "rows": [zlib.crc32(found[number].numpy().tobytes()) for number in range(len(found))]}
+    except OSError as error:
+        return {"error": str(error), "rows": []}
 
 
 def command(arguments, *, at=None):

@@ -12,13 +12,19 @@ from tests.faults.campaign import Trial, area, damage
 from tests.faults.jobs import KEYS
 
 
+def numbered_images(folder):
+    """A folder of small images named by `KEYS`."""
+    images = folder / "images"
+    images.mkdir(parents=True)
+    for number, key in enumerate(KEYS):
+        (images / f"{key}.png").write_bytes(png(number))
+    return images
+
+
 @area("features", "kill -9 while features or pixels are cached")
 def features(warm_process, folder, rng, kills):
     """Caches of features and of prepared pixels in turn, three kills each."""
-    images = folder / "images"
-    images.mkdir()
-    for number, key in enumerate(KEYS):
-        (images / f"{key}.png").write_bytes(png(number))
+    images = numbered_images(folder)
     done = 0
     while done < kills:
         more = {"images": str(images)} if done // 3 % 2 else {}
@@ -58,18 +64,54 @@ def killed_cache(warm_process, folder, rng, kills, **more) -> Iterator[Trial]:
 
 @area("cache", "a file of the feature cache is truncated or changed")
 def corrupted_cache(warm_process, folder, rng, kills):
-    made = warm_process.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"))
+    yield from _corrupted(warm_process, folder, rng, kills)
+
+
+def _corrupted(warm_process, folder, rng, kills, **more) -> Iterator[Trial]:
+    """Damage a file of a full cache: filling it again makes what is missing, and every row is right."""
+    folder.mkdir(exist_ok=True)
+    made = warm_process.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), **more)
     assert made.code == 0, made.output
     for number in range(kills):
         store, asked = folder / f"cache-{number}", folder / f"asked-{number}"
-        shutil.copytree(folder / "whole", store)
-        files = sorted(p for p in store.rglob("*") if p.is_file() and p.stat().st_size and p.name != "lock")
-        done = damage(rng.choice(files), rng)
-        again = warm_process.run("cache", folder=str(store), asked=str(asked))
-        found = warm_process.run("cached", folder=str(store))
+        done = _damaged_copy(folder / "whole", store, rng)
+        again = warm_process.run("cache", folder=str(store), asked=str(asked), **more)
+        found = warm_process.run("cached", folder=str(store), **more)
         right = again.code == 0 and found.code == 0 and found.value["right"] and found.value["keys"] == KEYS
         repeated = len(set(asked.read_text().split())) if asked.exists() else 0
         yield Trial(right, 0, repeated, "" if right else f"{done}: {again.output[-300:]} {found.output[-300:]}")
+
+
+def _damaged_copy(whole, store, rng):
+    """Copy a cache and damage one of its files; what was done."""
+    shutil.copytree(whole, store)
+    return damage(
+        rng.choice(sorted(p for p in store.rglob("*") if p.stat().st_size and p.suffix in (".bin", ".json"))), rng
+    )
+
+
+@area("pixels", "a file of the pixel cache, exact or as JPEGs, is truncated, changed or removed")
+def corrupted_pixels(warm_process, folder, rng, kills):
+    """Four trials in turn: each form, filled again, and read without filling by a training that is too large to be verified first.
+
+    Such a training either reads the right pixels or stops at a damaged row with an error, and then continues.
+    """
+    images = str(numbered_images(folder))
+    for number in range(kills):
+        more = {"images": images, "form": ("uint8", "jpeg")[number % 2]}
+        if number % 4 < 2:
+            yield from _corrupted(warm_process, folder / f"filled-{number}", rng, 1, **more)
+            continue
+        whole, store, asked = (folder / f"{name}-{number}" for name in ("whole", "store", "asked"))
+        expected = warm_process.run("read_pixels", folder=str(whole), asked=str(folder / "asked"), **more).value
+        done = _damaged_copy(whole, store, rng)
+        reads = [warm_process.run("read_pixels", folder=str(store), asked=str(asked), **more) for _ in range(2)]
+        assert all(read.code == 0 for read in reads), f"{done}: {reads[0].output[-300:]} {reads[1].output[-300:]}"
+        first, last = (read.value for read in reads)
+        noticed = first == expected or "are damaged (wrong checksum)" in (first["error"] or "")
+        repeated = len(set(asked.read_text().split())) if asked.exists() else 0
+        fine = noticed and last == expected
+        yield Trial(fine, 0, repeated, "" if fine else f"{done}: {first} {last}")
 
 
 def _killed_command(warm_process, folder, rng, kills, arguments, read) -> Iterator[Trial]:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from scripts.fault_campaign import table
-from tests.data.photos import png
 from tests.faults.areas import AREAS, run_area
 from tests.faults.jobs import KEYS, TRAINERS
-from tests.faults.of_data import killed_cache
+from tests.faults.of_data import killed_cache, numbered_images
 
 ROOT = Path(__file__).parents[2]
 # Killed writers of captions, features, answers and pushes have quick tests of their own, beside what they write; a kill while
@@ -24,16 +23,13 @@ QUICK = [name for name in AREAS if name not in ELSEWHERE | SEVERAL_PROCESSES]
 
 @pytest.mark.parametrize("name", QUICK)
 def test_one_fault_of_each_area_is_survived(warm_process, name):
-    kills = len(TRAINERS) if name == "training" else 1  # of each trainer
+    kills = {"training": len(TRAINERS), "pixels": 4}.get(name, 1)  # of each trainer; of both forms, filled and read
     row = run_area(warm_process, name, kills, seed=1)
     assert (row["survived"], row["lost"]) == (kills, 0), row["notes"]
 
 
 def test_a_pixel_cache_killed_while_it_is_filled_is_completed_by_the_same_command(warm_process, tmp_path):
-    images = tmp_path / "images"
-    images.mkdir()
-    for number, key in enumerate(KEYS):
-        (images / f"{key}.png").write_bytes(png(number))
+    images = numbered_images(tmp_path)
     trials = [*killed_cache(warm_process, tmp_path / "run", random.Random(3), 3, images=str(images))]
     assert [(trial.survived, trial.lost, trial.repeated) for trial in trials] == [(True, 0, 0)] * 3
     stored = sorted((tmp_path / "run" / "asked").read_text().split(), key=int)
