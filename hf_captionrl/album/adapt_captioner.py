@@ -81,7 +81,9 @@ class _Clock(TrainerCallback, ExportableState):
         self.used = self._before + now - self._start
         self._images += args.train_batch_size
         self._show(self._images / max(now - self._start, 1e-9), state)
-        control.should_training_stop |= self.used >= self.seconds
+        if control.should_training_stop:  # the guard stopped, and may have loaded earlier weights
+            return
+        control.should_training_stop = self.used >= self.seconds
         # Also at the end: the command may be killed while the captions are measured.
         if control.should_training_stop or now - self._saved >= self.interval:
             control.should_save, self._saved = True, now
@@ -114,8 +116,9 @@ def adapt_to_album(
     """Train a LoRA on the images of the album for a given time; this needs no captions.
 
     The reward is self-retrieval among look-alikes: bags of 5, which the reward scorer builds, or random images in small albums.
-    The guard stops the training if captions degenerate. The adapter is used if the guard did not stop the training and, with one
-    caption per image from beam search, the held-out scorer ranks more images first than before. It is saved in either case.
+    The guard stops the training if captions degenerate, and returns to the last checkpoint before that. The adapter is used if
+    there is such a checkpoint and, with one caption per image from beam search, the held-out scorer ranks more images first than
+    before. It is saved in either case.
 
     `held_out` decides and should not be the scorer; `load` is called again if the adapter is not kept. With `resume`, a training that was
     killed goes on from its last checkpoint in `folder` with the time that is left.
@@ -148,10 +151,12 @@ def adapt_to_album(
     after = _measure(_captions(captioner, chosen), scorers)
     captioner.save_pretrained(Path(folder))
     reason = _reason_against(trainer, before, after)
+    rolled_back_to = None if trainer.guard is None else trainer.guard.rolled_back_to
     found = {
         "kept": reason is None,
         "reason": reason,
         "steps": trainer.state.global_step,
+        "rolled_back_to": None if rolled_back_to is None else Path(rolled_back_to).name,
         "seconds": seconds,
         "bags_of": bags,
         "before": before,
@@ -161,6 +166,7 @@ def adapt_to_album(
     found["sentence"] = (
         f"Adapted in {found['steps']} steps: R@1 of the held-out scorer {before['held_out']:.3f} before, {after['held_out']:.3f} "
         f"after, of the reward scorer {before['scorer']:.3f} and {after['scorer']:.3f}. "
+        + (f"The guard returned to {found['rolled_back_to']}. " if rolled_back_to else "")
         + ("The adapter is used." if reason is None else f"The adapter is not used: {reason}")
     )
     return Adapted(captioner if reason is None else load(), found)
@@ -187,9 +193,9 @@ def _trainer(
         do_sample=True,
         bag_schedule=str(_BAG) if uses_bags else None,
         max_completion_length=min(40, *(one.max_text_tokens - 2 for one in (scorer, held_out))),
-        guard="stop",
+        guard="rollback",
         save_strategy="no",  # the clock saves
-        save_total_limit=1,
+        save_total_limit=3,  # the newest may have been saved when the captions had begun to degenerate
         eval_strategy="no",
         logging_strategy="no",
         report_to="none",
@@ -244,7 +250,7 @@ def _measure(captions: dict[int, str], scorers: dict[str, tuple[Scorer, Tensor]]
 
 def _reason_against(trainer: SelfRetrievalTrainer, before: dict[str, float], after: dict[str, float]) -> str | None:
     """Why the adapter is not used; None if it is."""
-    if trainer.guard is not None and trainer.guard.trips:
+    if trainer.guard is not None and trainer.guard.trips and trainer.guard.rolled_back_to is None:
         return f"the guard stopped the training: {trainer.guard.trips[0]['reason']}"
     if after["degenerate"] > max(_MAX_DEGENERATE, before["degenerate"]):
         return f"{after['degenerate']:.0%} of its captions are degenerate."

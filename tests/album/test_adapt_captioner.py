@@ -14,6 +14,7 @@ from hf_captionrl.album.loading import check_scorers, load_adapted
 from hf_captionrl.album.options import AlbumOptions
 from hf_captionrl.cli import main
 from hf_captionrl.scenes.models import model_path
+from hf_captionrl.trainers.reward_hacking import RewardHackingGuard
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +64,36 @@ def test_guard_and_degenerate_captions_are_reasons():
     assert adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6}) is None
     assert "does not rank more" in adapt_captioner._reason_against(Trainer, fine, {**fine, "scorer": 0.9})
     assert "degenerate" in adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.9, "degenerate": 0.2})
-    Trainer.guard = type("Guard", (), {"trips": [{"reason": "loops"}]})
+    Trainer.guard = type("Guard", (), {"trips": [{"reason": "loops"}], "rolled_back_to": None})
     assert "loops" in adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6})
+    Trainer.guard.rolled_back_to = "checkpoint-3"
+    assert adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6}) is None
+
+
+def test_guard_returns_to_the_last_good_checkpoint(scorers, images, tmp_path, monkeypatch):
+    steps, weights = [], []
+
+    def reason(guard):
+        return "Captions loop." if len(steps) == 6 else None
+
+    def on_step_end(self, args, state, control, *, model, **kwargs):
+        steps.append(state.global_step)
+        weights.append({name: w.detach().clone() for name, w in model.named_parameters() if "lora" in name})
+        control.should_save = len(steps) in (2, 4)
+
+    # The guard acts after the sixth step; checkpoints exist of the second and the fourth.
+    monkeypatch.setattr(RewardHackingGuard, "reason", property(reason))
+    monkeypatch.setattr(RewardHackingGuard, "healthy", property(lambda guard: len(steps) < 4))
+    monkeypatch.setattr(adapt_captioner._Clock, "on_step_end", on_step_end)
+    measured = iter([0.25, 0.5])
+    real = adapt_captioner._measure
+    monkeypatch.setattr(adapt_captioner, "_measure", lambda *all_: {**real(*all_), "held_out": next(measured)})
+    found = adapt_to_album(load, *scorers, images, tmp_path, seconds=3600, max_steps=20, batch_size=4)
+    assert (found.facts["steps"], found.facts["rolled_back_to"], found.facts["kept"]) == (7, "checkpoint-2", True)
+    assert "The guard returned to checkpoint-2." in found.facts["sentence"]
+    delivered = dict(found.captioner.model.named_parameters())
+    assert all(torch.equal(delivered[name], weight) for name, weight in weights[1].items())
+    assert not all(torch.equal(delivered[name], weight) for name, weight in weights[3].items())
 
 
 @pytest.mark.parametrize(
