@@ -59,13 +59,10 @@ class DemoOptions(CommandOptions):
         help="albums: a folder of images, or of folders of images (default: the embedded world's look-alikes)",
     )
     max_images: int | None = option(None, parse=positive, metavar="N", help="largest album (default: no limit)")
-    num_beams: int = option(
-        3,
-        parse=positive,
-        metavar="N",
-        help="beams of the captions side by side, and candidates per image by beam search",
+    num_beams: int = option(3, parse=positive, metavar="N", help="beams of the captions side by side")
+    num_candidates: int = option(
+        16, parse=positive, metavar="N", help="beams from which the captions of an album are chosen"
     )
-    num_samples: int = option(12, parse=positive, metavar="N", help="candidates per image by sampling")
     max_new_tokens: int = option(40, parse=positive, metavar="N", help="longest caption in tokens")
     device: str | None = device_option()
     host: str = option(
@@ -168,7 +165,7 @@ def load_demo(options: DemoOptions) -> AlbumDemo:
         albums,
         max_images=options.max_images,
         num_beams=options.num_beams,
-        num_samples=options.num_samples,
+        num_candidates=options.num_candidates,
         max_new_tokens=options.max_new_tokens,
     )
 

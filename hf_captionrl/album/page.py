@@ -51,7 +51,7 @@ class AlbumDemo:
         *,
         max_images: int | None = None,
         num_beams: int = 3,
-        num_samples: int = 12,
+        num_candidates: int = 16,
         max_new_tokens: int = 40,
     ) -> None:
         if not captioners:
@@ -67,7 +67,7 @@ class AlbumDemo:
         self.albums = dict(albums)
         self.max_images = max_images
         self.num_beams = num_beams
-        self.num_samples = num_samples
+        self.num_candidates = num_candidates
         self.max_new_tokens = max_new_tokens
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._shown: dict[str, str] = {}
@@ -98,7 +98,7 @@ class AlbumDemo:
         if name not in self.captioners:
             raise ValueError(f"There is no captioner {name!r}. Use one of {list(self.captioners)}.")
         small = self._thumbnails(images)
-        settings: dict[str, Any] = {"num_beams": self.num_beams, "num_samples": self.num_samples}
+        settings: dict[str, Any] = {"num_beams": self.num_candidates, "num_samples": 0}
         names = [
             Path(image).name if isinstance(image, str | os.PathLike) else str(n) for n, image in enumerate(images, 1)
         ]

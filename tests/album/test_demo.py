@@ -88,10 +88,8 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
         page.evaluate("document.querySelector('#captioner label:last-of-type input').click()")
         page.click("#album-button")
         page.wait("document.querySelectorAll('#album li').length === 3", 120)
-        # Samples depend on the ids, which are the names of gradio's files.
-        ids = [f"{number}: image.png" for number in (1, 2, 3)]
         captioner = load_captioner(model_path("scenes:blip-sr"), device="cpu")
-        chosen = describe_album(images, captioner, scorer, image_ids=ids, num_beams=3, num_samples=12)
+        chosen = describe_album(images, captioner, scorer)
         assert page.evaluate(CARDS) == [[c.caption, c.rank, f"margin {c.margin:+.3f}"] for c in chosen.images]
         distinct = sum(c.is_distinct for c in chosen.images)
         assert distinct > 1
@@ -125,7 +123,7 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
 def small(rows, scorer):
     captioner = load_captioner(model_path("scenes:blip-mle"), device="cpu")
     albums = {"bag": [row["image"] for row in rows.select(range(2))]}
-    return AlbumDemo({"MLE": captioner}, scorer, albums, max_images=3, num_samples=2, max_new_tokens=8)
+    return AlbumDemo({"MLE": captioner}, scorer, albums, max_images=3, num_candidates=3, max_new_tokens=8)
 
 
 def test_uploaded_files(small, rows, tmp_path):
@@ -232,7 +230,7 @@ def test_album_of_files_is_not_decoded_at_once(small, rows, tmp_path, monkeypatc
         paths.append(str(tmp_path / f"{number}.tiff"))
         rows[number]["image"].save(paths[-1])
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
-    demo = AlbumDemo(small.captioners, small.scorer, {"files": paths}, max_images=3, num_samples=2, max_new_tokens=8)
+    demo = AlbumDemo(small.captioners, small.scorer, {"files": paths}, max_images=3, num_candidates=3, max_new_tokens=8)
     shown = demo.album("files")
     assert [Path(path).suffix for path in shown] == [".png"] * 3
     assert [Image.open(path).tobytes() for path in shown] == [Image.open(path).tobytes() for path in paths]
