@@ -187,10 +187,10 @@ TABLES: dict[str, Table] = {
 _BY_PART = table_columns("rd100_recall_at_1", "hallucination")
 
 PREFERENCES_TABLE = Table(
-    "Scenes that follow the preferences of their kinds, and scenes that go against them",
+    "Scenes with and against the preferences of their kinds",
     (
-        *variants("with_preferences", ", follow", *_BY_PART),
-        *variants("against_preferences", ", against", *_BY_PART),
+        *variants("with_preferences", ", with preferences", *_BY_PART),
+        *variants("against_preferences", ", against preferences", *_BY_PART),
     ),
     _preferences,
 )

@@ -64,8 +64,9 @@ def smile_suite(
         `dict`: `length`, `lexical_diversity`, `pool_recall_at_1`, `pool_recall_at_5`, `rd100_recall_at_1`,
         `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall`, `empty_captions`
         (their number) and, with bags, `bag_<size>_recall_at_1` and `bag_<size>_truth_recall_at_1` (of captions whose
-        claims fit no other image of the bag); with parts, `<part>_rd100_recall_at_1` and `<part>_hallucination`; `ranks`, the rank of each image in the pool; `<key>_ci`
-        holds 95 % bootstrap intervals over images, `<key>_reason` the reason why a value is None.
+        claims fit no other image of the bag); with parts, `<part>_rd100_recall_at_1` and `<part>_hallucination`; `ranks`,
+        the rank of each image in the pool; `<key>_ci` holds 95 % bootstrap intervals over images, `<key>_reason` the
+        reason why a value is None.
 
     Raises:
         ValueError: If lengths differ.
