@@ -233,9 +233,9 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
-    evaluator = Evaluator.from_arguments(
-        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits
-    )
+    options = {"seed": config.seed, "cache_dir": config.feature_cache_dir, "splits": splits}
+    shown = scorer if eval_args.learning_curves else None
+    evaluator = Evaluator.from_arguments(splits["test"], eval_args, reward_scorer=shown, **options)
     is_training = config.num_train_epochs > 0 or config.max_steps > 0
     configs = runs_of(config, sle_args) if is_training else [copy.deepcopy(config)]
     configs[-1].output_dir = str(output_dir / "model")

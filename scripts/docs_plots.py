@@ -189,7 +189,7 @@ PLOTS: tuple[Plot | CurvePlot | TradeoffPlot | ComputePlot, ...] = (
         ("MLE", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references"),
         (_RETRIEVAL, _HALLUCINATION, _CIDER),
     ),
-    CurvePlot("smile_curves.png", "smile_blip_seeds.json", tuple(CURVES[i] for i in (0, 2, 3, 4, 5))),
+    CurvePlot("smile_curves.png", "smile_blip_seeds.json"),
     CurvePlot("smile_subsets.png", "smile_subset_seeds.json", (("length", "Mean length (words)"), _RETRIEVAL)),
     CurvePlot("self_retrieval_curves.png", "self_retrieval_bags_seeds.json"),
     CurvePlot("reward_hacking_curves.png", "reward_hacking_seeds.json"),
@@ -203,7 +203,8 @@ PLOTS: tuple[Plot | CurvePlot | TradeoffPlot | ComputePlot, ...] = (
     ),
     CurvePlot("ndlb_curves.png", "ndlb_matched_seeds.json"),
     TradeoffPlot("sle_tradeoff.png", "sle_frontier_seeds.json"),
-    CurvePlot("sle_curves.png", "sle_frontier_seeds.json", tuple(CURVES[i] for i in (0, 3, 4))),
+    CurvePlot("sle_curves.png", "sle_curves_seeds.json"),
+    CurvePlot("video_curves.png", "smile_video_curves_seeds.json"),
     Plot(
         "video.png",
         "smile_video_seeds.json",

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import hf_captionrl
+from hf_captionrl.scenes.dataset import WORLD_VERSION
 from scripts.release_check import REQUIRED, check_contents
 from scripts.test_versions import ENVIRONMENTS
 
@@ -70,12 +71,30 @@ def test_citation_names_the_version_and_the_four_papers():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == hf_captionrl.__version__ == PROJECT["version"]
     assert citation["license"] == PROJECT["license"]
-    papers = {reference["notes"].split(";")[0].split(",")[0]: reference for reference in citation["references"]}
-    assert set(papers) == {"SMILE", "DiscriTune", "SLE", "Visual Caption Boosting"}
-    for paper in papers.values():
+    cited = {reference["notes"].split(";")[0].split(",")[0]: reference for reference in citation["references"]}
+    assert set(cited) == {"Benchmark", "SMILE", "DiscriTune", "SLE", "Visual Caption Boosting"}
+    for paper in (reference for name, reference in cited.items() if name != "Benchmark"):
         assert paper["title"]
         assert paper["authors"]
         assert all(set(author) == {"family-names", "given-names"} for author in paper["authors"])
+
+
+def test_citation_has_the_benchmark_with_the_version_of_its_data():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    (benchmark,) = [reference for reference in citation["references"] if reference["type"] == "data"]
+    assert benchmark["version"] == WORLD_VERSION
+    assert benchmark["title"].startswith("scenes: ")
+    assert benchmark["authors"] == citation["authors"]
+    assert benchmark["license"] == PROJECT["license"]
+    assert all((ROOT / path).is_file() for path in re.findall(r"docs/[\w./]+(?:json|md)", benchmark["notes"]))
+    # Keys and types of references in version 1.2.0 of the Citation File Format.
+    assert citation["cff-version"] == "1.2.0"
+    known = {"type", "title", "notes", "authors", "version", "license", "collection-title", "journal", "year"}
+    for reference in citation["references"]:
+        assert {"type", "title", "authors"} <= reference.keys() <= known
+        assert reference["type"] in {"article", "conference-paper", "data"}
+        assert all(isinstance(reference.get(key, ""), str) for key in known - {"authors", "year"})
+        assert isinstance(reference.get("year", 0), int)
 
 
 def archive(folder, names):

@@ -162,7 +162,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.image_pools import pool_images, read_bags
     from hf_captionrl.evaluation.learned_metrics import learned_table
-    from hf_captionrl.evaluation.paper_tables import TABLES, ScoredCaptions
+    from hf_captionrl.evaluation.paper_tables import PREFERENCES_TABLE, TABLES, ScoredCaptions
     from hf_captionrl.io import atomic_write_text, to_plain, write_json
     from hf_captionrl.reports.comparison import print_comparison
     from hf_captionrl.reports.length_plots import write_length_histogram
@@ -200,6 +200,8 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
 
     copies = _count_copies(evaluator, len(ids))
     tables = {name: TABLES[name] for name in names} | ({} if learned is None else {"learned": learned})
+    if evaluator.parts:
+        tables["preferences"] = PREFERENCES_TABLE
     sections, signatures = _sections(tables, scored, evaluator, reasons)
     shown = list(sections.values())
     words = _words(scored, evaluator.references) if "discritune" in names else None

@@ -66,6 +66,7 @@ class Evaluator:
         self.references: list[list[str]] = [list(c) for c in dataset["captions"]]
         columns = dataset.column_names
         self.facts = list(dataset["facts"]) if "facts" in columns else None
+        self.parts = preference_parts(dataset)
         self.bags: dict[int, list[list[int]]] = {}
         if "bag_id" in columns:
             ids = list(dataset["bag_id"])
@@ -193,6 +194,7 @@ class Evaluator:
             facts=self.facts,
             check=check if self.facts is not None else None,
             bags=self.bags if self.bag_images is None else {},
+            parts=self.parts,
             seed=self.seed,
         )
         if "ranks" in numbers:
@@ -285,6 +287,14 @@ class Evaluator:
                 row |= {key: None, f"{key}_reason": "an image has only one reference"}
                 row.pop(f"{key}_ci", None)
         return row, captions
+
+
+def preference_parts(dataset: datasets.Dataset) -> dict[str, list[bool]]:
+    """Which images follow the preferences of the embedded world and which go against them; empty for other data."""
+    if "against_preferences" not in dataset.column_names:
+        return {}
+    against = list(dataset["against_preferences"])
+    return {"with_preferences": [not value for value in against], "against_preferences": against}
 
 
 def draw_references(references: Sequence[Sequence[str]], seed: int) -> tuple[list[str], list[list[str]]]:

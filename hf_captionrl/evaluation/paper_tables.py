@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from hf_captionrl.evaluate_modules.metric import all_metrics, table_columns
+from hf_captionrl.evaluate_modules.results_columns import variants
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import paired_test
 from hf_captionrl.metrics.meteor_spice import meteor, spice
@@ -19,7 +20,7 @@ from hf_captionrl.metrics.word_statistics import length_statistics
 from hf_captionrl.reports.table import Column
 from hf_captionrl.scenes import check
 
-__all__ = ["CAPTIONS_TABLE", "TABLES", "ScoredCaptions", "Table", "compare_with_first"]
+__all__ = ["CAPTIONS_TABLE", "PREFERENCES_TABLE", "TABLES", "ScoredCaptions", "Table", "compare_with_first"]
 
 
 @dataclass
@@ -132,6 +133,16 @@ def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     return row.result(details=True)
 
 
+def _preferences(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+    shared = _shared(scored, evaluator)
+    row = SuiteRow(scored.first, evaluator.seed, scored.scorer)
+    if scored.text is not None and evaluator.image_features is not None:
+        row.random_distractors((1,), scored.text, evaluator.image_features, scored.image_ranks)
+    row.faithfulness(shared["facts"], shared["check"])
+    row.parts(evaluator.parts)
+    return row.result(details=True)
+
+
 _FAITHFULNESS = ("hallucination", "fact_recall")
 
 
@@ -172,6 +183,18 @@ TABLES: dict[str, Table] = {
     ),
 }
 """Suites by the name for `--suite`."""
+
+_BY_PART = table_columns("rd100_recall_at_1", "hallucination")
+
+PREFERENCES_TABLE = Table(
+    "Scenes with and against the preferences of their kinds",
+    (
+        *variants("with_preferences", ", with preferences", *_BY_PART),
+        *variants("against_preferences", ", against preferences", *_BY_PART),
+    ),
+    _preferences,
+)
+"""Printed below every suite on the embedded world, where some test scenes go against what their kind prefers."""
 
 _CAPTION_METRICS = [metric for metric in all_metrics().values() if metric.in_captions_table]
 

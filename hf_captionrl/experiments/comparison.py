@@ -227,7 +227,9 @@ def train_runs(
             trainer.train(resume_from_checkpoint=resume and has_checkpoint(output_dir / run.folder))
             if evaluator.learning_curves:
                 first = next(row for row in result.rows if row["name"] == run.starts_from)
-                result.curves[run.name] = curve_points(first, trainer.state)
+                points = curve_points(first, trainer.state)
+                if len(points) > 1:  # a run without evaluations has no curve
+                    result.curves[run.name] = points
             history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
             result.histories[run.name] = [
                 {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}

@@ -141,7 +141,12 @@ def _compare(
         splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
     scorer = optional_scorer(eval_args.scorer_name_or_path)
     evaluator = make_evaluator(
-        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits
+        splits["test"],
+        eval_args,
+        seed=config.seed,
+        cache_dir=config.feature_cache_dir,
+        reward_scorer=scorer if eval_args.learning_curves else None,
+        splits=splits,
     )
     first_folder = output_dir / "model-mle"
 

@@ -78,6 +78,7 @@ OPINIONS: tuple[str, ...] = ("nice", "cute", "pretty", "lovely", "beautiful")
 _P_WORDS = (0.7, 0.2, 0.1)
 _P_OPINION = 0.06
 _P_MISTAKE = 0.03
+_CAN_BE_MISTAKEN = {*FACT_VALUES, "kind", "second"}
 
 
 def article(next_word: str) -> str:
@@ -234,12 +235,10 @@ def _mistaken(rng: np.random.Generator, facts: Facts, name: str) -> Any:
 def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> str:
     """One reference caption: incomplete, and rarely wrong."""
     said: dict[str, Any] = {}
-    for name in facts.__dataclass_fields__:
-        value = getattr(facts, name)
-        has_word = bool(value) and value != "upright"
+    for name, value in facts.to_dict().items():
         mentions = name == "kind" or rng.random() < min(SALIENCE.get(name, 1.0) * annotator.verbosity, 0.97)
-        said[name] = value if has_word and mentions else ""
-        if said[name] and name in (*FACT_VALUES, "kind", "second") and rng.random() < _P_MISTAKE:
+        said[name] = value if mentions and value and value != "upright" else ""
+        if said[name] and name in _CAN_BE_MISTAKEN and rng.random() < _P_MISTAKE:
             said[name] = _mistaken(rng, facts, name)
     if said.get("relation") and not said["second"]:
         said["relation"] = ""  # a relation needs the second object

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,7 +148,8 @@ class Facts:
         Returns:
             `dict`: Field name to value.
         """
-        return asdict(self)
+        # Not dataclasses.asdict, which copies each value deeply and takes ten times longer.
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(frozen=True)

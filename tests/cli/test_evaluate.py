@@ -12,7 +12,7 @@ from hf_captionrl.evaluation import paper_tables as suites
 from hf_captionrl.evaluation.arguments import clip_prefix
 from hf_captionrl.evaluation.evaluate_options import EvaluateOptions
 from hf_captionrl.retrieval.bag_files import BagFile, save_bags
-from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes import check, load_scenes
 from hf_captionrl.scenes.models import model_path
 
 IMAGES = 105
@@ -71,8 +71,9 @@ def rows_of(folder, table):
 
 def test_comparison_has_every_table_and_column(everything):
     result = json.loads((everything / "comparison.json").read_text())
-    assert list(result["tables"]) == ["smile", "discritune", "sle", "ndlb", "captions"]
-    for name, table in [*suites.TABLES.items(), ("captions", suites.CAPTIONS_TABLE)]:
+    assert list(result["tables"]) == ["smile", "discritune", "sle", "ndlb", "preferences", "captions"]
+    more = [("preferences", suites.PREFERENCES_TABLE), ("captions", suites.CAPTIONS_TABLE)]
+    for name, table in [*suites.TABLES.items(), *more]:
         rows = rows_of(everything, name)
         assert list(rows) == ["generic", "full", "five", "references"]
         for row in rows.values():
@@ -87,6 +88,31 @@ def test_comparison_has_every_table_and_column(everything):
     assert "siglip-held-out@" in result["scorer"]
     for name in ("lengths.png", "trade_off.png"):
         assert (everything / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_scenes_with_and_against_the_preferences_are_reported_apart(everything, files, scenes):
+    captions = {row["image_id"]: row["caption"] for row in map(json.loads, files["five"].read_text().splitlines())}
+    claims = {True: [0, 0], False: [0, 0]}  # against the preferences: wrong, all
+    for row in scenes:
+        found = check(captions[row["image_id"]], row["facts"])
+        claims[row["against_preferences"]][0] += len(found.wrong)
+        claims[row["against_preferences"]][1] += len(found.wrong) + len(found.right)
+    rows = rows_of(everything, "preferences")
+    for part, against in (("with_preferences", False), ("against_preferences", True)):
+        wrong, number = claims[against]
+        assert 0 < wrong < number
+        assert rows["five"][f"{part}_hallucination"] == pytest.approx(wrong / number)
+    share = sum(scenes["against_preferences"]) / IMAGES
+    assert 0.1 < share < 0.5
+    whole = rows_of(everything, "smile")
+    for name, row in rows.items():
+        with_, against = (row[f"{part}_rd100_recall_at_1"] for part in ("with_preferences", "against_preferences"))
+        assert with_ != against
+        assert (1 - share) * with_ + share * against == pytest.approx(whole[name]["rd100_recall_at_1"])
+    assert rows["full"]["against_preferences_rd100_recall_at_1_mark"] == "**"
+    markdown = (everything / "comparison.md").read_text()
+    assert "## Scenes with and against the preferences of their kinds" in markdown
+    assert "| Hallucination, against preferences ↓ |" in markdown
 
 
 def test_full_captions_score_above_generic_ones(everything):
@@ -166,6 +192,7 @@ def test_images_without_captions_are_measured_without_references(tmp_path, capsy
     assert row["cider_d_reason"] == "no references"
     assert row["pool_recall_at_1"] > 0
     assert tables["discritune"]["rows"][0]["bleu_4_reason"] == "no references"
+    assert "preferences" not in tables  # photographs have none
     assert "not run: no references, and one file of captions" in (tmp_path / "out" / "comparison.md").read_text()
 
 

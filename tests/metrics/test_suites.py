@@ -107,6 +107,39 @@ def test_micro_averages_are_counted_by_hand():
     assert row["fact_recall"] == pytest.approx(2 / 5)
 
 
+def test_parts_are_counted_by_a_plain_loop():
+    parts = {"odd": [i % 2 == 1 for i in range(N)], "few": [i < 7 for i in range(N)], "none": [False] * N}
+    row = smile_suite(CAPTIONS, text_features=TEXT, image_features=IMAGES, facts=FACTS, check=check, parts=parts)
+    scores = TEXT @ IMAGES.T
+    for name in ("odd", "few"):
+        found, wrong, claims = [], 0, 0
+        for i in (i for i in range(N) if parts[name][i]):
+            better = int((scores[i] > scores[i, i]).sum())
+            # Probability that none of the better images is among 99 distractors drawn from the other images.
+            found.append(math.comb(N - 1 - better, 99) / math.comb(N - 1, 99))
+            words = CAPTIONS[i].split()
+            wrong += words.count("cat")
+            claims += words.count("cat") + words.count("dog") + words.count("red")
+        assert row[f"{name}_rd100_recall_at_1"] == pytest.approx(sum(found) / len(found))
+        assert row[f"{name}_hallucination"] == pytest.approx(wrong / claims)
+        for key in ("rd100_recall_at_1", "hallucination"):
+            low, high = row[f"{name}_{key}_ci"]
+            assert low <= row[f"{name}_{key}"] <= high
+    assert row["none_rd100_recall_at_1"] is row["none_hallucination"] is None
+    assert row["none_hallucination_reason"] == "no image of this part"
+
+
+def test_parts_without_scorer_facts_or_the_length_of_the_captions():
+    part = {"half": [True, False]}
+    row = smile_suite(["red dog", "cat"], parts=part)
+    assert row["half_rd100_recall_at_1_reason"] == "no scorer"
+    assert row["half_hallucination_reason"] == "no facts to check captions with"
+    few = smile_suite(["a", "b"], text_features=TEXT[:2], image_features=IMAGES[:2], parts=part)
+    assert few["half_rd100_recall_at_1_reason"] == "fewer than 100 images"
+    with pytest.raises(ValueError, match="2 captions but 3 half"):
+        smile_suite(["a", "b"], parts={"half": [True] * 3})
+
+
 def test_leave_one_out_is_the_mean_for_a_mean_and_centred_for_a_ratio():
     values = np.array([1.0, 4.0, 2.0, 9.0])
     without = [np.delete(values, i).mean() for i in range(4)]

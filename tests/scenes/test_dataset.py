@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hf_captionrl.scenes import bags, check, load_scenes, render_scene, sample_scene, vary_scene
+from hf_captionrl.scenes import bags, check, load_scenes, render, render_scene, sample_scene, vary_scene
 from hf_captionrl.scenes.dataset import FEATURES, _kept, compose_splits
 from hf_captionrl.scenes.grammar import OPINIONS, SALIENCE
 from hf_captionrl.scenes.object_kinds import CATEGORIES, EMOJI_KINDS, NATURAL_COLOURS, SHAPE_KINDS, names_of, plural
@@ -82,9 +82,17 @@ def test_without_a_disk_it_is_made_again(empty_cache, monkeypatch):
 
 @pytest.mark.slow  # of all of the data, drawn anew
 def test_made_in_ten_seconds(empty_cache):
-    start = time.process_time()
-    load_scenes()
-    assert time.process_time() - start < 20  # of one core that others may slow down; 10 s where none does
+    def cpu_seconds():
+        shutil.rmtree(empty_cache, ignore_errors=True)
+        for made in (_kept, *vars(render).values()):
+            if hasattr(made, "cache_clear"):
+                made.cache_clear()
+        start = time.process_time()
+        load_scenes()
+        return time.process_time() - start
+
+    # Others on the machine share caches and cores with this process and slow it down; one undisturbed try is enough.
+    assert any(cpu_seconds() < 10 for _ in range(3))
 
 
 def test_deterministic_in_the_seed(empty_cache):

@@ -29,6 +29,7 @@ def smile_suite(
     facts: Sequence[Mapping[str, Any]] | None = None,
     check: Callable[[str, Any], Any] | None = None,
     bags: Mapping[int, list[list[int]]] | None = None,
+    parts: Mapping[str, Sequence[bool]] | None = None,
     scorer: str = "",
     seed: int = 0,
     details: bool = False,
@@ -53,6 +54,7 @@ def smile_suite(
         facts: Facts of each image.
         check: Checks a caption with the facts of its image.
         bags: For each bag size the bags, as lists of rows.
+        parts: For each part of the images its name, and whether each image belongs to it.
         scorer: Signature of the scorer, for the signatures of the numbers.
         seed: Seed of the bootstrap.
         details: Also return `per_sample`, scores of single images (or bags) whose mean is the number, for
@@ -62,14 +64,20 @@ def smile_suite(
         `dict`: `length`, `lexical_diversity`, `pool_recall_at_1`, `pool_recall_at_5`, `rd100_recall_at_1`,
         `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall`, `empty_captions`
         (their number) and, with bags, `bag_<size>_recall_at_1` and `bag_<size>_truth_recall_at_1` (of captions whose
-        claims fit no other image of the bag); `ranks`, the rank of each image in the pool; `<key>_ci`
-        holds 95 % bootstrap intervals over images, `<key>_reason` the reason why a value is None.
+        claims fit no other image of the bag); with parts, `<part>_rd100_recall_at_1` and `<part>_hallucination`; `ranks`,
+        the rank of each image in the pool; `<key>_ci` holds 95 % bootstrap intervals over images, `<key>_reason` the
+        reason why a value is None.
 
     Raises:
         ValueError: If lengths differ.
     """
     check_lengths(
-        captions, references=references, text_features=text_features, clip_features=clip_features, facts=facts
+        captions,
+        references=references,
+        text_features=text_features,
+        clip_features=clip_features,
+        facts=facts,
+        **(parts or {}),
     )
     row = SuiteRow(captions, seed, scorer)
     statistics = caption_statistics(row.texts)
@@ -93,5 +101,6 @@ def smile_suite(
     row.perplexity(perplexity)
     row.cider_d(references)
     row.faithfulness(facts, check)
+    row.parts(parts or {})
     row.truth_recalls(facts, check, bags or {})
     return row.result(details)

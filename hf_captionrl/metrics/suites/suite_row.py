@@ -64,6 +64,7 @@ class SuiteRow:
         self.per_sample: dict[str, np.ndarray] = {}
         self.groups: dict[str, list[Any]] = {}
         self.signatures: dict[str, str] = {}
+        self._claims: tuple[np.ndarray, np.ndarray] | None = None  # wrong and right claims of each caption
 
     def missing(self, reason: str, *keys: str) -> None:
         """Set numbers to None, with the reason."""
@@ -191,9 +192,35 @@ class SuiteRow:
             return
         found = faithfulness(self.texts, facts, check)
         counts = {name: np.asarray(values) for name, values in found["per_sample"].items()}
+        self._claims = counts["wrong"], counts["right"]
         for key, above, beside in (("hallucination", "wrong", "right"), ("fact_recall", "recalled", "missed")):
             weights = counts[above] + counts[beside]
             self.mean(key, counts[above], weights=weights, signature=found["signature"], is_share=True)
+
+    def parts(self, parts: Mapping[str, Sequence[bool]]) -> None:
+        """Set `<part>_rd100_recall_at_1` and `<part>_hallucination`: means over the images of each part.
+
+        Call it after `random_distractors` and `faithfulness`. Distractors are of all images, so the parts together give the
+        number of the whole set.
+        """
+        rd100, hallucination = "rd100_recall_at_1", "hallucination"
+        for name, chosen in parts.items():
+            at = np.flatnonzero(chosen)
+            if not len(at):
+                self.missing("no image of this part", f"{name}_{rd100}", f"{name}_{hallucination}")
+                continue
+            if rd100 in self.per_sample:
+                groups = [self.groups[rd100][row] for row in at]
+                signature = self.signatures.get(rd100, "")
+                self.mean(f"{name}_{rd100}", self.per_sample[rd100][at], groups=groups, signature=signature)
+            else:
+                self.missing(self.numbers.get(f"{rd100}_reason", "no scorer"), f"{name}_{rd100}")
+            if self._claims is None:
+                self.missing("no facts to check captions with", f"{name}_{hallucination}")
+                continue
+            wrong, right = (counts[at] for counts in self._claims)
+            signature = self.signatures.get(hallucination, "")
+            self.mean(f"{name}_{hallucination}", wrong, weights=wrong + right, signature=signature, is_share=True)
 
     def truth_recalls(
         self,
