@@ -289,28 +289,30 @@ def measure(arguments: argparse.Namespace) -> None:
                 print(json.dumps(row), flush=True)
 
 
-_MIXED = "{}, assignment of 4 beams and 12 samples"
+_BEAMS, _MIXED = "{}, assignment of 16 beams", "{}, assignment of 4 beams and 12 samples"
+_FOUND, _TRUE, _WRONG, _UNIQUE = "held_out", "truth", "hallucination", "distinct"
+# Settings, what is subtracted from them, and the columns; {} is a captioner.
 COMPARISONS = (
-    # Title, column, the settings, and what is subtracted from them.
-    ("assignment of 16 minus best of 16", "distinct", "{}, assignment of 16", "{}, best of 16"),
-    ("assignment of 16 minus best of 16", "hallucination", "{}, assignment of 16", "{}, best of 16"),
-    ("assignment of 16 minus best of 16", "held_out", "{}, assignment of 16", "{}, best of 16"),
-    ("assignment of 4 beams and 12 samples minus of 4 beams", "held_out", _MIXED, "{}, assignment of 4 beams"),
-    ("assignment of 4 beams and 12 samples minus of 4 beams", "truth", _MIXED, "{}, assignment of 4 beams"),
-    ("assignment of 4 beams and 12 samples minus of 4 beams", "hallucination", _MIXED, "{}, assignment of 4 beams"),
-    ("assignment of 4 beams minus one beam", "distinct", "{}, assignment of 4 beams", "{}, one beam"),
-    ("assignment of 4 beams minus one beam", "held_out", "{}, assignment of 4 beams", "{}, one beam"),
-    ("assignment of 4 beams minus one beam", "truth", "{}, assignment of 4 beams", "{}, one beam"),
-    ("assignment of 4 beams minus one beam", "hallucination", "{}, assignment of 4 beams", "{}, one beam"),
-    ("RSA minus one beam", "held_out", "{}, RSA 1", "{}, one beam"),
-    ("RSA minus one beam", "hallucination", "{}, RSA 1", "{}, one beam"),
-    ("one beam of SR minus best of 64 of MLE", "held_out", "SR, one beam", "MLE, best of 64"),
-    ("one beam of SR minus best of 64 of MLE", "truth", "SR, one beam", "MLE, best of 64"),
-    ("best of 4 of SR minus best of 64 of MLE", "held_out", "SR, best of 4", "MLE, best of 64"),
-    ("adapted for 10 minutes minus best of 64", "held_out", "MLE, adapted 600 s", "MLE, best of 64"),
-    ("adapted for 10 minutes minus best of 64", "truth", "MLE, adapted 600 s", "MLE, best of 64"),
-    ("adapted for 10 minutes minus best of 64", "hallucination", "MLE, adapted 600 s", "MLE, best of 64"),
-    ("adapted for 10 minutes minus one beam", "truth", "MLE, adapted 600 s", "MLE, one beam"),
+    (_BEAMS, "{}, one beam", (_UNIQUE, _FOUND, _TRUE, _WRONG)),
+    (_BEAMS, _MIXED, (_FOUND, _TRUE, _WRONG)),
+    (_BEAMS, "{}, best of 64", (_FOUND, _TRUE, _WRONG)),
+    ("{}, assignment of 16", "{}, best of 16", (_UNIQUE, _FOUND, _WRONG)),
+    ("{}, assignment of 8 RSA beams", "{}, assignment of 8 beams", (_FOUND, _TRUE, _WRONG)),
+    ("SR, one beam", "MLE, best of 64", (_FOUND, _TRUE, _WRONG)),
+    ("SR, one beam", "MLE, assignment of 16 beams", (_FOUND, _TRUE, _WRONG)),
+    ("SR, best of 4", "MLE, best of 64", (_FOUND, _TRUE)),
+    ("MLE, adapted 600 s", "MLE, one beam", (_FOUND, _TRUE, _WRONG)),
+    ("MLE, adapted 600 s", "MLE, best of 64", (_FOUND, _TRUE, _WRONG)),
+    ("MLE, adapted 600 s", "MLE, assignment of 16 beams", (_FOUND, _TRUE, _WRONG)),
+)
+SHOWN = (
+    # On the page; every setting is in the result.
+    "one beam",
+    *(f"best of {number}" for number in (1, 4, 16, 64)),
+    "assignment of 4 beams and 12 samples",
+    *(f"assignment of {number} beams" for number in (4, 8, 16)),
+    "RSA 1",
+    "assignment of 8 RSA beams",
 )
 
 
@@ -382,16 +384,14 @@ def result_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What is committed: the numbers of every setting, and differences with intervals."""
     samples = sorted({int(r["setting"].rpartition(" ")[2]) for r in rows if ", best of " in r["setting"]})
     differences = []
-    for title, column, more, less in COMPARISONS:
+    for more, less, columns in COMPARISONS:
         for name in ("MLE", "SR") if "{}" in more else ("",):
-            found = compared(rows, column, more.format(name), less.format(name))
-            if found:
-                differences.append({"title": f"{name}: {title}" if name else title, **found})
+            for column in columns:
+                found = compared(rows, column, more.format(name), less.format(name))
+                differences += [found] if found else []
     for name in ("MLE", "SR") if samples else ():
         found = overstated(rows, name, samples[0], samples[-1])
-        if found:
-            title = f"{name}: best of {samples[-1]} minus best of {samples[0]}, reward scorer minus held-out scorer"
-            differences.append({"title": title, **found})
+        differences += [found] if found else []
     return {
         "command": "python scripts/album_campaign.py",
         "seeds": sorted({row["seed"] for row in rows}),
@@ -415,13 +415,16 @@ def to_markdown(result: dict[str, Any]) -> str:
     for columns in tables:
         lines += ["| | " + " | ".join(COLUMNS[c] for c in columns) + " |", "|:--|" + "--:|" * len(columns)]
         for row in result["rows"]:
+            kind = row["name"].partition(", ")[2]
+            if kind not in SHOWN and not kind.startswith("adapted"):
+                continue
             cells = [_cell(*row[column]["interval"], row[column]["mean"]) for column in columns]
             lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
         lines.append("")
-    lines += ["| difference | of | value |", "|:--|:--|--:|"]
+    lines += ["| setting | minus | of | difference |", "|:--|:--|:--|--:|"]
     for one in result["comparisons"]:
-        column = COLUMNS.get(one["column"], "R@1")
-        lines.append(f"| {one['title']} | {column} | {_cell(*one['interval'], one['difference'])} |")
+        column = COLUMNS.get(one["column"], "R@1 by the reward scorer minus R@1 by the held-out scorer")
+        lines.append(f"| {one['more']} | {one['less']} | {column} | {_cell(*one['interval'], one['difference'])} |")
     images = ", ".join(f"{n:,}" for n in result["images"])
     lines += [
         "",

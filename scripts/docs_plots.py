@@ -134,14 +134,17 @@ class ComputePlot:
     file: str
     result: str
     panels: tuple[tuple[str, str], ...]
+    left_out: frozenset[str] = frozenset()  # settings that equal others
 
     def lines(self) -> dict[str, list[dict[str, Any]]]:
         """The settings of each line, by compute."""
         found: dict[str, list[dict[str, Any]]] = {}
         for row in json.loads((RESULTS / self.result).read_text(encoding="utf-8"))["rows"]:
+            if row["name"].partition(", ")[2] in self.left_out:
+                continue
             point = {"cpu_s": row["cpu_s"]["mean"], "name": row["name"]}
             point |= {key: [row[key]["mean"], *row[key]["interval"]] for key, _ in self.panels}
-            found.setdefault(re.sub(r"( of)? [\d.]+( s)?$", "", row["name"]), []).append(point)
+            found.setdefault(re.sub(r"[\d.]+", "N", row["name"]), []).append(point)
         return {name: sorted(points, key=lambda point: point["cpu_s"]) for name, points in found.items()}
 
     def numbers(self) -> str:
@@ -150,7 +153,7 @@ class ComputePlot:
 
     def draw(self, path: Path) -> Path:
         """Draw and write the picture."""
-        figure, axes = new_figure(6.0 * len(self.panels), 5.0, columns=len(self.panels))
+        figure, axes = new_figure(5.0 * len(self.panels), 5.2, columns=len(self.panels))
         lines = self.lines()
         kinds = list(dict.fromkeys(name.partition(", ")[2] for name in lines))
         models = list(dict.fromkeys(name.partition(", ")[0] for name in lines))
@@ -174,7 +177,9 @@ class ComputePlot:
             axis.set_xlabel("CPU seconds per image")
             axis.set_title(title, fontsize=10, color="#1d2129")
             tidy(axis)
-        axes[0].legend(fontsize=7.5, frameon=False)
+        figure.legend(
+            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False
+        )
         return save_figure(path, figure, text={"Numbers": self.numbers()})
 
 
@@ -200,6 +205,7 @@ PLOTS: tuple[Plot | CurvePlot | TradeoffPlot | ComputePlot, ...] = (
         "best_of_n.png",
         "album_campaign.json",
         (("held_out", "R@1 in the album, held-out scorer ↑"), ("hallucination", "Hallucination ↓")),
+        frozenset(f"assignment of {number}" for number in (4, 16, 64)),
     ),
     CurvePlot("ndlb_curves.png", "ndlb_matched_seeds.json"),
     TradeoffPlot("sle_tradeoff.png", "sle_frontier_seeds.json"),

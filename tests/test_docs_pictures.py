@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from scripts import docs_pictures
+from scripts import docs_pictures, docs_plots
 from scripts.docs_pictures import COLUMNS, ROWS, before_after, draw, photograph
 from scripts.docs_plots import PLOTS
 from tests.tolerances import close
@@ -80,3 +80,19 @@ def test_without_a_browser_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(docs_pictures.shutil, "which", lambda name: None)
     with pytest.raises(FileNotFoundError, match="Install chromium"):
         photograph(tmp_path / "page.html", tmp_path / "page.png")
+
+
+def test_settings_that_differ_in_a_number_are_one_line(tmp_path, monkeypatch):
+    def row(name, cpu_s, value):
+        return {"name": name, "cpu_s": {"mean": cpu_s}, "held_out": {"mean": value, "interval": [value - 0.1, None]}}
+
+    rows = [row("MLE, best of 16", 2.0, 0.5), row("MLE, best of 4", 1.0, 0.4), row("MLE, adapted 60 s", 3.0, 0.6)]
+    (tmp_path / "made.json").write_text(json.dumps({"rows": [*rows, row("SR, best of 4 beams", 9.0, 0.1)]}))
+    monkeypatch.setattr(docs_plots, "RESULTS", tmp_path)
+    panels = (("held_out", "R@1"), ("held_out", "again"))
+    plot = docs_plots.ComputePlot("made.png", "made.json", panels, frozenset({"best of 4 beams"}))
+    found = {
+        name: [(point["cpu_s"], point["held_out"][0]) for point in points] for name, points in plot.lines().items()
+    }
+    assert found == {"MLE, best of N": [(1.0, 0.4), (2.0, 0.5)], "MLE, adapted N s": [(3.0, 0.6)]}
+    assert plot.draw(tmp_path / "made.png").stat().st_size > 5000

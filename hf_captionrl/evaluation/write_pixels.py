@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
 from hf_captionrl.engine import read_manifest
 from hf_captionrl.evaluation.cached_rows import CachedRowsOptions, fill_cache, keys_and_cached, print_summary
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, LoadedSplit, cache_dir_option, source_settings
@@ -79,6 +77,8 @@ class PixelStage(ImageStage):
         return {"key": pa.string(), "pixels": pa.binary()}
 
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
+        import numpy as np
+
         keys, cached = keys_and_cached(self.reader, self._cache, rows)
         found: dict[int, Any] = {
             row: cached[row] if row in cached else self.reader.read(row, self._pixels) for row in keys

@@ -67,7 +67,9 @@ def test_result_and_page(tiny):
     assert "Albums of 14 images, seeds 0:" in page
     result = json.loads((folder / "result.json").read_text())
     assert [row["name"] for row in result["rows"]][-1] == "MLE, adapted 0.01 s"
-    assert "| MLE: RSA minus one beam | hallucination |" in page
+    assert "| MLE, assignment of 16 beams | MLE, one beam | hallucination |" in page
+    assert "| MLE, RSA 3 |" not in page, "only in the result"
+    assert "MLE, RSA 3" in [row["name"] for row in result["rows"]]
     one = {"setting": "MLE, a", "adapter": {}, **dict.fromkeys(campaign.COLUMNS, 0.0)}
     (found,) = campaign.aggregated([one, {**one, "distinct": 1.0}])
     # Student's t with one degree of freedom: 12.706 standard errors, each 0.5.

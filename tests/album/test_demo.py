@@ -230,7 +230,9 @@ def test_album_of_files_is_not_decoded_at_once(small, rows, tmp_path, monkeypatc
         paths.append(str(tmp_path / f"{number}.tiff"))
         rows[number]["image"].save(paths[-1])
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
-    demo = AlbumDemo(small.captioners, small.scorer, {"files": paths}, max_images=3, num_candidates=3, max_new_tokens=8)
+    demo = AlbumDemo(
+        small.captioners, small.scorer, {"files": paths}, max_images=3, num_candidates=3, max_new_tokens=8
+    )
     shown = demo.album("files")
     assert [Path(path).suffix for path in shown] == [".png"] * 3
     assert [Image.open(path).tobytes() for path in shown] == [Image.open(path).tobytes() for path in paths]
