@@ -43,7 +43,7 @@ def written(scenes, tmp_path_factory):
 
 def test_numbers_are_those_of_the_functions(written, scenes):
     folder, captions, result = written
-    assert list(result["tables"]) == ["smile", "learned", "captions"]
+    assert list(result["tables"]) == ["smile", "learned", "preferences", "captions"]
     mine, human = result["tables"]["learned"]["rows"]
     references = [list(group) for group in scenes["captions"]]
     captions = [caption or EMPTY_CAPTION for caption in captions]
