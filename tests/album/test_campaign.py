@@ -7,6 +7,8 @@ import pytest
 
 from hf_captionrl.scenes import check
 from scripts import album_campaign as campaign
+from scripts import album_numbers
+from tests.tolerances import close
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +72,10 @@ def test_result_and_page(tiny):
     assert "| MLE, assignment of 16 beams | MLE, one beam | hallucination |" in page
     assert "| MLE, RSA 3 |" not in page, "only in the result"
     assert "MLE, RSA 3" in [row["name"] for row in result["rows"]]
-    one = {"setting": "MLE, a", "adapter": {}, **dict.fromkeys(campaign.COLUMNS, 0.0)}
-    (found,) = campaign.aggregated([one, {**one, "distinct": 1.0}])
+    one = {"setting": "MLE, a", "adapter": {}, **dict.fromkeys(album_numbers.COLUMNS, 0.0)}
+    (found,) = album_numbers.aggregated([one, {**one, "distinct": 1.0}])
     # Student's t with one degree of freedom: 12.706 standard errors, each 0.5.
-    assert found["distinct"]["interval"] == pytest.approx([0.5 - 12.706 / 2, 0.5 + 12.706 / 2], abs=1e-3)
+    assert found["distinct"]["interval"] == close([0.5 - 12.706205 / 2, 0.5 + 12.706205 / 2])
 
 
 def row_of(setting, seed, *, bags, **each):
@@ -85,20 +87,20 @@ def test_differences_are_paired_by_image():
     more = [row_of("a", s, bags=bags, held_out=[1, 1, 1, 0], wrong=[1, 0, 0, 0], claims=[4, 4, 1, 1]) for s in (0, 1)]
     less = [row_of("b", s, bags=bags, held_out=[1, 0, 0, 0], wrong=[2, 1, 0, 0], claims=[4, 4, 1, 1]) for s in (1, 0)]
     alone = row_of("b", 2, bags=bags, held_out=[1, 1, 1, 1], wrong=[0] * 4, claims=[1] * 4)
-    found = campaign.compared([*more, *less, alone], "held_out", "a", "b")
+    found = album_numbers.compared([*more, *less, alone], "held_out", "a", "b")
     assert (found["difference"], found["num_samples"]) == (0.5, 8)
     # Every bag gains one of two, so no resample of whole bags differs.
     assert found["interval"] == pytest.approx((0.5, 0.5))
     # Ratios of sums: 1/10 minus 3/10.
-    assert campaign.compared([*more, *less], "hallucination", "a", "b")["difference"] == pytest.approx(-0.2)
-    assert campaign.compared(more, "held_out", "a", "c") is None
+    assert album_numbers.compared([*more, *less], "hallucination", "a", "b")["difference"] == pytest.approx(-0.2)
+    assert album_numbers.compared(more, "held_out", "a", "c") is None
 
 
 def test_overstatement_is_a_difference_of_rises():
     few = row_of("MLE, best of 1", 0, bags=["x", "y"], reward=[0, 0], held_out=[0, 0])
     many = row_of("MLE, best of 4", 0, bags=["x", "y"], reward=[1, 1], held_out=[1, 0])
-    assert campaign.overstated([few, many], "MLE", 1, 4)["difference"] == 0.5
-    assert campaign.overstated([few, many], "SR", 1, 4) is None
+    assert album_numbers.overstated([few, many], "MLE", 1, 4)["difference"] == 0.5
+    assert album_numbers.overstated([few, many], "SR", 1, 4) is None
 
 
 def test_the_exact_checker_judges_inside_the_bag():
