@@ -162,7 +162,7 @@ def test_every_figure_of_the_index_is_on_the_page():
                 assert cells[7].startswith("not run: "), line
 
 
-NOT_RUN_YET = {"ndlb_large_bags_seeds"}
+NOT_RUN_YET: set[str] = set()
 """Runs without a committed result."""
 
 

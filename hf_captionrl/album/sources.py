@@ -180,7 +180,7 @@ def _read_sidecar(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error}). Convert it, or use --no_sidecar_captions.") from None
+        raise ValueError(f"{path} is not UTF-8 ({error}). Convert it, or use --no-sidecar_captions.") from None
 
 
 def read_captions_for(source: AlbumSource, path: str | os.PathLike[str]) -> list[list[str]]:

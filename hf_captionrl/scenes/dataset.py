@@ -223,7 +223,7 @@ def load_scenes(
         num_train (`int`): Scenes in `train`.
         num_validation (`int`): Scenes in `validation`.
         num_test (`int`): Scenes in `test`: bags of 7 similar images, and what is left over as single scenes. The bags of 3
-            and 5 are parts of those of 7. A quarter of the bags goes against what their kind prefers.
+            and 5 are parts of those of 7. A quarter of the bags goes against what their kind prefers on purpose.
 
     Returns:
         `datasets.DatasetDict`: `train`, `validation` and `test` with the columns of `FEATURES`.
