@@ -235,7 +235,8 @@ class AlbumEngine:
 
     def _texts(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
         """The captions chosen before any editing; they will be edited or shown to the captioner."""
-        found = self._chosen(candidates, old, replace(self.settings, max_characters=None, trigger=None))
+        unedited = replace(self.settings, max_characters=None, trigger=None)
+        found = self._chosen(candidates, old, unedited, "comparing unedited captions")
         return [caption.caption for caption in found.captions]
 
     def _shared(self, rows: Sequence[int], texts: Sequence[str]) -> list[GroupFacts]:
@@ -262,7 +263,9 @@ class AlbumEngine:
             found.append(list(dict.fromkeys(texts)))
         return found
 
-    def _chosen(self, candidates: list[list[str]], old: list[list[str]], settings: AlbumSettings) -> ChosenCaptions:
+    def _chosen(
+        self, candidates: list[list[str]], old: list[list[str]], settings: AlbumSettings, stage: str = "comparing"
+    ) -> ChosenCaptions:
         allowed = check_candidates(candidates, old, settings, trigger=settings.trigger)
         if settings.choice == "first":
             candidates, allowed = _first_allowed(candidates, allowed)
@@ -274,7 +277,7 @@ class AlbumEngine:
             allowed=allowed,
             max_component=settings.max_component,
             exclusive=settings.choice == "assignment",
-            progress=stage_progress(self.progress, "comparing"),
+            progress=stage_progress(self.progress, stage),
         )
 
     def existing_captions(self) -> Album:

@@ -225,7 +225,15 @@ class AlbumRun:
                 album.to_jsonl(path)
             else:
                 title = Path(self.options.images).name or "Album"
-                write_report(path, album, self.source.images, title=title, max_images=self.options.page_images)
+                with Progress(min(len(album.images), self.options.page_images)) as progress:
+                    write_report(
+                        path,
+                        album,
+                        self.source.images,
+                        title=title,
+                        max_images=self.options.page_images,
+                        progress=lambda number, bar=progress: bar("writing the page", number),  # type: ignore[misc]
+                    )
             written.append(str(path))
         if self.options.sidecars:
             number = write_sidecars(album, self.source.paths)

@@ -115,8 +115,8 @@ def load_album_source(
         files = [str(path / image) for image in listing.images]
         found = AlbumSource(files, listing.images, paths=list(files), root=path)
     else:
-        if path is not None and path.is_dir() and not any(path.iterdir()):
-            raise ValueError(f"The folder {str(path)!r} is empty. Use a folder that contains images.")
+        if path is not None and path.is_dir() and all(found.is_dir() for found in path.rglob("*")):
+            raise ValueError(f"The folder {str(path)!r} contains no files. Use a folder that contains images.")
         found = _data_set(name, path, source)
     if sidecars:
         for row, image in enumerate(found.paths):

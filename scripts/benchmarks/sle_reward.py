@@ -266,7 +266,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"{result['date']}. The steps of BLIP's shape were measured with {counts} images. The fixed part (AdamW over "
         f"{blip['parameters'] / 1e6:.0f} M weights) was kept and the rest scaled to 100 images. Larger batches use a "
         "processor more efficiently, so the true share is somewhat higher. With a GPU, the reward also runs on the GPU, "
-        "which was not measured. The embedded captioner is the hardest case, because its 0.7 M weights make the step "
+        "which was not measured. The embedded captioner is the hardest case, because its 1 M weights make the step "
         "cheap; its step was measured with 100 images, its captions and rewards.",
     ]
     return "\n".join(lines)

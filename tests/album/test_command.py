@@ -238,9 +238,9 @@ def test_invalid_options_are_refused(photos, capsys, arguments, message):
 
 def test_empty_folders_and_foreign_files_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "nested").mkdir(parents=True)
     assert album(*MODEL) == 2
-    assert "is empty" in capsys.readouterr().err
+    assert "contains no files" in capsys.readouterr().err
     (tmp_path / "photos" / "a.png").write_bytes(b"")
     assert album(*MODEL) == 2
     assert "can be read" in capsys.readouterr().err
