@@ -121,7 +121,7 @@ def adapt_to_album(
     before. It is saved in either case.
 
     `held_out` decides and should not be the scorer; `load` is called again if the adapter is not kept. With `resume`, a training that was
-    killed goes on from its last checkpoint in `folder` with the time that is left.
+    killed resumes from its last checkpoint in `folder` for the remaining time.
     """
     caches = [FeatureCache.for_scorer(one, cache_dir) for one in (scorer, held_out)]
     facts = read_images(images, scorer, cache=caches[0], skip_unreadable=True)

@@ -1,4 +1,4 @@
-"""A killed `--adapt` goes on from its checkpoint with the time that is left; its bar; settings that need another adapter."""
+"""A killed `--adapt` resumes from its checkpoint for the remaining time; its bar; settings that need another adapter."""
 
 import json
 import os

@@ -16,6 +16,7 @@ from hf_captionrl.album.settings import AlbumSettings
 from hf_captionrl.data import ImageError
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import caption_generation
+from tests.album.axes import Axes, picture
 
 
 def test_candidates_are_beams_and_samples(captioner, images):
@@ -118,22 +119,7 @@ def test_diagnosis_of_existing_captions(scorer, images):
 
 
 def test_generic_captions_fit_half_of_the_images():
-    class Axes:
-        """Features by name; `all` fits every image equally."""
-
-        logit_scale, max_text_tokens, signature = 1.0, 77, "axes@1"
-
-        def image_features(self, opened):
-            return torch.stack([torch.eye(6)[image.getpixel((0, 0))[0] // 40] for image in opened])
-
-        def text_features(self, captions):
-            rows = [torch.eye(6)[int(c[-1])] if c[-1].isdigit() else torch.ones(6) / 6**0.5 for c in captions]
-            return torch.stack(rows)
-
-        def count_truncated(self, captions):
-            return 0
-
-    pictures = [Image.new("RGB", (8, 8), (40 * n, 0, 0)) for n in range(6)]
+    pictures = [picture(n) for n in range(6)]
     texts = ["image 0", "image 2", "all", "image 3", "image 4", "image 5"]
     found = describe_album(pictures, None, Axes(), captions=texts, copy_threshold=2)
     assert [image.problems for image in found.images] == [(), ("generic",), ("generic",), (), (), ()]

@@ -4,33 +4,10 @@ import csv
 import json
 from pathlib import Path
 
-import torch
-from PIL import Image
-
 from hf_captionrl.album.album import describe_album
 from hf_captionrl.album.album_result import summary_text
 from hf_captionrl.cli import main
-
-
-class Axes:
-    """The text `image 2` fits image 2, and `all` fits every image equally."""
-
-    logit_scale, max_text_tokens, signature = 1.0, 77, "axes@1"
-
-    def image_features(self, opened):
-        return torch.stack([torch.eye(6)[image.getpixel((0, 0))[0] // 40] for image in opened])
-
-    def text_features(self, captions):
-        rows = [torch.eye(6)[int(c[-1])] if c[-1].isdigit() else torch.ones(6) / 6**0.5 for c in captions]
-        return torch.stack(rows)
-
-    def count_truncated(self, captions):
-        return sum("long" in text for text in captions)
-
-
-def picture(number):
-    return Image.new("RGB", (8, 8), (40 * number, 0, 0))
-
+from tests.album.axes import Axes, picture
 
 PICTURES = [picture(n) for n in (0, 1, 2, 3, 4, 5, 0)]  # the last one is a copy of the first
 TEXTS = [
