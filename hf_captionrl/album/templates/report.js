@@ -5,12 +5,21 @@
   const storeKey = `captionrl-album-${data.fingerprint}`;
   const step = 60; // cards that are added at once
   let edits = new Map();
+  let kept = true;
   let visible = [];
   let limit = step;
 
-  try {
-    edits = new Map(JSON.parse(localStorage.getItem(storeKey) ?? "[]"));
-  } catch {
+  function load() {
+    if (!kept) return; // what is in memory is newer
+    try {
+      edits = new Map(JSON.parse(localStorage.getItem(storeKey) ?? "[]"));
+    } catch {
+      unkept();
+    }
+  }
+
+  function unkept() {
+    kept = false;
     $("note").textContent = "This browser keeps no edits. Export them before you close the page.";
   }
 
@@ -128,7 +137,7 @@
     try {
       localStorage.setItem(storeKey, JSON.stringify([...edits]));
     } catch {
-      $("note").textContent = "This browser keeps no edits. Export them before you close the page.";
+      unkept();
     }
   }
 
@@ -143,6 +152,7 @@
       event.stopPropagation();
       if (event.key === "Escape" || (event.key === "Enter" && !event.shiftKey && !event.isComposing)) {
         event.preventDefault();
+        load(); // what another tab has edited stays
         if (event.key === "Enter") {
           const text = box.value.split(/\s+/).join(" ").trim();
           if (text === card.caption) edits.delete(card.key);
@@ -191,5 +201,14 @@
     else return;
     event.preventDefault();
   });
+  // Another tab has edited the same page.
+  window.addEventListener("storage", (event) => {
+    if (event.key !== storeKey || document.querySelector("textarea")) return;
+    const key = focused()?.dataset.key;
+    load();
+    show();
+    if (key !== undefined) focusOn(Number(key));
+  });
+  load();
   show();
 })();
