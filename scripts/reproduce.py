@@ -4,6 +4,7 @@
     python scripts/reproduce.py --processes 2                   # run what is missing, then write the pages
     python scripts/reproduce.py --only smile-table-1            # rows or runs by name
     python scripts/reproduce.py --data_root DATA                # also rows on the papers' data
+    python scripts/reproduce.py --measure_again smile_blip_seeds  # new columns of finished runs; trains nothing
     python scripts/reproduce.py --pages                         # write the pages of finished results; runs nothing
     python scripts/reproduce.py --check                         # exit code 1 if pages are out of date or rows of tables are wrong
 
@@ -30,6 +31,7 @@ from hf_captionrl.io import atomic_write_text  # noqa: E402
 from scripts import docs_tables  # noqa: E402
 from scripts.make_paper_index import ROWS, load_index, load_rows  # noqa: E402
 from scripts.reproduction import findings, hacking, index_rows, leaderboard  # noqa: E402
+from scripts.reproduction.again import measure_again  # noqa: E402
 from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
 from scripts.reproduction.page import to_markdown  # noqa: E402
 from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
@@ -137,6 +139,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data_root", type=Path, help="folder of the papers' data and captioners")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time; use about one per core")
+    parser.add_argument(
+        "--measure_again",
+        nargs="+",
+        metavar="RUN",
+        help="measure the models of finished runs for columns that their tables did not have; trains nothing",
+    )
     parser.add_argument("--list", action="store_true", help="show what is finished and what is missing; runs nothing")
     parser.add_argument("--pages", action="store_true", help="write the pages of finished results; runs nothing")
     parser.add_argument(
@@ -204,6 +212,18 @@ def _run_all(
     return reasons
 
 
+def _measure_all_again(runs: Mapping[str, Run], args: argparse.Namespace) -> dict[str, str]:
+    """Measure the models of finished runs again; returns the reasons of runs that could not be, by name."""
+    if unknown := set(args.measure_again) - runs.keys():
+        raise SystemExit(f"--measure_again {' '.join(sorted(unknown))}: there is no such run. See --list.")
+    folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}
+    found = {
+        name: measure_again(runs[name], _seeds(runs[name], args.seeds), others=runs, **folders)
+        for name in args.measure_again
+    }
+    return {name: why for name, why in found.items() if why is not None}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     args = _parser().parse_args(argv)
@@ -229,7 +249,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         console.print(_listing(rows, runs, args))
         return 0
-    reasons = {} if args.pages else _run_all(rows, runs, args, console)
+    if args.pages:
+        reasons = {}
+    elif args.measure_again:
+        reasons = _measure_all_again(runs, args)
+    else:
+        reasons = _run_all(rows, runs, args, console)
     own = args.output.resolve() == RESULTS.resolve()
     for name, text in pages(args.output, seeds=None if own else args.seeds, reasons=None if own else reasons).items():
         atomic_write_text((DOCS if own else args.output) / name, text)

@@ -136,8 +136,7 @@ def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | N
     if not path.exists():
         return None
     record = json.loads(path.read_text(encoding="utf-8"))
-    stem = path.with_suffix("")
-    asked = run.recorded(seeds, (stem.relative_to(ROOT) if stem.is_relative_to(ROOT) else stem).as_posix())
+    asked = run.recorded(seeds, said_of(path.with_suffix("")))
     made = record.get("versions", {}).get("hf_captionrl", version("hf_captionrl"))
     recorded = record.get("command", record.get("commands", asked))
     recorded = with_rows(recorded) if isinstance(recorded, str) else [with_rows(command) for command in recorded]
@@ -166,6 +165,11 @@ def call(words: Sequence[str], folder: Path = ROOT) -> int:
     return subprocess.run(list(words), cwd=folder, check=False).returncode
 
 
+def said_of(place: Path) -> str:
+    """A result's place as a command says it, in this project from its root."""
+    return (place.relative_to(ROOT) if place.is_relative_to(ROOT) else place).as_posix()
+
+
 def execute(
     run: Run,
     seeds: Sequence[int],
@@ -185,7 +189,7 @@ def execute(
         return f"needs the results of {', '.join(dict.fromkeys(unknown))}"
     folder = run.folder(runs_dir)
     place = output / run.name
-    name = (place.relative_to(ROOT) if place.is_relative_to(ROOT) else place).as_posix()
+    name = said_of(place)
     for marker, command in run.commands(seeds, name, runs_dir, others):
         done = folder / f"{marker}.json"
         last = marker == run.commands(seeds, name, runs_dir, others)[-1][0]
@@ -203,7 +207,7 @@ def execute(
             return f"exit code {code} of `{command}`"
         write_json(done, {"command": command, "seconds": time.monotonic() - start, "versions": installed_versions()})
     try:
-        _complete(run, seeds, place.with_suffix(".json"), name, folder)
+        complete(run, seeds, place.with_suffix(".json"), name, folder)
     except UnreachedError as error:
         return str(error)
     return None
@@ -231,7 +235,7 @@ def in_order(needs: Mapping[str, Collection[str]], work: Callable[[str], None], 
                 done.result()
 
 
-def _complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path) -> None:
+def complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path) -> None:
     """Put rows together where the steps do not, and say what made the result."""
     if run.rows:
         places = {
