@@ -90,18 +90,26 @@ class Distractors(NamedTuple):
     kind: str  # "batch", or a value of `bank_images`
     nearest: int  # nearest images of each target, the same in every bank
     random: int  # images drawn from the others
+    weighting: str = "equal"  # a value of `bank_weighting`
 
     @property
     def number(self) -> int:
         return self.nearest + self.random
 
+    def counts(self, num_images: int) -> list[float] | None:
+        """How many of all images each of them stands for; None: all for the same number."""
+        if self.weighting == "equal":
+            return None
+        return [1.0] * self.nearest + [(num_images - self.nearest) / self.random] * self.random
+
     def __str__(self) -> str:
-        return {
+        text = {
             "batch": "another batch each step",
             "random": f"a bank of {self.random}",
             "nearest": f"the {self.nearest} nearest",
             "nearest_and_random": f"the {self.nearest} nearest, {self.random} others",
         }[self.kind]
+        return text if self.weighting == "equal" else f"{text}, importance"
 
 
 def nearest_images(world: World, number: int) -> Tensor:
@@ -109,15 +117,20 @@ def nearest_images(world: World, number: int) -> Tensor:
     return (world.targets @ world.images.T).topk(number, dim=1).indices
 
 
-def expected_rewards(world: World, distractors: Distractors, weight: float) -> Tensor:
-    """Rewards `(T, S)` in expectation over the images that are drawn; the sum over all distractors has a weight."""
+def expected_rewards(world: World, distractors: Distractors, total: float) -> Tensor:
+    """Rewards `(T, S)` in expectation over the images that are drawn; the weights of all distractors sum to `total`."""
+    number, num_images = distractors.number, len(world.images)
+    weight = of_nearest = total / number
+    if distractors.weighting == "importance":
+        of_nearest = total / num_images
+        weight = of_nearest * (num_images - distractors.nearest) / distractors.random
     others = (world.scale * world.text @ world.images.T).exp()  # (S, L)
     logits = world.scale * world.targets @ world.text.T  # (T, S)
     if not distractors.nearest:
         return logits - expected_log_sum(logits.exp(), others, distractors.random, weight)
     rewards = []
     for target, near in zip(logits, nearest_images(world, distractors.nearest), strict=True):
-        fixed = target.exp() + weight * others[:, near].sum(1)  # (S,)
+        fixed = target.exp() + of_nearest * others[:, near].sum(1)  # (S,)
         is_far = torch.ones(others.size(1), dtype=torch.bool)
         is_far[near] = False
         drawn = distractors.random and expected_log_sum(fixed[None], others[:, is_far], distractors.random, weight)[0]
@@ -137,16 +150,16 @@ def drawn_rows(world: World, distractors: Distractors, generator: torch.Generato
     return torch.cat([near, ranked.gather(1, drawn)], 1)
 
 
-def rewards_with(world: World, rows: Tensor, batch_size: int) -> Tensor:
+def rewards_with(world: World, rows: Tensor, batch_size: int, counts: list[float] | None = None) -> Tensor:
     """Rewards `(T, S)` with the distractors of some rows, as many as those of a batch or as a bank."""
     ids = [f"target {number}" for number in range(len(world.targets))]
     signature = "scenes:clip-reward"
     if rows.dim() == 1:
-        bank = ImageBank(world.images[rows], [str(number) for number in range(len(rows))], signature)
+        bank = ImageBank(world.images[rows], [str(number) for number in range(len(rows))], signature, counts=counts)
     else:
         names = [*ids, *(str(number) for number in range(len(world.images)))]
         places = NeighbourFile(len(ids) + rows, torch.ones(rows.shape), names, signature, "image")
-        bank = ImageBank(torch.cat([world.targets, world.images]), names, signature, places)
+        bank = ImageBank(torch.cat([world.targets, world.images]), names, signature, places, counts)
     text = world.text.float().repeat(len(ids), 1)  # (T * S, D)
     similarity, weights = bank.compare(text, world.targets.float(), ids, batch_size)
     first = torch.zeros(len(text), dtype=torch.long)
@@ -169,16 +182,17 @@ def measure(
         return float((probabilities * advantages**2 * scores.square().sum(2)).sum())
 
     batch = Distractors("batch", 0, batch_size - 1)
-    within = expected_rewards(world, batch, 1.0)
+    within = expected_rewards(world, batch, batch_size - 1)
     exact = gradient(within)
     length = float(exact.norm())
     rows = []
     for distractors in (batch, *banks):
-        expected = expected_rewards(world, distractors, (batch_size - 1) / distractors.number)
+        expected = expected_rewards(world, distractors, batch_size - 1)
+        counts = distractors.counts(len(world.images))
         mean = gradient(expected)
         spread, caption = [], []
         for _ in range(draws if distractors.random else 1):
-            rewards = rewards_with(world, drawn_rows(world, distractors, generator), batch_size)
+            rewards = rewards_with(world, drawn_rows(world, distractors, generator), batch_size, counts)
             # A baseline knows a fixed bank, but not the batch that comes next.
             known = within if distractors is batch else rewards
             baseline = (probabilities * known).sum(1, keepdim=True)
@@ -223,6 +237,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--bank_sizes", type=int, nargs="+", default=[10, 100, 1000], help="Images of a bank.")
     parser.add_argument("--nearest", type=int, nargs="+", default=[10, 100], help="Images of a bank of nearest ones.")
     parser.add_argument("--num_hard", type=int, default=10, help="Nearest images in banks of --bank_sizes images.")
+    parser.add_argument(
+        "--weighted", type=int, nargs="+", default=[10, 100], help="Nearest images, with importance weights."
+    )
     parser.add_argument("--draws", type=int, default=200, help="Banks, and batches, for the standard deviations.")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -232,6 +249,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         *(Distractors("random", 0, size) for size in arguments.bank_sizes),
         *(Distractors("nearest", size, 0) for size in arguments.nearest),
         *(Distractors("nearest_and_random", hard, size - hard) for size in arguments.bank_sizes if size > hard),
+        *(
+            Distractors("nearest_and_random", near, size - near, "importance")
+            for size in arguments.bank_sizes
+            for near in arguments.weighted
+            if size > near
+        ),
     ]
     rows = [row for size in arguments.batch_sizes for row in measure(world, size, banks, arguments.draws)]
     found = {

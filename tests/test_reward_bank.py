@@ -60,36 +60,50 @@ def test_rewards_of_a_bank_equal_a_plain_loop():
         )
 
 
-def test_rewards_of_nearest_images_equal_a_plain_loop():
+@pytest.mark.parametrize("weighting", ["equal", "importance"])
+def test_rewards_of_nearest_images_equal_a_plain_loop(weighting):
     world = small_world()
     generator = torch.Generator().manual_seed(2)
-    rows = drawn_rows(world, Distractors("nearest_and_random", 2, 3), generator)
+    distractors = Distractors("nearest_and_random", 2, 3, weighting)
+    rows = drawn_rows(world, distractors, generator)
     for t, chosen in enumerate(rows.tolist()):
         ranked = sorted(range(12), key=lambda image: -float(world.targets[t] @ world.images[image]))
         assert chosen[:2] == ranked[:2]
         assert not set(chosen[2:]) & set(ranked[:2])
-    found = rewards_with(world, rows, 10)
+    found = rewards_with(world, rows, 10, distractors.counts(12))
+    weights = {"equal": [9 / 5] * 5, "importance": [9 / 12] * 2 + [9 / 12 * 10 / 3] * 3}[weighting]
     for t, s in ((0, 0), (1, 5)):
         target = (world.scale * world.text[s] @ world.targets[t]).exp()
-        others = sum((world.scale * world.text[s] @ world.images[row]).exp() for row in rows[t].tolist())
-        expected = (target / (target + 9 / 5 * others)).log()
+        values = (world.scale * world.images[rows[t]] @ world.text[s]).exp().tolist()
+        others = sum(weight * value for weight, value in zip(weights, values, strict=True))
+        expected = (target / (target + others)).log()
         assert float(found[t, s]) == close(float(expected), dtype="float32", magnitude=world.scale)
 
 
-def test_expected_rewards_with_nearest_images_are_the_mean_over_all_draws():
+@pytest.mark.parametrize(("weighting", "near", "far"), [("equal", 1.5, 1.5), ("importance", 9 / 12, 9 / 12 * 8 / 2)])
+def test_expected_rewards_with_nearest_images_are_the_mean_over_all_draws(weighting, near, far):
+    """The weights of 4 nearest of 12 images, and 2 of the others, sum to 9."""
     world = small_world()
-    distractors = Distractors("nearest_and_random", 4, 2)
-    found = expected_rewards(world, distractors, 1.5)
+    found = expected_rewards(world, Distractors("nearest_and_random", 4, 2, weighting), 9)
     for t, s in ((0, 3), (1, 7)):
         order = sorted(range(12), key=lambda image: -float(world.targets[t] @ world.images[image]))
         values = [float((world.scale * world.text[s] @ world.images[image]).exp()) for image in order]
         target = world.scale * float(world.text[s] @ world.targets[t])
-        sums = [sum(values[:4]) + sum(pair) for pair in itertools.product(values[4:], repeat=2)]
-        logs = [math.log(math.exp(target) + 1.5 * total) for total in sums]
+        fixed = math.exp(target) + near * sum(values[:4])
+        logs = [math.log(fixed + far * sum(pair)) for pair in itertools.product(values[4:], repeat=2)]
         assert float(found[t, s]) == close(target - sum(logs) / len(logs), ulps=256, magnitude=world.scale)
-        all_near = expected_rewards(world, Distractors("nearest", 4, 0), 1.5)
+        all_near = expected_rewards(world, Distractors("nearest", 4, 0), 6)
         fixed = math.log(math.exp(target) + 1.5 * sum(values[:4]))
         assert float(all_near[t, s]) == close(target - fixed, magnitude=world.scale)
+
+
+def test_importance_weights_remove_the_bias_of_nearest_images():
+    """What is left is the bias of the number of images, which a random bank has as well."""
+    banks = [Distractors("random", 0, 2000), Distractors("nearest_and_random", 6, 2000, "importance")]
+    banks += [Distractors("nearest_and_random", 2, 2, weighting) for weighting in ("equal", "importance")]
+    _, random, weighted, small_equal, small_weighted = measure(small_world(), 4, banks, draws=2)
+    assert weighted["bias"] == pytest.approx(random["bias"], rel=0.01)
+    assert small_equal["bias"] > 1.5 * small_weighted["bias"]
 
 
 def test_bias_is_that_of_the_number_of_images_and_deviation_falls_with_it():
@@ -117,6 +131,7 @@ def test_nearest_images_have_no_deviation_and_all_images_no_bias_of_their_own():
 def test_page_shows_the_measured_numbers():
     found = json.loads(reward_bank.RESULTS.read_text())
     assert reward_bank.table(found) in reward_bank.PAGE.read_text()
-    kinds = [row["kind"] for row in found["rows"][:8]]
-    assert kinds == ["batch", *["random"] * 3, *["nearest"] * 2, *["nearest_and_random"] * 2]
+    kinds = [row["kind"] for row in found["rows"][:11]]
+    assert kinds == ["batch", *["random"] * 3, *["nearest"] * 2, *["nearest_and_random"] * 5]
+    assert [row["weighting"] for row in found["rows"][:11]] == ["equal"] * 8 + ["importance"] * 3
     assert [row["random"] for row in found["rows"][1:4]] == [10, 100, 1000]

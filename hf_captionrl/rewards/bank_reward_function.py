@@ -24,20 +24,22 @@ class BankRewardFunction:
 
     A caption is compared with its image and with the bank, never with other images of the batch. So TRL may reward each
     group of captions alone, as its asynchronous GRPO does. That trainer pickles its reward functions: use a scorer that can
-    be pickled, on the CPU. The data need a column `image_id`.
+    be pickled, on the CPU. It also sends only the text of a prompt to vLLM: the policy does not see the image, and writes
+    captions from text, such as a caption to rewrite. The data need a column `image_id`.
 
     Args:
         scorer ([`Scorer`] or `str`): The reward scorer or its name.
         targets ([`ImageBank`]): Features of the training images by the same scorer.
         bank ([`ImageBank`], *optional*): The distractors. None: images among `targets`, as `bank_images` and `bank_size` say.
-        kwargs: Other fields of [`SelfRetrieval`], such as `bank_batch_size` and `similarity_scale`.
+        kwargs: Other fields of [`SelfRetrieval`], such as `bank_batch_size` and `bank_weighting`.
 
     Raises:
         ValueError: If targets, bank and scorer do not belong together.
 
     Example:
         >>> targets = ImageBank(features, train["image_id"], scorer.signature)  # doctest: +SKIP
-        >>> trainer = AsyncGRPOTrainer(model, reward_funcs=BankRewardFunction(scorer, targets), train_dataset=train)  # doctest: +SKIP
+        >>> reward = BankRewardFunction(scorer, targets)  # doctest: +SKIP
+        >>> trainer = GRPOTrainer(model, reward_funcs=reward, train_dataset=train)  # doctest: +SKIP
     """
 
     def __init__(self, scorer: Scorer | str, targets: ImageBank, bank: ImageBank | None = None, **kwargs: Any) -> None:

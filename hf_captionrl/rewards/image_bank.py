@@ -16,9 +16,10 @@ from torch import Tensor
 from hf_captionrl.retrieval import NeighbourFile, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import normalised
 
-__all__ = ["BANK_IMAGES", "ImageBank", "training_bank"]
+__all__ = ["BANK_IMAGES", "BANK_WEIGHTINGS", "ImageBank", "check_weighting", "training_bank"]
 
 BANK_IMAGES: tuple[str, ...] = ("random", "nearest", "nearest_and_random")
+BANK_WEIGHTINGS: tuple[str, ...] = ("equal", "importance")
 _SEED = 0  # of random images: the same on every process and in a resumed run
 _NEAR = 0.999  # cosine that copies exceed even after rounding
 _COPY = 1e-5  # largest difference between the features of copies: rounding, in units of a vector of length 1
@@ -35,9 +36,13 @@ class ImageBank:
         signature (`str`): `signature` of the scorer that computed them.
         neighbours ([`NeighbourFile`], *optional*): Nearest images of each target; only they are its distractors. None:
             all images of the bank.
+        counts (array of shape `(K,)`, *optional*): How many images of the pool from which batches are drawn each distractor
+            stands for, in the order of the neighbours (without them `(M,)`, in the order of the bank): the inverse of its
+            probability to be in the bank. 1 for an image that always is; `(P - k) / m` for each of m images drawn from the
+            other P - k. None: all distractors of a target stand for the same number.
 
     Raises:
-        ValueError: If there are fewer than two images, or an id is missing or occurs twice.
+        ValueError: If there are fewer than two images, an id is missing or occurs twice, or counts are not K positive numbers.
 
     Example:
         >>> keys = [image_hash(image) for image in images]  # doctest: +SKIP
@@ -46,7 +51,12 @@ class ImageBank:
     """
 
     def __init__(
-        self, features: Any, image_ids: Sequence[Any], signature: str, neighbours: NeighbourFile | None = None
+        self,
+        features: Any,
+        image_ids: Sequence[Any],
+        signature: str,
+        neighbours: NeighbourFile | None = None,
+        counts: Any = None,
     ) -> None:
         self.features = normalised(features, "features of the bank")  # (M, D)
         self.image_ids = [str(image_id) for image_id in image_ids]
@@ -65,6 +75,25 @@ class ImageBank:
             columns = torch.tensor([self._column.get(image_id, -1) for image_id in neighbours.image_ids])
             self._nearest = columns[neighbours.indices]  # (targets, K); -1 where the bank lacks the neighbour
             self._row = {image_id: row for row, image_id in enumerate(neighbours.image_ids)}
+        self.counts = self._checked_counts(counts)
+
+    def _checked_counts(self, counts: Any) -> Tensor | None:
+        """`(K,)` in fp32, or None."""
+        if counts is None:
+            return None
+        values = torch.as_tensor(counts, dtype=torch.float32, device=self.features.device)
+        number = len(self) if self._nearest is None else self._nearest.size(1)
+        if values.shape != (number,) or not bool((values.isfinite() & (values > 0)).all()):
+            raise ValueError(
+                f"counts has shape {tuple(values.shape)}, but a target is compared with {number} images. Pass {number} positive "
+                "numbers."
+            )
+        return values
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether each target has its own distractors."""
+        return self._nearest is not None
 
     def __len__(self) -> int:
         return len(self.features)
@@ -80,6 +109,7 @@ class ImageBank:
         """
         self.features = self.features.to(device)
         self._nearest = None if self._nearest is None else self._nearest.to(device)
+        self.counts = None if self.counts is None else self.counts.to(device)
         return self
 
     def check(self, signature: str, num_features: int, image_ids: Sequence[str]) -> None:
@@ -127,7 +157,8 @@ class ImageBank:
 
         Returns:
             `tuple` of two tensors of shape `(N, 1 + K)`, the target first: the cosines, and the weights for
-            [`retrieval_rewards`]: 1 for the target, `(C - 1) / number` for each of its distractors, 0 for copies.
+            [`retrieval_rewards`]: 1 for the target, 0 for itself and its copies in the bank, and for each distractor C - 1
+            times its share of all counts, which is `(C - 1) / number` where the bank has no counts.
 
         Raises:
             ValueError: If a target has no distractor.
@@ -151,7 +182,10 @@ class ImageBank:
             raise ValueError(
                 f"The bank holds no other image than the image {alone!r} and copies of it. Use a larger bank."
             )
-        weights = (is_distractor * ((batch_size - 1) / number)).repeat_interleave(group_size, dim=0)  # (N, K)
+        # The sum of the counts estimates the images of the pool that are not copies: k + (P - k) = P without copies.
+        counts = is_distractor.float() if self.counts is None else is_distractor * self.counts  # (B, K)
+        weights = (batch_size - 1) * counts / counts.sum(1, keepdim=True)  # (B, K)
+        weights = weights.repeat_interleave(group_size, dim=0)  # (N, K)
         of_target = (text * targets.repeat_interleave(group_size, dim=0)).sum(1, keepdim=True)  # (N, 1)
         return torch.cat([of_target, cosines], dim=1), torch.cat([torch.ones_like(of_target), weights], dim=1)
 
@@ -163,11 +197,43 @@ class ImageBank:
         return ~near
 
 
+def check_weighting(weighting: str, bank_images: str, reward_kind: str, banks: Sequence[ImageBank]) -> None:
+    """Refuse weights that a reward or a bank cannot have; without banks, `bank_images` says which one will be made."""
+    if weighting not in BANK_WEIGHTINGS:
+        raise ValueError(f"bank_weighting is {weighting!r}. Use one of {BANK_WEIGHTINGS}.")
+    if weighting == "equal":
+        if any(bank.counts is not None for bank in banks):
+            raise ValueError("The bank has counts, and bank_weighting is 'equal'. Use bank_weighting='importance'.")
+        return
+    if reward_kind == "cosine":
+        raise ValueError(
+            "bank_weighting='importance' weights the sum over distractors, and reward_kind='cosine' has none. Use "
+            "reward_kind='log_prob', or bank_weighting='equal'."
+        )
+    if not banks and bank_images == "nearest":
+        raise ValueError(
+            "bank_images='nearest' leaves all other images out, so no weights make it stand for a random batch. Use "
+            "bank_images='nearest_and_random', or bank_weighting='equal'."
+        )
+    if any(bank.has_neighbours and bank.counts is None for bank in banks):
+        raise ValueError(
+            "bank_weighting='importance' needs the counts of a bank with neighbours. Use ImageBank(..., counts=...), or "
+            "bank_weighting='equal'."
+        )
+
+
 def training_bank(
-    features: Tensor, image_ids: Sequence[str], signature: str, bank_images: str, bank_size: int, num_hard: int
+    features: Tensor,
+    image_ids: Sequence[str],
+    signature: str,
+    bank_images: str,
+    bank_size: int,
+    num_hard: int,
+    bank_weighting: str = "equal",
 ) -> ImageBank:
     """A bank of `bank_size` training images: random ones for all targets, or for each its nearest, or `num_hard` nearest and others."""
-    most = len(image_ids) if bank_images == "random" else len(image_ids) - 1
+    others = len(image_ids) - 1
+    most = len(image_ids) if bank_images == "random" else others
     if bank_size > most:
         raise ValueError(
             f"bank_size is {bank_size}, and the {len(image_ids)} training images allow a bank of {most}. Lower bank_size, or "
@@ -177,14 +243,29 @@ def training_bank(
         number = bank_size if bank_images == "nearest" else num_hard
         if number > bank_size:
             raise ValueError(f"num_hard_distractors is {number}, but bank_size {bank_size}. Use at most bank_size.")
+        counts = None
+        if bank_weighting == "importance":
+            counts = _inclusion_counts(number, bank_size - number, others)
         columns, cosines = nearest_neighbours(features, number)
         if number < bank_size:
             columns = _with_random(columns, bank_size)
             cosines = torch.full(columns.shape, math.nan)  # of no use to the bank
         neighbours = NeighbourFile(columns, cosines, list(image_ids), signature, "image")
-        return ImageBank(features, image_ids, signature, neighbours)
+        return ImageBank(features, image_ids, signature, neighbours, counts)
+    # Each image is drawn with the same probability, so that equal weights are importance weights.
     rows = np.random.default_rng(_SEED).choice(len(image_ids), bank_size, replace=False).tolist()
     return ImageBank(features[rows], [image_ids[row] for row in rows], signature)
+
+
+def _inclusion_counts(nearest: int, drawn: int, others: int) -> list[float]:
+    """Images that each distractor stands for: itself, or its share of the images that are not among the nearest."""
+    rest = others - nearest
+    if rest and not drawn:
+        raise ValueError(
+            f"num_hard_distractors is {nearest}, as large as bank_size, so {rest} of {others} images are never in the bank, and "
+            "no weights make it stand for a batch. Raise bank_size, or use bank_weighting='equal'."
+        )
+    return [1.0] * nearest + [rest / drawn] * drawn if drawn else [1.0] * nearest
 
 
 def _with_random(rows: Tensor, number: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.retrieval.ranking import ranks_from_scores
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
-from hf_captionrl.rewards.image_bank import BANK_IMAGES, ImageBank, training_bank
+from hf_captionrl.rewards.image_bank import BANK_IMAGES, ImageBank, check_weighting, training_bank
 from hf_captionrl.rewards.registry import register_reward
 
 __all__ = ["SelfRetrieval", "retrieval_rewards"]
@@ -44,7 +44,7 @@ def retrieval_rewards(
         reward_kind (`str`): `"log_prob"`, `"cosine"` or `"accuracy"`.
         scale (`float`): Factor on the cosines inside the softmax.
         weights (`torch.Tensor` of shape `(N, K)`, *optional*): Weight of each image's exponential in the sum of the softmax;
-            1 for the target, 0 leaves an image out. None: 1 each.
+            1 for the target, 0 leaves an image out. None: 1 each. A cosine has no sum, so weights do not change it.
 
     Returns:
         `torch.Tensor` of shape `(N,)`: Nats (at most 0), a cosine in [-1, 1], or 0 and 1; NaN where the target's similarity
@@ -79,7 +79,9 @@ class SelfRetrieval(Reward):
 
     With `distractor_scope="bank"` the distractors are fixed images of a bank, so that the captions of a single image can be
     rewarded: `log_prob` is `log [e(target) / (e(target) + (C - 1) / M sum_m e(m))]` with `e = exp(scale * s)`, C images per
-    batch and M images of the bank. The sum has the mean of that over the C - 1 distractors of a random batch.
+    batch and M images of the bank. If the bank is random, the sum has the mean of that over the C - 1 distractors of a random
+    batch. If it contains the k nearest of P other images and m random ones, `bank_weighting="importance"` gives it this mean:
+    each nearest image has the weight `(C - 1) / P`, and each random one `(C - 1) / P * (P - k) / m`.
 
     Args:
         scorer (`Scorer` or `str`, *optional*): The scorer or its name, or several of them; None for the trainer's.
@@ -134,6 +136,14 @@ class SelfRetrieval(Reward):
             "help": "C, the images of the batch that distractor_scope='bank' stands for: M distractors count as C - 1."
         },
     )
+    bank_weighting: str = field(
+        default="equal",
+        metadata={
+            "help": "Weights of the images of distractor_scope='bank': 'equal' (DiscriTune, Table 12), or 'importance': the "
+            "inverse of an image's probability to be in the bank, so that bank_images='nearest_and_random' stands for a "
+            "random batch, as 'random' always does."
+        },
+    )
     scorer_ensemble: str = field(
         default="mean",
         metadata={"help": "Several scorers: the 'mean' of their rewards, or 'alternate' from step to step."},
@@ -178,6 +188,12 @@ class SelfRetrieval(Reward):
                 "reward_kind='accuracy' with distractor_scope='bank' would depend on the size of the bank, and cannot be "
                 "weighted. Use reward_kind='log_prob'."
             )
+        else:
+            check_weighting(self.bank_weighting, self.bank_images, self.reward_kind, self._given_banks())
+
+    def _given_banks(self) -> list[ImageBank]:
+        several = isinstance(self.bank, (list, tuple))
+        return list(self.bank) if several else [] if self.bank is None else [self.bank]
 
     @property
     def scale(self) -> float | None:
@@ -256,13 +272,11 @@ class SelfRetrieval(Reward):
         """One bank per scorer."""
         if self.bank is None:
             pairs = zip(self.scorers, self._features, strict=True)
+            bank_arguments = (self.bank_images, self.bank_size, self.num_hard_distractors, self.bank_weighting)
             return [
-                training_bank(
-                    features, image_ids, scorer.signature, self.bank_images, self.bank_size, self.num_hard_distractors
-                )
-                for scorer, features in pairs
+                training_bank(features, image_ids, scorer.signature, *bank_arguments) for scorer, features in pairs
             ]
-        banks = list(self.bank) if isinstance(self.bank, (list, tuple)) else [self.bank]
+        banks = self._given_banks()
         if len(banks) != len(self.scorers):
             raise ValueError(f"There are {len(banks)} banks for {len(self.scorers)} scorers. Pass one per scorer.")
         for bank, scorer, features in zip(banks, self.scorers, self._features, strict=True):

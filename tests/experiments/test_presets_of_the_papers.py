@@ -84,6 +84,7 @@ FIELDS = {
     "bank": "bank_images",
     "bank_size": "bank_size",
     "bank_batch": "bank_batch_size",
+    "bank_weighting": "bank_weighting",
     "hard": "num_hard_distractors",
     "curves": "learning_curves",
     "selected": "load_best_model_at_end",

@@ -20,6 +20,8 @@ from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of
 from tests.trainers.rl_step import train
 
 BANK = {"distractor_scope": "bank", "bank_size": 5, "bank_batch_size": 8}
+IMPORTANCE = {"bank_images": "nearest_and_random", "num_hard_distractors": 2, "bank_weighting": "importance"}
+BANKS = pytest.mark.parametrize("weights", [{}, IMPORTANCE], ids=["random", "importance"])
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +34,14 @@ def data() -> Dataset:
     return load_scenes(num_train=8, num_validation=1, num_test=1)["train"]
 
 
-def bank_function(scorer, data, folder) -> BankRewardFunction:
+def bank_function(scorer, data, folder, **weights) -> BankRewardFunction:
     features = scorer_features(scorer, data, cache_dir=str(folder))
     targets = ImageBank(features, data["image_id"], scorer.signature)
-    return BankRewardFunction(scorer, targets, bank_size=5, bank_batch_size=8)
+    return BankRewardFunction(scorer, targets, bank_size=5, bank_batch_size=8, **weights)
 
 
-def test_captioner_trains_with_one_image_per_rollout(tmp_path, data):
+@BANKS
+def test_captioner_trains_with_one_image_per_rollout(tmp_path, scorer, data, weights):
     settings = {
         "per_device_train_batch_size": 1,
         "num_generations": 2,
@@ -48,21 +51,28 @@ def test_captioner_trains_with_one_image_per_rollout(tmp_path, data):
         "logging_steps": 1,
         "max_grad_norm": 1.0,
     }
-    trainer = train(tmp_path / "bank", data, **settings, **BANK)
+    trainer = train(tmp_path / "bank", data, **settings, **BANK, **weights)
     (logged,) = [entry for entry in trainer.state.log_history if "rewards/self_retrieval/mean" in entry]
     assert logged["rewards/self_retrieval/mean"] < 0
     assert logged["grad_norm"] > 0
     assert "recall_at_1" not in logged
+    bank = trainer.rewards.rewards[0]._banks[0]
+    expected = bank_function(scorer, data, tmp_path / "cache", **weights).reward._banks[0]
+    assert bank.features.equal(expected.features)
+    if weights:
+        assert bank.counts.tolist() == expected.counts.tolist() == close([1, 1, 5 / 3, 5 / 3, 5 / 3], dtype="float32")
     with pytest.raises(ValueError, match=r"has no distractors.*use distractor_scope='bank'"):
         train(tmp_path / "batch", data, **settings)
 
 
-def test_chat_model_gets_the_rewards_of_the_function_for_one_group(tmp_path, scorer, data):
-    trainer = make_trainer(str(tmp_path), per_device_train_batch_size=2, max_steps=1, **BANK)
+@BANKS
+def test_chat_model_gets_the_rewards_of_the_function_for_one_group(tmp_path, scorer, data, weights):
+    trainer = make_trainer(str(tmp_path), per_device_train_batch_size=2, max_steps=1, **BANK, **weights)
     assert trainer.args.generation_batch_size == trainer.num_generations == 2  # one image
     found = rewards_of(trainer, CAPTIONS[:2])[:, 0]
     image_id = [data["image_id"][0]] * 2
-    expected = bank_function(scorer, data, tmp_path / "cache")(completions=CAPTIONS[:2], image_id=image_id)
+    function = bank_function(scorer, data, tmp_path / "cache", **weights)
+    expected = function(completions=CAPTIONS[:2], image_id=image_id)
     assert_close(found, expected, dtype="float32", magnitude=100)
     assert len(set(expected)) == 2
     trainer.train()
