@@ -131,6 +131,24 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(stepped):
     assert measure_again(STEPPED, [0, 1], **stepped) == "has no result yet"
 
 
+def test_evaluations_need_no_checkpoint(tmp_path):
+    keys = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "others": {}, "told": lambda text: None}
+    preset = "discritune/scenes/to-shapes"
+    step = f"for each seed s: python recipes/self_retrieval_blip.py --row {preset} --seed s --output_dir {{folder}}/a/seed-s"
+    run = Run(name="tiny", preset=preset, minutes=1, seeds=[0], steps=[step], rows={"a": ["{folder}/a", "start"]})
+    lengths = iter([3.0, 4.0])
+
+    def measure(words):
+        place = Path(words[words.index("--output_dir") + 1])
+        (place / "model").mkdir(parents=True, exist_ok=True)
+        write_results(place, length=next(lengths))
+        return 0
+
+    assert execute(run, [0], caller=measure, **keys) is None
+    assert measure_again(run, [0], caller=measure, **keys) is None
+    assert json.loads((tmp_path / "out/tiny.json").read_text())["rows"][0]["length"]["values"] == [4.0]
+
+
 def test_a_failed_command_is_named(stepped):
     why = measure_again(STEPPED, [0, 1], caller=lambda words: 3, **stepped)
     assert why.startswith("exit code 3 of `python recipes/smile_blip.py")

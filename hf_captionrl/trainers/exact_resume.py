@@ -107,6 +107,16 @@ class ExactResumeTrainer(CheckedPush):
                 given["revision"] = check_checkpoint(model, given.get("revision"))["revision"]
             args.model_init_kwargs = {"attn_implementation": None, **given, "use_safetensors": True}
 
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, num_epochs: int, *args: Any
+    ) -> tuple[int, int]:
+        """Restore the state; a run that was killed after its last step does not take another one.
+
+        transformers looks for the end after a step, so a training that ended within an epoch would go on for one step.
+        """
+        epochs, batches = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, *args)  # type: ignore[misc]
+        return (num_epochs, 0) if self.state.global_step >= max_steps else (epochs, batches)
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as `transformers.Trainer.train` does, with a lock on the output folder; report the selected checkpoint.
 

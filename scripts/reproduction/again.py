@@ -10,7 +10,8 @@ from typing import Any
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_captionrl.io import write_json
-from scripts.reproduction.runs import Caller, Run, call, complete, said_of, words_of
+from scripts.reproduction.runs import CONFIGS, Caller, Run, call, complete, said_of, words_of
+from scripts.reproduction.settings import presets_of, settings_in
 
 _RESUME = ["--resume_from_checkpoint", "true"]
 
@@ -41,9 +42,9 @@ def measure_again(
     measured = [(command, where) for _, command in commands if (where := _folders(run, command, seeds, folder))]
     wrong = [
         f"{where.relative_to(runs_dir)}: {why}"
-        for _, places in measured
+        for command, places in measured
         for where in places
-        if (why := _why_not(where))
+        if (why := _why_not(where, _is_trained(run, command)))
     ]
     if wrong or not measured:
         return "; ".join(wrong) or "it has no recipe"
@@ -78,12 +79,21 @@ def _folders(run: Run, command: str, seeds: Sequence[int], folder: Path) -> list
     return [place] if place.parent in read else []
 
 
-def _why_not(place: Path) -> str:
+def _is_trained(run: Run, command: str) -> bool:
+    """Whether a command trains; a preset without epochs only evaluates."""
+    preset = presets_of("", command) or [run.preset]
+    settings = settings_in(CONFIGS, preset[0])
+    return settings.get("num_train_epochs") != 0 or settings.get("max_steps", 0) > 0
+
+
+def _why_not(place: Path, is_trained: bool) -> str:
     """Why the models in a folder of results cannot be measured without training; empty if they can."""
     if not place.is_dir():
         return "is not there"
     for model in (path for path in place.iterdir() if path.is_dir() and path.name.startswith("model")):
         last = get_last_checkpoint(str(model))
+        if last is None and not is_trained:
+            continue
         if last is None:
             return f"{model.name} has no checkpoint"
         state = json.loads(Path(last, "trainer_state.json").read_text(encoding="utf-8"))

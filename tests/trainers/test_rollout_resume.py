@@ -49,7 +49,7 @@ def checkpoint(trainer, step):
     return str(Path(trainer.args.output_dir) / f"checkpoint-{step}")
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 5])
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
 def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
     resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
     written = []

@@ -174,19 +174,21 @@ def test_unfrozen_tower_trains(tmp_path, scenes):
     assert not torch.equal(trained[name], before[name])
 
 
-def test_resume_is_exact(tmp_path, scenes):
+@pytest.mark.parametrize("step", [6, 10])
+def test_resume_is_exact(tmp_path, scenes, step):
+    """Also after the last step, if a run is killed before it has finished."""
     settings = {
         "optim": "adamw_torch",
         "learning_rate": 1e-3,
         "lr_scheduler_type": "cosine",
-        "per_device_train_batch_size": 4,  # 4 steps per epoch: step 6 is in the middle of the second
+        "per_device_train_batch_size": 4,  # 4 steps per epoch: steps 6 and 10 are in the middle of one
         "max_steps": 10,
         "save_strategy": "steps",
-        "save_steps": 6,
+        "save_steps": step,
         "freeze_vision_tower": True,
     }
     through = train(tmp_path / "a", scenes["train"], **settings)
-    resumed = train(tmp_path / "b", scenes["train"], resume=str(tmp_path / "a" / "checkpoint-6"), **settings)
+    resumed = train(tmp_path / "b", scenes["train"], resume=str(tmp_path / "a" / f"checkpoint-{step}"), **settings)
     assert different(bits(through), bits(resumed)) == []
     assert resumed.state.global_step == 10
 
