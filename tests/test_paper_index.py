@@ -169,16 +169,52 @@ def test_the_page_is_made_of_the_rows(monkeypatch, tmp_path, capsys):
     assert "out of date" in capsys.readouterr().out
 
 
+def cells(table):
+    """Each number and row of a table: its preset, place there, run, place there, and whether it shows a number of the paper."""
+    for entry in table.get("numbers", ()):
+        at = entry.get("at", "").rpartition("/")[0]
+        preset_at = entry["preset_at"].rpartition("/")[0] if "preset_at" in entry else at
+        yield entry.get("preset"), preset_at, entry.get("run"), at, "paper" in entry
+    for line in table.get("lines", ()):
+        yield line.get("preset"), line.get("preset_at"), line.get("run"), line.get("at"), False
+
+
+def contradictions(rows):
+    """Cells of a paper that are shown with several values of ours, and rows of ours that stand for several cells of one table."""
+    presets, places, found = {}, {}, []
+    for table in rows:
+        ours, lines = {}, {(line.get("run"), line.get("at")) for line in table.get("lines", ())}
+        for preset, place, run, at, from_paper in cells(table):
+            if preset:
+                settings = {k: v for k, v in settings_of(preset).items() if k not in ("output_dir", "title")}
+                presets.setdefault(json.dumps(settings, sort_keys=True), set()).add(preset)
+            if preset and run:
+                places.setdefault((preset, place), set()).add((run, at))
+                ours.setdefault((run, at), set()).add((preset, place))
+            if lines and run and from_paper and (run, at) not in lines:
+                found.append((table["id"], run, at))
+        found += [(table["id"], *theirs) for theirs in ours.values() if len(theirs) > 1]
+    found += [names for names in presets.values() if len(names) > 1]
+    return found + [(place, ours) for place, ours in places.items() if len(ours) > 1]
+
+
 def test_equal_rows_of_papers_are_one_preset_and_come_from_one_run():
-    presets, places = {}, {}
-    for entry in (entry for row in ROWS for entry in row.get("numbers", ()) if "preset" in entry):
-        settings = {k: v for k, v in settings_of(entry["preset"]).items() if k not in ("output_dir", "title")}
-        presets.setdefault(json.dumps(settings, sort_keys=True), set()).add(entry["preset"])
-        if "run" in entry:
-            place = (entry["preset"], entry.get("preset_at", entry["at"]))
-            places.setdefault(place, set()).add((entry["run"], entry["at"]))
-    assert [names for names in presets.values() if len(names) > 1] == []
-    assert {place: found for place, found in places.items() if len(found) > 1} == {}
+    assert contradictions(ROWS) == []
+
+
+def test_a_cell_with_two_values_is_seen():
+    good = {"row": "a", "preset": "ndlb/table3/row1", "preset_at": "start", "run": "r", "at": "rows/MLE"}
+    number = {**good, "preset_at": "start/cider_d", "at": "rows/MLE/cider_d", "paper": 1.0}
+    assert contradictions([{"id": "x", "numbers": [number], "lines": [good]}, {"id": "y", "lines": [good]}]) == []
+    for rows in (
+        [{"id": "x", "lines": [good]}, {"id": "y", "lines": [{**good, "at": "rows/SR"}]}],
+        [{"id": "x", "lines": [good]}, {"id": "y", "lines": [{**good, "run": "other"}]}],
+        [{"id": "x", "lines": [good]}, {"id": "y", "numbers": [{**number, "at": "rows/SR/cider_d"}]}],
+        [{"id": "x", "lines": [good, {**good, "preset": "ndlb/table3/row2"}]}],
+        [{"id": "x", "lines": [good, {**good, "preset": "ndlb/table7/row1", "run": "other"}]}],  # the same settings
+        [{"id": "x", "numbers": [{"run": "r", "at": "rows/SR/cider_d", "paper": 1.0}], "lines": [good]}],
+    ):
+        assert len(contradictions(rows)) == 1, rows
 
 
 def test_our_captions_are_compared_with_the_papers_number_of_the_same_metric():
