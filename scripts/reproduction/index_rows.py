@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.experiments.rows import row_names
 from scripts.reproduction.findings import verdicts_of_row
 from scripts.reproduction.numbers import look_up
-from scripts.reproduction.real import columns_of, result_path, settings_of
-from scripts.reproduction.runs import CONFIGS, Run
+from scripts.reproduction.real import columns_of, preset_names, result_path, settings_of
+from scripts.reproduction.runs import Run
 
 KEYS = {"row", "preset", "preset_at", "run", "at", "start", "data", "command", "measures", "status", "note"}
 NOT_APPLICABLE, NOT_RUN, SMALL, FULL = "not applicable", "not run", "measured in small", "measured"
@@ -19,12 +18,6 @@ SETTINGS = ["settings"]
 """What a table measures that lists settings."""
 _IN_SMALL = {"reward_blocks_recall_at_1": "rd100_recall_at_1"}
 """Columns that another column stands for on the embedded world."""
-
-
-def preset_names() -> list[str]:
-    """What a run can be configured by: rows of the papers' tables, and base files such as smile_blip/coco."""
-    bases = [f"{file.parent.name}/{file.stem}" for file in CONFIGS.glob("*/*.yaml") if file.parent.name != "rows"]
-    return [*row_names(CONFIGS), *bases]
 
 
 def start_and_data(preset: str) -> tuple[str, str]:
