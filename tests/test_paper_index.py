@@ -277,6 +277,10 @@ def test_rows_of_tables_name_what_is_there():
         ({"run": "no_seeds"}, "run no_seeds"),
         ({"at": "rows/GAN"}, 'smile_blip_seeds: "rows/GAN leads nowhere'),
         ({"status": "not applicable", "note": "x"}, "not applicable, but has a run or preset"),
+        (
+            {"at": "rows/SMILE (lambda=0.01)"},
+            "measured, but no finding of docs/findings.yaml that names its table compares it",
+        ),
         ({"status": "measured in small"}, "its status follows from run and preset"),
         ({"what": "x"}, "key what"),
     ],
@@ -327,6 +331,18 @@ def test_the_verdict_of_a_row_counts_its_comparisons():
         counts[line["row"]] = sum(int(part.rpartition(" ")[2]) for part in text.split(", "))
     assert counts == {"none": 2, "shifting": 1, "default (first-token MLE)": 3}
     assert index_rows.verdict_of(table, none, {}) == ""
+
+
+def test_every_measured_row_has_a_verdict():
+    """Independent of `faults`: the verdict is the last cell of each row of the page that was measured."""
+    lines = [line for line in to_markdown(ROWS).splitlines() if "measured in small: " in line]
+    assert len(lines) > 130
+    for line in lines:
+        counts = [part.rpartition(" ") for part in line.strip("| ").rpartition("|")[2].split(", ")]
+        assert all(said.strip() in VERDICTS and int(number) > 0 for said, _, number in counts), line
+
+
+VERDICTS = {"holds", "no difference seen", "open", "does not hold"}
 
 
 def test_the_page_shows_the_rows_of_each_table():

@@ -18,6 +18,8 @@ SETTINGS = ["settings"]
 """What a table measures that lists settings."""
 _IN_SMALL = {"reward_blocks_recall_at_1": "rd100_recall_at_1"}
 """Columns that another column stands for on the embedded world."""
+NOT_COMPARED = "not compared"
+"""Verdict of a measured row that no finding compares; `faults` reports it."""
 
 
 def start_and_data(preset: str) -> tuple[str, str]:
@@ -106,6 +108,8 @@ def _faults(
         elif line["run"] in results:
             try:
                 missing_columns(table, line, results[line["run"]])
+                if verdict_of(table, line, results) == NOT_COMPARED:
+                    found.append("measured, but no finding of docs/findings.yaml that names its table compares it")
             except (KeyError, AttributeError) as error:
                 found.append(f"{line['run']}: {error}")
     return found
@@ -129,7 +133,7 @@ def verdict_of(table: Mapping[str, Any], line: Mapping[str, Any], results: Mappi
         return ""
     found = verdicts_of_row((table["paper"], table["kind"], table["number"]), line["run"], line["at"], results)
     counted = Counter(verdict for _, verdict in found)
-    return ", ".join(f"{verdict} {n}" for verdict, n in sorted(counted.items())) or "not compared"
+    return ", ".join(f"{verdict} {n}" for verdict, n in sorted(counted.items())) or NOT_COMPARED
 
 
 def _cells(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any], output: Path) -> list[str]:
