@@ -302,7 +302,7 @@ def test_a_row_without_preset_says_start_data_and_why():
     assert found == [
         "x: 'a' is there 2 times",
         *(f"x, a: {why}" for why in ("no preset and no start", "no preset and no data")),
-        "x, a: neither preset, run nor note",
+        "x, a: not run, without a preset or a note of what is missing",
         "x, a: not applicable without note",
     ]
     assert reproduce.index_faults([table]) == ["x: no rows"]
@@ -340,6 +340,20 @@ def test_every_measured_row_has_a_verdict():
     for line in lines:
         counts = [part.rpartition(" ") for part in line.strip("| ").rpartition("|")[2].split(", ")]
         assert all(said.strip() in VERDICTS and int(number) > 0 for said, _, number in counts), line
+
+
+def test_every_row_that_was_not_run_says_what_is_missing():
+    page = to_markdown(ROWS)
+    rows = [line for line in page.splitlines() if " | not run" in line and not line.startswith("| not run")]
+    own = [line for line in rows if "<a id=" not in line]
+    assert len(own) > 130
+    assert [line for line in own if " needs " not in line] == []
+    (line,) = [text for text in own if text.startswith("| 4: pre-trained, SMILE |")]
+    needs = "needs `models/blip-pretrained`, `capenrich_hard_pool.json`, `dataset_coco.json`, `images` and a GPU"
+    assert f"| not run; {needs} |" in line
+    (line,) = [text for text in own if text.startswith("| HolisticCap: SR-L at the R@1 of SR-V |")]
+    assert "the captioner of `ndlb/table11/holisticcap` and a GPU" in line
+    assert "`boosted/train/captions.parquet`" in line
 
 
 VERDICTS = {"holds", "no difference seen", "open", "does not hold"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from scripts.reproduction.findings import verdicts_of_row
 from scripts.reproduction.numbers import look_up
-from scripts.reproduction.real import columns_of, preset_names, result_path, settings_of
+from scripts.reproduction.real import columns_of, needs_of, preset_names, result_path, settings_of
 from scripts.reproduction.runs import Run
 
 KEYS = {"row", "preset", "preset_at", "run", "at", "start", "data", "command", "measures", "status", "note"}
@@ -101,7 +101,9 @@ def _faults(
         found += _faults_of_preset(table, line, names)
     else:
         found += [f"no preset and no {key}" for key in ("start", "data") if key not in line]
-        found += ["neither preset, run nor note"] * ("run" not in line and "note" not in line)
+        found += ["not run, without a preset or a note of what is missing"] * (
+            "note" not in line and not is_measured(table, line, results)
+        )
     if "run" in line:
         if line["run"] not in runs:
             found.append(f"run {line['run']}")
@@ -152,6 +154,8 @@ def _cells(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[s
         notes += [f"without {', '.join(f'`{key}`' for key in lost)}"] if lost else []
     elif status == NOT_RUN and "run" in line:
         notes.append(f"{line['run']} has {'none of the columns' if line['run'] in results else 'no result'}")
+    if status == NOT_RUN and "preset" in line:
+        notes.append(needs_of(line["preset"]))
     notes += [line["note"]] if "note" in line else []
     preset = f"`{line['preset']}`" if "preset" in line else f"`{line['command']}`" if "command" in line else ""
     columns = "" if "measures" not in line else ", ".join(f"`{key}`" for key in line["measures"])

@@ -141,6 +141,18 @@ def missing_of(preset: str, data_root: Path | None) -> list[str]:
     return list(dict.fromkeys([*missing, *(missing_of(maker, data_root) if maker else ())]))
 
 
+def needs_of(preset: str) -> str:
+    """What a preset needs on the paper's data, in words; what the captioner of another preset needs, that one says."""
+    maker, root = maker_of(preset), Path("DATA")
+    files = [
+        f"`{path.relative_to(root).as_posix()}`"
+        for option, path in _places(preset, root).items()
+        if not (maker and option == _START)
+    ]
+    parts = [*dict.fromkeys(files), *([f"the captioner of `{maker}`"] if maker else []), "a GPU"]
+    return f"needs {', '.join(parts[:-1])} and {parts[-1]}"
+
+
 def _folder_of(preset: str, runs_dir: Path, seed: int) -> Path:
     """Where a run of a preset writes its results and its captioner."""
     return runs_dir / preset.replace("/", "-") / f"seed-{seed}"
