@@ -105,12 +105,13 @@ def test_every_figure_of_the_index_is_on_the_page():
             if entry.get("run") in RESULTS:
                 found = RESULTS[entry["run"]]
                 for key in entry["at"].split("/"):
-                    names = (
-                        {part["name"].split(" (entropy=")[0]: part for part in found}
-                        if isinstance(found, list)
-                        else found
-                    )
-                    found = names[key]
+                    if isinstance(found, list):  # rows, or points of a curve
+                        names = {
+                            str(part.get("name", part.get("step"))).split(" (entropy=")[0]: part for part in found
+                        }
+                        found = found[-1] if key == "last" else names[key]
+                    else:
+                        found = found[key]
                 value = found if isinstance(found, float) else found.get("mean", found.get("value"))
                 assert cells[3] == shown(value), line
             else:

@@ -56,7 +56,8 @@ def test_a_preset_runs_where_its_data_are(tmp_path):
         folder = Path(words[words.index("--output_dir") + 1])
         folder.mkdir(parents=True)
         rows = [{"name": "MLE", "cider_d": 1.0}, {"name": "SR (random)", "cider_d": 0.5 + len(called)}]
-        (folder / "results.json").write_text(json.dumps({"rows": rows}))
+        curves = {"SR (random)": [{"step": step, "cider_d": step + len(called)} for step in (0, 5)]}
+        (folder / "results.json").write_text(json.dumps({"rows": rows, "learning_curves": curves}))
         return 0
 
     assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
@@ -65,6 +66,7 @@ def test_a_preset_runs_where_its_data_are(tmp_path):
     assert called[0][called[0].index("--image_root") + 1] == str(data / "images")
     record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
     assert measured("trained/cider_d", record).values == (1.5, 2.5)
+    assert measured("learning_curves/SR (random)/last/cider_d", record).values == (6, 7)
     assert str(tmp_path) not in json.dumps(record["commands"]).replace(str(tmp_path / "runs"), "")
 
 

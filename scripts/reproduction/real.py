@@ -32,7 +32,7 @@ from hf_captionrl.instruct.answers import ANSWER_COLUMNS
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.reproduction.runs import CONFIGS, Caller, call, hardware
-from scripts.run_seeds import aggregate
+from scripts.run_seeds import aggregate, aggregate_curves
 
 _START = "model_name_or_path"
 _MODELS = (_START, "vision_model", "language_model", "held_out_scorer_name_or_path", "scorer_name_or_path")
@@ -215,8 +215,10 @@ def run_preset(
             if code:
                 return f"exit code {code} of `{command}`"
             write_json(marker, {"command": command, "version": versions["hf_captionrl"]})
-        runs.append(json.loads((folder / "results.json").read_text(encoding="utf-8"))["rows"])
-    record: dict[str, Any] = {"rows": aggregate(runs), "seeds": list(seeds), "commands": commands}
+        runs.append(json.loads((folder / "results.json").read_text(encoding="utf-8")))
+    record: dict[str, Any] = {"rows": aggregate([run["rows"] for run in runs]), "seeds": list(seeds)}
+    if all(run.get("learning_curves") for run in runs):
+        record["learning_curves"] = aggregate_curves([run["learning_curves"] for run in runs])
     # Paths of this machine mean nothing elsewhere.
     record["commands"] = [text.replace(str(data_root.resolve()), "DATA") for text in commands]
     write_json(path, record | {"versions": installed_versions(), "hardware": hardware()})
