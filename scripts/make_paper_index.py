@@ -24,9 +24,10 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 from hf_captionrl.experiments.rows import read_yaml  # noqa: E402
 from hf_captionrl.io import atomic_write_text  # noqa: E402
 from scripts.reproduction.findings import verdicts_of  # noqa: E402
-from scripts.reproduction.index_rows import preset_names, start_and_data  # noqa: E402
+from scripts.reproduction.index_rows import start_and_data  # noqa: E402
 from scripts.reproduction.index_rows import to_markdown as table_rows  # noqa: E402
 from scripts.reproduction.numbers import look_up  # noqa: E402
+from scripts.reproduction.real import is_embedded, preset_names  # noqa: E402
 
 ROWS = ROOT / "docs" / "paper_index.yaml"
 PAGE = ROOT / "docs" / "paper_index.md"
@@ -99,7 +100,7 @@ def _presets(row: dict[str, Any]) -> str:
     """Starts and data of a row's presets for the paper's data."""
     patterns = [p.removeprefix("recipes/configs/").removesuffix(".yaml") for p in row.get("recipes", ())]
     names = [n for n in preset_names() if any(fnmatch.fnmatch(n, p) for p in patterns)]
-    found = [start_and_data(n) for n in names if "scenes" not in n and not n.endswith("/tiny")]
+    found = [start_and_data(n) for n in names if not is_embedded(n) and not n.endswith("/tiny")]
     if not found:
         return ""
     starts, data = (", ".join(f"`{value}`" for value in dict.fromkeys(values)) for values in zip(*found, strict=True))
@@ -129,7 +130,8 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
         "paper: holds, does not hold, open, no difference seen; not compared, where no finding names the table.",
         "",
         "Below the items of each paper are the rows of its tables. Preset, start and data are those of the paper's experiment, read from the preset.",
-        "Rows that were not run need these and a GPU; rows measured in small name the row of the result that does. Columns are keys of our results:",
+        "Rows that were not run say what they need, by the names in a folder for `scripts/reproduce.py --data_root`; rows measured in small name",
+        "the row of the result that measures them. Columns are keys of our results:",
         "`reward_` is the scorer of the reward, as in the papers; in small, the held-out scorer may stand for it, and R@1 among 100 drawn images for",
         "P@1 in blocks of 100. The verdict of a row counts the comparisons of the findings that it takes part in.",
         "",

@@ -34,7 +34,7 @@ from scripts.reproduction import findings, hacking, index_rows, leaderboard  # n
 from scripts.reproduction.again import measure_again  # noqa: E402
 from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
 from scripts.reproduction.page import to_markdown  # noqa: E402
-from scripts.reproduction.real import missing_of, result_path, run_preset  # noqa: E402
+from scripts.reproduction.real import is_embedded, missing_of, result_path, run_preset, with_makers  # noqa: E402
 from scripts.reproduction.runs import Run, execute, finished, in_order, to_run  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -95,9 +95,10 @@ def _wanted(rows: Sequence[Mapping[str, Any]], only: Sequence[str] | None, runs:
 
 
 def _presets(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(
-        dict.fromkeys(entry["preset"] for row in rows for entry in row.get("numbers", ()) if "preset" in entry)
-    )
+    """Presets of the papers' data that numbers and rows of tables name."""
+    entries = [entry for row in rows for key in ("numbers", "lines") for entry in row.get(key, ())]
+    named = dict.fromkeys(entry["preset"] for entry in entries if "preset" in entry)
+    return [preset for preset in named if not is_embedded(preset)]
 
 
 def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace) -> Table:
@@ -118,6 +119,8 @@ def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argp
         presets = _presets([row])
         missing = list(dict.fromkeys(path for preset in presets for path in missing_of(preset, args.data_root)))
         theirs = ("missing: " + ", ".join(missing) if missing else "to run") if presets else ""
+        makers = [name for name in with_makers(presets, args.data_root) if name not in presets]
+        theirs += f"; runs {', '.join(makers)} first" if makers else ""
         if presets and all(result_path(preset, args.output).exists() for preset in presets):
             theirs = "finished"
         table.add_row(row["id"], row["status"], "\n".join(said), theirs)
@@ -185,7 +188,7 @@ def _run_all(
         for name in _wanted(rows, args.only, runs)
         if to_run(runs[name], _seeds(runs[name], args.seeds), args.output)
     ]
-    presets = _presets(rows) if args.data_root else []
+    presets = with_makers(_presets(rows), args.data_root) if args.data_root else []
     folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:

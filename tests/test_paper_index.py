@@ -169,16 +169,52 @@ def test_the_page_is_made_of_the_rows(monkeypatch, tmp_path, capsys):
     assert "out of date" in capsys.readouterr().out
 
 
+def cells(table):
+    """Each number and row of a table: its preset, place there, run, place there, and whether it shows a number of the paper."""
+    for entry in table.get("numbers", ()):
+        at = entry.get("at", "").rpartition("/")[0]
+        preset_at = entry["preset_at"].rpartition("/")[0] if "preset_at" in entry else at
+        yield entry.get("preset"), preset_at, entry.get("run"), at, "paper" in entry
+    for line in table.get("lines", ()):
+        yield line.get("preset"), line.get("preset_at"), line.get("run"), line.get("at"), False
+
+
+def contradictions(rows):
+    """Cells of a paper that are shown with several values of ours, and rows of ours that stand for several cells of one table."""
+    presets, places, found = {}, {}, []
+    for table in rows:
+        ours, lines = {}, {(line.get("run"), line.get("at")) for line in table.get("lines", ())}
+        for preset, place, run, at, from_paper in cells(table):
+            if preset:
+                settings = {k: v for k, v in settings_of(preset).items() if k not in ("output_dir", "title")}
+                presets.setdefault(json.dumps(settings, sort_keys=True), set()).add(preset)
+            if preset and run:
+                places.setdefault((preset, place), set()).add((run, at))
+                ours.setdefault((run, at), set()).add((preset, place))
+            if lines and run and from_paper and (run, at) not in lines:
+                found.append((table["id"], run, at))
+        found += [(table["id"], *theirs) for theirs in ours.values() if len(theirs) > 1]
+    found += [names for names in presets.values() if len(names) > 1]
+    return found + [(place, ours) for place, ours in places.items() if len(ours) > 1]
+
+
 def test_equal_rows_of_papers_are_one_preset_and_come_from_one_run():
-    presets, places = {}, {}
-    for entry in (entry for row in ROWS for entry in row.get("numbers", ()) if "preset" in entry):
-        settings = {k: v for k, v in settings_of(entry["preset"]).items() if k not in ("output_dir", "title")}
-        presets.setdefault(json.dumps(settings, sort_keys=True), set()).add(entry["preset"])
-        if "run" in entry:
-            place = (entry["preset"], entry.get("preset_at", entry["at"]))
-            places.setdefault(place, set()).add((entry["run"], entry["at"]))
-    assert [names for names in presets.values() if len(names) > 1] == []
-    assert {place: found for place, found in places.items() if len(found) > 1} == {}
+    assert contradictions(ROWS) == []
+
+
+def test_a_cell_with_two_values_is_seen():
+    good = {"row": "a", "preset": "ndlb/table3/row1", "preset_at": "start", "run": "r", "at": "rows/MLE"}
+    number = {**good, "preset_at": "start/cider_d", "at": "rows/MLE/cider_d", "paper": 1.0}
+    assert contradictions([{"id": "x", "numbers": [number], "lines": [good]}, {"id": "y", "lines": [good]}]) == []
+    for rows in (
+        [{"id": "x", "lines": [good]}, {"id": "y", "lines": [{**good, "at": "rows/SR"}]}],
+        [{"id": "x", "lines": [good]}, {"id": "y", "lines": [{**good, "run": "other"}]}],
+        [{"id": "x", "lines": [good]}, {"id": "y", "numbers": [{**number, "at": "rows/SR/cider_d"}]}],
+        [{"id": "x", "lines": [good, {**good, "preset": "ndlb/table3/row2"}]}],
+        [{"id": "x", "lines": [good, {**good, "preset": "ndlb/table7/row1", "run": "other"}]}],  # the same settings
+        [{"id": "x", "numbers": [{"run": "r", "at": "rows/SR/cider_d", "paper": 1.0}], "lines": [good]}],
+    ):
+        assert len(contradictions(rows)) == 1, rows
 
 
 def test_our_captions_are_compared_with_the_papers_number_of_the_same_metric():
@@ -241,6 +277,10 @@ def test_rows_of_tables_name_what_is_there():
         ({"run": "no_seeds"}, "run no_seeds"),
         ({"at": "rows/GAN"}, 'smile_blip_seeds: "rows/GAN leads nowhere'),
         ({"status": "not applicable", "note": "x"}, "not applicable, but has a run or preset"),
+        (
+            {"at": "rows/SMILE (lambda=0.01)"},
+            "measured, but no finding of docs/findings.yaml that names its table compares it",
+        ),
         ({"status": "measured in small"}, "its status follows from run and preset"),
         ({"what": "x"}, "key what"),
     ],
@@ -262,7 +302,7 @@ def test_a_row_without_preset_says_start_data_and_why():
     assert found == [
         "x: 'a' is there 2 times",
         *(f"x, a: {why}" for why in ("no preset and no start", "no preset and no data")),
-        "x, a: neither preset, run nor note",
+        "x, a: not run, without a preset or a note of what is missing",
         "x, a: not applicable without note",
     ]
     assert reproduce.index_faults([table]) == ["x: no rows"]
@@ -291,6 +331,32 @@ def test_the_verdict_of_a_row_counts_its_comparisons():
         counts[line["row"]] = sum(int(part.rpartition(" ")[2]) for part in text.split(", "))
     assert counts == {"none": 2, "shifting": 1, "default (first-token MLE)": 3}
     assert index_rows.verdict_of(table, none, {}) == ""
+
+
+def test_every_measured_row_has_a_verdict():
+    """Independent of `faults`: the verdict is the last cell of each row of the page that was measured."""
+    lines = [line for line in to_markdown(ROWS).splitlines() if "measured in small: " in line]
+    assert len(lines) > 130
+    for line in lines:
+        counts = [part.rpartition(" ") for part in line.strip("| ").rpartition("|")[2].split(", ")]
+        assert all(said.strip() in VERDICTS and int(number) > 0 for said, _, number in counts), line
+
+
+def test_every_row_that_was_not_run_says_what_is_missing():
+    page = to_markdown(ROWS)
+    rows = [line for line in page.splitlines() if " | not run" in line and not line.startswith("| not run")]
+    own = [line for line in rows if "<a id=" not in line]
+    assert len(own) > 130
+    assert [line for line in own if " needs " not in line] == []
+    (line,) = [text for text in own if text.startswith("| 4: pre-trained, SMILE |")]
+    needs = "needs `models/blip-pretrained`, `capenrich_hard_pool.json`, `dataset_coco.json`, `images` and a GPU"
+    assert f"| not run; {needs} |" in line
+    (line,) = [text for text in own if text.startswith("| HolisticCap: SR-L at the R@1 of SR-V |")]
+    assert "the captioner of `ndlb/table11/holisticcap` and a GPU" in line
+    assert "`boosted/train/captions.parquet`" in line
+
+
+VERDICTS = {"holds", "no difference seen", "open", "does not hold"}
 
 
 def test_the_page_shows_the_rows_of_each_table():

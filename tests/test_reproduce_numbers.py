@@ -46,6 +46,11 @@ def test_places_of_a_result():
     assert measured("trained/x", record).value == 2
     assert measured("a", {"a": 0.5, "a_ci": [0.4, 0.7]}) == Measured(0.5, 0.4, 0.7)
     assert measured("a", {"a": {"value": 0.5, "interval": [0.4, 0.7]}}) == Measured(0.5, 0.4, 0.7)
+    curve = [{"step": 0, "x": {"values": [1, 1]}}, {"step": 10, "x": {"values": [2, 4]}}]
+    curves = {"learning_curves": {"SR": curve}}
+    assert [measured(f"learning_curves/SR/{step}/x", curves).value for step in ("0", "10", "last")] == [1, 3, 3]
+    with pytest.raises(KeyError, match="leads nowhere at '5'"):
+        look_up("learning_curves/SR/5/x", curves)
     with pytest.raises(KeyError, match="leads nowhere at 'GAN'"):
         look_up("rows/GAN/x", record)
 

@@ -241,6 +241,13 @@ class RunArguments:
             "cost see docs/reproducibility.md."
         },
     )
+    total_train_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Images or captions per optimizer step on all processes together. It sets gradient_accumulation_steps, "
+            "and per_device_train_batch_size is the most that a device holds at once. The papers' presets have it."
+        },
+    )
 
 
 def enable_determinism() -> None:

@@ -63,7 +63,13 @@ def parse_arguments(
         _apply_config(parser, types, Path(path).name, _read_config(path))
     elif default_config is not None and not given & set(own):
         _apply_config(parser, types, default_config.name, read_yaml(default_config))
+    if "--gradient_accumulation_steps" in given and "--total_train_batch_size" not in given:
+        # The command line overrides the batch of a preset.
+        parser.set_defaults(total_train_batch_size=None)
     *parsed, run = _parse(parser, arguments)
+    for config in parsed if run.total_train_batch_size is not None else ():
+        if hasattr(config, "gradient_accumulation_steps"):
+            set_total_batch(config, run.total_train_batch_size)
     if run.deterministic:
         enable_determinism()
     models = [arguments for arguments in parsed if isinstance(arguments, ModelArguments)]
@@ -72,6 +78,33 @@ def parse_arguments(
         if getattr(config, "field_support", None) is not None and config.model_init_kwargs:
             models[0].model_init_kwargs, config.model_init_kwargs = config.model_init_kwargs, None
     return tuple(parsed)
+
+
+def set_total_batch(config: Any, total: int) -> None:
+    """Split a batch of one optimizer step among processes and micro-batches.
+
+    Args:
+        config: Training arguments. `per_device_train_batch_size` is the most that a device holds at once; it and
+            `gradient_accumulation_steps` are changed.
+        total: Images or captions per optimizer step on all processes together.
+
+    Raises:
+        ValueError: If the processes cannot share the batch equally, or `gradient_accumulation_steps` is set as well.
+    """
+    if config.gradient_accumulation_steps != 1:
+        raise ValueError(
+            f"total_train_batch_size is {total}, which sets gradient_accumulation_steps "
+            f"({config.gradient_accumulation_steps}). Leave one of them out."
+        )
+    processes = config.world_size * max(1, config.n_gpu)
+    if total < 1 or total % processes:
+        raise ValueError(
+            f"total_train_batch_size ({total}) must be a positive multiple of the number of processes ({processes}). Use "
+            "another number of processes, such as 1."
+        )
+    share = total // processes
+    steps = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= config.per_device_train_batch_size)
+    config.per_device_train_batch_size, config.gradient_accumulation_steps = share // steps, steps
 
 
 def _take(arguments: list[str], option: str, example: str) -> str | None:

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.experiments.rows import row_names
 from scripts.reproduction.findings import verdicts_of_row
 from scripts.reproduction.numbers import look_up
-from scripts.reproduction.real import columns_of, result_path, settings_of
-from scripts.reproduction.runs import CONFIGS, Run
+from scripts.reproduction.real import columns_of, needs_of, preset_names, result_path, settings_of
+from scripts.reproduction.runs import Run
 
 KEYS = {"row", "preset", "preset_at", "run", "at", "start", "data", "command", "measures", "status", "note"}
 NOT_APPLICABLE, NOT_RUN, SMALL, FULL = "not applicable", "not run", "measured in small", "measured"
@@ -19,12 +18,8 @@ SETTINGS = ["settings"]
 """What a table measures that lists settings."""
 _IN_SMALL = {"reward_blocks_recall_at_1": "rd100_recall_at_1"}
 """Columns that another column stands for on the embedded world."""
-
-
-def preset_names() -> list[str]:
-    """What a run can be configured by: rows of the papers' tables, and base files such as smile_blip/coco."""
-    bases = [f"{file.parent.name}/{file.stem}" for file in CONFIGS.glob("*/*.yaml") if file.parent.name != "rows"]
-    return [*row_names(CONFIGS), *bases]
+NOT_COMPARED = "not compared"
+"""Verdict of a measured row that no finding compares; `faults` reports it."""
 
 
 def start_and_data(preset: str) -> tuple[str, str]:
@@ -106,13 +101,17 @@ def _faults(
         found += _faults_of_preset(table, line, names)
     else:
         found += [f"no preset and no {key}" for key in ("start", "data") if key not in line]
-        found += ["neither preset, run nor note"] * ("run" not in line and "note" not in line)
+        found += ["not run, without a preset or a note of what is missing"] * (
+            "note" not in line and not is_measured(table, line, results)
+        )
     if "run" in line:
         if line["run"] not in runs:
             found.append(f"run {line['run']}")
         elif line["run"] in results:
             try:
                 missing_columns(table, line, results[line["run"]])
+                if verdict_of(table, line, results) == NOT_COMPARED:
+                    found.append("measured, but no finding of docs/findings.yaml that names its table compares it")
             except (KeyError, AttributeError) as error:
                 found.append(f"{line['run']}: {error}")
     return found
@@ -136,7 +135,7 @@ def verdict_of(table: Mapping[str, Any], line: Mapping[str, Any], results: Mappi
         return ""
     found = verdicts_of_row((table["paper"], table["kind"], table["number"]), line["run"], line["at"], results)
     counted = Counter(verdict for _, verdict in found)
-    return ", ".join(f"{verdict} {n}" for verdict, n in sorted(counted.items())) or "not compared"
+    return ", ".join(f"{verdict} {n}" for verdict, n in sorted(counted.items())) or NOT_COMPARED
 
 
 def _cells(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any], output: Path) -> list[str]:
@@ -155,6 +154,8 @@ def _cells(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[s
         notes += [f"without {', '.join(f'`{key}`' for key in lost)}"] if lost else []
     elif status == NOT_RUN and "run" in line:
         notes.append(f"{line['run']} has {'none of the columns' if line['run'] in results else 'no result'}")
+    if status == NOT_RUN and "preset" in line:
+        notes.append(needs_of(line["preset"]))
     notes += [line["note"]] if "note" in line else []
     preset = f"`{line['preset']}`" if "preset" in line else f"`{line['command']}`" if "command" in line else ""
     columns = "" if "measures" not in line else ", ".join(f"`{key}`" for key in line["measures"])

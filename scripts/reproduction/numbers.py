@@ -48,11 +48,17 @@ def seed_interval(values: Sequence[float]) -> Measured:
 
 
 def look_up(place: str, record: Any) -> Any:
-    """What stands at a place of a result; a row may be named without its settings in parentheses if it is the only one."""
+    """What stands at a place of a result.
+
+    A row may be named without its settings in parentheses if it is the only one; a point of a learning curve is named by its
+    step or as "last".
+    """
     keys = place.split("/")
     if keys[0] in ("start", "trained"):
         keys.insert(0, "rows")
     for key in keys:
+        if isinstance(record, list) and record and "name" not in record[0]:
+            record = {**{str(point["step"]): point for point in record}, "last": record[-1]}
         if isinstance(record, list):
             named = {entry["name"]: entry for entry in record}
             written = [entry for entry in record if entry["name"] != "references"]

@@ -150,7 +150,8 @@ def to_markdown(
         "to each side.",
         "",
         "The top of `scripts/reproduction/real.py` describes the contents of `--data_root`. The last column below says what a row on the paper's",
-        "data requires.",
+        "data requires. A captioner that another preset makes is made first. Presets state the batch of one optimizer step, which all processes",
+        "share, so a run has the paper's batch on any number of GPUs that divides it.",
     ]
     for paper, title in PAPERS.items():
         lines += ["", f"## {_HEADINGS[paper]}", "", title.split(": ", 1)[1] + ".", "", _HEAD, _RULE]

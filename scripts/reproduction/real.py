@@ -7,7 +7,11 @@ The folder (`--data_root`) is laid out as the presets name things:
     capenrich_hard_pool.json, truematch/                                      names of the hard pool, TrueMatch's release
     images/                                                                   what their image paths are relative to
     conceptual_captions/, msr-vtt/, tgif/                                     data sets that are folders
+    nocaps/, concadia/                                                        the same
+    vicuna/question.jsonl, vicuna/answer.jsonl, models/judge                  questions, reference answers, a judge
     models/blip-coco-finetuned, models/clipcap-coco ...                       captioners and scorers
+
+A captioner that another preset makes (`outputs/ndlb/table11/coco/model`) may be there too; otherwise that preset is run first.
 """
 
 from __future__ import annotations
@@ -15,23 +19,38 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hf_captionrl.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS
+from hf_captionrl.evaluation.arguments import EMBEDDED
 from hf_captionrl.evaluation.paper_columns import more_columns
-from hf_captionrl.experiments.rows import Row, load_row, read_yaml
+from hf_captionrl.experiments.rows import Row, load_row, read_yaml, row_names
 from hf_captionrl.experiments.video import VIDEO_COLUMNS
 from hf_captionrl.instruct.answers import ANSWER_COLUMNS
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
 from scripts.reproduction.runs import CONFIGS, Caller, call, hardware
-from scripts.run_seeds import aggregate
+from scripts.run_seeds import aggregate, aggregate_curves
 
-_MODELS = ("model_name_or_path", "held_out_scorer_name_or_path", "scorer_name_or_path")
+_START = "model_name_or_path"
+_MODELS = (_START, "vision_model", "language_model", "held_out_scorer_name_or_path", "scorer_name_or_path")
 _FOLDERS = ("msr-vtt", "tgif")
 _FILES = ("train_captions", "test_references", "pool", "bags")
+_JUDGED = {
+    "judge_model": "models/judge",
+    "questions": "vicuna/question.jsonl",
+    "reference_answers": "vicuna/answer.jsonl",
+}
+"""What a table of answers needs beside data and model; no preset names it."""
+
+
+@functools.cache
+def preset_names() -> list[str]:
+    """What a run can be configured by: rows of the papers' tables, and base files such as smile_blip/coco."""
+    bases = [f"{file.parent.name}/{file.stem}" for file in CONFIGS.glob("*/*.yaml") if file.parent.name != "rows"]
+    return [*row_names(CONFIGS), *bases]
 
 
 @functools.cache
@@ -44,6 +63,35 @@ def _preset(name: str) -> Row:
 def settings_of(preset: str) -> dict[str, Any]:
     """The settings of a preset, with those of its bases."""
     return dict(_preset(preset).settings)
+
+
+def is_embedded(preset: str) -> bool:
+    """Whether a preset is for the embedded world, not for the paper's data."""
+    return settings_of(preset).get("dataset_name", EMBEDDED[0]) in EMBEDDED
+
+
+def maker_of(preset: str) -> str | None:
+    """The preset that trains the captioner from which a preset starts, if there is one."""
+    start = str(settings_of(preset).get(_START, ""))
+    name = start.removeprefix("outputs/").removesuffix("/model")
+    return name if start == f"outputs/{name}/model" and name in preset_names() else None
+
+
+def _maker_to_run(preset: str, data_root: Path | None) -> str | None:
+    """The maker of a start that the folder does not have."""
+    maker = maker_of(preset)
+    return None if maker is None or (data_root and _places(preset, data_root)[_START].exists()) else maker
+
+
+def with_makers(presets: Iterable[str], data_root: Path | None) -> list[str]:
+    """Presets in an order in which they can be run: each after the one that makes its start, which is added if necessary."""
+    ordered: dict[str, None] = {}
+    for preset in presets:
+        chain = [preset]
+        while (maker := _maker_to_run(chain[-1], data_root)) is not None:
+            chain.append(maker)
+        ordered |= dict.fromkeys(name for name in reversed(chain) if name not in ordered)
+    return list(ordered)
 
 
 def columns_of(preset: str) -> set[str]:
@@ -67,6 +115,8 @@ def _places(preset: str, data_root: Path) -> dict[str, Path]:
     }
     # Files that other commands write into outputs/ stand directly in the folder.
     places |= {o: data_root / settings[o].removeprefix("outputs/") for o in _FILES if settings.get(o)}
+    if _preset(preset).recipe == "smile_llama_lora":
+        places |= {option: data_root / name for option, name in _JUDGED.items()}
     name = settings["dataset_name"]
     if "data_dir" in settings:
         places["data_dir"] = data_root / settings["data_dir"]
@@ -80,21 +130,45 @@ def _places(preset: str, data_root: Path) -> dict[str, Path]:
 
 
 def missing_of(preset: str, data_root: Path | None) -> list[str]:
-    """What a preset needs that is not there."""
+    """What a preset needs that is not there; for a start that another preset makes, what that one needs."""
     root = Path("DATA") if data_root is None else data_root
-    return [
+    maker = _maker_to_run(preset, data_root)
+    missing = [
         path.relative_to(root).as_posix()
-        for path in _places(preset, root).values()
-        if data_root is None or not path.exists()
+        for option, path in _places(preset, root).items()
+        if (data_root is None or not path.exists()) and not (maker and option == _START)
     ]
+    return list(dict.fromkeys([*missing, *(missing_of(maker, data_root) if maker else ())]))
 
 
-def arguments_of(preset: str, data_root: Path, seed: int, folder: Path) -> list[str]:
-    """The command line that runs a preset with the data of a folder."""
+def needs_of(preset: str) -> str:
+    """What a preset needs on the paper's data, in words; what the captioner of another preset needs, that one says."""
+    maker, root = maker_of(preset), Path("DATA")
+    files = [
+        f"`{path.relative_to(root).as_posix()}`"
+        for option, path in _places(preset, root).items()
+        if not (maker and option == _START)
+    ]
+    parts = [*dict.fromkeys(files), *([f"the captioner of `{maker}`"] if maker else []), "a GPU"]
+    return f"needs {', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _folder_of(preset: str, runs_dir: Path, seed: int) -> Path:
+    """Where a run of a preset writes its results and its captioner."""
+    return runs_dir / preset.replace("/", "-") / f"seed-{seed}"
+
+
+def arguments_of(preset: str, data_root: Path, seed: int, runs_dir: Path) -> list[str]:
+    """The command line that runs a preset with the data of a folder, and with the captioners of other runs."""
     recipe, is_base = _preset(preset).recipe, (CONFIGS / f"{preset}.yaml").is_file()
     selected = ["--config", f"recipes/configs/{preset}.yaml"] if is_base else ["--row", preset]
     places = _places(preset, data_root.resolve())
+    maker = _maker_to_run(preset, data_root.resolve())
+    if maker is not None:
+        places[_START] = _folder_of(maker, runs_dir, seed) / "model"
     options = [word for option, path in places.items() for word in (f"--{option}", str(path))]
+    options += ["--judge", "model"] if "judge_model" in places else []
+    folder = _folder_of(preset, runs_dir, seed)
     return [f"recipes/{recipe}.py", *selected, *options, "--seed", str(seed), "--output_dir", str(folder)]
 
 
@@ -113,15 +187,21 @@ def run_preset(
     caller: Caller = call,
     told: Callable[[str], None] = print,
 ) -> str | None:
-    """Run a preset for each seed that is not done, and write mean, standard error and values of every number."""
+    """Run a preset for each seed that is not done, and write mean, standard error and values of every number.
+
+    The preset that makes its start must have run before; see [`with_makers`].
+    """
     missing = missing_of(preset, data_root)
     if missing:
         return f"{', '.join(missing)} not in the data root"
+    maker = _maker_to_run(preset, data_root)
+    if maker is not None and not all((_folder_of(maker, runs_dir, seed) / "model").exists() for seed in seeds):
+        return f"its start is not there, which {maker} makes"
     path = result_path(preset, output)
     commands, runs = [], []
     for seed in seeds:
-        folder = runs_dir / path.stem / f"seed-{seed}"
-        words = arguments_of(preset, data_root, seed, folder)
+        folder = _folder_of(preset, runs_dir, seed)
+        words = arguments_of(preset, data_root, seed, runs_dir)
         command = " ".join(["accelerate launch", *words])
         commands.append(command)
         marker = folder.parent / f"seed-{seed}.json"
@@ -135,8 +215,10 @@ def run_preset(
             if code:
                 return f"exit code {code} of `{command}`"
             write_json(marker, {"command": command, "version": versions["hf_captionrl"]})
-        runs.append(json.loads((folder / "results.json").read_text(encoding="utf-8"))["rows"])
-    record: dict[str, Any] = {"rows": aggregate(runs), "seeds": list(seeds), "commands": commands}
+        runs.append(json.loads((folder / "results.json").read_text(encoding="utf-8")))
+    record: dict[str, Any] = {"rows": aggregate([run["rows"] for run in runs]), "seeds": list(seeds)}
+    if all(run.get("learning_curves") for run in runs):
+        record["learning_curves"] = aggregate_curves([run["learning_curves"] for run in runs])
     # Paths of this machine mean nothing elsewhere.
     record["commands"] = [text.replace(str(data_root.resolve()), "DATA") for text in commands]
     write_json(path, record | {"versions": installed_versions(), "hardware": hardware()})

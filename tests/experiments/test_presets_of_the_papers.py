@@ -73,6 +73,8 @@ FIELDS = {
     "distance": "distance",
     "eos": "cider_eos",
     "loss_type": "loss_type",
+    "repetition": "repetition_weight",
+    "truncation": "truncation_weight",
     "xe_epochs": "rl_start_epoch",
     "xe_rate": "xe_learning_rate",
     "mle_epochs": "mle_epochs",

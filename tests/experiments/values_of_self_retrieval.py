@@ -25,6 +25,9 @@ DISCRITUNE = {
     "do_sample": False,
     "baseline": "running_mean",
     "reward": "log_prob",
+    "loss_type": "grpo",  # code: the mean over the tokens of a caption, then over captions
+    "repetition": 0.0,  # no paper penalises
+    "truncation": 0.0,
     "bags": None,
     "longest": 30,
     "beams": 5,
@@ -102,6 +105,9 @@ NDLB = {
     "beams": 5,
     "scope": "batch",
     "reward": "log_prob",
+    "loss_type": "grpo",  # code: the mean over the tokens of a caption, then over captions
+    "repetition": 0.0,  # no paper penalises
+    "truncation": 0.0,
     "paper": "ndlb",
     "scorer": CLIP,
     "judge": "openai/clip-vit-large-patch14",  # ours

@@ -21,7 +21,7 @@ SMILE = {
     "rate": 1e-5,
     "schedule": "cosine",
     "decay": 0.05,
-    "batch": 32,
+    "batch": 4 * 32,
     "epochs": 5,
     "captions": "all",  # code: data/coco_karpathy_dataset.py of BLIP has a row per caption
     "frozen_tower": False,
