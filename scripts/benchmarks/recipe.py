@@ -182,7 +182,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     are_equal = None if case.samples else bool(losses[0]) and all(found == losses[0] for found in losses)
     if are_equal is False:
         raise RuntimeError(f"{name}: the losses of the runs differ: {losses}.")
-    images = f"{_IMAGES} JPEG files of {len(read_rows())} photographs of COCO, the later ones cropped, half of these mirrored"
+    images = f"{_IMAGES} JPEG files of {len(read_rows())} photographs of COCO and cropped, partly mirrored copies"
     about = {"captioner": size, "images": images} if case.photographs else {"captioner": None, "images": None}
     return result | {"losses_equal": are_equal} | about
 
