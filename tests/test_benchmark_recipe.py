@@ -27,7 +27,9 @@ def test_runs_and_writes_its_section(tmp_path):
     assert found["losses_equal"] is True
     assert 0 < found["step"]["seconds"]["after"] < found["whole"]["seconds"]["after"]
     assert recipe.CASES[case].title in page.read_text()
-    assert "random weights and 32 pixels" in page.read_text()
+    assert (
+        "random weights and 32 pixels, and the images are 24 JPEG files of 10 photographs of COCO" in page.read_text()
+    )
 
 
 def recorded(monkeypatch, losses):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import EncoderDecoderCache, GenerationConfig, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
@@ -35,7 +36,6 @@ _ROWWISE = tuple(
 _OF_THE_IMAGE = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
 # Finished rows are removed if at most this share of the rows is left; copying the cache for fewer costs more than it saves.
 _COMPACTION = 0.8
-_STEPS_BETWEEN_COMPACTIONS = 4  # on a GPU, where counting rows waits for the device
 
 
 class UndecodableError(Exception):
@@ -48,11 +48,10 @@ def draw_tokens(scores: Tensor, uniforms: Tensor) -> Tensor:
     `scores` `(N, V)` are unnormalised, fp32; minus infinity is never drawn. `uniforms` `(N,)` are in [0, 1). Returns
     ids `(N,)`.
     """
-    cumulative = (scores - scores.amax(-1, keepdim=True)).exp_().cumsum(-1)  # (N, V)
-    total = cumulative[:, -1]
-    # Rounding may give `total`, which no cumulative sum exceeds.
-    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
+    cumulative = scores.softmax(-1).cumsum(-1)  # (N, V)
+    # In fp32 the last sum times a number below 1 is always less than the last sum, so a token is always found.
+    target = uniforms.unsqueeze(1) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
 
 
 @dataclass
@@ -91,35 +90,47 @@ class DecodingLoop:
         if self.compiled:
             batch.call = compiled_forward(model)
         batch.repeat(per_image, folded=self.folded)
-        rows = batch.rows
-        device = rows.device
-        pad, ends = generation_config._pad_token_tensor.to(device), generation_config._eos_token_tensor.to(device)
-        is_greedy = (torch.arange(len(rows), device=device) % per_image == 0) & self.greedy  # (N,)
-        uniforms = torch.zeros(length, len(rows), device=device)
-        if self.num_sampled:
-            uniforms[:, ~is_greedy] = torch.rand(length, self.num_sampled * len(input_ids), device=device)
-        written = pad.repeat(len(rows), length)  # (N, T)
-        prompt, active = batch.input_ids, torch.ones_like(is_greedy)
-        step = 0
+        device, rows = input_ids.device, len(batch.input_ids)
+        pad, ends = generation_config._pad_token_tensor.to(device), set(generation_config._eos_token_tensor.tolist())
+        drawn = torch.rand(length, self.num_sampled * len(input_ids), device=device)
+        drawn = drawn.view(length, len(input_ids), self.num_sampled)
+        uniforms = F.pad(drawn, (int(self.greedy), 0)).flatten(1)  # (T, N), greedy rows use none
+        is_greedy = torch.arange(rows, device=device) % per_image == 0 if self.greedy else None  # (N,)
+        written = pad.repeat(rows, generation_config.max_length)  # (N, P + T)
+        active = [True] * rows  # whether a row is not finished
+        active_rows = None  # the same as a tensor, if a finished row is in the batch
         for step in range(length):
-            scores = logits_processor(batch.input_ids, batch.logits)
-            chosen = self._choose(scores, uniforms[step, batch.rows], is_greedy[batch.rows])
-            chosen = torch.where(active, chosen, pad)
-            written[batch.rows, step] = chosen
-            active = active & ~torch.isin(chosen, ends)
-            if step + 1 == length or not active.any():
-                break
+            scores = batch.logits
+            for processor in logits_processor:  # the list itself would inspect their signatures for every token
+                scores = processor(batch.input_ids, scores)
+            chosen = self._choose(scores, uniforms[step], is_greedy)
+            if active_rows is not None:
+                chosen = torch.where(active_rows, chosen, pad)
             batch.append(chosen)
-            if device.type == "cpu" or step % _STEPS_BETWEEN_COMPACTIONS == 0:
-                active = batch.compact(active)
+            if step + 1 == length:
+                break
+            tokens = chosen.tolist()  # on a GPU, the only wait for the device
+            if not ends.isdisjoint(tokens):
+                active = [before and token not in ends for before, token in zip(active, tokens, strict=True)]
+                if not any(active):
+                    break
+                if (kept := batch.to_keep(active)) is not None:
+                    index, images = (torch.tensor(part, device=device) for part in kept)
+                    written[batch.rows, : batch.input_ids.size(1)] = batch.input_ids
+                    batch.compact(index, images)
+                    uniforms, is_greedy = uniforms[:, index], None if is_greedy is None else is_greedy[index]
+                    active = [active[row] for row in kept[0]]
+                active_rows = None if all(active) else torch.tensor(active, device=device)
             batch.forward()
-        return torch.cat([prompt, written[:, : step + 1]], 1)
+        width = batch.input_ids.size(1)
+        written[batch.rows, :width] = batch.input_ids
+        return written[:, :width]
 
-    def _choose(self, scores: Tensor, uniforms: Tensor, is_greedy: Tensor) -> Tensor:
+    def _choose(self, scores: Tensor, uniforms: Tensor, is_greedy: Tensor | None) -> Tensor:
         if not self.num_sampled:
             return scores.argmax(-1)
         chosen = draw_tokens(scores, uniforms)
-        if self.greedy:
+        if is_greedy is not None:
             rows = is_greedy.nonzero().squeeze(1)
             chosen[rows] = scores[rows].argmax(-1)
         return chosen
@@ -175,7 +186,8 @@ class _Batch:
     @classmethod
     def after_prefill(cls, model: Any, input_ids: Tensor, outputs: Any, model_kwargs: dict[str, Any]) -> _Batch:
         rows = torch.arange(len(input_ids), device=input_ids.device)
-        offset_modules = [m for m in model.modules() if isinstance(getattr(m, "rope_deltas", None), Tensor)]
+        # `getattr` of a module is slow where the attribute is missing.
+        offset_modules = [m for m in model.modules() if isinstance(vars(m).get("rope_deltas"), Tensor)]
         batch = cls(model, input_ids, rows, model_kwargs, rows, len(rows), offset_modules, model)
         batch._take(outputs)
         if not _selectable(batch.cache):
@@ -208,31 +220,36 @@ class _Batch:
         self.logits, self.images = self.logits[index], len(images)
         self.rows = torch.arange(number * times, device=self.rows.device)
 
-    def compact(self, active: Tensor) -> Tensor:
-        """Remove finished rows, except for their logits, if there are many; each image keeps the same number of rows."""
-        by_image = active.view(self.images, -1)  # (B, R)
-        counts = by_image.sum(1)
-        images = counts.nonzero().squeeze(1)
-        width = int(counts.max())
+    def to_keep(self, active: list[bool]) -> tuple[list[int], list[int]] | None:
+        """Rows and images to keep, or None if too few can leave; each image keeps the same number of rows."""
+        size = len(active) // self.images
+        starts = range(0, len(active), size)
+        counts = [sum(active[start : start + size]) for start in starts]
+        images = [image for image, count in enumerate(counts) if count]
+        width = max(counts)
         if len(images) * width > _COMPACTION * len(active):
-            return active
-        first = by_image.int().argsort(dim=1, descending=True, stable=True)[images, :width]
-        index = (images.unsqueeze(1) * by_image.size(1) + first).flatten()
+            return None
+        of_image = [sorted(range(start, start + size), key=lambda row: not active[row])[:width] for start in starts]
+        return [row for image in images for row in of_image[image]], images
+
+    def compact(self, index: Tensor, images: Tensor) -> None:
+        """Keep the rows `index` of the images `images`, except for their logits."""
         self._select(index, images)
         self.images, self.rows = len(images), self.rows[index]
-        return active[index]
 
     def _select(self, index: Tensor, images: Tensor) -> None:
         """Keep the rows `index`, and of the data of the images the rows `images`."""
-        number = len(self.input_ids)
+        number, changed = len(self.input_ids), len(images) != self.images  # whether images leave or are repeated
         cross = [*_OF_THE_IMAGE, *(["attention_mask"] if self.model.config.is_encoder_decoder else [])]
         for name, value in self.model_kwargs.items():
+            if name in cross and not changed:
+                continue
             rows, of = (images, self.images) if name in cross else (index, number)
             in_space = name == "position_ids" and isinstance(value, Tensor) and value.dim() == 3  # (3, N, P)
             self.model_kwargs[name] = value[:, rows] if in_space else _rows_of(value, rows, of)
         if _is_double(self.cache):
             self.cache.self_attention_cache.batch_select_indices(index)
-            if len(images) != self.images or not torch.equal(images, torch.arange(self.images, device=images.device)):
+            if changed:
                 self.cache.cross_attention_cache.batch_select_indices(images)
         else:
             self.cache.batch_select_indices(index)

@@ -85,6 +85,7 @@ class Pix2StructCaptioner(Captioner):
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
         model = self.base_model
+        kwargs.setdefault("use_cache", True)  # the configuration of published checkpoints turns it off
         inputs: dict[str, Any] = {"decoder_input_ids": prompt_ids}
         with self.known_features(model, image_features, inputs):
             # Never encoded: only tells generate the number of rows.

@@ -20,9 +20,10 @@ from typing import Any
 from scripts.benchmarks.shapes_file import measure_each
 from scripts.benchmarks.spread import summary, to_cell
 from scripts.make_small_blip import make_small_blip
-from tests.data.sample_photo import photographs
+from tests.data.coco_photographs import make_photographs, read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
+_IMAGES = 24
 FEATURES = ("--freeze_vision_tower", "true", "--cache_image_features")
 """Options that need a frozen vision tower; the value of the last one follows."""
 
@@ -115,18 +116,13 @@ CASES = {
 }
 
 
-def make_photographs(folder: Path, *, hidden_size: int, num_layers: int, image_size: int) -> tuple[str, ...]:
+def make_captioner(folder: Path, *, hidden_size: int, num_layers: int, image_size: int) -> tuple[str, ...]:
     """A folder of photographs with captions, and a captioner with random weights; returns the recipe's arguments."""
     images = folder / "photographs"
-    photographs(images, 24)
-    rows = [
-        {"file_name": f"{i}.jpg", "captions": [f"a woman with a white hat and medal {i} in front of a flag"] * 2}
-        for i in range(24)
-    ]
-    (images / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    make_photographs(images, _IMAGES)
     syllables = ["".join(pair) for pair in itertools.product("bdfgklmnprstvz", "aeiou")]
     words = ("".join(parts) for parts in itertools.islice(itertools.product(syllables, repeat=3), 31_000))
-    texts = [*(caption for row in rows for caption in row["captions"]), " ".join(words)]
+    texts = [*(caption for row in read_rows() for caption in row["captions"]), " ".join(words)]
     model, processor = make_small_blip(texts, hidden_size=hidden_size, num_layers=num_layers, image_size=image_size)
     model.save_pretrained(folder / "captioner")
     processor.save_pretrained(folder / "captioner")
@@ -165,7 +161,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         size = {"hidden_size": args.hidden_size, "num_layers": args.num_layers, "image_size": args.image_size}
-        shared = (*case.arguments, *(make_photographs(folder, **size) if case.photographs else ()))
+        shared = (*case.arguments, *(make_captioner(folder, **size) if case.photographs else ()))
         taken: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
         for turn in range(args.rounds):
             for setting in sorted(taken, reverse=turn % 2 == 0):
@@ -186,7 +182,9 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     are_equal = None if case.samples else bool(losses[0]) and all(found == losses[0] for found in losses)
     if are_equal is False:
         raise RuntimeError(f"{name}: the losses of the runs differ: {losses}.")
-    return result | {"losses_equal": are_equal, "captioner": size if case.photographs else None}
+    images = f"{_IMAGES} JPEG files of {len(read_rows())} photographs of COCO and cropped, partly mirrored copies"
+    about = {"captioner": size, "images": images} if case.photographs else {"captioner": None, "images": None}
+    return result | {"losses_equal": are_equal} | about
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -225,10 +223,11 @@ def markdown(result: dict[str, Any]) -> str:
             cells += [f"{seconds['before']:.2f} / {seconds['after']:.2f}", to_cell(found[part]["speedup"])]
         lines.append(f"| {' | '.join(cells)} |")
     versions = result["versions"]
-    sizes = sorted({str(found["captioner"]["image_size"]) for found in result["cases"].values() if found["captioner"]})
+    with_photographs = [found for found in result["cases"].values() if found["captioner"]]
+    sizes = sorted({str(found["captioner"]["image_size"]) for found in with_photographs})
+    images = sorted({found["images"] for found in with_photographs})
     photographs_note = (
-        f" BLIP-base has random weights and {' or '.join(sizes)} pixels, and the images are crops of one public-domain photograph in "
-        "24 JPEG files."
+        f" BLIP-base has random weights and {' or '.join(sizes)} pixels, and the images are {' or '.join(images)}."
     )
     lines += [
         "",

@@ -52,6 +52,24 @@ def test_padding_does_not_affect_the_result():
     )
 
 
+def test_cached_keys_do_not_change_captions():
+    """Published configurations set `use_cache` to false, which reads the whole caption again for every token."""
+    model, processor = tiny_family("pix2struct")
+    assert model.config.text_config.use_cache is False
+    captioner = load_captioner(model, processor=processor)
+    images = captioner.encode_images(tiny_images(3))
+    settings = {"max_new_tokens": 12, "suppress_tokens": [captioner.eos_token_id, captioner.pad_token_id]}
+    widths = []
+    head = captioner.output_head(captioner.base_model)
+    head.register_forward_pre_hook(lambda module, args: widths.append(args[0].size(1)))
+    found = captioner.generate(**images, **settings).ids
+    assert widths[1:] == [1] * 11
+    whole = captioner.generate(**images, **settings, use_cache=False).ids
+    assert widths[-1] == widths[0] + 11
+    assert found.tolist() == whole.tolist()
+    assert len(set(found.flatten().tolist())) > 1
+
+
 def test_checkpoint_with_rendered_questions_raises():
     model, processor = tiny_family("pix2struct")
     processor.image_processor.is_vqa = True
