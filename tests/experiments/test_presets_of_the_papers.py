@@ -15,7 +15,6 @@ from tests.tiny import tiny_captioner
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "configs"
 
-LATER_NLG = {"bleu_4", "meteor", "spice"}
 FIELDS = {
     "start": "model_name_or_path",
     "fresh": "fresh_language_model",
@@ -135,12 +134,11 @@ def test_a_preset_has_the_values_of_its_paper(name):
         ("smile_blip_seeds", "smile_blip/scenes", set()),
         ("smile_video_seeds", "smile_video/moving_scenes", set()),
         ("ndlb_blend_seeds", "ndlb/scenes/blend-lv", set()),
-        # Columns that the preset got after its run.
-        (
-            "discritune_seeds",
-            "discritune/scenes/tables",
-            {"blocks_recall_at_1", "reward_blocks_recall_at_1", *LATER_NLG},
-        ),
+        ("ndlb_generic_seeds", "ndlb/scenes/generic-lv", set()),
+        ("ndlb_holistic_seeds", "ndlb/scenes/holistic-lv", set()),
+        # SPICE needs CoreNLP, which this machine did not have; the last preset got METEOR after its run.
+        ("discritune_seeds", "discritune/scenes/tables", {"spice"}),
+        ("self_retrieval_clipcap_seeds", "self_retrieval_clipcap/scenes", {"spice"}),
         ("sle_frontier_seeds", "sle/scenes/frontier", {"meteor", "spice"}),
     ],
 )

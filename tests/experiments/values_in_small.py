@@ -123,6 +123,13 @@ IN_SMALL = {
     },
     **_ndlb("holistic-large-bags", "ndlb/table10/row8"),
     **_ndlb("holistic-large-bags", "ndlb/table10/row7", NDLB, "bags of 15"),
+    # The paper's model family and initial LoRA; the same with PEFT's.
+    **_ndlb("clipcap-l", "ndlb/table3/row4", GREEDY | SAMPLED),
+    **_ndlb("clipcap-l", "ndlb/table3/row4", GREEDY | SAMPLED, "rate 1e-5"),
+    **_ndlb("clipcap-l", "ndlb/table3/row4", GREEDY | SAMPLED, "rate 1e-4"),
+    **_ndlb("clipcap-l-peft", "ndlb/table3/row4"),
+    **_ndlb("clipcap-l-peft", "ndlb/table3/row4", variant="rate 1e-4"),
+    **_ndlb("clipcap-l-peft", "ndlb/table3/row4", variant="rate 1e-3"),
     **_ndlb("table14-generic", "ndlb/table14/coco"),
     **_ndlb("table14-blend", "ndlb/table14/blendcap"),
     **_ndlb("table14-holistic", "ndlb/table14/holisticcap"),
