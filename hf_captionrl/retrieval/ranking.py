@@ -8,14 +8,14 @@ because a separate dot product rounds differently (it changed 1,829 of 5,000 ran
 same score, because a matrix product may round their columns differently too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.feature_checks import as_features, check_bag, check_features, check_targets, in_range
+from hf_captionrl.retrieval.feature_checks import as_features, check_bag, check_features, check_targets, in_range, unit_length
 
 __all__ = [
     "bag_ranks",
@@ -33,6 +33,7 @@ __all__ = [
 
 # Scores per block: 2**24 floats are 64 MiB. The product is as fast as in one piece, but needs less memory.
 _BLOCK_SCORES = 2**24
+_ROWS_AT_ONCE = 4096
 
 
 def default_block_size(num_images: int) -> int:
@@ -301,21 +302,20 @@ def bag_ranks(
     if len(bags) == 0:
         raise ValueError("bags is empty. Pass at least one bag.")
     copies = _copies(images, duplicate_of)
-    of_image: dict[int, list[int]] = {}
-    for caption, image in enumerate(owners.tolist()):
-        of_image.setdefault(image, []).append(caption)
+    of_image = torch.argsort(owners, stable=True).tolist()  # captions of image 0, of image 1, ...
+    first = [0, *torch.bincount(owners, minlength=len(images)).cumsum(0).tolist()]  # (M + 1,) where those of each begin
     found, captions, numbers = [], [], []
     for number, bag in enumerate(bags):
         rows = check_bag(bag, f"bags[{number}]", len(images))
         for row in rows:
-            if row not in of_image:
+            if first[row] == first[row + 1]:
                 raise ValueError(
                     f"bags[{number}] contains image {row}, which has no caption. Caption all images of bags."
                 )
-        ranked = [caption for row in rows for caption in of_image[row]]
-        columns = torch.tensor([i for i, row in enumerate(rows) for _ in of_image[row]], device=text.device)
+        ranked = [caption for row in rows for caption in of_image[first[row] : first[row + 1]]]
+        columns = torch.tensor([i for i, row in enumerate(rows) for _ in range(first[row], first[row + 1])])
         scores = _scores_in(text[ranked], images, rows, copies)  # (captions of the bag, K)
-        found.append(ranks_from_scores(scores, columns))
+        found.append(ranks_from_scores(scores, columns.to(text.device)))
         captions += ranked
         numbers += [number] * len(ranked)
     return torch.cat(found).cpu(), torch.tensor(captions), torch.tensor(numbers)
@@ -359,27 +359,40 @@ def set_ranks(
     return found
 
 
-def duplicate_images(image_features: Any) -> Tensor:
+def duplicate_images(image_features: Any, *, unit: bool = False) -> Tensor:
     """First row with identical features, for each image. A copy in the pool is a false negative.
 
     Args:
         image_features (array or tensor of shape `(M, D)`): Features of the pool.
+        unit: Whether rows are equal if they are after scaling to length 1.
     Returns:
         `torch.Tensor` of shape `(M,)`: int64; image i is a copy of an earlier image if value i is not i.
     Raises:
         ValueError: If the features are invalid.
     """
-    return _first_rows(check_features(image_features, "image_features"))
+    return _first_rows(check_features(image_features, "image_features"), unit_length if unit else torch.Tensor.detach)
 
 
-def _first_rows(images: Tensor) -> Tensor:
-    """[`duplicate_images`] of checked features."""
-    rows = images.cpu().contiguous().numpy()
+def _first_rows(images: Tensor, scale: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Tensor:
+    """[`duplicate_images`] of checked features, scaled block by block."""
     # Equal rows have equal sums of their bits. Most sums are unique, so that most rows need not be compared.
-    word = np.uint64 if rows.shape[1] * rows.itemsize % 8 == 0 else np.uint32
-    _, group, size = np.unique(rows.view(word).sum(axis=1, dtype=np.uint64), return_inverse=True, return_counts=True)
-    found = np.arange(len(rows))
+    sums = np.concatenate([_bit_sums(scale(images[part]).cpu()) for part in _row_blocks(len(images))])
+    _, group, size = np.unique(sums, return_inverse=True, return_counts=True)
+    found = np.arange(len(images))
     first: dict[bytes, int] = {}
-    for i in np.flatnonzero(size[group] > 1):
-        found[i] = first.setdefault(rows[i].tobytes(), int(i))
+    repeated = np.flatnonzero(size[group] > 1)
+    for part in _row_blocks(len(repeated)):
+        rows = scale(images[torch.from_numpy(repeated[part])]).cpu().numpy()
+        for i, row in zip(repeated[part].tolist(), rows, strict=True):
+            found[i] = first.setdefault(row.tobytes(), i)
     return torch.from_numpy(found)
+
+
+def _row_blocks(number: int) -> list[slice]:
+    return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, number, _ROWS_AT_ONCE)]
+
+
+def _bit_sums(images: Tensor) -> np.ndarray:
+    rows = images.contiguous().numpy()
+    word = np.uint64 if rows.shape[1] * rows.itemsize % 8 == 0 else np.uint32
+    return rows.view(word).sum(axis=1, dtype=np.uint64)
