@@ -54,7 +54,9 @@ def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
             f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)} must have equal shapes. Pass one row per caption in both."
         )
     found = torch.empty(len(first), dtype=torch.float64)
-    for start in range(0, len(first), _ROWS_AT_ONCE):  # copies in fp64 would take four times the memory of the features
+    for start in range(
+        0, len(first), _ROWS_AT_ONCE
+    ):  # copies in fp64 would take four times the memory of the features
         rows = slice(start, start + _ROWS_AT_ONCE)
         # Not cosine_similarity, which treats rows shorter than 1e-8 as longer.
         found[rows] = (unit_length(first[rows].double()) * unit_length(second[rows].double())).sum(dim=1)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from hf_captionrl.metrics.bootstrap import proportion_interval
 from hf_captionrl.metrics.signature import signature
+from hf_captionrl.retrieval.duplicates import duplicate_images
 from hf_captionrl.retrieval.feature_checks import as_features, check_bag, check_features, check_targets, unit_rows
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
     distractor_recall,
-    duplicate_images,
     ranks,
     sampled_ranks,
     set_ranks,
@@ -129,7 +129,7 @@ def self_retrieval(
     if num_bootstrap:
         for key, values in recalls.items():
             result[f"{key}_ci"] = proportion_interval(
-                values, groups=ranked.groups.tolist(), confidence=confidence, num_resamples=num_bootstrap, seed=seed
+                values, groups=ranked.groups.numpy(), confidence=confidence, num_resamples=num_bootstrap, seed=seed
             )
     return result | {
         "mean_rank": float(expected.mean()),

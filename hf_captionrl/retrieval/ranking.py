@@ -8,20 +8,26 @@ because a separate dot product rounds differently (it changed 1,829 of 5,000 ran
 same score, because a matrix product may round their columns differently too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.feature_checks import as_features, check_bag, check_features, check_targets, in_range, unit_length
+from hf_captionrl.retrieval.duplicates import first_rows
+from hf_captionrl.retrieval.feature_checks import (
+    as_features,
+    check_bag,
+    check_features,
+    check_targets,
+    in_range,
+)
 
 __all__ = [
     "bag_ranks",
     "default_block_size",
     "distractor_recall",
-    "duplicate_images",
     "random_distractor_recall",
     "ranks",
     "ranks_from_scores",
@@ -33,7 +39,6 @@ __all__ = [
 
 # Scores per block: 2**24 floats are 64 MiB. The product is as fast as in one piece, but needs less memory.
 _BLOCK_SCORES = 2**24
-_ROWS_AT_ONCE = 4096
 
 
 def default_block_size(num_images: int) -> int:
@@ -102,7 +107,7 @@ def tie_copies(scores: Tensor, duplicate_of: Tensor) -> Tensor:
 
 def _copies(images: Tensor, duplicate_of: Tensor | None) -> list[int] | None:
     """First row with the same image, for each image; None if there are no copies."""
-    found = _first_rows(images) if duplicate_of is None else duplicate_of
+    found = first_rows(images) if duplicate_of is None else duplicate_of
     return None if torch.equal(found, torch.arange(len(images))) else found.tolist()
 
 
@@ -303,7 +308,10 @@ def bag_ranks(
         raise ValueError("bags is empty. Pass at least one bag.")
     copies = _copies(images, duplicate_of)
     of_image = torch.argsort(owners, stable=True).tolist()  # captions of image 0, of image 1, ...
-    first = [0, *torch.bincount(owners, minlength=len(images)).cumsum(0).tolist()]  # (M + 1,) where those of each begin
+    first = [
+        0,
+        *torch.bincount(owners, minlength=len(images)).cumsum(0).tolist(),
+    ]  # (M + 1,) where those of each begin
     found, captions, numbers = [], [], []
     for number, bag in enumerate(bags):
         rows = check_bag(bag, f"bags[{number}]", len(images))
@@ -357,42 +365,3 @@ def set_ranks(
         scores = _scores_in(text[i : i + 1], images, rows, copies)  # (1, K)
         found[i] = ranks_from_scores(scores, torch.tensor([rows.index(owners[i])], device=text.device))[0]
     return found
-
-
-def duplicate_images(image_features: Any, *, unit: bool = False) -> Tensor:
-    """First row with identical features, for each image. A copy in the pool is a false negative.
-
-    Args:
-        image_features (array or tensor of shape `(M, D)`): Features of the pool.
-        unit: Whether rows are equal if they are after scaling to length 1.
-    Returns:
-        `torch.Tensor` of shape `(M,)`: int64; image i is a copy of an earlier image if value i is not i.
-    Raises:
-        ValueError: If the features are invalid.
-    """
-    return _first_rows(check_features(image_features, "image_features"), unit_length if unit else torch.Tensor.detach)
-
-
-def _first_rows(images: Tensor, scale: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Tensor:
-    """[`duplicate_images`] of checked features, scaled block by block."""
-    # Equal rows have equal sums of their bits. Most sums are unique, so that most rows need not be compared.
-    sums = np.concatenate([_bit_sums(scale(images[part]).cpu()) for part in _row_blocks(len(images))])
-    _, group, size = np.unique(sums, return_inverse=True, return_counts=True)
-    found = np.arange(len(images))
-    first: dict[bytes, int] = {}
-    repeated = np.flatnonzero(size[group] > 1)
-    for part in _row_blocks(len(repeated)):
-        rows = scale(images[torch.from_numpy(repeated[part])]).cpu().numpy()
-        for i, row in zip(repeated[part].tolist(), rows, strict=True):
-            found[i] = first.setdefault(row.tobytes(), i)
-    return torch.from_numpy(found)
-
-
-def _row_blocks(number: int) -> list[slice]:
-    return [slice(start, start + _ROWS_AT_ONCE) for start in range(0, number, _ROWS_AT_ONCE)]
-
-
-def _bit_sums(images: Tensor) -> np.ndarray:
-    rows = images.contiguous().numpy()
-    word = np.uint64 if rows.shape[1] * rows.itemsize % 8 == 0 else np.uint32
-    return rows.view(word).sum(axis=1, dtype=np.uint64)

@@ -76,7 +76,7 @@ def bleu_matches(
             f"Candidate {int(missing[0])} belongs to an image without a reference. Pass at least one per image."
         )
     blocks = group_blocks(batch, candidate_groups, reference_groups)
-    return _joined(_reference_matches(part, *owners, max_order) for part, owners in blocks)
+    return _joined(_reference_matches(part, ours, theirs, max_order) for part, (ours, theirs) in blocks)
 
 
 def _joined(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -164,7 +164,7 @@ def sibling_bleu(batch: TokenBatch, groups: Tensor, max_order: int = 4) -> tuple
         raise ValueError(
             f"Caption {int(lonely[0])} is the only one of its image. Pass at least two captions per image."
         )
-    return _joined(_sibling_matches(part, *owners, max_order) for part, owners in group_blocks(batch, groups))
+    return _joined(_sibling_matches(part, own, max_order) for part, (own,) in group_blocks(batch, groups))
 
 
 def _sibling_matches(batch: TokenBatch, groups: Tensor, max_order: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

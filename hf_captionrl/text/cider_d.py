@@ -110,7 +110,7 @@ class CiderScorer:
             raise ValueError("reference_images are not sorted. Sort the references by image.")
         num_slots = int(number.max())
         blocks = group_blocks(batch, images[:num_candidates], images[num_candidates:])
-        return torch.cat([self._scores(part, *owners, num_slots) for part, owners in blocks])
+        return torch.cat([self._scores(part, ours, theirs, num_slots) for part, (ours, theirs) in blocks])
 
     def _scores(self, batch: TokenBatch, candidate_images: Tensor, reference_images: Tensor, num_slots: int) -> Tensor:
         """Scores of a block; S is `num_slots` in every block, so that rounding does not depend on the blocks."""

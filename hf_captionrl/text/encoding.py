@@ -39,7 +39,9 @@ def encode_captions(
         lengths.append(batch.lengths)
         sizes.append(torch.tensor([len(captions) for captions in block]))
     number = torch.cat(sizes)
-    return TokenBatch(torch.cat(tokens), torch.cat(lengths)), torch.repeat_interleave(torch.arange(len(number)), number)
+    return TokenBatch(torch.cat(tokens), torch.cat(lengths)), torch.repeat_interleave(
+        torch.arange(len(number)), number
+    )
 
 
 def _blocks(images: Iterable[Sequence[str]]) -> Iterator[list[Sequence[str]]]:

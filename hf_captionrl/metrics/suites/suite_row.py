@@ -60,7 +60,7 @@ class SuiteRow:
         self.scorer = scorer
         self.numbers: dict[str, Any] = {"empty_captions": sum(not caption.strip() for caption in captions)}
         self.per_sample: dict[str, np.ndarray] = {}
-        self.groups: dict[str, list[Any]] = {}
+        self.groups: dict[str, Sequence[Any] | np.ndarray] = {}
         self.signatures: dict[str, str] = {}
         self._claims: tuple[np.ndarray, np.ndarray] | None = None  # wrong and right claims of each caption
 
@@ -121,7 +121,7 @@ class SuiteRow:
             self.number(key, float(found[f"recall_at_{k}"]), signature=found["signature"])
             self.numbers[f"{key}_ci"] = [float(bound) for bound in found[f"recall_at_{k}_ci"]]
             self.per_sample[key] = np.asarray(found[f"recall_at_{k}_per_sample"], dtype=np.float64)
-            self.groups[key] = np.asarray(found["groups"]).tolist()
+            self.groups[key] = np.asarray(found["groups"])
         return found
 
     def random_distractors(self, ks: Sequence[int], text: Any, images: Any, ranks: Any = None) -> None:
@@ -203,7 +203,7 @@ class SuiteRow:
                 self.missing("no image of this part", f"{name}_{rd100}", f"{name}_{hallucination}")
                 continue
             if rd100 in self.per_sample:
-                groups = [self.groups[rd100][row] for row in at]
+                groups = [self.groups[rd100][row] for row in at.tolist()]
                 signature = self.signatures.get(rd100, "")
                 self.mean(f"{name}_{rd100}", self.per_sample[rd100][at], groups=groups, signature=signature)
             else:
