@@ -90,7 +90,7 @@ def made_album(count: int) -> tuple[ImageFacts, list[list[str]], MadeScorer]:
 def measure(count: int) -> dict[str, Any]:
     """Describe an album of so many images; seconds of each stage, and MiB."""
     facts, candidates, scorer = made_album(count)
-    held = _resident_mib()
+    held = resident_mib()
     ids = [str(row) for row in range(count)]
     settings = AlbumSettings()
     images: Any = range(count)
@@ -130,7 +130,8 @@ def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _resident_mib() -> float:
+def resident_mib() -> float:
+    """Resident set of this process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
