@@ -157,7 +157,6 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     _check_files(arguments)
-
     from hf_captionrl.data.arrow_columns import id_column
     from hf_captionrl.evaluation.evaluate_on_shards import cache_image_features, check_shards
     from hf_captionrl.evaluation.evaluator import Evaluator

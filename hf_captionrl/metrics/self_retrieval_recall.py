@@ -95,8 +95,7 @@ def self_retrieval(
     if text_features.dtype != image_features.dtype:
         ranks(text_features, image_features, targets)  # raises, with the reason
     known = _checked_ranks(pool_ranks, len(text_features), len(image_features))
-    # With known ranks no features are compared, so copies of unit length are not needed.
-    scaled = check_features if known is not None else unit_rows
+    scaled = check_features if known is not None else unit_rows  # known ranks need no copies of unit length
     text, images = scaled(text_features, "text_features"), scaled(image_features, "image_features")
     owners = check_targets(targets, len(text), len(images))
     first = duplicate_images(images, unit=known is not None)

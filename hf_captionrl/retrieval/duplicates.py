@@ -32,7 +32,14 @@ def duplicate_images(image_features: Any, *, unit: bool = False) -> Tensor:
 
 
 def first_rows(images: Tensor, scale: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Tensor:
-    """[`duplicate_images`] of checked features, scaled block by block."""
+    """[`duplicate_images`] of checked features, scaled block by block.
+
+    Args:
+        images (`torch.Tensor` of shape `(M, D)`): Features of the pool.
+        scale: Maps some rows to the rows that are compared.
+    Returns:
+        `torch.Tensor` of shape `(M,)`: int64.
+    """
 
     def bits(rows: Any) -> np.ndarray:
         found = scale(images[rows]).cpu().contiguous().numpy()
