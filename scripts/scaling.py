@@ -181,7 +181,8 @@ def _tables(count: int, folder: Path) -> Part:
     from hf_captionrl.evaluation.scored_captions import human_captions
 
     dataset = captions_of(count, folder)
-    images, ranks = features_of(count, 512), np.arange(count) % 50 + 1
+    images = features_of(count, 512)
+    ranks: np.ndarray = np.arange(count) % 50 + 1
     text = [features_of(count, 512, seed=seed) for seed in (1, 2)]
 
     def work() -> None:
