@@ -1,11 +1,11 @@
-"""Measures the time and memory of `captionrl album` without captioning and encoding, at three sizes in one process.
+"""Measures the time and memory of `captionrl album` without captioning and encoding, each size in a process of its own.
 
     python scripts/album_speed.py                    # 1,000 and 10,000 images: a minute
     python scripts/album_speed.py --sizes 1000 10000 100000
     python scripts/album_speed.py --render           # the table of docs/scaling.md from existing numbers
 
 Every image has 16 candidates with features of 512 numbers, which are made when they are read; candidates repeat as those of a
-captioner do. One thread. Memory is the largest resident set of the process.
+captioner do. One thread. Memory is the largest resident set of the process, which measures nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import resource
 import sys
 import time
@@ -89,7 +90,7 @@ def made_album(count: int) -> tuple[ImageFacts, list[list[str]], MadeScorer]:
 def measure(count: int) -> dict[str, Any]:
     """Describe an album of so many images; seconds of each stage, and MiB."""
     facts, candidates, scorer = made_album(count)
-    held = _resident_mib()
+    held = resident_mib()
     ids = [str(row) for row in range(count)]
     settings = AlbumSettings()
     images: Any = range(count)
@@ -118,11 +119,19 @@ def measure(count: int) -> dict[str, Any]:
     }
 
 
+def measure_alone(count: int) -> dict[str, Any]:
+    """[`measure`] in a new process, because the largest resident set of a process includes everything before."""
+    # A forked process would begin with the memory of this one.
+    with multiprocessing.get_context("spawn").Pool(1, torch.set_num_threads, (1,)) as pool:
+        return pool.apply(measure, (count,))
+
+
 def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _resident_mib() -> float:
+def resident_mib() -> float:
+    """Resident set of this process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
@@ -151,10 +160,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--render", action="store_true", help="write the page from existing numbers")
     arguments = parser.parse_args(argv)
     if not arguments.render:
-        torch.set_num_threads(1)
         rows = []
-        for size in sorted(arguments.sizes):  # the peak of the process is that of the largest size so far
-            rows.append(measure(size))
+        for size in sorted(arguments.sizes):
+            rows.append(measure_alone(size))
             print(json.dumps(rows[-1]), flush=True)
         write_json(arguments.results, {"rows": rows, "versions": installed_versions()})
     results = json.loads(arguments.results.read_text(encoding="utf-8"))

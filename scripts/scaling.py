@@ -143,19 +143,58 @@ def _retrieval(count: int, folder: Path) -> Part:
     return work
 
 
-def _cider(count: int, folder: Path) -> Part:
-    from hf_captionrl.text.cider_d import CiderScorer
-    from hf_captionrl.text.frequencies import DocumentFrequencies
+def captions_of(count: int, folder: Path) -> Any:
+    """A column of six captions per image, mapped from a file; word frequencies like those of a language."""
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet
 
     rng = np.random.default_rng(0)
-    words = [f"w{n}" for n in range(5_000)]
-    drawn = rng.zipf(1.3, size=(count, 6, 10)) % len(words)  # word frequencies like those of a language
-    captions = [[[words[w] for w in caption] for caption in image] for image in drawn]
-    references = [image[1:] for image in captions]
-    candidates = [image[:1] for image in captions]
+    words = [f"w{n}" for n in range(20_000)]
+    schema = pa.schema({"captions": pa.list_(pa.string())})
+    with pa.parquet.ParquetWriter(folder / "captions.parquet", schema) as file:
+        for start in range(0, count, 1000):
+            drawn = rng.zipf(1.3, size=(min(1000, count - start), 6, 10)) % len(words)
+            texts = [[" ".join(words[w] for w in caption) for caption in image] for image in drawn]
+            file.write_table(pa.table({"captions": texts}, schema=schema))
+    return datasets.Dataset.from_parquet(str(folder / "captions.parquet"), cache_dir=str(folder / "cache"))
+
+
+def _cider(count: int, folder: Path) -> Part:
+    from hf_captionrl.data.arrow_columns import MappedRows, caption_column
+    from hf_captionrl.metrics import cider_d
+
+    column = caption_column(captions_of(count, folder))
+    candidates = [group[0] for group in column]
+    references = MappedRows(column, lambda _, group: group[1:])
 
     def work() -> None:
-        CiderScorer(DocumentFrequencies.from_references(references))(candidates, references)
+        cider_d(candidates, references)
+
+    return work
+
+
+def _tables(count: int, folder: Path) -> Part:
+    """Tables of SMILE for captions with five references, and for the references; with features and ranks, which are given."""
+    from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.evaluation.paper_tables import CAPTIONS_TABLE, TABLES, ScoredCaptions, compare_with_first
+    from hf_captionrl.evaluation.scored_captions import human_captions
+
+    dataset = captions_of(count, folder)
+    images = features_of(count, 512)
+    ranks: np.ndarray = np.arange(count) % 50 + 1
+    text = [features_of(count, 512, seed=seed) for seed in (1, 2)]
+
+    def work() -> None:
+        evaluator = Evaluator(dataset, None, None, seed=0)
+        evaluator.image_features = images
+        human = human_captions(evaluator)
+        assert human is not None  # nosec B101
+        sources = [ScoredCaptions("captions", human.captions, evaluator.references), human]
+        for source, features in zip(sources, text, strict=True):
+            source.text, source.image_ranks = features, ranks
+        for table in (TABLES["smile"], CAPTIONS_TABLE):
+            compare_with_first([table.compute(source, evaluator) for source in sources], seed=0)
 
     return work
 
@@ -217,7 +256,12 @@ STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]]
         (16_000, 48_000, 144_000),
     ),
     "retrieval": ("Evaluation: ranks in the whole pool, RD100, bootstrap", _retrieval, (4_000, 16_000, 64_000)),
-    "cider": ("Evaluation: CIDEr-D with five references", _cider, (1_000, 4_000, 16_000)),
+    "cider": ("Evaluation: CIDEr-D with five references", _cider, (4_000, 16_000, 64_000)),
+    "tables": (
+        "Evaluation: the tables of a file and of its references, besides features of 512 numbers",
+        _tables,
+        (4_000, 16_000, 64_000),
+    ),
     "boosting": ("Boosting: three captions per image by rule", _boosting, (100, 400, 1_600)),
     "caption_shards": (
         "Captions on shards: the embedded BLIP, 3 beams, 72 pixels",

@@ -17,6 +17,8 @@ from PIL import Image
 
 from hf_captionrl.data import ImageReader, check_captions, exchange_captions
 from hf_captionrl.evaluation.dataset_options import ids_digest, load_split
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.evaluation.scored_captions import human_captions
 from hf_captionrl.evaluation.write_features import FeaturesOptions
 from hf_captionrl.retrieval.bag_files import NeighbourFile, load_neighbours, save_neighbours
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
@@ -93,6 +95,15 @@ def exchange(folder, number):
     return exchange_captions(rows_of(folder, number), folder / f"{number}.parquet")
 
 
+def evaluation(folder, number):
+    """References and human captions of `captionrl evaluate`."""
+    evaluator = Evaluator(rows_of(folder, number), None, None, seed=0)
+    human = human_captions(evaluator)
+    assert len(human.captions) == len(evaluator.references) == number
+    assert all(human.given_references)
+    return evaluator, human
+
+
 def peak(path, folder, number):
     gc.collect()
     tracemalloc.start()
@@ -108,7 +119,7 @@ def bytes_per_row(path, folder, few, many):
     return (peak(path, folder, many) - peak(path, folder, few)) / (many - few)
 
 
-@pytest.mark.parametrize("path", [load_images, check_rows, smile, exchange])
+@pytest.mark.parametrize("path", [load_images, check_rows, smile, exchange, evaluation])
 def test_python_memory_per_row_of_ids_and_captions(folder, path):
     assert bytes_per_row(path, folder, FEW, MANY) < IDS
 

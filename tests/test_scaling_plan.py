@@ -4,8 +4,10 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 
+from scripts.album_speed import measure_alone, resident_mib
 from scripts.scaling import PAGE, RESULTS, STAGES, exponent, measure, render
 from tests.tolerances import within
 
@@ -120,6 +122,8 @@ def test_the_million_uses_the_measured_numbers():
     assert result("Evaluation: ranks among all")[0] == within(ranks, 0.01)
     memory = last["cider"]["peak_mib"] / last["cider"]["rows"] * 1e6 / 1024
     assert result("... its memory, in one process")[0] == within(memory, 0.1)
+    tables = last["tables"]["peak_mib"] / last["tables"]["rows"] * 1e6 / 1024
+    assert result("... of the tables of a file and of its references")[0] == within(tables, 0.1)
     album = json.loads((RESULTS.parent / "album_speed.json").read_text(encoding="utf-8"))["rows"][-1]
     hours = (album["choice_s"] + album["report_s"]) / album["images"] * 1e6 / 3600
     assert result("Album: compare, choose")[0] == within(hours, 0.01)
@@ -145,3 +149,11 @@ def test_each_size_is_measured_in_a_separate_process(monkeypatch):
     monkeypatch.setitem(STAGES, "test", ("test", lambda count, folder: 1 / 0, (1, 2, 3)))
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         measure("test", 1)
+
+
+def test_each_album_is_measured_in_a_process_of_its_own():
+    held = np.ones(2**27)  # 1 GiB
+    found = measure_alone(20)
+    assert found["images"] == 20
+    assert found["input_mib"] <= found["peak_mib"]
+    assert found["input_mib"] < resident_mib() - held.nbytes / 2**21

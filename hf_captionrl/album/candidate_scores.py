@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.ranking import duplicate_images, ranks_from_scores, tie_copies
+from hf_captionrl.retrieval.duplicates import duplicate_images
+from hf_captionrl.retrieval.ranking import ranks_from_scores, tie_copies
 
 __all__ = ["CandidateScores", "EncodedTexts", "confusions_of", "score_candidates"]
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from hf_captionrl.album.candidate_assignment import Choice, choose_candidates
 from hf_captionrl.album.candidate_scores import CandidateScores, confusions_of, score_candidates
+from hf_captionrl.retrieval.duplicates import duplicate_images
 from hf_captionrl.retrieval.feature_checks import check_features, check_targets
 from hf_captionrl.retrieval.neighbours import normalised
-from hf_captionrl.retrieval.ranking import duplicate_images, ranks_from_scores, tie_copies
+from hf_captionrl.retrieval.ranking import ranks_from_scores, tie_copies
 
 __all__ = ["AlbumCaption", "ChosenCaptions", "Finding", "distinct_captions", "found_images", "same_text"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Generic, TypeVar, overload
 
 import datasets
@@ -12,7 +12,16 @@ import pyarrow as pa
 from datasets.fingerprint import Hasher
 from datasets.table import InMemoryTable
 
-__all__ = ["ColumnView", "arrow_column", "caption_column", "chunk_values", "id_column", "select_rows"]
+__all__ = [
+    "ChunkView",
+    "ColumnView",
+    "MappedRows",
+    "arrow_column",
+    "caption_column",
+    "chunk_values",
+    "id_column",
+    "select_rows",
+]
 
 T = TypeVar("T")
 
@@ -43,6 +52,52 @@ class ColumnView(Sequence[T], Generic[T]):
         for batch in self._rows.iter(_ROWS_AT_ONCE):
             values = batch[self._name]
             yield from values if self._convert is None else map(self._convert, values)
+
+
+class ChunkView(Sequence[T], Generic[T]):
+    """Values of an Arrow column that is not part of a data set, read when they are indexed."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self.column = column
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            rows = range(*index.indices(len(self)))
+            return self.column.take(pa.array(rows, pa.int64())).to_pylist()
+        return self.column[range(len(self))[index]].as_py()
+
+    def __iter__(self) -> Iterator[T]:
+        return chunk_values(self.column)
+
+
+class MappedRows(Sequence[T], Generic[T]):
+    """`function(row, value)` of the values of a sequence, computed when they are read."""
+
+    def __init__(self, values: Sequence[Any], function: Callable[[int, Any], T]) -> None:
+        self._values, self._function = values, function
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: Any) -> Any:
+        rows = range(len(self))[index]
+        if isinstance(rows, range):
+            return list(map(self._function, rows, self._values[index]))
+        return self._function(rows, self._values[rows])
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._function, count(), self._values)
 
 
 def id_column(ds: datasets.Dataset, name: str = "image_id") -> ColumnView[str]:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from hf_captionrl.data.arrow_columns import ChunkView, arrow_column
 from hf_captionrl.engine import MANIFEST, read_shards
 from hf_captionrl.io import LineFile, to_plain
 
@@ -29,8 +32,8 @@ class CaptionFile:
     path: Path
     captions: Mapping[str, list[str]]
 
-    def aligned(self, image_ids: Sequence[str], all_ids: Set[str]) -> list[list[str]]:
-        """Captions in the order of a data set."""
+    def aligned(self, image_ids: Sequence[str], all_ids: Set[str]) -> Sequence[list[str]]:
+        """Captions in the order of a data set, in Arrow."""
         # All ids at once, because each look-up in a column is a search.
         foreign = set(self.captions).difference(all_ids)
         if foreign:
@@ -46,7 +49,10 @@ class CaptionFile:
                 f"images; {len(missing)} are missing, such as {_some(missing)}. Use `captionrl caption` to finish "
                 "the file, or compare fewer images with --max_images."
             )
-        return [self.captions[i] for i in image_ids]
+        try:
+            return ChunkView(arrow_column((self.captions[i] for i in image_ids), pa.list_(pa.string())))
+        except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
+            return [self.captions[i] for i in image_ids]
 
 
 def _some(ids: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ Legend: N captions of a source, one per image; B of them in a block; M images of
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,18 +20,22 @@ from hf_captionrl.engine import Stage
 from hf_captionrl.metrics.perplexity import caption_losses
 from hf_captionrl.metrics.suites.suite_row import spoken
 from hf_captionrl.retrieval import TokenScorer
+from hf_captionrl.retrieval.duplicates import duplicate_images
 from hf_captionrl.retrieval.feature_checks import unit_rows
-from hf_captionrl.retrieval.ranking import duplicate_images, ranks
+from hf_captionrl.retrieval.ranking import ranks
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from hf_captionrl.retrieval import Scorer
 
-__all__ = ["BLOCK", "CaptionScoring", "ScoreStage", "score_captions_in_blocks", "write_inputs"]
+__all__ = ["BLOCK", "CaptionScoring", "ScoreStage", "empty_column", "score_captions_in_blocks", "write_inputs"]
 
 BLOCK = 256
 """Captions that are encoded together."""
+
+_IN_MEMORY = 2**28
+"""Bytes of a column from which it is in a file."""
 
 _CAPTIONS = "captions.parquet"
 _POOLS = {"image_rank": "images.npy", "pool_rank": "pool.npy"}
@@ -85,11 +90,28 @@ class CaptionScoring:
 
 
 def score_captions_in_blocks(
-    scoring: CaptionScoring, captions: Sequence[str], first: int = 0
+    scoring: CaptionScoring, captions: Sequence[str], first: int = 0, *, folder: Path | None = None
 ) -> dict[str, np.ndarray]:
-    """Columns of captions whose images are `first`, `first + 1`, ...; `first` is a multiple of `BLOCK`."""
-    parts = [scoring(captions[at : at + BLOCK], first + at) for at in range(0, len(captions), BLOCK)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    """Columns of captions whose images are `first`, `first + 1`, ...; `first` is a multiple of `BLOCK`.
+
+    `folder` is for [`empty_column`].
+    """
+    found: dict[str, np.ndarray] = {}
+    for at in range(0, len(captions), BLOCK):
+        for name, values in scoring(captions[at : at + BLOCK], first + at).items():
+            if at == 0:
+                found[name] = empty_column((len(captions), *values.shape[1:]), values.dtype, folder)
+            found[name][at : at + len(values)] = values
+    return found
+
+
+def empty_column(shape: tuple[int, ...], dtype: Any, folder: Path | None) -> np.ndarray:
+    """An array to be filled; a large one in a temporary file of `folder`, so that the system can release its pages."""
+    if folder is None or np.prod(shape, dtype=np.int64) * np.dtype(dtype).itemsize < _IN_MEMORY:
+        return np.empty(shape, dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return np.memmap(file, dtype, "w+", shape=shape)
 
 
 def write_inputs(folder: Path, captions: Sequence[Sequence[str]], pools: Mapping[str, Any]) -> None:

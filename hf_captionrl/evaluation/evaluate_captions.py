@@ -31,7 +31,7 @@ __all__ = ["evaluate_captions"]
 _WORDS_TITLE = "Words that distinguish the sources (local mutual information)"
 
 
-def _words(scored: Sequence[ScoredCaptions], references: list[list[str]]) -> dict[str, Any]:
+def _words(scored: Sequence[ScoredCaptions], references: Sequence[list[str]]) -> dict[str, Any]:
     """Typical nouns and adjectives of each source, or the reason why there are none."""
     from hf_captionrl.metrics.suites.suite_row import spoken
     from hf_captionrl.metrics.word_statistics import characteristic_words, spacy_tagger
@@ -146,7 +146,7 @@ def _score(
         prefix = clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer)
         pools |= {} if evaluator.pool_features is None else {"pool_rank": evaluator.pool_features}
     if not arguments.uses_shards:
-        score_sources(scored, scorer, language_model, clip_prefix=prefix, pools=pools)
+        score_sources(scored, scorer, language_model, clip_prefix=prefix, pools=pools, folder=arguments.output_dir)
         return
     from hf_captionrl.evaluation.evaluate_on_shards import score_on_shards
 
@@ -157,7 +157,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     _check_files(arguments)
-
+    from hf_captionrl.data.arrow_columns import id_column
     from hf_captionrl.evaluation.evaluate_on_shards import cache_image_features, check_shards
     from hf_captionrl.evaluation.evaluator import Evaluator
     from hf_captionrl.evaluation.image_pools import pool_images, read_bags
@@ -174,8 +174,9 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     split = load_split(
         arguments, quarantine_path=folder / "quarantine.jsonl", require_captions=not arguments.no_references
     )
-    ids = [str(i) for i in split.dataset["image_id"][:]]
-    aligned = [file.aligned(ids, split.all_ids) for file in files]
+    ids = id_column(split.dataset)
+    described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
+    aligned = [files.pop(0).aligned(ids, split.all_ids) for _ in described]  # only in Arrow from here on
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
     scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     if arguments.uses_shards and scorer is not None:
@@ -189,8 +190,8 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
         evaluator.pool_features = evaluator.features_of(pool_images(arguments.pool, split.dataset, every.dataset))
     evaluator.bags = evaluator.bags if given_bags is None else given_bags
     scored = [
-        ScoredCaptions(file.name, captions, evaluator.references)
-        for file, captions in zip(files, aligned, strict=True)
+        ScoredCaptions(str(file["name"]), captions, evaluator.references)
+        for file, captions in zip(described, aligned, strict=True)
     ]
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
@@ -210,7 +211,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
         "suite": arguments.suite,
         "num_images": len(ids),
         "num_duplicate_images": copies,
-        "files": [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files],
+        "files": described,
         "scorer": None if scorer is None else scorer.signature,
         "tables": {name: {"title": section.title, "rows": section.rows} for name, section in sections.items()},
         "signatures": signatures,

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -15,7 +16,7 @@ from hf_captionrl.data import frames_of
 from hf_captionrl.data.source_keys import source_keys
 from hf_captionrl.engine import ShardFolder, Stage, launched, read_shards, run_stage
 from hf_captionrl.evaluation.cached_rows import fill_cache
-from hf_captionrl.evaluation.caption_scores import BLOCK, ScoreStage, write_inputs
+from hf_captionrl.evaluation.caption_scores import BLOCK, ScoreStage, empty_column, write_inputs
 from hf_captionrl.evaluation.dataset_options import DatasetOptions, ids_digest
 from hf_captionrl.evaluation.evaluation_models import held_out_scorer_name
 from hf_captionrl.evaluation.image_stage import rows_per_shard
@@ -133,15 +134,17 @@ def score_on_shards(
     _work(ScoreStage(shards.folder, rows_per_source, models, clip_prefix, columns), shards, arguments)
     rows = read_shards(shards.folder)
     for source in sources:
-        add_scores(source, _columns(rows, len(source.captions)), scorer, language_model, clip_prefix)
+        add_scores(
+            source, _columns(rows, len(source.captions), arguments.output_dir), scorer, language_model, clip_prefix
+        )
 
 
-def _columns(rows: Iterator[dict[str, Any]], number: int) -> dict[str, np.ndarray]:
+def _columns(rows: Iterator[dict[str, Any]], number: int, folder: Path) -> dict[str, np.ndarray]:
     """Columns of the next rows."""
     found: dict[str, np.ndarray] = {}
     for at, row in enumerate(itertools.islice(rows, number)):
         for name, value in row.items():
             if at == 0:
-                found[name] = np.empty((number, *np.shape(value)), _DTYPES.get(name, np.int64))
+                found[name] = empty_column((number, *np.shape(value)), _DTYPES.get(name, np.int64), folder)
             found[name][at] = value
     return found

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 
+from hf_captionrl.data.arrow_columns import MappedRows, caption_column
 from hf_captionrl.evaluate_modules.inputs import load_language_model
 from hf_captionrl.evaluation.arguments import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.evaluation.image_pools import bags_and_images, joined_images, pool_images
@@ -63,7 +65,7 @@ class Evaluator:
         self.held_out_scorer = held_out_scorer
         self.seed = seed
         self.ranks: dict[str, Any] = {}  # row name -> rank of each test image in the whole pool
-        self.references: list[list[str]] = [list(c) for c in dataset["captions"]]
+        self.references: Sequence[list[str]] = caption_column(dataset)
         columns = dataset.column_names
         self.facts = list(dataset["facts"]) if "facts" in columns else None
         self.parts = preference_parts(dataset)
@@ -161,7 +163,7 @@ class Evaluator:
         self,
         name: str,
         captions: Sequence[str],
-        references: list[list[str]] | None = None,
+        references: Sequence[list[str]] | None = None,
         *,
         more_captions: Sequence[str] = (),
     ) -> dict[str, Any]:
@@ -214,7 +216,7 @@ class Evaluator:
         numbers |= self._by_the_reward(captions, more_captions)
         return {"name": name, **numbers, **self.more_numbers(captions, references)}
 
-    def more_numbers(self, captions: Sequence[str], references: list[list[str]] | None) -> dict[str, Any]:
+    def more_numbers(self, captions: Sequence[str], references: Sequence[list[str]] | None) -> dict[str, Any]:
         """Numbers that a subclass adds to each row.
 
         Args:
@@ -275,11 +277,12 @@ class Evaluator:
         Returns:
             `tuple[dict, list[str]]`: The row, and the chosen references.
         """
-        captions, others = draw_references(self.references, self.seed)
-        more: list[str] = []
+        drawn = draw_references(self.references, self.seed)
+        captions, more = _first(drawn), list[str]()
         if self.bag_images is not None:
-            more, _ = draw_references(list(self.bag_images["captions"]), self.seed)
-        if all(others):
+            more = _first(draw_references(caption_column(self.bag_images), self.seed))
+        if all(len(group) > 1 for group in drawn):
+            others = MappedRows(drawn, lambda _, group: group[1:])
             return self.row("references", captions, others, more_captions=more), captions
         row = self.row("references", captions, more_captions=more)
         for key in ("cider_d", "emscore_references"):
@@ -297,13 +300,21 @@ def preference_parts(dataset: datasets.Dataset) -> dict[str, list[bool]]:
     return {"with_preferences": [not value for value in against], "against_preferences": against}
 
 
-def draw_references(references: Sequence[Sequence[str]], seed: int) -> tuple[list[str], list[list[str]]]:
-    """One random reference per image, and the other references of each image (SMILE, Table 1)."""
+def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list[str]]:
+    """The references of each image, a random one first (SMILE, Table 1); computed when they are read."""
     rng = random.Random(seed)
-    chosen = [rng.randrange(len(group)) if group else 0 for group in references]
-    captions = [group[i] if group else "" for group, i in zip(references, chosen, strict=True)]
-    others = [[c for j, c in enumerate(group) if j != i] for group, i in zip(references, chosen, strict=True)]
-    return captions, others
+    sizes = map(len, references)
+    chosen = np.fromiter((rng.randrange(size) if size else 0 for size in sizes), np.int64, len(references))
+    return MappedRows(references, lambda row, group: _moved_first(group, int(chosen[row])))
+
+
+def _moved_first(group: list[str], place: int) -> list[str]:
+    return group[place : place + 1] + group[:place] + group[place + 1 :]
+
+
+def _first(drawn: Sequence[list[str]]) -> list[str]:
+    """The first reference of each image; empty if it has none."""
+    return [group[0] if group else "" for group in drawn]
 
 
 def _text_features(scorer: Scorer, captions: Sequence[str], prefix: str = "") -> torch.Tensor:

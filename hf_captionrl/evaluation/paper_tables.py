@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ class ScoredCaptions:
     """Captions of one captioner, with everything that is computed once."""
 
     name: str  # name of the captioner
-    captions: list[list[str]]  # captions of each image, in the order of the data set
-    references: list[list[str]]  # references of each image, for the first caption
+    captions: Sequence[list[str]]  # captions of each image, in the order of the data set
+    references: Sequence[list[str]]  # references of each image, for the first caption
     is_human: bool = False  # whether the captions are the references
     text: Tensor | None = None  # features `(N, D)` of each image's first caption, or None
     # The same for CLIPScore, with `clip_prefix` before each caption, or None if the prefix is empty.
@@ -50,8 +51,8 @@ class ScoredCaptions:
         """The first caption of each image: the best beam."""
         return [group[0] for group in self.captions]
 
-    @property
-    def given_references(self) -> list[list[str]] | None:
+    @cached_property
+    def given_references(self) -> Sequence[list[str]] | None:
         """The references if every image has one; metrics of references are left out otherwise."""
         return self.references if all(self.references) else None
 

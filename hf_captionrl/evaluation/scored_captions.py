@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,13 +31,19 @@ def score_sources(
     *,
     clip_prefix: str = "",
     pools: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
 ) -> None:
-    """Add the scores of the first captions by scorer and language model, computed once for all tables; see `CaptionScoring`."""
+    """Add the scores of the first captions by scorer and language model, computed once for all tables; see `CaptionScoring`.
+
+    Large columns are in temporary files of `folder`.
+    """
     from hf_captionrl.evaluation.caption_scores import CaptionScoring, score_captions_in_blocks
 
     scoring = CaptionScoring(scorer, language_model, clip_prefix=clip_prefix, pools=pools)
     for source in sources:
-        add_scores(source, score_captions_in_blocks(scoring, source.first), scorer, language_model, clip_prefix)
+        add_scores(
+            source, score_captions_in_blocks(scoring, source.first, folder=folder), scorer, language_model, clip_prefix
+        )
 
 
 def add_scores(
@@ -66,18 +73,18 @@ def add_scores(
 
 def count_copies(image_features: Any) -> int:
     """Number of images in a pool of features `(M, D)` that are copies of an earlier one: false negatives of its captions."""
-    from hf_captionrl.retrieval.ranking import duplicate_images
+    from hf_captionrl.retrieval.duplicates import duplicate_images
 
     return sum(first != row for row, first in enumerate(duplicate_images(image_features).tolist()))
 
 
 def human_captions(evaluator: Evaluator) -> ScoredCaptions | None:
     """One random reference per image, compared with the others (SMILE, Table 1); None if an image has one reference."""
+    from hf_captionrl.data.arrow_columns import MappedRows
     from hf_captionrl.evaluation.evaluator import draw_references
     from hf_captionrl.evaluation.paper_tables import ScoredCaptions
 
-    first, others = draw_references(evaluator.references, evaluator.seed)
-    if not all(others):
+    drawn = draw_references(evaluator.references, evaluator.seed)
+    if not all(len(group) > 1 for group in drawn):
         return None
-    captions = [[caption, *rest] for caption, rest in zip(first, others, strict=True)]
-    return ScoredCaptions(REFERENCES, captions, others, is_human=True)
+    return ScoredCaptions(REFERENCES, drawn, MappedRows(drawn, lambda _, group: group[1:]), is_human=True)

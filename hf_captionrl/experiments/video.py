@@ -46,7 +46,7 @@ class VideoEvaluator(Evaluator):
             flat = spoken([text for texts in self.references for text in texts])
             self._reference_features = [row.cpu() for row in scorer.token_features(flat)]
 
-    def more_numbers(self, captions: Sequence[str], references: list[list[str]] | None) -> dict[str, Any]:
+    def more_numbers(self, captions: Sequence[str], references: Sequence[list[str]] | None) -> dict[str, Any]:
         if self.frame_features is None:
             reason = "the held-out scorer has no token features; use a CLIP of transformers or open_clip"
             keys = [column.key for column in VIDEO_COLUMNS]
@@ -60,7 +60,7 @@ class VideoEvaluator(Evaluator):
         values = {"emscore": found["f"], "emscore_references": found["reference_f"]}
         return values | recalls | {f"emscore_{name}": found[name] for name in ("precision", "recall")}
 
-    def _texts(self, references: list[list[str]] | None) -> list[list[Tensor]]:
+    def _texts(self, references: Sequence[list[str]] | None) -> list[list[Tensor]]:
         """Token features of the references."""
         known = iter(self._reference_features)
         every = [[next(known) for _ in texts] for texts in self.references]

@@ -1,9 +1,18 @@
 """Checks of the texts that caption metrics take."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["check_captions", "check_groups", "check_pairs", "listed_texts"]
+__all__ = [
+    "as_sequence",
+    "check_caption",
+    "check_captions",
+    "check_groups",
+    "check_pairs",
+    "checked_groups",
+    "checked_pairs",
+    "listed_texts",
+]
 
 
 def listed_texts(texts: Any, name: str) -> list[Any]:
@@ -22,41 +31,70 @@ def check_captions(captions: Any, name: str = "captions") -> list[str]:
         raise ValueError(f"{name} is one string, {captions!r}. Pass a list of captions.")
     found = listed_texts(captions, name)
     for i, caption in enumerate(found):
-        if not isinstance(caption, str):
-            raise ValueError(f"{name}[{i}] must be a string, got {type(caption).__name__} {caption!r}.")
-        if not caption.strip():
-            raise ValueError(f"{name}[{i}] is empty. Leave it out, or replace it by a word that counts as wrong.")
+        if not isinstance(caption, str) or not caption.strip():
+            check_caption(caption, f"{name}[{i}]")
     return found
+
+
+def check_caption(caption: Any, name: str) -> str:
+    """A caption that is not blank."""
+    if not isinstance(caption, str):
+        raise ValueError(f"{name} must be a string, got {type(caption).__name__} {caption!r}.")
+    if not caption.strip():
+        raise ValueError(f"{name} is empty. Leave it out, or replace it by a word that counts as wrong.")
+    return caption
+
+
+def as_sequence(texts: Any, name: str) -> Sequence[Any]:
+    """The texts, as a list unless they are a sequence, whose items may be made when they are read."""
+    return texts if isinstance(texts, Sequence) and len(texts) else listed_texts(texts, name)
+
+
+def checked_groups(groups: Any, name: str, minimum: int = 1) -> Iterator[list[str]]:
+    """The captions of each image, checked when they are read."""
+    if isinstance(groups, (str, bytes)):
+        raise ValueError(f"{name} is one string. Pass a list of lists of captions, one list per image.")
+    for i, captions in enumerate(as_sequence(groups, name)):
+        if isinstance(captions, (str, bytes)):
+            raise ValueError(f"{name}[{i}] is the string {captions!r}, not a list of captions. Pass [{captions!r}].")
+        found = check_captions(captions, f"{name}[{i}]")
+        if len(found) < minimum:
+            raise ValueError(f"{name}[{i}] has {len(found)} caption(s). Pass at least {minimum}.")
+        yield found
 
 
 def check_groups(groups: Any, name: str, minimum: int = 1) -> list[list[str]]:
     """A list of captions per image."""
-    if isinstance(groups, (str, bytes)):
-        raise ValueError(f"{name} is one string. Pass a list of lists of captions, one list per image.")
-    groups = listed_texts(groups, name)
-    found = []
-    for i, captions in enumerate(groups):
-        if isinstance(captions, (str, bytes)):
-            raise ValueError(f"{name}[{i}] is the string {captions!r}, not a list of captions. Pass [{captions!r}].")
-        found.append(check_captions(captions, f"{name}[{i}]"))
-        if len(found[-1]) < minimum:
-            raise ValueError(f"{name}[{i}] has {len(found[-1])} caption(s). Pass at least {minimum}.")
-    return found
+    return list(checked_groups(groups, name, minimum))
+
+
+def checked_pairs(candidates: Any, references: Any) -> tuple[Iterable[list[str]], Iterable[list[str]]]:
+    """Candidates and references of the same images, checked when they are read."""
+    if isinstance(candidates, (str, bytes)):
+        raise ValueError("candidates is one string. Pass a list with one caption per image.")
+    given = as_sequence(candidates, "candidates")
+    if isinstance(references, (str, bytes)):
+        raise ValueError("references is one string. Pass a list of lists of captions, one list per image.")
+    others = as_sequence(references, "references")
+    if len(given) != len(others):
+        raise ValueError(
+            f"{len(given)} candidates and {len(others)} lists of references. Pass one list per candidate, in the same order."
+        )
+    kinds = set(map(type, given))
+    # If any of them is a string, they should be one caption per image; the check names those that are not strings.
+    if any(issubclass(kind, str) for kind in kinds) and not any(issubclass(kind, list | tuple) for kind in kinds):
+        ours: Iterable[list[str]] = _single_captions(given)
+    else:
+        ours = checked_groups(given, "candidates")
+    return ours, checked_groups(others, "references")
+
+
+def _single_captions(captions: Sequence[Any]) -> Iterator[list[str]]:
+    for i, caption in enumerate(captions):
+        yield [check_caption(caption, f"candidates[{i}]")]
 
 
 def check_pairs(candidates: Any, references: Any) -> tuple[list[list[str]], list[list[str]]]:
-    """Candidates and references of the same images."""
-    if isinstance(candidates, (str, bytes)):
-        raise ValueError("candidates is one string. Pass a list with one caption per image.")
-    listed = listed_texts(candidates, "candidates")
-    # If any of them is a string, they should be one caption per image; the check names those that are not strings.
-    if any(isinstance(c, str) for c in listed) and not any(isinstance(c, list | tuple) for c in listed):
-        ours = [[caption] for caption in check_captions(listed, "candidates")]
-    else:
-        ours = check_groups(listed, "candidates")
-    theirs = check_groups(references, "references")
-    if len(ours) != len(theirs):
-        raise ValueError(
-            f"{len(ours)} candidates and {len(theirs)} lists of references. Pass one list per candidate, in the same order."
-        )
-    return ours, theirs
+    """[`checked_pairs`] as lists."""
+    ours, theirs = checked_pairs(candidates, references)
+    return list(ours), list(theirs)

@@ -16,6 +16,8 @@ from hf_captionrl.retrieval.feature_checks import as_features, check_features, u
 
 __all__ = ["CLIP_SCORE_PRESETS", "ClipScorePreset", "clip_score", "ref_clip_score", "score_prefix"]
 
+_ROWS_AT_ONCE = 4096
+
 
 @dataclass(frozen=True)
 class ClipScorePreset:
@@ -51,8 +53,14 @@ def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
         raise ValueError(
             f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)} must have equal shapes. Pass one row per caption in both."
         )
-    # Not cosine_similarity, which treats rows shorter than 1e-8 as longer.
-    return (unit_length(first.double()) * unit_length(second.double())).sum(dim=1).clamp(-1, 1)
+    found = torch.empty(len(first), dtype=torch.float64)
+    for start in range(
+        0, len(first), _ROWS_AT_ONCE
+    ):  # copies in fp64 would take four times the memory of the features
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        # Not cosine_similarity, which treats rows shorter than 1e-8 as longer.
+        found[rows] = (unit_length(first[rows].double()) * unit_length(second[rows].double())).sum(dim=1)
+    return found.clamp_(-1, 1)
 
 
 def _check_scale(scale: float) -> float:

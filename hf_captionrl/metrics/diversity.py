@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.metrics.caption_checks import check_captions, check_groups
+from hf_captionrl.metrics.caption_checks import as_sequence, check_captions, checked_groups
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu, sibling_bleu
-from hf_captionrl.text.ngrams import count_ngrams, distinct_share, encode_words
+from hf_captionrl.text.encoding import encode_captions
+from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share, group_blocks
 from hf_captionrl.text.tokenize import ptb_tokenize
 
 __all__ = ["caption_diversity", "caption_statistics", "vocabulary_size"]
@@ -47,10 +48,14 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
 
 def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> int:
     """Number of words that occur at least `min_frequency` times."""
-    if min_frequency < 1:
-        raise ValueError(f"min_frequency must be at least 1, got {min_frequency}.")
+    _check_min_frequency(min_frequency)
     frequency = Counter(word for caption in words for word in caption)
     return sum(count >= min_frequency for count in frequency.values())
+
+
+def _check_min_frequency(min_frequency: int) -> None:
+    if min_frequency < 1:
+        raise ValueError(f"min_frequency must be at least 1, got {min_frequency}.")
 
 
 def caption_diversity(
@@ -80,16 +85,18 @@ def caption_diversity(
     Raises:
         ValueError: If an image has fewer than two captions or a caption is invalid (its index is named).
     """
-    groups = check_groups(captions, "captions", minimum=2)
-    flat = [caption for group in groups for caption in group]
-    words = [ptb_tokenize(caption) for caption in flat]
-    vocabulary = vocabulary_size(words, min_frequency)
-    batch = encode_words(words)
-    sizes = torch.tensor([len(group) for group in groups])
-    images = torch.repeat_interleave(torch.arange(len(groups)), sizes)
-    slot = torch.arange(len(flat)) - torch.repeat_interleave(torch.cumsum(sizes, 0) - sizes, sizes)
-    counts = count_ngrams(batch, 2, images)
-    div = {f"div_{n}": distinct_share(counts, n, len(groups)) for n in (1, 2)}
+    groups = as_sequence(captions, "captions")
+    batch, images = encode_captions(checked_groups(groups, "captions", minimum=2))
+    _check_min_frequency(min_frequency)
+    vocabulary = int((torch.bincount(batch.tokens) >= min_frequency).sum())
+    sizes = torch.bincount(images)
+    slot = torch.arange(len(batch)) - torch.repeat_interleave(torch.cumsum(sizes, 0) - sizes, sizes)
+    shares = [
+        [distinct_share(counts, n, int(own.max()) + 1) for n in (1, 2)]
+        for part, (own,) in group_blocks(batch, images)
+        for counts in [count_ngrams(part, 2, own)]
+    ]
+    div = {f"div_{n}": torch.cat(found) for n, found in zip((1, 2), zip(*shares, strict=True), strict=True)}
     siblings = sibling_bleu(batch, images, max_order)
     sentence = bleu_scores(*siblings)  # (N, n)
     per_image = (
@@ -101,14 +108,14 @@ def caption_diversity(
     result: dict[str, Any] = {name: float(share.mean()) for name, share in div.items()}
     result |= {f"mbleu_{n}": float(score) for n, score in enumerate(corpus, start=1)}
     result |= {f"mbleu_{n}_per_image": float(score) for n, score in enumerate(per_image.mean(0), start=1)}
-    distinct = {" ".join(caption) for caption in words}
-    result["unique_captions"] = len(distinct) / len(flat)
-    basic = caption_statistics(flat)
+    result["unique_captions"] = _num_distinct(batch) / len(batch)
+    basic = caption_statistics(caption for group in groups for caption in group)
     result |= {"length": basic["length"], "lexical_diversity": basic["lexical_diversity"]}
     result["vocabulary_size"] = vocabulary
     if training_captions is not None:
         known = {" ".join(ptb_tokenize(caption)) for caption in check_captions(training_captions, "training_captions")}
-        result["novel_captions"] = sum(" ".join(caption) not in known for caption in words) / len(flat)
+        texts = (" ".join(ptb_tokenize(caption)) for group in groups for caption in group)
+        result["novel_captions"] = sum(text not in known for text in texts) / len(batch)
     result["per_image"] = {name: share.numpy() for name, share in div.items()}
     result["per_image"][f"mbleu_{max_order}"] = per_image[:, -1].numpy()
     result["signature"] = signature(
@@ -116,7 +123,18 @@ def caption_diversity(
         tok="ptb",
         div="distinct/words",
         mbleu="corpus",
-        captions="-".join(map(str, sorted({len(group) for group in groups}))),
+        captions="-".join(map(str, sizes.unique().tolist())),
         vocabulary=f">={min_frequency}",
     )
     return result
+
+
+def _num_distinct(batch: TokenBatch) -> int:
+    """Number of different captions, those of one length after the other."""
+    lengths = batch.lengths
+    starts = torch.cumsum(lengths, 0) - lengths
+    found = 0
+    for length in lengths.unique().tolist():
+        places = starts[lengths == length][:, None] + torch.arange(length)
+        found += len({row.tobytes() for row in batch.tokens[places].numpy()})
+    return found

@@ -3,47 +3,48 @@
 All use the tokenizer of [`hf_captionrl.text.tokenize`] and equal pycocoevalcap's numbers to 1e-4 or better.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from hf_captionrl.metrics.caption_checks import check_pairs
+from hf_captionrl.metrics.caption_checks import checked_pairs
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import CiderScorer
+from hf_captionrl.text.encoding import encode_captions
 from hf_captionrl.text.frequencies import DocumentFrequencies
-from hf_captionrl.text.ngrams import encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
 
-__all__ = ["bleu", "cider", "cider_d", "rouge_l"]
+__all__ = ["bleu", "cider", "cider_d", "reference_matches", "rouge_l"]
 
 _MAX_BETA = 1e6  # from here on only recall counts
-
-
-def _tokenised(candidates: Any, references: Any) -> tuple[list[list[list[str]]], list[list[list[str]]]]:
-    ours, theirs = check_pairs(candidates, references)
-    return [[ptb_tokenize(c) for c in group] for group in ours], [[ptb_tokenize(c) for c in group] for group in theirs]
-
-
-def _owners(groups: list[list[list[str]]]) -> torch.Tensor:
-    sizes = torch.tensor([len(group) for group in groups])
-    return torch.repeat_interleave(torch.arange(len(groups)), sizes)
 
 
 def _cider(
     candidates: Any, references: Any, frequencies: DocumentFrequencies | None, eos: bool, sigma: float, variant: str
 ) -> dict[str, Any]:
-    ours, theirs = _tokenised(candidates, references)
+    ours, theirs = checked_pairs(candidates, references)
     source = "corpus" if frequencies is None else "given"
     if frequencies is None:
-        frequencies = DocumentFrequencies.from_references(theirs, eos=eos)
+        words: dict[str, int] = {}
+        others, of = encode_captions(theirs, words, eos=eos)
+        # Only the scores are needed, and they do not depend on n-grams of one image.
+        frequencies = DocumentFrequencies.from_token_batch(others, of, words=words, eos=eos, min_documents=2)
+        own, images = encode_captions(ours, known=words, eos=eos)
     elif frequencies.eos != eos:
         raise ValueError(
             f"eos is {eos} but the frequencies were counted with eos={frequencies.eos}. Use the same value for both."
         )
+    elif frequencies.words is None:
+        raise ValueError("These frequencies are of token ids. Count the words of the references.")
+    else:
+        unknown: dict[str, int] = {}
+        own, images = encode_captions(ours, unknown, known=frequencies.words, eos=eos)
+        others, of = encode_captions(theirs, unknown, known=frequencies.words, eos=eos)
     scorer = CiderScorer(frequencies, variant="cider_d" if variant == "cider_d" else "cider", sigma=sigma)
-    scores = scorer(ours, theirs)
+    scores = scorer.score_tokens(own.followed_by(others), images, of)
     return {
         variant: float(scores.mean()),
         "per_sample": scores.numpy(),
@@ -106,6 +107,16 @@ def cider(
     return _cider(candidates, references, frequencies, eos, 6.0, "cider")
 
 
+def reference_matches(
+    candidates: Iterable[Sequence[str]], references: Iterable[Sequence[str]], max_order: int = 4
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[`hf_captionrl.text.bleu.bleu_matches`] of texts that are checked or valid."""
+    words: dict[str, int] = {}
+    ours, images = encode_captions(candidates, words)
+    theirs, of = encode_captions(references, words)
+    return bleu_matches(ours.followed_by(theirs), images, of, max_order)
+
+
 def bleu(candidates: Any, references: Any, *, max_order: int = 4) -> dict[str, Any]:
     """BLEU-1 to BLEU-4 against all references of an image, closest reference length.
 
@@ -121,9 +132,7 @@ def bleu(candidates: Any, references: Any, *, max_order: int = 4) -> dict[str, A
     Raises:
         ValueError: If the numbers of texts differ or a text is invalid (its index is named).
     """
-    ours, theirs = _tokenised(candidates, references)
-    batch = encode_words([caption for group in (*ours, *theirs) for caption in group])
-    counts = bleu_matches(batch, _owners(ours), _owners(theirs), max_order)
+    counts = reference_matches(*checked_pairs(candidates, references), max_order)
     result: dict[str, Any] = {f"bleu_{n}": float(score) for n, score in enumerate(corpus_bleu(*counts), start=1)}
     return result | {
         "per_sample": bleu_scores(*counts).numpy(),
@@ -148,10 +157,10 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
     """
     if not 0 <= beta <= _MAX_BETA:
         raise ValueError(f"beta must be 0 or more, got {beta}. Use at most {_MAX_BETA:g}.")
-    ours, theirs = _tokenised(candidates, references)
     scores = []
-    for group, others in zip(ours, theirs, strict=True):
-        for caption in group:
+    for group, texts in zip(*checked_pairs(candidates, references), strict=True):
+        others = [ptb_tokenize(text) for text in texts]
+        for caption in map(ptb_tokenize, group):
             # pycocoevalcap treats a caption of only punctuation as one empty word.
             words = caption or [""]
             common = [(_common(words, other or [""]), len(other or [""])) for other in others]

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from hf_captionrl.metrics.bootstrap import proportion_interval
 from hf_captionrl.metrics.signature import signature
-from hf_captionrl.retrieval.feature_checks import as_features, check_bag, check_targets, unit_rows
+from hf_captionrl.retrieval.duplicates import duplicate_images
+from hf_captionrl.retrieval.feature_checks import as_features, check_bag, check_features, check_targets, unit_rows
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
     distractor_recall,
-    duplicate_images,
     ranks,
     sampled_ranks,
     set_ranks,
@@ -94,10 +94,11 @@ def self_retrieval(
     dtype = str(text_features.dtype).removeprefix("torch.")
     if text_features.dtype != image_features.dtype:
         ranks(text_features, image_features, targets)  # raises, with the reason
-    text = unit_rows(text_features, "text_features")
-    images = unit_rows(image_features, "image_features")
+    known = _checked_ranks(pool_ranks, len(text_features), len(image_features))
+    scaled = check_features if known is not None else unit_rows  # known ranks need no copies of unit length
+    text, images = scaled(text_features, "text_features"), scaled(image_features, "image_features")
     owners = check_targets(targets, len(text), len(images))
-    first = duplicate_images(images)
+    first = duplicate_images(images, unit=known is not None)
     num_duplicates = int((first != torch.arange(len(first))).sum())
     if duplicates == "merge" and num_duplicates:
         kept, row = torch.unique(first, return_inverse=True)
@@ -118,7 +119,7 @@ def self_retrieval(
         repeats=repeats,
         block_size=block_size,
         duplicate_of=first,
-        known=_checked_ranks(pool_ranks, len(text), len(images)),
+        known=known,
     )
     expected = ranked.expected
     recalls = {f"recall_at_{k}": values.numpy() for k, values in ranked.recalls(ks).items()}
@@ -127,7 +128,7 @@ def self_retrieval(
     if num_bootstrap:
         for key, values in recalls.items():
             result[f"{key}_ci"] = proportion_interval(
-                values, groups=ranked.groups.tolist(), confidence=confidence, num_resamples=num_bootstrap, seed=seed
+                values, groups=ranked.groups.numpy(), confidence=confidence, num_resamples=num_bootstrap, seed=seed
             )
     return result | {
         "mean_rank": float(expected.mean()),
@@ -244,16 +245,15 @@ def _sizes(lists: Sequence[Sequence[int]]) -> str:
     return "-".join(map(str, sorted({len(rows) for rows in lists})))
 
 
-def _blocks(size: int, pool_size: int, owners: Tensor) -> list[list[int]]:
+def _blocks(size: int, pool_size: int, owners: Tensor) -> list[range]:
     """Consecutive images, `size` at a time; an incomplete last block is dropped."""
     if size > pool_size:
         raise ValueError(f"Blocks of {size} images do not fit into a pool of {pool_size}. Lower num_distractors.")
-    whole = [list(range(start, start + size)) for start in range(0, pool_size - size + 1, size)]
-    described = set(owners.tolist())
-    lacking = next((row for row in range(len(whole) * size) if row not in described), None)
-    if lacking is not None:
+    whole = [range(start, start + size) for start in range(0, pool_size - size + 1, size)]
+    lacking = torch.nonzero(torch.bincount(owners, minlength=pool_size)[: len(whole) * size] == 0)
+    if len(lacking):
         raise ValueError(
-            f"protocol='blocks' needs a caption for every image of the pool, and image {lacking} has none. Use 'expected'."
+            f"protocol='blocks' needs a caption for every image of the pool, and image {int(lacking[0])} has none. Use 'expected'."
         )
     return whole
 

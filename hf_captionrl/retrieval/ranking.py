@@ -15,13 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.feature_checks import as_features, check_bag, check_features, check_targets, in_range
+from hf_captionrl.retrieval.duplicates import first_rows
+from hf_captionrl.retrieval.feature_checks import (
+    as_features,
+    check_bag,
+    check_features,
+    check_targets,
+    in_range,
+)
 
 __all__ = [
     "bag_ranks",
     "default_block_size",
     "distractor_recall",
-    "duplicate_images",
     "random_distractor_recall",
     "ranks",
     "ranks_from_scores",
@@ -101,7 +107,7 @@ def tie_copies(scores: Tensor, duplicate_of: Tensor) -> Tensor:
 
 def _copies(images: Tensor, duplicate_of: Tensor | None) -> list[int] | None:
     """First row with the same image, for each image; None if there are no copies."""
-    found = _first_rows(images) if duplicate_of is None else duplicate_of
+    found = first_rows(images) if duplicate_of is None else duplicate_of
     return None if torch.equal(found, torch.arange(len(images))) else found.tolist()
 
 
@@ -301,21 +307,23 @@ def bag_ranks(
     if len(bags) == 0:
         raise ValueError("bags is empty. Pass at least one bag.")
     copies = _copies(images, duplicate_of)
-    of_image: dict[int, list[int]] = {}
-    for caption, image in enumerate(owners.tolist()):
-        of_image.setdefault(image, []).append(caption)
+    of_image = torch.argsort(owners, stable=True).tolist()  # captions of image 0, of image 1, ...
+    first = [
+        0,
+        *torch.bincount(owners, minlength=len(images)).cumsum(0).tolist(),
+    ]  # (M + 1,) where those of each begin
     found, captions, numbers = [], [], []
     for number, bag in enumerate(bags):
         rows = check_bag(bag, f"bags[{number}]", len(images))
         for row in rows:
-            if row not in of_image:
+            if first[row] == first[row + 1]:
                 raise ValueError(
                     f"bags[{number}] contains image {row}, which has no caption. Caption all images of bags."
                 )
-        ranked = [caption for row in rows for caption in of_image[row]]
-        columns = torch.tensor([i for i, row in enumerate(rows) for _ in of_image[row]], device=text.device)
+        ranked = [caption for row in rows for caption in of_image[first[row] : first[row + 1]]]
+        columns = torch.tensor([i for i, row in enumerate(rows) for _ in range(first[row], first[row + 1])])
         scores = _scores_in(text[ranked], images, rows, copies)  # (captions of the bag, K)
-        found.append(ranks_from_scores(scores, columns))
+        found.append(ranks_from_scores(scores, columns.to(text.device)))
         captions += ranked
         numbers += [number] * len(ranked)
     return torch.cat(found).cpu(), torch.tensor(captions), torch.tensor(numbers)
@@ -357,29 +365,3 @@ def set_ranks(
         scores = _scores_in(text[i : i + 1], images, rows, copies)  # (1, K)
         found[i] = ranks_from_scores(scores, torch.tensor([rows.index(owners[i])], device=text.device))[0]
     return found
-
-
-def duplicate_images(image_features: Any) -> Tensor:
-    """First row with identical features, for each image. A copy in the pool is a false negative.
-
-    Args:
-        image_features (array or tensor of shape `(M, D)`): Features of the pool.
-    Returns:
-        `torch.Tensor` of shape `(M,)`: int64; image i is a copy of an earlier image if value i is not i.
-    Raises:
-        ValueError: If the features are invalid.
-    """
-    return _first_rows(check_features(image_features, "image_features"))
-
-
-def _first_rows(images: Tensor) -> Tensor:
-    """[`duplicate_images`] of checked features."""
-    rows = images.cpu().contiguous().numpy()
-    # Equal rows have equal sums of their bits. Most sums are unique, so that most rows need not be compared.
-    word = np.uint64 if rows.shape[1] * rows.itemsize % 8 == 0 else np.uint32
-    _, group, size = np.unique(rows.view(word).sum(axis=1, dtype=np.uint64), return_inverse=True, return_counts=True)
-    found = np.arange(len(rows))
-    first: dict[bytes, int] = {}
-    for i in np.flatnonzero(size[group] > 1):
-        found[i] = first.setdefault(rows[i].tobytes(), int(i))
-    return torch.from_numpy(found)

@@ -85,7 +85,7 @@ class CiderReward(Reward):
         if int((self._lengths - int(self.cider_eos)).max()) < 1:
             raise ValueError("No reference has a token in the policy's vocabulary. Are these the right captions?")
         documents = torch.repeat_interleave(torch.arange(len(number)), number)
-        frequencies = DocumentFrequencies.from_token_batch(batch, documents, eos=self.cider_eos)
+        frequencies = DocumentFrequencies.from_token_batch(batch, documents, eos=self.cider_eos, min_documents=2)
         self._scorer = CiderScorer(frequencies.to(data.device), variant=self.variant)
         self._tokens = batch.tokens.to(data.device)
         self._starts = self._lengths.cumsum(0) - self._lengths  # (R,)

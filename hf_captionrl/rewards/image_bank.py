@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hf_captionrl.retrieval import NeighbourFile, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import normalised
+from hf_captionrl.retrieval.row_lookup import RowLookup
 
 __all__ = ["BANK_IMAGES", "BANK_WEIGHTINGS", "ImageBank", "check_weighting", "training_bank"]
 
@@ -59,22 +60,25 @@ class ImageBank:
         counts: Any = None,
     ) -> None:
         self.features = normalised(features, "features of the bank")  # (M, D)
-        self.image_ids = [str(image_id) for image_id in image_ids]
+        is_column = not isinstance(image_ids, list | tuple) and len(image_ids) and isinstance(image_ids[0], str)
+        self.image_ids: Sequence[str] = image_ids if is_column else list(map(str, image_ids))
         self.signature = signature
-        self._column = {image_id: column for column, image_id in enumerate(self.image_ids)}
-        if len(self.image_ids) != len(self.features) or len(self._column) < len(self.image_ids):
+        self._columns = RowLookup(self.image_ids)
+        first = self._columns.first_rows()
+        distinct = int((first == np.arange(len(first))).sum())
+        if not distinct == len(first) == len(self.features):
             raise ValueError(
-                f"The bank has features of {len(self.features)} images, {len(self.image_ids)} ids and {len(self._column)} "
-                "different ids. Pass one id per image, each once."
+                f"The bank has features of {len(self.features)} images, {len(first)} ids and {distinct} different ids. Pass one "
+                "id per image, each once."
             )
         if len(self.features) < 2:
             raise ValueError("The bank has one image, which is not a distractor of itself. Use 2 or more images.")
         self._nearest: Tensor | None = None
-        self._row: dict[str, int] = {}
+        self._rows = RowLookup([])
         if neighbours is not None:
-            columns = torch.tensor([self._column.get(image_id, -1) for image_id in neighbours.image_ids])
+            columns = torch.from_numpy(self._columns.rows(neighbours.image_ids))
             self._nearest = columns[neighbours.indices]  # (targets, K); -1 where the bank lacks the neighbour
-            self._row = {image_id: row for row, image_id in enumerate(neighbours.image_ids)}
+            self._rows = RowLookup(neighbours.image_ids)
         self.counts = self._checked_counts(counts)
 
     def _checked_counts(self, counts: Any) -> Tensor | None:
@@ -130,17 +134,17 @@ class ImageBank:
             )
         if self._nearest is None:
             return
-        unknown = [image_id for image_id in image_ids if image_id not in self._row]
+        unknown = self._rows.missing(image_ids)
         if unknown:
             raise ValueError(
                 f"The bank has no neighbours for {len(unknown)} of {len(image_ids)} images (first: {unknown[0]!r}). Use "
                 "neighbours of all training images, or a bank without neighbours."
             )
-        missing = (self._nearest < 0).sum(1).tolist()
-        lacking = [image_id for image_id in image_ids if missing[self._row[image_id]]]
-        if lacking:
+        missing = (self._nearest < 0).sum(1).cpu().numpy()[self._rows.rows(image_ids)]
+        lacking = np.flatnonzero(missing)
+        if len(lacking):
             raise ValueError(
-                f"The bank has no features of {missing[self._row[lacking[0]]]} neighbours of the image {lacking[0]!r} "
+                f"The bank has no features of {missing[lacking[0]]} neighbours of the image {image_ids[int(lacking[0])]!r} "
                 f"({len(lacking)} of {len(image_ids)} images lack some). Add the features of all neighbours to the bank."
             )
 
@@ -164,13 +168,13 @@ class ImageBank:
             ValueError: If a target has no distractor.
         """
         group_size = len(text) // len(targets)
-        itself = torch.tensor([self._column.get(image_id, -1) for image_id in image_ids], device=self.features.device)
+        itself = torch.from_numpy(self._columns.rows(image_ids)).to(self.features.device)
         if self._nearest is None:
             cosines = text @ self.features.T  # (N, M)
             columns = torch.arange(len(self), device=itself.device)[None]  # (1, M)
             far = self._far(targets)
         else:
-            columns = self._nearest[[self._row[image_id] for image_id in image_ids]]  # (B, K)
+            columns = self._nearest[torch.from_numpy(self._rows.rows(image_ids))]  # (B, K)
             images = self.features[columns]  # (B, K, D)
             grouped = text.view(len(targets), group_size, -1)  # (B, G, D)
             cosines = torch.einsum("bgd,bkd->bgk", grouped, images).flatten(0, 1)  # (N, K)

@@ -4,10 +4,12 @@ All three equal pycocoevalcap's numbers, including its smoothing constants, with
 is not exactly 0. Other toolkits use other constants, so their numbers differ.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, positions
+from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, group_blocks, positions
 
 __all__ = ["bleu_matches", "bleu_scores", "corpus_bleu", "pairwise_bleu", "sibling_bleu"]
 
@@ -63,19 +65,34 @@ def bleu_matches(
     the arguments of [`bleu_scores`]: matches and totals `(N, n)`, lengths of captions and of the closest references
     `(N,)`.
     """
-    num = len(candidate_groups)
-    if len(batch) != num + len(reference_groups):
+    if len(batch) != len(candidate_groups) + len(reference_groups):
         raise ValueError(
-            f"{len(batch)} captions, but {num} candidates and {len(reference_groups)} references. Pass one group per caption."
+            f"{len(batch)} captions, but {len(candidate_groups)} candidates and {len(reference_groups)} references. Pass one group per caption."
         )
-    groups = torch.cat([candidate_groups, reference_groups])
-    num_groups = int(groups.max()) + 1
-    sizes = torch.bincount(reference_groups, minlength=num_groups)
+    sizes = torch.bincount(reference_groups, minlength=int(candidate_groups.max()) + 1)
     missing = torch.nonzero(sizes[candidate_groups] == 0).flatten()
     if len(missing):
         raise ValueError(
             f"Candidate {int(missing[0])} belongs to an image without a reference. Pass at least one per image."
         )
+    blocks = group_blocks(batch, candidate_groups, reference_groups)
+    return _joined(_reference_matches(part, ours, theirs, max_order) for part, (ours, theirs) in blocks)
+
+
+def _joined(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Results of several blocks of images."""
+    matches, totals, lengths, closest = (torch.cat(part) for part in zip(*parts, strict=True))
+    return matches, totals, lengths, closest
+
+
+def _reference_matches(
+    batch: TokenBatch, candidate_groups: Tensor, reference_groups: Tensor, max_order: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """[`bleu_matches`] of a block."""
+    num = len(candidate_groups)
+    groups = torch.cat([candidate_groups, reference_groups])
+    num_groups = int(groups.max()) + 1
+    sizes = torch.bincount(reference_groups, minlength=num_groups)
     slots = torch.full_like(groups, -1)
     slots[num:] = _slots(reference_groups, num_groups)
     counts = count_ngrams(batch, max_order, groups)
@@ -147,6 +164,12 @@ def sibling_bleu(batch: TokenBatch, groups: Tensor, max_order: int = 4) -> tuple
         raise ValueError(
             f"Caption {int(lonely[0])} is the only one of its image. Pass at least two captions per image."
         )
+    return _joined(_sibling_matches(part, own, max_order) for part, (own,) in group_blocks(batch, groups))
+
+
+def _sibling_matches(batch: TokenBatch, groups: Tensor, max_order: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """[`sibling_bleu`] of a block."""
+    sizes = torch.bincount(groups)
     slots = _slots(groups, len(sizes))
     counts = count_ngrams(batch, max_order, groups)
     table = counts.table(slots)  # (C, S)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.text.frequencies import EOS, DocumentFrequencies, check_words
-from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, encode_words, positions
+from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, encode_words, group_blocks, positions
 
 __all__ = ["CiderScorer"]
 
@@ -108,6 +108,16 @@ class CiderScorer:
             )
         if num_references > 1 and bool((images[num_candidates + 1 :] < images[num_candidates:-1]).any()):
             raise ValueError("reference_images are not sorted. Sort the references by image.")
+        num_slots = int(number.max())
+        blocks = group_blocks(batch, images[:num_candidates], images[num_candidates:])
+        return torch.cat([self._scores(part, ours, theirs, num_slots) for part, (ours, theirs) in blocks])
+
+    def _scores(self, batch: TokenBatch, candidate_images: Tensor, reference_images: Tensor, num_slots: int) -> Tensor:
+        """Scores of a block; S is `num_slots` in every block, so that rounding does not depend on the blocks."""
+        num_candidates, num_references = len(candidate_images), len(reference_images)
+        device = batch.tokens.device
+        images = torch.cat([candidate_images, reference_images])
+        number = torch.bincount(reference_images, minlength=int(images.max()) + 1)
         first = torch.cumsum(number, 0) - number
         slots = torch.full_like(images, -1)
         slots[num_candidates:] = torch.arange(num_references, device=device) - first[images[num_candidates:]]
@@ -125,11 +135,11 @@ class CiderScorer:
         table = counts.table(slots)  # (C, S) counts in each reference
         shared = (table.amax(dim=1) > 0).index_select(0, counts.columns)
         ours = positions((counts.rows < num_candidates) & shared)  # (E',)
-        theirs = table.index_select(0, counts.columns.index_select(0, ours))  # (E', S)
+        theirs = table.index_select(0, counts.columns.index_select(0, ours))
+        theirs = torch.nn.functional.pad(theirs, (0, num_slots - theirs.shape[1]))  # (E', S)
         own = amount.index_select(0, ours)[:, None]
         clipped = torch.minimum(own, theirs) if self.variant == "cider_d" else own
         products = clipped * theirs * squared.index_select(0, ours)[:, None]
-        num_slots = theirs.shape[1]
         similarity = torch.zeros(num_candidates * width, num_slots, dtype=torch.float64, device=device)
         similarity.index_add_(0, segment.index_select(0, ours), products)
         similarity = similarity.view(num_candidates, width, num_slots)

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hf_captionrl.io import atomic_write_bytes
-from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, encode_words, positions
+from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_documents, count_ngrams, encode_words, positions
 
 __all__ = ["EOS", "DocumentFrequencies", "check_words"]
 
@@ -59,24 +59,19 @@ class DocumentFrequencies:
         words: dict[str, int] | None = None,
         eos: bool = False,
         max_order: int = 4,
+        min_documents: int = 1,
     ) -> "DocumentFrequencies":
         """Count references given as integers, such as the token ids of a captioner.
 
-        `documents` `(N,)` is the image of each reference, 0 ... M-1.
+        `documents` `(N,)` is the image of each reference, 0 ... M-1. N-grams of fewer than `min_documents` images are left
+        out. With 2, CIDEr's scores are equal: n-grams of no image and of one image have the same weight.
         """
         if len(batch) == 0:
             raise ValueError("There are no references. Pass at least one.")
-        counts = count_ngrams(batch, max_order, documents)
-        frequency = torch.bincount(counts.column_ids, minlength=counts.num_distinct).cpu()
         base = int(batch.tokens.max()) + 1 if len(batch.tokens) else 1
-        prefixes, last = counts.prefixes.cpu(), counts.words.cpu()
-        keys, found = [], []
-        for n in range(max_order):
-            here = slice(counts.offsets[n], counts.offsets[n + 1])
-            # Ids of an order are sorted by (prefix, word), and so are these keys.
-            keys.append((prefixes[here] - (counts.offsets[n - 1] if n else -1)) * base + last[here])
-            found.append(frequency[here].to(torch.int32))
-        return cls(int(documents.max()) + 1, words, tuple(keys), tuple(found), base, eos)
+        found = count_documents(batch, documents, max_order, min_documents)
+        keys, counts = zip(*((key.cpu(), count.to(torch.int32).cpu()) for key, count in found), strict=True)
+        return cls(int(documents.max()) + 1, words, keys, counts, base, eos)
 
     @property
     def max_order(self) -> int:

@@ -7,7 +7,7 @@ of captions and on token ids on the training device.
 Legend: N captions, T tokens, U distinct n-grams, E entries (caption, n-gram), C columns (group, n-gram), S slots.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
@@ -15,14 +15,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["NgramCounts", "TokenBatch", "count_ngrams", "distinct_share", "encode_words", "positions"]
+__all__ = [
+    "NgramCounts",
+    "TokenBatch",
+    "count_documents",
+    "count_ngrams",
+    "distinct_share",
+    "encode_words",
+    "group_blocks",
+    "positions",
+]
+
+_CAPTIONS_AT_ONCE = 8192
+"""Captions whose n-grams are counted together if images do not depend on each other: about 50 MiB."""
 
 
 @dataclass(frozen=True)
 class TokenBatch:
     """Captions as integers, concatenated without padding."""
 
-    tokens: Tensor  # (sum of lengths,): int64 word or token ids, not negative
+    tokens: Tensor  # (sum of lengths,): word or token ids, not negative; int64, or int32 to hold many captions
     lengths: Tensor  # (N,): int64 number of tokens of each caption; may be 0
 
     @classmethod
@@ -42,6 +54,10 @@ class TokenBatch:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def followed_by(self, other: "TokenBatch") -> "TokenBatch":
+        """These captions, then those of another batch."""
+        return TokenBatch(torch.cat([self.tokens, other.tokens]), torch.cat([self.lengths, other.lengths]))
 
 
 def encode_words(
@@ -169,7 +185,7 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
     """
     if max_order < 1:
         raise ValueError(f"max_order must be at least 1, got {max_order}.")
-    tokens, lengths, device = batch.tokens, batch.lengths, batch.tokens.device
+    tokens, lengths, device = batch.tokens.long(), batch.lengths, batch.tokens.device
     groups = torch.zeros_like(lengths) if groups is None else groups.to(device)
     if groups.shape != lengths.shape:
         raise ValueError(
@@ -217,6 +233,121 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
         prefixes=torch.cat(all_prefixes),
         words=torch.cat(all_words),
     )
+
+
+def _is_sorted(values: Tensor) -> bool:
+    return len(values) < 2 or not bool((values[1:] < values[:-1]).any())
+
+
+def group_blocks(batch: TokenBatch, *groups: Tensor) -> Iterator[tuple[TokenBatch, tuple[Tensor, ...]]]:
+    """Divide captions into blocks of whole groups (images), because counting takes 7 kB per caption.
+
+    The batch has the captions of each tensor of `groups`, one tensor after the other; a tensor `(N,)` contains the group of
+    each of its captions. Yields blocks in the order of the groups, with their groups numbered from 0; blocks without a
+    caption of the first tensor are left out. Few captions, or groups that are not sorted, are one block.
+    """
+    number = max((int(own.max()) + 1 for own in groups if len(own)), default=0)
+    at_once = max(_CAPTIONS_AT_ONCE * number // max(len(batch), 1), 1)
+    if at_once >= number or not len(groups[0]) or not all(map(_is_sorted, groups)):
+        yield batch, groups
+        return
+    device = batch.lengths.device
+    edges = torch.arange(0, number + at_once, at_once, device=device)
+    first = 0
+    rows = []  # (edges,) for each tensor, the caption where each block begins
+    for own in groups:
+        rows.append((first + torch.searchsorted(own, edges)).tolist())
+        first += len(own)
+    ends = torch.cumsum(batch.lengths, 0)
+    for block, edge in enumerate(edges[:-1].tolist()):
+        parts = [slice(begin[block], begin[block + 1]) for begin in rows]
+        if parts[0].start == parts[0].stop:
+            continue
+        lengths = torch.cat([batch.lengths[part] for part in parts])
+        tokens = torch.cat([batch.tokens[_tokens_of(ends, part)] for part in parts])
+        offsets = [0, *np.cumsum([len(own) for own in groups]).tolist()]
+        owners = (
+            own[part.start - offset : part.stop - offset] - edge
+            for own, part, offset in zip(groups, parts, offsets, strict=False)
+        )
+        yield TokenBatch(tokens, lengths), tuple(owners)
+
+
+def _tokens_of(ends: Tensor, captions: slice) -> slice:
+    """Tokens of consecutive captions, from the end of each caption."""
+    bounds = (captions.start, captions.stop)
+    return slice(*(int(ends[caption - 1]) if caption else 0 for caption in bounds))
+
+
+def count_documents(
+    batch: TokenBatch, documents: Tensor, max_order: int = 4, min_documents: int = 1
+) -> list[tuple[Tensor, Tensor]]:
+    """For each order the n-grams that occur in at least `min_documents` documents, and in how many.
+
+    `documents` `(N,)` is the document of each caption. Returns keys `(K,)`, int64 in ascending order, and counts `(K,)`, int64,
+    on the device of the batch. A key is `prefix * base + word`: the position of the n-gram without its last word among the
+    keys of the order before (0 for words), the largest token id plus 1, and the last token.
+
+    An n-gram occurs in no more documents than its prefix, so a longer n-gram is only counted if its prefix is kept.
+    """
+    base = int(batch.tokens.max()) + 1 if len(batch.tokens) else 1
+    blocks = [
+        _DocumentBlock(part, owners) for part, (owners,) in group_blocks(batch, documents.to(batch.tokens.device))
+    ]
+    found = []
+    for order in range(1, max_order + 1):
+        parts = [block.count(order, base) for block in blocks]
+        keys, counts = _sums(torch.cat([keys for keys, _ in parts]), torch.cat([counts for _, counts in parts]))
+        if min_documents > 1:
+            kept = positions(counts >= min_documents)
+            keys, counts = keys.index_select(0, kept), counts.index_select(0, kept)
+        found.append((keys, counts))
+        for block, (own, _) in zip(blocks, parts, strict=True):
+            block.advance(own, keys)
+    return found
+
+
+class _DocumentBlock:
+    """Captions of some documents, and the n-grams that begin at each of their tokens."""
+
+    def __init__(self, batch: TokenBatch, documents: Tensor) -> None:
+        self.batch, self.documents = batch, documents
+        self.prefixes = torch.zeros(len(batch.tokens), dtype=torch.int32, device=batch.tokens.device)  # (T,) or -1
+        self.starts = self.ids = self.prefixes
+
+    def count(self, order: int, base: int) -> tuple[Tensor, Tensor]:
+        """Distinct keys of an order, ascending, and the number of documents of each."""
+        tokens, lengths = self.batch.tokens, self.batch.lengths
+        place = torch.arange(len(tokens), device=tokens.device)
+        left = torch.repeat_interleave(torch.cumsum(lengths, 0), lengths) - place
+        starts = positions((left >= order) & (self.prefixes >= 0))
+        prefixes, last = self.prefixes.index_select(0, starts), tokens.index_select(0, starts + (order - 1))
+        key = prefixes.long() * base + last.long()
+        ids, examples = _distinct(key)
+        document = torch.repeat_interleave(self.documents, lengths).index_select(0, starts)
+        number = int(self.documents.max()) + 1
+        ordered, _ = _sort(ids * number + document)  # each n-gram and document once
+        once = ordered.index_select(0, positions(_heads(ordered)))
+        self.starts, self.ids = starts.int(), ids.int()
+        counts = torch.bincount(torch.div(once, number, rounding_mode="floor"), minlength=len(examples))
+        return key.index_select(0, examples), counts
+
+    def advance(self, own: Tensor, keys: Tensor) -> None:
+        """Let the counted n-grams be the prefixes of the next order; `own` are their keys, `keys` those of all blocks."""
+        self.prefixes = torch.full_like(self.prefixes, -1)
+        if len(keys):
+            at = torch.searchsorted(keys, own).clamp_(max=len(keys) - 1)
+            at = torch.where(keys.index_select(0, at) == own, at, -1).int()
+            self.prefixes[self.starts.long()] = at.index_select(0, self.ids)
+
+
+def _sums(keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct keys in ascending order, and the sum of the counts of each."""
+    ordered, order = _sort(keys)
+    first = positions(_heads(ordered))
+    totals = torch.cumsum(counts.index_select(0, order), 0)
+    before = torch.cat([totals.new_zeros(1), totals]).index_select(0, first)
+    return ordered.index_select(0, first), torch.diff(before, append=totals[-1:])
 
 
 def distinct_share(counts: NgramCounts, order: int, num_groups: int, *, per: str = "words") -> Tensor:

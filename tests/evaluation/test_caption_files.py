@@ -15,8 +15,8 @@ def test_reads_several_captions_numeric_ids_and_empty_captions(tmp_path):
     file = read_caption_file(path)
     assert file.name == "mle"
     assert file.captions == {"a": ["a dog"], "7": ["a cat", "", "x\u2028y"]}
-    assert file.aligned(["7", "a"], {"7", "a", "z"}) == [["a cat", "", "x\u2028y"], ["a dog"]]
-    assert file.aligned(["a"], {"7", "a"}) == [["a dog"]]  # --max_images: the rest of the file is left out
+    assert list(file.aligned(["7", "a"], {"7", "a", "z"})) == [["a cat", "", "x\u2028y"], ["a dog"]]
+    assert list(file.aligned(["a"], {"7", "a"})) == [["a dog"]]  # --max_images: the rest of the file is left out
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_a_reference_is_compared_with_the_others():
     row, captions = evaluator_of(references).reference_row()
     assert captions == [group[0] for group in references]
     assert row["cider_d"] == pytest.approx(7.5)  # no word is the fourth of four
-    assert draw_references([["a", "b"], ["c"], []], 0)[1][1:] == [[], []]
+    assert draw_references([["a", "b"], ["c"], []], 0)[1:] == [["c"], []]
 
 
 def test_a_single_reference_is_not_compared_with_itself():

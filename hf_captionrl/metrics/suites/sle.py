@@ -63,7 +63,7 @@ def sle_suite(
     if references is None:
         row.missing("no references", "cider_d", "best_cider_d")
     else:
-        found = cider_d(groups, [list(group) for group in references], frequencies=frequencies)
+        found = cider_d(groups, references, frequencies=frequencies)
         of_image = np.split(np.asarray(found["per_sample"]), np.cumsum(sizes)[:-1])
         row.mean("cider_d", [scores.mean() for scores in of_image], signature=found["signature"])
         row.mean("best_cider_d", [scores.max() for scores in of_image], signature=found["signature"])

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from hf_captionrl.metrics import (
     bootstrap_interval,
@@ -20,9 +19,8 @@ from hf_captionrl.metrics import (
     proportion_interval,
     self_retrieval,
 )
-from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
-from hf_captionrl.text.ngrams import encode_words
-from hf_captionrl.text.tokenize import ptb_tokenize
+from hf_captionrl.metrics.reference_similarity import reference_matches
+from hf_captionrl.text.bleu import bleu_scores, corpus_bleu
 
 __all__ = ["EMPTY_CAPTION", "SuiteRow", "check_lengths", "leave_one_out", "spoken"]
 
@@ -62,7 +60,7 @@ class SuiteRow:
         self.scorer = scorer
         self.numbers: dict[str, Any] = {"empty_captions": sum(not caption.strip() for caption in captions)}
         self.per_sample: dict[str, np.ndarray] = {}
-        self.groups: dict[str, list[Any]] = {}
+        self.groups: dict[str, Sequence[Any] | np.ndarray] = {}
         self.signatures: dict[str, str] = {}
         self._claims: tuple[np.ndarray, np.ndarray] | None = None  # wrong and right claims of each caption
 
@@ -123,7 +121,7 @@ class SuiteRow:
             self.number(key, float(found[f"recall_at_{k}"]), signature=found["signature"])
             self.numbers[f"{key}_ci"] = [float(bound) for bound in found[f"recall_at_{k}_ci"]]
             self.per_sample[key] = np.asarray(found[f"recall_at_{k}_per_sample"], dtype=np.float64)
-            self.groups[key] = np.asarray(found["groups"]).tolist()
+            self.groups[key] = np.asarray(found["groups"])
         return found
 
     def random_distractors(self, ks: Sequence[int], text: Any, images: Any, ranks: Any = None) -> None:
@@ -143,7 +141,7 @@ class SuiteRow:
         if references is None:
             self.missing("no references", "cider_d")
             return
-        found = cider_d(self.texts, [list(group) for group in references])
+        found = cider_d(self.texts, references)
         self.mean("cider_d", found["per_sample"], signature=found["signature"])
 
     def bleu_4(self, references: Sequence[Sequence[str]] | None) -> None:
@@ -151,14 +149,9 @@ class SuiteRow:
         if references is None:
             self.missing("no references", "bleu_4")
             return
-        words = [ptb_tokenize(text) for text in self.texts]
-        others = [[ptb_tokenize(text) for text in group] for group in references]
-        sizes = torch.tensor([len(group) for group in others])
-        owners = torch.repeat_interleave(torch.arange(len(others)), sizes)
-        batch = encode_words([*words, *(text for group in others for text in group)])
-        counts = bleu_matches(batch, torch.arange(len(words)), owners)
+        counts = reference_matches(([text] for text in self.texts), references)
         value = float(corpus_bleu(*counts)[-1])
-        if len(words) == 1:
+        if len(self.texts) == 1:
             self.number("bleu_4", value)
             return
         # The counts without image i, for all i at once.
@@ -210,7 +203,7 @@ class SuiteRow:
                 self.missing("no image of this part", f"{name}_{rd100}", f"{name}_{hallucination}")
                 continue
             if rd100 in self.per_sample:
-                groups = [self.groups[rd100][row] for row in at]
+                groups = [self.groups[rd100][row] for row in at.tolist()]
                 signature = self.signatures.get(rd100, "")
                 self.mean(f"{name}_{rd100}", self.per_sample[rd100][at], groups=groups, signature=signature)
             else:
