@@ -27,9 +27,16 @@ MARGIN = 3.0
 
 def script_of(text: str) -> str | None:
     """Most frequent script of the letters of a text, such as `LATIN` or `CYRILLIC`; None without letters."""
-    names = (unicodedata.name(letter, "").partition(" ")[0] for letter in text if letter.isalpha())
-    counts = Counter(name for name in names if name)
+    if text.isascii():  # most captions, whose letters need no names
+        return "LATIN" if any(map(str.isalpha, text)) else None
+    counts = Counter(name for letter in text if letter.isalpha() and (name := _script_of_letter(letter)))
     return counts.most_common(1)[0][0] if counts else None
+
+
+@cache
+def _script_of_letter(letter: str) -> str:
+    """Empty for a letter without a name."""
+    return unicodedata.name(letter, "").partition(" ")[0]
 
 
 class LanguageIdentifier:
