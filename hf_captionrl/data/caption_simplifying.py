@@ -8,11 +8,15 @@ gives no exact rules; [`spacy_simplifier`] describes those used here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import datasets
+import numpy as np
+import pyarrow.compute as pc
 
+from hf_captionrl.data.arrow_columns import arrow_column, caption_column, select_rows
 from hf_captionrl.data.caption_columns import CAPTIONS, replace_column
 from hf_captionrl.text.articles import indefinite_article
 from hf_captionrl.text.spacy_models import load_spacy
@@ -32,6 +36,7 @@ Simplifier = Callable[[Sequence[str]], Iterable[str | None]]
 
 _NOMINAL = frozenset({"NOUN", "PROPN", "PRON"})
 _ARTICLES = frozenset({"a", "an", "the"})
+_ROWS_AT_ONCE = 4096  # captions of so many rows are lists of Python; those of the others stay in Arrow
 
 
 def _check_level(level: str) -> None:
@@ -137,23 +142,30 @@ def scene_simplifier(level: Level) -> Simplifier:
 
 def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> datasets.Dataset:
     """Shorten every caption of a data set; captions without a subject are removed, and rows without captions."""
-    groups = dataset["captions"][:]
-    flat = [caption for group in groups for caption in group]
-    shortened = list(simplifier(flat))
-    if len(shortened) != len(flat):
-        raise ValueError(
-            f"The simplifier gave {len(shortened)} results for {len(flat)} captions. It must return one per caption."
-        )
-    found = iter(shortened)
-    simple = [[text for _ in group if (text := next(found)) is not None] for group in groups]
-    kept = [row for row, group in enumerate(simple) if group]
-    if not kept:
+    found = lost = 0
+
+    def shortened() -> Iterator[list[str]]:
+        nonlocal found, lost
+        groups = iter(caption_column(dataset))
+        while block := list(islice(groups, _ROWS_AT_ONCE)):
+            texts = [caption for group in block for caption in group]
+            short = list(simplifier(texts))
+            if len(short) != len(texts):
+                raise ValueError(
+                    f"The simplifier gave {len(short)} results for {len(texts)} captions. It must return one per caption."
+                )
+            found, lost = found + len(texts), lost + sum(text is None for text in short)
+            rest = iter(short)
+            yield from ([text for _ in group if (text := next(rest)) is not None] for group in block)
+
+    column = arrow_column(shortened(), datasets.Features({"captions": CAPTIONS}).arrow_schema.field(0).type)
+    kept = np.flatnonzero(pc.list_value_length(column).to_numpy())
+    if not len(kept):
         raise ValueError(f"No caption of {len(dataset)} rows has a subject. Check that they are English sentences.")
-    lost = sum(text is None for text in shortened)
     if lost:
         logger.warning(
             "%d of %d captions have no subject and are removed, with %d rows.",
-            *(lost, len(flat), len(groups) - len(kept)),
+            *(lost, found, len(dataset) - len(kept)),
         )
-    dataset = replace_column(dataset, "captions", simple, CAPTIONS)
-    return dataset if len(kept) == len(groups) else dataset.select(kept)
+    dataset = replace_column(dataset, "captions", column, CAPTIONS)
+    return dataset if len(kept) == len(dataset) else select_rows(dataset, kept)
