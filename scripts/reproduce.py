@@ -119,7 +119,9 @@ def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argp
         presets = _presets([row])
         missing = list(dict.fromkeys(path for preset in presets for path in missing_of(preset, args.data_root)))
         theirs = ("missing: " + ", ".join(missing) if missing else "to run") if presets else ""
-        makers = [name for name in with_makers(presets, args.data_root) if name not in presets]
+        makers = [
+            name for name in with_makers(presets, args.data_root, index_rows.until_of(rows)) if name not in presets
+        ]
         theirs += f"; runs {', '.join(makers)} first" if makers else ""
         if presets and all(result_path(preset, args.output).exists() for preset in presets):
             theirs = "finished"
@@ -188,7 +190,8 @@ def _run_all(
         for name in _wanted(rows, args.only, runs)
         if to_run(runs[name], _seeds(runs[name], args.seeds), args.output)
     ]
-    presets = with_makers(_presets(rows), args.data_root) if args.data_root else []
+    until = index_rows.until_of(rows)
+    presets = with_makers(_presets(rows), args.data_root, until) if args.data_root else []
     folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -205,7 +208,12 @@ def _run_all(
         in_order({name: set(runs[name].after) for name in wanted}, work, args.processes)
         for preset in presets:
             progress.update(bar, description=result_path(preset, args.output).stem)
-            why = run_preset(preset, args.data_root, args.seeds or [0], told=progress.console.print, **folders)
+            why = run_preset(
+                *(preset, args.data_root, args.seeds or [0]),
+                until=until.get(preset),
+                told=progress.console.print,
+                **folders,
+            )
             if why is not None:
                 reasons[preset] = why
             progress.advance(bar)

@@ -273,6 +273,13 @@ def test_rows_of_tables_name_what_is_there():
         ({"preset_at": "end"}, "preset_at 'end'"),
         ({"start": "x"}, "start is what the preset states"),
         ({"preset": "smile/table3/row5", "preset_at": "trained"}, "trained, but its preset only evaluates"),
+        ({"preset_at": "reached"}, "until belongs to preset_at: reached"),
+        ({"until": ["ndlb/table4/row2", "trained/x"]}, "until belongs to preset_at: reached"),
+        ({"preset_at": "reached", "until": ["ndlb/table4/row99", "trained/x"]}, "until names ndlb/table4/row99"),
+        (
+            {"preset_at": "reached", "until": ["ndlb/table4/row2", "trained/x"]},
+            "until, but its preset writes no curve",
+        ),
         ({"measures": ["length", "spice"]}, "the table of its preset has no spice"),
         ({"run": "no_seeds"}, "run no_seeds"),
         ({"at": "rows/GAN"}, 'smile_blip_seeds: "rows/GAN leads nowhere'),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from hf_captionrl.io import write_json
 from scripts import reproduce
 from scripts.make_paper_index import load_rows
-from scripts.reproduction import real
+from scripts.reproduction import index_rows, page, real
 from scripts.reproduction.numbers import measured
 
 ROOT = Path(__file__).parents[1]
@@ -136,6 +139,44 @@ def test_a_missing_start_is_made_first_and_read_from_its_folder(tmp_path, monkey
     assert used[used.index("--row") + 1] == "ndlb/table5/row8"
     assert used[used.index("--model_name_or_path") + 1] == made[made.index("--output_dir") + 1] + "/model"
     assert "seed-1" in made[made.index("--output_dir") + 1]
+
+
+def test_a_row_is_where_the_curve_reaches_the_result_of_another_preset(tmp_path):
+    preset, other = "ndlb/table14/coco", "ndlb/table4/row2"
+    assert index_rows.until_of(load_rows())[preset] == [other, "trained/reward_rd100_recall_at_1"]
+    until = {preset: [other, "trained/x"]}
+    assert real.with_makers([preset], None, until)[-2:] == [other, preset]
+    make_data(tmp_path / "data")
+    for seed in (0, 1):
+        (tmp_path / f"runs/ndlb-table11-coco/seed-{seed}/model").mkdir(parents=True)
+    folders = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "told": lambda text: None}
+    arguments = {**folders, "until": until[preset]}
+    assert real.run_preset(preset, tmp_path / "data", [0], caller=None, **arguments) == f"needs the result of {other}"
+    x = {"values": [0.5, 0.7]}
+    write_json(real.result_path(other, tmp_path / "out"), {"seeds": [0, 1], "rows": [{"name": "SR", "x": x}]})
+
+    def caller(words):
+        points = [{"step": step, "x": x, "cider_d": step / 10} for step, x in ((0, 0.4), (10, 0.6), (20, 0.8))]
+        rows = [{"name": "MLE", "x": 0.4}, {"name": "SR", "x": 0.9}]
+        folder = Path(words[words.index("--output_dir") + 1])
+        write_json(folder / "results.json", {"rows": rows, "learning_curves": {"SR": points}})
+        return 0
+
+    assert real.run_preset(preset, tmp_path / "data", [0, 1], caller=caller, **arguments) is None
+    record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
+    # Halfway between steps 0 and 10, and between 10 and 20.
+    assert measured("reached/cider_d", record).values == pytest.approx((0.5, 1.5))
+    x["values"][1] = 0.9
+    write_json(real.result_path(other, tmp_path / "out"), {"seeds": [0, 1], "rows": [{"name": "SR", "x": x}]})
+    said = real.run_preset(preset, tmp_path / "data", [0, 1], caller=caller, **arguments)
+    assert said == f"{preset}: x does not reach 0.900 with seed 1. Train for more steps."
+    record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
+    assert "reached" not in record
+    assert measured("learning_curves/SR/last/x", record).value == pytest.approx(0.8)
+    entry = {"what": "CIDEr-D", "preset": preset, "preset_at": "reached/cider_d"}
+    row = {"kind": "table", "number": "14", "paper": "ndlb"}
+    (line,) = page._lines(row, entry, {}, {}, tmp_path / "out", {})
+    assert "the curve does not reach the other result" in line
 
 
 def test_without_its_start_a_preset_is_not_run(tmp_path):

@@ -12,7 +12,7 @@ from scripts.reproduction.numbers import look_up
 from scripts.reproduction.real import columns_of, needs_of, preset_names, result_path, settings_of
 from scripts.reproduction.runs import Run
 
-KEYS = {"row", "preset", "preset_at", "run", "at", "start", "data", "command", "measures", "status", "note"}
+KEYS = {"row", "preset", "preset_at", "run", "at", "start", "data", "command", "measures", "until", "status", "note"}
 NOT_APPLICABLE, NOT_RUN, SMALL, FULL = "not applicable", "not run", "measured in small", "measured"
 SETTINGS = ["settings"]
 """What a table measures that lists settings."""
@@ -42,6 +42,11 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, A
     for table in rows:
         for line in table.get("lines", ()):
             yield table, line
+
+
+def until_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """For presets whose row is their learning curve where it reaches another preset's number: that preset and the number's place."""
+    return {line["preset"]: line["until"] for _, line in lines_of(rows) if "until" in line}
 
 
 def measures_of(table: Mapping[str, Any], line: Mapping[str, Any]) -> list[str]:
@@ -122,9 +127,14 @@ def _faults_of_preset(table: Mapping[str, Any], line: Mapping[str, Any], names: 
         return [f"preset {line['preset']}"]
     found = [f"{key} is what the preset states" for key in ("start", "data") if key in line]
     place, trains = line.get("preset_at", ""), settings_of(line["preset"]).get("num_train_epochs") != 0
-    if place not in ("start", "trained") and not place.startswith("rows/"):
+    if place not in ("start", "trained", "reached") and not place.startswith("rows/"):
         found.append(f"preset_at {place!r}")
     found += ["trained, but its preset only evaluates"] * (place == "trained" and not trains)
+    if ("until" in line) != (place == "reached"):
+        found.append("until belongs to preset_at: reached")
+    if "until" in line:
+        found += [f"until names {line['until'][0]}"] * (line["until"][0] not in names)
+        found += ["until, but its preset writes no curve"] * (not settings_of(line["preset"]).get("learning_curves"))
     wanted = [key for key in measures_of(table, line) if [key] != SETTINGS]
     return found + [f"the table of its preset has no {key}" for key in wanted if key not in columns_of(line["preset"])]
 

@@ -75,9 +75,14 @@ def _lines(
         if lines:
             lines[0][-1] = place
         record = json.loads(path.read_text(encoding="utf-8"))
-        ours = measured(entry.get("preset_at", entry.get("at")), record)
-        cells = [source, entry["what"], paper, shown(ours.value), _interval(ours)]
-        lines.append([*cells, _short(entry["preset"]), _hardware(record), "the paper's data"])
+        at, where = entry.get("preset_at", entry.get("at")), "the paper's data"
+        number = ["", ""]
+        if at.startswith("reached/") and "reached" not in record:
+            where += ": the curve does not reach the other result"
+        else:
+            ours = measured(at, record)
+            number = [shown(ours.value), _interval(ours)]
+        lines.append([source, entry["what"], paper, *number, _short(entry["preset"]), _hardware(record), where])
     elif not lines:
         why = (
             _why(row, entry, reasons)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from hf_captionrl.experiments.video import VIDEO_COLUMNS
 from hf_captionrl.instruct.answers import ANSWER_COLUMNS
 from hf_captionrl.io import write_json
 from hf_captionrl.reports.versions import installed_versions
-from scripts.reproduction.runs import CONFIGS, Caller, call, hardware
+from scripts.reproduction.runs import CONFIGS, Caller, UnreachedError, by_seed, call, hardware, reached
 from scripts.run_seeds import aggregate, aggregate_curves
 
 _START = "model_name_or_path"
@@ -83,14 +83,24 @@ def _maker_to_run(preset: str, data_root: Path | None) -> str | None:
     return None if maker is None or (data_root and _places(preset, data_root)[_START].exists()) else maker
 
 
-def with_makers(presets: Iterable[str], data_root: Path | None) -> list[str]:
-    """Presets in an order in which they can be run: each after the one that makes its start, which is added if necessary."""
+def with_makers(
+    presets: Iterable[str], data_root: Path | None, until: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """Presets in an order in which they can be run; what they need is added.
+
+    Each comes after the one that makes its start, and after the one whose number its curve has to reach (`until`).
+    """
     ordered: dict[str, None] = {}
+
+    def add(preset: str) -> None:
+        needed = (_maker_to_run(preset, data_root), (until or {}).get(preset, (None,))[0])
+        for other in needed:
+            if other is not None and other not in ordered:
+                add(other)
+        ordered[preset] = None
+
     for preset in presets:
-        chain = [preset]
-        while (maker := _maker_to_run(chain[-1], data_root)) is not None:
-            chain.append(maker)
-        ordered |= dict.fromkeys(name for name in reversed(chain) if name not in ordered)
+        add(preset)
     return list(ordered)
 
 
@@ -184,12 +194,14 @@ def run_preset(
     *,
     output: Path,
     runs_dir: Path,
+    until: Sequence[str] | None = None,
     caller: Caller = call,
     told: Callable[[str], None] = print,
 ) -> str | None:
     """Run a preset for each seed that is not done, and write mean, standard error and values of every number.
 
-    The preset that makes its start must have run before; see [`with_makers`].
+    The preset that makes its start must have run before, and the one that `until` names, with the place of a number: the entry
+    `reached` of the result is the learning curve where it reaches this number, seed by seed. See [`with_makers`].
     """
     missing = missing_of(preset, data_root)
     if missing:
@@ -198,6 +210,8 @@ def run_preset(
     if maker is not None and not all((_folder_of(maker, runs_dir, seed) / "model").exists() for seed in seeds):
         return f"its start is not there, which {maker} makes"
     path = result_path(preset, output)
+    if until is not None and not result_path(until[0], output).exists():
+        return f"needs the result of {until[0]}"
     commands, runs = [], []
     for seed in seeds:
         folder = _folder_of(preset, runs_dir, seed)
@@ -221,5 +235,13 @@ def run_preset(
         record["learning_curves"] = aggregate_curves([run["learning_curves"] for run in runs])
     # Paths of this machine mean nothing elsewhere.
     record["commands"] = [text.replace(str(data_root.resolve()), "DATA") for text in commands]
+    why = None
+    if until is not None:
+        folder = _folder_of(preset, runs_dir, 0).parent
+        targets = by_seed(path.parent, result_path(until[0], output).stem, until[1])
+        try:
+            record["reached"] = aggregate([[reached(preset, folder, "trained", seed, targets)] for seed in seeds])[0]
+        except UnreachedError as error:
+            why = str(error)  # the curve is of use without it
     write_json(path, record | {"versions": installed_versions(), "hardware": hardware()})
-    return None
+    return why

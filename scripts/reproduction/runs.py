@@ -241,10 +241,10 @@ def complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path
         places = {
             title: (ROOT / where.replace("{folder}", str(folder)), which) for title, (where, which) in run.rows.items()
         }
-        targets = {title: _by_seed(path.parent, *number) for title, number in run.until.items()}
+        targets = {title: by_seed(path.parent, *number) for title, number in run.until.items()}
         runs = [
             [
-                _reached(title, *place, seed, targets[title]) if title in targets else _row(title, *place, seed)
+                reached(title, *place, seed, targets[title]) if title in targets else _row(title, *place, seed)
                 for title, place in places.items()
             ]
             for seed in seeds
@@ -275,7 +275,7 @@ def _row(title: str, folder: Path, which: str, seed: int) -> dict[str, Any]:
     return {**look_up(which, _results_of(folder, seed)), "name": title}
 
 
-def _reached(
+def reached(
     title: str, folder: Path, which: str, seed: int, targets: Mapping[int, tuple[str, float]]
 ) -> dict[str, Any]:
     """The learning curve of a row where its key reaches the target of the seed, interpolated between two evaluations.
@@ -294,7 +294,7 @@ def _reached(
     raise UnreachedError(f"{title}: {key} does not reach {least:.3f} with seed {seed}. Train for more steps.")
 
 
-def _by_seed(output: Path, name: str, place: str) -> dict[int, tuple[str, float]]:
+def by_seed(output: Path, name: str, place: str) -> dict[int, tuple[str, float]]:
     """A number of another result by seed, with its key."""
     record = json.loads((output / f"{name}.json").read_text(encoding="utf-8"))
     key = place.rpartition("/")[2]
