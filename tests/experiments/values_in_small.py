@@ -136,6 +136,7 @@ IN_SMALL = {
 }
 # Evaluations of other data, shipped captioners, and how rewards are hacked: they stand for no training of a paper.
 OF_NO_PAPER = {"discritune/scenes/to-alt-text", "discritune/scenes/to-shapes", "smile/scenes/lora", "ndlb/scenes/lora"}
+OF_NO_PAPER |= {"discritune/scenes/clipcap-to-alt-text", "discritune/scenes/clipcap-to-shapes"}
 OF_NO_PAPER |= {
     "ndlb/scenes/hacking",
     "ndlb/scenes/hacking-kinds",
