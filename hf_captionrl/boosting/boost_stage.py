@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.boosting.answers import ANSWER_REMEDIES
+from hf_captionrl.boosting.backends import is_local
 from hf_captionrl.boosting.prompts import STAGES
 from hf_captionrl.engine import ShardFolder, Stage
 from hf_captionrl.evaluation.dataset_options import load_split
@@ -18,19 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["BoostStage", "reopen_shards"]
 
+_ROLES = ("text", "vision")
+
 
 class BoostStage(Stage):
     """Boosted captions of shards; see `boosted_rows`."""
 
     def __init__(self, options: BoostOptions, ids: str) -> None:
         self.options, self.ids = copy.copy(options), ids
+        self.needs_gpu = any(is_local(options, role) for role in _ROLES)
 
     def load(self) -> None:
         from hf_captionrl.boosting.backends import load_backend
 
         self._dataset = load_split(self.options, quarantine_path=None, expected_ids=self.ids).dataset
-        roles = ("text", "vision")
-        self._backends = {role: load_backend(self.options, role, self._dataset) for role in roles}
+        self._backends = {role: load_backend(self.options, role, self._dataset) for role in _ROLES}
 
     def made_by(self) -> dict[str, Any]:
         return {role: [backend.model, backend.revision] for role, backend in self._backends.items()}

@@ -12,15 +12,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from hf_captionrl.engine.actor import Actor, raise_packed
+from hf_captionrl.engine.actor import MAX_DEATHS, Actor, deaths_error, raise_packed
 from hf_captionrl.engine.options import EngineOptions
 from hf_captionrl.engine.shards import ShardFolder, launched
 from hf_captionrl.engine.stages import Stage
 
 __all__ = ["run_stage"]
-
-_DEATHS = 3
-"""The run stops after this many deaths of workers without a finished shard in between."""
 
 
 def run_stage(
@@ -75,7 +72,7 @@ def _finished(stage: Stage, shards: ShardFolder, todo: list[int], options: Engin
 
         yield from run_on_ray(Actor(stage, shards), todo, options)
         return
-    number = options.processes or (1 if launched()[1] > 1 else _num_gpus() or 1)
+    number = options.processes or (1 if launched()[1] > 1 or not stage.needs_gpu else _num_gpus() or 1)
     if number > 1:
         yield from _in_processes(Actor(stage, shards), todo, min(number, len(todo)))
         return
@@ -154,10 +151,7 @@ def _in_processes(actor: Actor, todo: list[int], number: int) -> Iterator[int]:
             todo = [shard for shard in todo if shard in missing]
             deaths = 0 if written else deaths + 1
             yield from written
-            if deaths >= _DEATHS:
-                raise RuntimeError(
-                    f"A worker died {deaths} times without finishing a shard ({len(todo)} are left), perhaps because memory ran "
-                    f"out. Use fewer --processes than {number}, or a smaller --batch_size; the same command resumes."
-                ) from error
+            if deaths >= MAX_DEATHS:
+                raise deaths_error(deaths, len(todo), number) from error
         finally:
             pool.shutdown(cancel_futures=True)

@@ -54,6 +54,7 @@ class PixelStage(ImageStage):
     """Pixels of shards: `key` and `pixels`, the bytes of a row of the pixel cache."""
 
     options: PixelsOptions
+    needs_gpu = False
 
     def load_model(self, split: LoadedSplit) -> ImageReader:
         from hf_captionrl.captioners import load_captioner

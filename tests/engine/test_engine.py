@@ -2,12 +2,20 @@
 
 import json
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 
+from hf_captionrl.boosting.boost_stage import BoostStage
+from hf_captionrl.boosting.options import BoostOptions
 from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
 from hf_captionrl.engine.actor import Actor, raise_packed
-from hf_captionrl.engine.ray_engine import RayActor, connect
+from hf_captionrl.engine.ray_engine import Deaths, RayActor, actor_numbers, connect
+from hf_captionrl.evaluation.caption_stage import CaptionStage
+from hf_captionrl.evaluation.neighbour_stage import NeighbourStage
+from hf_captionrl.evaluation.write_features import FeatureStage
+from hf_captionrl.evaluation.write_pixels import PixelStage
 from tests.engine.toy import Squares, expected, pids
 
 ROWS, PER_SHARD = 23, 5
@@ -152,7 +160,75 @@ def test_missing_ray_names_the_extra(tmp_path, notes, monkeypatch):
         run_stage(Squares(notes), shards(tmp_path), EngineOptions(engine="ray"))
 
 
-def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes):
+def remote(deaths):
+    """Its methods as those of a Ray actor; `ray.get` is the identity in these tests."""
+    methods = {name: SimpleNamespace(remote=getattr(deaths, name)) for name in ("start", "finish")}
+    return SimpleNamespace(**methods)
+
+
+def test_deaths_without_a_finished_shard_are_counted_and_stop_an_actor(tmp_path, notes, monkeypatch):
+    deaths = Deaths()
+    assert [deaths.start(0), deaths.start(1)] == [0, 0]
+    assert [deaths.start(0), deaths.start(0), deaths.start(1)] == [1, 2, 3]
+    deaths.finish(1)
+    assert [deaths.start(0), deaths.start(1), deaths.start(0), deaths.start(0)] == [1, 1, 2, 3]
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda found: found))
+    actor = RayActor(Actor(Squares(notes), shards(tmp_path)), os.getcwd(), remote(deaths), 4)
+    with pytest.raises(RuntimeError, match=r"died 4 times .* \(5 are left\).* Use fewer --processes than 4"):
+        raise_packed(actor({"shard": [1]})["error"][0])
+    assert not list((tmp_path / "out").glob("part-*"))
+    deaths.finish(1)
+    assert actor({"shard": [2]})["error"] == [""]
+    assert [deaths.start(0), deaths.start(2)] == [1, 1]  # shard 2 was finished, so that its start is the first one
+
+
+def test_stages_without_gpu_have_an_actor_per_cpu():
+    class Ray:
+        """A cluster of two machines."""
+
+        def __init__(self, **resources):
+            self.resources = {"memory": 1e9} | resources
+
+        def cluster_resources(self):
+            return self.resources
+
+        def nodes(self):
+            return [{"Alive": True}, {"Alive": True}, {"Alive": False}]
+
+    with_gpus, without = Ray(CPU=64.0, GPU=8.0), Ray(CPU=64.0)
+    assert actor_numbers(with_gpus, None, needs_gpu=True) == (8, 1)
+    assert actor_numbers(with_gpus, None, needs_gpu=False) == (64, 0)
+    assert actor_numbers(without, None, needs_gpu=True) == (2, 0)
+    assert actor_numbers(without, None, needs_gpu=False) == (64, 0)
+    assert actor_numbers(with_gpus, 3, needs_gpu=True) == (3, 1)
+    assert actor_numbers(with_gpus, 3, needs_gpu=False) == (3, 0)
+
+
+def test_stages_say_whether_they_need_a_gpu(tmp_path):
+    assert CaptionStage.needs_gpu
+    assert FeatureStage.needs_gpu
+    assert not PixelStage.needs_gpu
+    assert NeighbourStage(tmp_path, 5, is_exact=True).needs_gpu
+    assert not NeighbourStage(tmp_path, 5, is_exact=False).needs_gpu
+    for text, vision, needs in (
+        (None, None, False),  # the facts of scenes
+        ("openai:mistral", "openai:llava", False),
+        ("openai:mistral", "transformers:llava", True),
+        ("vllm:mistral", None, True),
+    ):
+        assert BoostStage(BoostOptions(text=text, vision=vision), "").needs_gpu is needs
+
+
+def test_stage_without_gpu_runs_in_one_process_of_a_machine_with_gpus(tmp_path, notes, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    stage = Squares(notes)
+    stage.needs_gpu = False
+    run_stage(stage, shards(tmp_path))
+    assert pids(notes, "loaded") == {os.getpid()}
+
+
+def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes, monkeypatch):
     class StrangeError(LookupError):
         """Its class is unknown in other processes."""
 
@@ -162,7 +238,8 @@ def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes):
                 raise StrangeError("no way")
             return super().__call__(rows)
 
-    actor = RayActor(Actor(Fails(notes, fail_at=7), shards(tmp_path)), os.getcwd())
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda found: found))
+    actor = RayActor(Actor(Fails(notes, fail_at=7), shards(tmp_path)), os.getcwd(), remote(Deaths()), 2)
     answer = actor({"shard": [0, 1, 2]})
     assert answer["shard"] == [0, 1, 2]
     assert answer["error"][0] == ""
@@ -183,8 +260,15 @@ def test_address_without_a_cluster_is_refused():
             return False
 
         def init(self, address, **settings):
-            assert "include_dashboard" not in settings  # only Ray that starts here has one
+            self.address = address
+            if address == "local":
+                assert not settings["include_dashboard"]
+                return
+            assert "include_dashboard" not in settings  # only for Ray that starts here
             raise ConnectionError("Could not find any running Ray instance.")
 
     with pytest.raises(ValueError, match=r"'auto': no Ray cluster answers .* Start one with `ray start --head`"):
         connect(Ray(), "auto")
+    ray = Ray()
+    assert connect(ray, None)
+    assert ray.address == "local"  # not the cluster that runs on this machine or that RAY_ADDRESS names

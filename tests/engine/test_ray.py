@@ -10,6 +10,7 @@ import pytest
 
 from hf_captionrl.cli import main
 from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
+from hf_captionrl.engine.ray_engine import connect
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import load_neighbours
 from hf_captionrl.scenes import load_scenes
@@ -37,6 +38,33 @@ def test_killed_actor_of_two_nodes_loses_and_repeats_no_row(cluster, tmp_path):
     assert summary["manifest"]["rows"] == sum(seen) == 23
     assert len(pids(notes, "killed")) == 1
     assert len(pids(notes, "loaded")) >= 3  # an actor on each node, and one instead of the killed one
+
+
+@pytest.mark.slow
+def test_actor_that_always_dies_stops_the_run_and_a_repeated_command_counts_anew(cluster, tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    shards = ShardFolder(tmp_path / "out", {"model": "m"}, num_rows=23, rows_per_shard=12)
+    options = EngineOptions(engine="ray", address=cluster)
+    for deaths in (3, 6):
+        with pytest.raises(RuntimeError, match=r"died 3 times without finishing a shard .* Use fewer --processes"):
+            run_stage(Squares(notes, kill_at=0, times=99), shards, options)
+        assert len(pids(notes, "killed")) == deaths
+    run_stage(Squares(notes), shards, options)
+    assert list(read_shards(tmp_path / "out")) == expected(23, 12)
+
+
+@pytest.mark.slow
+def test_ray_starts_on_this_machine_or_joins_the_running_cluster(cluster, monkeypatch):
+    import ray
+
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    for address, is_joined in ((None, False), ("auto", True)):
+        assert connect(ray, address)
+        try:
+            assert (ray.get_runtime_context().gcs_address == cluster) is is_joined
+        finally:
+            ray.shutdown()
 
 
 @pytest.mark.slow
