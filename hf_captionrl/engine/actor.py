@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import traceback
 from typing import Any
 
 from hf_captionrl.engine.shards import ShardFolder
 from hf_captionrl.engine.stages import Stage
 
-__all__ = ["MAX_DEATHS", "Actor", "deaths_error", "pack_error", "raise_packed"]
+__all__ = ["MAX_DEATHS", "Actor", "deaths_error", "pack_error", "raise_packed", "share_cores"]
 
 MAX_DEATHS = 3
 """The run stops after this many deaths of workers without a finished shard in between."""
@@ -39,6 +40,11 @@ class Actor:
             self.shards.check_made_by(made_by)
             self._made_by = made_by
         self.shards.write(shard, self.stage(self.shards.rows(shard)), self.stage.schema(), self._made_by)
+
+
+def share_cores(processes: int) -> None:
+    """Tell the thread pools of this process that it is one of several on its machine, as torchrun does."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(processes)
 
 
 def deaths_error(deaths: int, left: int, number: int) -> RuntimeError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.engine.actor import MAX_DEATHS, Actor, deaths_error, pack_error, raise_packed
+from hf_captionrl.engine.actor import MAX_DEATHS, Actor, deaths_error, pack_error, raise_packed, share_cores
 
 if TYPE_CHECKING:
     from hf_captionrl.engine.options import EngineOptions
@@ -39,8 +40,9 @@ class Deaths:
 class RayActor:
     """The actor in a process of the cluster. It returns errors as text, because Ray would wrap them in its messages."""
 
-    def __init__(self, actor: Actor, folder: str, deaths: Any, number: int) -> None:
+    def __init__(self, actor: Actor, folder: str, deaths: Any, number: int, machines: int) -> None:
         self.actor, self.deaths, self.number = actor, deaths, number
+        share_cores(math.ceil(number / machines))
         if os.path.isdir(folder):
             os.chdir(folder)  # relative paths then mean the same as in the process that started the command
 
@@ -96,7 +98,11 @@ def actor_numbers(ray: Any, wanted: int | None, needs_gpu: bool) -> tuple[int, i
         return wanted or max(1, int(resources.get("CPU", 1))), 0
     if gpus := int(resources.get("GPU", 0)):
         return wanted or gpus, 1
-    return wanted or sum(node["Alive"] for node in ray.nodes()), 0
+    return wanted or _machines(ray), 0
+
+
+def _machines(ray: Any) -> int:
+    return sum(node["Alive"] for node in ray.nodes())
 
 
 def run_on_ray(actor: Actor, todo: list[int], options: EngineOptions) -> Iterator[int]:
@@ -114,7 +120,7 @@ def run_on_ray(actor: Actor, todo: list[int], options: EngineOptions) -> Iterato
         numbers = ray.data.from_items([{"shard": shard} for shard in todo], override_num_blocks=len(todo))
         done = numbers.map_batches(
             RayActor,
-            fn_constructor_args=(actor, os.getcwd(), deaths, number),
+            fn_constructor_args=(actor, os.getcwd(), deaths, number, _machines(ray)),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=number),
             num_cpus=1,

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from hf_captionrl.engine.actor import MAX_DEATHS, Actor, deaths_error, raise_packed
+from hf_captionrl.engine.actor import MAX_DEATHS, Actor, deaths_error, raise_packed, share_cores
 from hf_captionrl.engine.options import EngineOptions
 from hf_captionrl.engine.shards import ShardFolder, launched
 from hf_captionrl.engine.stages import Stage
@@ -103,8 +103,9 @@ def _use_gpu_of_rank() -> None:
 _actor: Actor | None = None
 
 
-def _start_worker(actor: Actor, numbers: Any, gpus: list[str]) -> None:
+def _start_worker(actor: Actor, numbers: Any, gpus: list[str], processes: int) -> None:
     global _actor
+    share_cores(processes)
     if gpus:
         # Before CUDA is used: "cuda" is then this worker's GPU.
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[numbers.get() % len(gpus)]
@@ -133,7 +134,7 @@ def _in_processes(actor: Actor, todo: list[int], number: int) -> Iterator[int]:
         for worker in range(number):
             numbers.put(worker)
         pool = ProcessPoolExecutor(
-            number, mp_context=context, initializer=_start_worker, initargs=(actor, numbers, gpus)
+            number, mp_context=context, initializer=_start_worker, initargs=(actor, numbers, gpus, number)
         )
         try:
             waiting: dict[Future[str], int] = {pool.submit(_work, shard): shard for shard in todo}

@@ -174,7 +174,11 @@ def test_deaths_without_a_finished_shard_are_counted_and_stop_an_actor(tmp_path,
     assert [deaths.start(0), deaths.start(1), deaths.start(0), deaths.start(0)] == [1, 1, 2, 3]
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda found: found))
-    actor = RayActor(Actor(Squares(notes), shards(tmp_path)), os.getcwd(), remote(deaths), 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # restored after the test
+    actor = RayActor(Actor(Squares(notes), shards(tmp_path)), os.getcwd(), remote(deaths), 4, 2)
+    assert (
+        os.environ["LOCAL_WORLD_SIZE"] == "2"
+    )  # of four actors on two machines, each decodes in its share of the threads
     with pytest.raises(RuntimeError, match=r"died 4 times .* \(5 are left\).* Use fewer --processes than 4"):
         raise_packed(actor({"shard": [1]})["error"][0])
     assert not list((tmp_path / "out").glob("part-*"))
@@ -239,7 +243,8 @@ def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes, monkeypatch
             return super().__call__(rows)
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda found: found))
-    actor = RayActor(Actor(Fails(notes, fail_at=7), shards(tmp_path)), os.getcwd(), remote(Deaths()), 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # restored after the test
+    actor = RayActor(Actor(Fails(notes, fail_at=7), shards(tmp_path)), os.getcwd(), remote(Deaths()), 2, 1)
     answer = actor({"shard": [0, 1, 2]})
     assert answer["shard"] == [0, 1, 2]
     assert answer["error"][0] == ""
