@@ -64,13 +64,6 @@ def test_images_are_opened_in_several_threads_in_the_order_of_the_rows(paths, mo
     assert several.report().entries == single.report().entries
 
 
-def test_a_machine_of_several_processes_has_its_share_of_threads(paths, monkeypatch):
-    seen = set()
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    in_threads(lambda value: seen.add(threading.get_ident()) or time.sleep(0.01))(paths)
-    assert len(seen) == 1
-
-
 def test_too_many_unreadable_images_of_a_batch_stop(paths):
     for path in paths[4:]:
         path.write_bytes(b"no image")
