@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_captionrl.boosting.answers import ANSWER_REMEDIES
 from hf_captionrl.boosting.backends import is_local
 from hf_captionrl.boosting.prompts import STAGES
-from hf_captionrl.engine import ShardFolder, Stage
+from hf_captionrl.engine import ShardFolder, Stage, read_shard
 from hf_captionrl.evaluation.dataset_options import load_split
 
 if TYPE_CHECKING:
@@ -71,13 +71,11 @@ class BoostStage(Stage):
 
 def reopen_shards(shards: ShardFolder, retry_quarantined: bool) -> None:
     """Remove finished shards that may gain rows: a backend failed, an image was broken, or `retry_quarantined`."""
-    import pyarrow.parquet
-
     missing = set(shards.unfinished())
     for shard, name in enumerate(shards.names):
         if shard in missing or not shards.is_mine(shard):
             continue
-        column = pyarrow.parquet.read_table(shards.folder / name, columns=["quarantine"])["quarantine"]
+        column = read_shard(shards.folder / name, ["quarantine"])["quarantine"]
         reasons = {json.loads(line)["reason"] for line in column.to_pylist() if line is not None}
         if reasons - (ANSWER_REMEDIES.keys() - {"backend_failed"}) or (retry_quarantined and reasons):
             (shards.folder / name).unlink()

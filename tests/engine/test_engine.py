@@ -5,11 +5,13 @@ import os
 import sys
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hf_captionrl.boosting.boost_stage import BoostStage
 from hf_captionrl.boosting.options import BoostOptions
-from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
+from hf_captionrl.engine import EngineOptions, ShardFolder, read_shard, read_shards, run_stage
 from hf_captionrl.engine.actor import Actor, raise_packed
 from hf_captionrl.engine.ray_engine import Deaths, RayActor, actor_numbers, connect
 from hf_captionrl.evaluation.caption_stage import CaptionStage
@@ -124,6 +126,66 @@ def test_other_weights_are_refused(tmp_path, notes):
     with pytest.raises(ValueError, match="written with weights 'a', but weights is now 'b'"):
         run_stage(Squares(notes, weights="b"), shards(tmp_path))
     assert not (tmp_path / "out/part-00003-of-00005.parquet").exists()
+
+
+def test_shards_with_a_damaged_footer_are_written_again(tmp_path, notes):
+    run_stage(Squares(notes), shards(tmp_path))
+    parts = sorted((tmp_path / "out").glob("part-*"))
+    whole = [part.read_bytes() for part in parts]
+    parts[1].write_bytes(whole[1][: len(whole[1]) // 2])
+    parts[2].write_bytes(b"")
+    flipped = bytearray(whole[4])
+    flipped[flipped.index(b"made_by")] ^= 1  # Parquet itself does not notice it
+    parts[4].write_bytes(flipped)
+    with pytest.raises(ValueError, match=r"part-00001-of-00005.parquet is damaged .* use the same command again"):
+        list(read_shards(tmp_path / "out"))
+    with pytest.warns(UserWarning, match="3 of 5 shards .* are damaged, such as part-00001"):
+        again = shards(tmp_path)
+    assert run_stage(Squares(notes), again)["resumed"] == 2
+    assert [part.read_bytes() for part in parts] == whole
+
+
+def test_launched_processes_discard_only_their_own_damaged_shards(tmp_path, notes, monkeypatch):
+    run_stage(Squares(notes), shards(tmp_path))
+    for part in (tmp_path / "out").glob("part-*"):
+        part.write_bytes(b"damaged")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.warns(UserWarning, match="2 of 5 shards"):
+        assert shards(tmp_path).unfinished() == [1, 3]
+
+
+def test_damaged_pages_name_the_file_and_a_removed_file_is_written_again(tmp_path, notes):
+    """One bit of each byte in turn: no damage is read as data."""
+    run_stage(Squares(notes), shards(tmp_path))
+    part = tmp_path / "out/part-00000-of-00005.parquet"
+    whole, errors = part.read_bytes(), []
+    rows = list(read_shards(tmp_path / "out"))
+    for at in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << at % 8
+        part.write_bytes(flipped)
+        try:
+            assert list(read_shards(tmp_path / "out")) == rows
+        except ValueError as error:
+            errors.append(str(error))
+    assert len(errors) > 0.8 * len(whole)
+    assert all(error.startswith(f"{part} is damaged (") for error in errors)
+    part.unlink()
+    run_stage(Squares(notes), shards(tmp_path))
+    assert part.read_bytes() == whole
+
+
+def test_shards_of_an_earlier_version_have_no_digest_and_are_read(tmp_path):
+    pq.write_table(pa.table({"row": [1, 2], "square": [1, 4]}), tmp_path / "old.parquet")
+    assert read_shard(tmp_path / "old.parquet", ["square", "row"]).to_pylist() == [
+        {"square": 1, "row": 1},
+        {"square": 4, "row": 2},
+    ]
+    with pytest.raises(ValueError, match=r"old.parquet lacks the column\(s\) \['cube'\]; it has \['row', 'square'\]"):
+        read_shard(tmp_path / "old.parquet", ["cube"])
+    with pytest.raises(FileNotFoundError):  # not damage
+        read_shard(tmp_path / "none.parquet")
 
 
 def test_damaged_folders_are_named(tmp_path, notes):
