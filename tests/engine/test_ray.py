@@ -18,7 +18,7 @@ from hf_captionrl.retrieval import load_neighbours
 from hf_captionrl.scenes import load_scenes
 from tests.engine import dying
 from tests.engine.clusters import two_nodes
-from tests.engine.toy import Squares, expected, pids
+from tests.engine.toy import NotesGpus, Squares, expected, pids
 from tests.faults.areas import run_area
 
 
@@ -67,6 +67,23 @@ def test_ray_starts_on_this_machine_or_joins_the_running_cluster(cluster, monkey
             assert (ray.get_runtime_context().gcs_address == cluster) is is_joined
         finally:
             ray.shutdown()
+
+
+@pytest.mark.slow
+def test_only_stages_that_need_a_gpu_get_one_of_the_cluster(cluster, tmp_path):
+    import ray
+
+    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
+    try:
+        for needs_gpu, gpus in ((True, "gpus-0"), (False, "gpus-none")):
+            notes = tmp_path / f"notes {needs_gpu}"
+            notes.mkdir()
+            shards = ShardFolder(tmp_path / str(needs_gpu), {"model": "m"}, num_rows=23, rows_per_shard=4)
+            run_stage(NotesGpus(notes, needs_gpu), shards, EngineOptions(engine="ray"))
+            assert [path.name for path in notes.glob("gpus-*")] == [gpus]
+            assert list(read_shards(tmp_path / str(needs_gpu))) == expected(23, 4)
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.slow
