@@ -14,16 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hf_captionrl.engine import (
-    MANIFEST,
-    EngineOptions,
-    ShardFolder,
-    Stage,
-    read_manifest,
-    read_shard,
-    read_tables,
-    run_stage,
-)
+from hf_captionrl.engine import MANIFEST, EngineOptions, ShardFolder, Stage, read_manifest, read_tables, run_stage
+from hf_captionrl.engine.parquet_shard import read_shard
 from hf_captionrl.io import json_digest, to_plain
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hf_captionrl.boosting.answers import ANSWER_REMEDIES
 from hf_captionrl.boosting.backends import is_local
 from hf_captionrl.boosting.prompts import STAGES
-from hf_captionrl.engine import ShardFolder, Stage, read_shard
+from hf_captionrl.engine import ShardFolder, Stage
+from hf_captionrl.engine.parquet_shard import read_shard
 from hf_captionrl.evaluation.dataset_options import load_split
 
 if TYPE_CHECKING:

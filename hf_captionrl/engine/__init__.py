@@ -1,7 +1,6 @@
 """Work on shards of rows: in this process, in several processes of one machine, or on a Ray cluster."""
 
 from hf_captionrl.engine.options import EngineOptions
-from hf_captionrl.engine.parquet_shard import read_shard
 from hf_captionrl.engine.run import run_stage
 from hf_captionrl.engine.shards import (
     MANIFEST,
@@ -22,7 +21,6 @@ __all__ = [
     "Stage",
     "launched",
     "read_manifest",
-    "read_shard",
     "read_shards",
     "read_tables",
     "refuse_other_settings",

@@ -11,8 +11,9 @@ import pytest
 
 from hf_captionrl.boosting.boost_stage import BoostStage
 from hf_captionrl.boosting.options import BoostOptions
-from hf_captionrl.engine import EngineOptions, ShardFolder, read_shard, read_shards, run_stage
+from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
 from hf_captionrl.engine.actor import Actor, raise_packed
+from hf_captionrl.engine.parquet_shard import read_shard
 from hf_captionrl.engine.ray_engine import Deaths, RayActor, actor_numbers, connect
 from hf_captionrl.evaluation.caption_stage import CaptionStage
 from hf_captionrl.evaluation.neighbour_stage import NeighbourStage
