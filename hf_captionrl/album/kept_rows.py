@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_captionrl.engine import MANIFEST, EngineOptions, ShardFolder, Stage, read_manifest, read_tables, run_stage
+from hf_captionrl.engine.parquet_shard import read_shard
 from hf_captionrl.io import json_digest, to_plain
 
 if TYPE_CHECKING:
@@ -75,18 +76,14 @@ class KeptRows:
 
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """All shards."""
-        import pyarrow.parquet
-
         for path in self._files:
-            yield pyarrow.parquet.read_table(path, columns=list(columns))
+            yield read_shard(path, columns)
 
     def row(self, name: str) -> tuple[pa.Table, int]:
         """The shard that has a row, and its number there."""
-        import pyarrow.parquet
-
         file, row = self._place[name]
         if file not in self._read:
-            self._read[file] = pyarrow.parquet.read_table(self._files[file])
+            self._read[file] = read_shard(self._files[file])
             if len(self._read) > _TABLES:
                 self._read.popitem(last=False)
         self._read.move_to_end(file)
@@ -103,8 +100,6 @@ class KeptRow(NamedTuple):
 
 def kept_rows(folder: Path, kind: str, settings: Mapping[str, Any], column: str) -> dict[str, KeptRow]:
     """A column of the rows of all finished shards, also those of unfinished folders, by id."""
-    import pyarrow.parquet
-
     found: dict[str, KeptRow] = {}
     wanted = to_plain(dict(settings))
     for path in sorted(folder.glob(f"{kind}-*/{MANIFEST}")):
@@ -113,7 +108,7 @@ def kept_rows(folder: Path, kind: str, settings: Mapping[str, Any], column: str)
             continue
         ended = path.stat().st_mtime_ns if "shards" in manifest else None
         for shard in sorted(path.parent.glob("part-*.parquet")):
-            table = pyarrow.parquet.read_table(shard, columns=list(dict.fromkeys(["id", column])))
+            table = read_shard(shard, list(dict.fromkeys(["id", column])))
             written = shard.stat().st_mtime_ns
             values = zip(table["id"].to_pylist(), table[column].to_pylist(), strict=True)
             found |= {name: KeptRow(value, written, ended) for name, value in values}

@@ -10,12 +10,21 @@ if TYPE_CHECKING:
     from hf_captionrl.boosting.options import BoostOptions
     from hf_captionrl.language_models import Backend
 
-__all__ = ["check_backend", "load_backend"]
+__all__ = ["check_backend", "is_local", "load_backend"]
+
+
+def _spec(arguments: BoostOptions, role: str) -> str:
+    return getattr(arguments, role) or ("scenes" if arguments.dataset == "scenes" else "")
+
+
+def is_local(arguments: BoostOptions, role: str) -> bool:
+    """Whether `--text` or `--vision` names a model of the process, and not a server or the facts of scenes."""
+    return _spec(arguments, role).partition(":")[0] not in ("scenes", "openai")
 
 
 def check_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> tuple[str, str]:
     """Kind and name of the backend that `--text` or `--vision` names; checked before a model is loaded."""
-    spec = getattr(arguments, role) or ("scenes" if arguments.dataset == "scenes" else "")
+    spec = _spec(arguments, role)
     kind, _, name = spec.partition(":")
     kinds = ("transformers", "vllm", "openai", *(("captioner",) if role == "vision" else ()))
     if kind == "scenes" and not name:

@@ -7,8 +7,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.boosting.answers import ANSWER_REMEDIES
+from hf_captionrl.boosting.backends import is_local
 from hf_captionrl.boosting.prompts import STAGES
 from hf_captionrl.engine import ShardFolder, Stage
+from hf_captionrl.engine.parquet_shard import read_shard
 from hf_captionrl.evaluation.dataset_options import load_split
 
 if TYPE_CHECKING:
@@ -18,19 +20,21 @@ if TYPE_CHECKING:
 
 __all__ = ["BoostStage", "reopen_shards"]
 
+_ROLES = ("text", "vision")
+
 
 class BoostStage(Stage):
     """Boosted captions of shards; see `boosted_rows`."""
 
     def __init__(self, options: BoostOptions, ids: str) -> None:
         self.options, self.ids = copy.copy(options), ids
+        self.needs_gpu = any(is_local(options, role) for role in _ROLES)
 
     def load(self) -> None:
         from hf_captionrl.boosting.backends import load_backend
 
         self._dataset = load_split(self.options, quarantine_path=None, expected_ids=self.ids).dataset
-        roles = ("text", "vision")
-        self._backends = {role: load_backend(self.options, role, self._dataset) for role in roles}
+        self._backends = {role: load_backend(self.options, role, self._dataset) for role in _ROLES}
 
     def made_by(self) -> dict[str, Any]:
         return {role: [backend.model, backend.revision] for role, backend in self._backends.items()}
@@ -68,13 +72,11 @@ class BoostStage(Stage):
 
 def reopen_shards(shards: ShardFolder, retry_quarantined: bool) -> None:
     """Remove finished shards that may gain rows: a backend failed, an image was broken, or `retry_quarantined`."""
-    import pyarrow.parquet
-
     missing = set(shards.unfinished())
     for shard, name in enumerate(shards.names):
         if shard in missing or not shards.is_mine(shard):
             continue
-        column = pyarrow.parquet.read_table(shards.folder / name, columns=["quarantine"])["quarantine"]
+        column = read_shard(shards.folder / name, ["quarantine"])["quarantine"]
         reasons = {json.loads(line)["reason"] for line in column.to_pylist() if line is not None}
         if reasons - (ANSWER_REMEDIES.keys() - {"backend_failed"}) or (retry_quarantined and reasons):
             (shards.folder / name).unlink()

@@ -6,11 +6,11 @@ import hashlib
 import io
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import datasets
 import numpy as np
@@ -21,7 +21,9 @@ from hf_captionrl.data.images import ImageError, media_source, open_image
 from hf_captionrl.retrieval import FeatureCache, image_hash
 from hf_captionrl.retrieval.feature_cache import progress_bar
 
-__all__ = ["source_key", "source_keys", "workers"]
+__all__ = ["file_hashes", "in_threads", "keys_of", "source_key", "source_keys", "workers"]
+
+T = TypeVar("T")
 
 _ROWS_AT_ONCE = 256
 _FILES_AT_ONCE = 16_384
@@ -103,10 +105,7 @@ def source_keys(
                 row += 1
             if files and (len(files) >= _FILES_AT_ONCE or row == len(column)):
                 rows = [row for row, _ in files]
-                if known is None:
-                    known = FeatureCache(
-                        directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8"
-                    )
+                known = file_hashes(directory) if known is None else known
                 digests[rows] = _file_hashes(known, [file for _, file in files], pool, progress and "Hashing files")
                 files = []
             if bar is not None:
@@ -125,6 +124,41 @@ def _file_hashes(
 
     states = [file.state for file in files]
     return np.asarray(known.get_or_compute(states, compute, batch_size=_ROWS_AT_ONCE, progress=progress))
+
+
+def file_hashes(directory: str | os.PathLike | None) -> FeatureCache:
+    """Hashes of files, `(16,)` uint8, by path, size and modification time."""
+    return FeatureCache(directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8")
+
+
+def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T | ImageError]]:
+    """A function that applies `function` to each of several undecoded images in [`workers`].
+
+    An image that cannot be read has its `ImageError` as result.
+    """
+
+    def attempt(value: Any) -> T | ImageError:
+        try:
+            return function(value)
+        except ImageError as error:
+            return error
+
+    def apply(values: Sequence[Any]) -> list[T | ImageError]:
+        with workers() as pool:
+            return list(pool.map(attempt, values))
+
+    return apply
+
+
+def keys_of(values: Sequence[Any], known: FeatureCache) -> list[str | ImageError]:
+    """Keys of a few undecoded images, as [`source_keys`] gives them, or their errors; `known` is [`file_hashes`]."""
+    found = in_threads(_hash_or_file)(values)
+    files = [each for each in found if isinstance(each, _File)]
+    if files:
+        with workers() as pool:
+            hashes = dict(zip(files, _file_hashes(known, files, pool, False), strict=True))
+        found = [hashes[each].tobytes().hex() if isinstance(each, _File) else each for each in found]
+    return [each if isinstance(each, ImageError) else _key(str(each)) for each in found]
 
 
 def source_key(value: Any) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import traceback
 from typing import Any
 
 from hf_captionrl.engine.shards import ShardFolder
 from hf_captionrl.engine.stages import Stage
 
-__all__ = ["Actor", "raise_packed"]
+__all__ = ["MAX_DEATHS", "Actor", "deaths_error", "pack_error", "raise_packed", "share_cores"]
+
+MAX_DEATHS = 3
+"""The run stops after this many deaths of workers without a finished shard in between."""
 
 
 class Actor:
@@ -25,7 +29,7 @@ class Actor:
         try:
             self.work(shard)
         except Exception as error:
-            return _packed(error)
+            return pack_error(error)
         return ""
 
     def work(self, shard: int) -> None:
@@ -38,7 +42,20 @@ class Actor:
         self.shards.write(shard, self.stage(self.shards.rows(shard)), self.stage.schema(), self._made_by)
 
 
-def _packed(error: Exception) -> str:
+def share_cores(processes: int) -> None:
+    """Tell the thread pools of this process that it is one of several on its machine, as torchrun does."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(processes)
+
+
+def deaths_error(deaths: int, left: int, number: int) -> RuntimeError:
+    """The error of a run whose `number` workers die without finishing any of the `left` shards."""
+    return RuntimeError(
+        f"A worker died {deaths} times without finishing a shard ({left} are left), perhaps because memory ran "
+        f"out. Use fewer --processes than {number}, or a smaller --batch_size; the same command resumes."
+    )
+
+
+def pack_error(error: Exception) -> str:
     """An error as text, with the traceback of this process."""
     # Only Unicode errors cannot be constructed from a message.
     kinds = (each for each in type(error).__mro__ if each.__module__ == "builtins" and "Unicode" not in each.__name__)

@@ -23,7 +23,8 @@ class EngineOptions(CommandOptions):
         None,
         parse=positive,
         metavar="N",
-        help="number of processes, or of actors of the cluster (default: one per GPU, one per machine without GPUs)",
+        help="number of processes, or of actors of the cluster (default: one per GPU; without GPUs, or if the work needs none, "
+        "one process, or for Ray one actor per machine or per CPU)",
     )
     address: str | None = option(
         None,

@@ -12,15 +12,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from hf_captionrl.engine.actor import Actor, raise_packed
+from hf_captionrl.engine.actor import MAX_DEATHS, Actor, deaths_error, raise_packed, share_cores
 from hf_captionrl.engine.options import EngineOptions
 from hf_captionrl.engine.shards import ShardFolder, launched
 from hf_captionrl.engine.stages import Stage
 
 __all__ = ["run_stage"]
-
-_DEATHS = 3
-"""The run stops after this many deaths of workers without a finished shard in between."""
 
 
 def run_stage(
@@ -75,7 +72,7 @@ def _finished(stage: Stage, shards: ShardFolder, todo: list[int], options: Engin
 
         yield from run_on_ray(Actor(stage, shards), todo, options)
         return
-    number = options.processes or (1 if launched()[1] > 1 else _num_gpus() or 1)
+    number = options.processes or (1 if launched()[1] > 1 or not stage.needs_gpu else _num_gpus() or 1)
     if number > 1:
         yield from _in_processes(Actor(stage, shards), todo, min(number, len(todo)))
         return
@@ -106,8 +103,9 @@ def _use_gpu_of_rank() -> None:
 _actor: Actor | None = None
 
 
-def _start_worker(actor: Actor, numbers: Any, gpus: list[str]) -> None:
+def _start_worker(actor: Actor, numbers: Any, gpus: list[str], processes: int) -> None:
     global _actor
+    share_cores(processes)
     if gpus:
         # Before CUDA is used: "cuda" is then this worker's GPU.
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[numbers.get() % len(gpus)]
@@ -136,7 +134,7 @@ def _in_processes(actor: Actor, todo: list[int], number: int) -> Iterator[int]:
         for worker in range(number):
             numbers.put(worker)
         pool = ProcessPoolExecutor(
-            number, mp_context=context, initializer=_start_worker, initargs=(actor, numbers, gpus)
+            number, mp_context=context, initializer=_start_worker, initargs=(actor, numbers, gpus, number)
         )
         try:
             waiting: dict[Future[str], int] = {pool.submit(_work, shard): shard for shard in todo}
@@ -154,10 +152,7 @@ def _in_processes(actor: Actor, todo: list[int], number: int) -> Iterator[int]:
             todo = [shard for shard in todo if shard in missing]
             deaths = 0 if written else deaths + 1
             yield from written
-            if deaths >= _DEATHS:
-                raise RuntimeError(
-                    f"A worker died {deaths} times without finishing a shard ({len(todo)} are left), perhaps because memory ran "
-                    f"out. Use fewer --processes than {number}, or a smaller --batch_size; the same command resumes."
-                ) from error
+            if deaths >= MAX_DEATHS:
+                raise deaths_error(deaths, len(todo), number) from error
         finally:
             pool.shutdown(cancel_futures=True)

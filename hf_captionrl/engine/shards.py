@@ -9,14 +9,15 @@ process leaves complete shards only, and two processes that write the same shard
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.io import atomic_write_bytes, json_digest, to_plain, write_json
+from hf_captionrl.engine.parquet_shard import DamagedShardError, read_footer, read_shard, write_shard
+from hf_captionrl.io import json_digest, to_plain, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +37,6 @@ MANIFEST = "manifest.json"
 """Name of the manifest."""
 
 _REMEDY = "Use --overwrite to start again, or another --output."
-_MADE_BY = b"made_by"
 
 
 def launched() -> tuple[int, int]:
@@ -112,6 +112,7 @@ class ShardFolder:
                 old.unlink(missing_ok=True)
         if path.is_file():
             refuse_other_settings(read_manifest(self.folder)["settings"], self._settings)
+            self._discard_damaged()
         elif any(self.folder.glob("part-*.parquet")):
             raise ValueError(
                 f"{str(self.folder)!r} has shards, but {MANIFEST} with their settings is missing. {_REMEDY}"
@@ -157,6 +158,27 @@ class ShardFolder:
         found = {path.name for path in self.folder.glob("part-*.parquet")}
         return [shard for shard, name in enumerate(self.names) if name not in found]
 
+    def _discard_damaged(self) -> None:
+        """Remove shards of this process whose footer is truncated or damaged, so that they are unfinished.
+
+        Only the footers are read. Damage elsewhere is an error of whoever reads the shard.
+        """
+        missing, found = set(self.unfinished()), []
+        for shard, name in enumerate(self.names):
+            if shard in missing or not self.is_mine(shard):
+                continue
+            try:
+                read_footer(self.folder / name)
+            except DamagedShardError:
+                (self.folder / name).unlink()
+                found.append(shard)
+        if found:
+            warnings.warn(
+                f"{len(found)} of {len(self.names)} shards in {self.folder} are damaged, such as {self.names[found[0]]}. They "
+                "are written again.",
+                stacklevel=3,
+            )
+
     def check_made_by(self, made_by: Mapping[str, Any]) -> None:
         """Compare the loaded stage with the stage that wrote the first finished shard.
 
@@ -168,7 +190,7 @@ class ShardFolder:
         """
         done = set(range(len(self.names))).difference(self.unfinished())
         if done:
-            refuse_other_settings(_footer(self.folder / self.names[min(done)])[1], to_plain(dict(made_by)))
+            refuse_other_settings(read_footer(self.folder / self.names[min(done)])[1], to_plain(dict(made_by)))
 
     def write(
         self,
@@ -185,13 +207,7 @@ class ShardFolder:
             schema (`pyarrow.Schema`): Columns of the result.
             made_by (`Mapping[str, Any]`, *optional*): [`Stage.made_by`].
         """
-        import pyarrow as pa
-        import pyarrow.parquet
-
-        described = schema.with_metadata({_MADE_BY: json.dumps(to_plain(dict(made_by or {})))})
-        buffer = io.BytesIO()
-        pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows), schema=described), buffer)
-        atomic_write_bytes(self.folder / self.names[shard], buffer.getvalue())
+        write_shard(self.folder / self.names[shard], rows, schema, made_by)
 
     def finish(self) -> dict[str, Any]:
         """Check that every shard exists, and add their list to the manifest.
@@ -209,21 +225,13 @@ class ShardFolder:
             )
         shards, made_by = [], None
         for name in self.names:
-            count, loaded = _footer(self.folder / name)
+            count, loaded = read_footer(self.folder / name)
             if made_by is not None:
                 refuse_other_settings(made_by, loaded)
             made_by = loaded
             shards.append({"file": name, "rows": count})
         self._write_manifest(made_by=made_by, rows=sum(shard["rows"] for shard in shards), shards=shards)
         return read_manifest(self.folder)
-
-
-def _footer(path: Path) -> tuple[int, dict[str, Any]]:
-    """Number of rows of a shard, and the [`Stage.made_by`] that it contains."""
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path) as file:
-        return file.metadata.num_rows, json.loads((file.schema_arrow.metadata or {}).get(_MADE_BY, b"{}"))
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -268,6 +276,8 @@ def _check_rows(path: Path, rows: int, expected: int) -> None:
 def shard_files(folder: str | os.PathLike[str]) -> list[Path]:
     """Files of a finished folder, in the order of the source, for readers that map them into memory.
 
+    All files are read once, to verify their checksums.
+
     Args:
         folder (`str` or `Path`): The folder.
 
@@ -276,12 +286,12 @@ def shard_files(folder: str | os.PathLike[str]) -> list[Path]:
 
     Raises:
         FileNotFoundError: If the folder has no manifest.
-        ValueError: If shards are missing or incomplete.
+        ValueError: If shards are missing, incomplete or damaged.
     """
     folder = Path(folder)
     shards = _finished_manifest(folder)["shards"]
     for shard in shards:
-        _check_rows(folder / shard["file"], _footer(folder / shard["file"])[0], shard["rows"])
+        _check_rows(folder / shard["file"], read_shard(folder / shard["file"]).num_rows, shard["rows"])
     return [folder / shard["file"] for shard in shards]
 
 
@@ -297,13 +307,11 @@ def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = 
 
     Raises:
         FileNotFoundError: If the folder has no manifest.
-        ValueError: If shards are missing or incomplete.
+        ValueError: If shards are missing, incomplete or damaged.
     """
-    import pyarrow.parquet
-
     folder = Path(folder)
     for shard in _finished_manifest(folder)["shards"]:
-        table = pyarrow.parquet.read_table(folder / shard["file"], columns=None if columns is None else list(columns))
+        table = read_shard(folder / shard["file"], columns)
         _check_rows(folder / shard["file"], table.num_rows, shard["rows"])
         yield table
 
@@ -320,7 +328,7 @@ def read_shards(folder: str | os.PathLike[str], columns: Sequence[str] | None = 
 
     Raises:
         FileNotFoundError: If the folder has no manifest.
-        ValueError: If shards are missing or incomplete.
+        ValueError: If shards are missing, incomplete or damaged.
     """
     for table in read_tables(folder, columns):
         yield from table.to_pylist()

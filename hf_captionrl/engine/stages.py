@@ -33,7 +33,13 @@ class Stage(ABC):
     rows from the source itself: on several machines, paths must name the same data on each.
 
     The result of a shard must not depend on the process or on earlier shards. Seeds come from the rows.
+
+    Attributes:
+        needs_gpu (`bool`): Whether the stage computes on a GPU if there is one. By default, each GPU then has one process; a
+            stage without need has as many Ray actors as the cluster has CPUs.
     """
+
+    needs_gpu: bool = True
 
     @abstractmethod
     def load(self) -> None:

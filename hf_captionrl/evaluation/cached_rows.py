@@ -38,16 +38,15 @@ class CachedRowsOptions(EngineOptions):
 
 
 def keys_and_cached(
-    reader: ImageReader, cache: FeatureCache, rows: Sequence[int]
+    reader: ImageReader, cache: FeatureCache, hashes: FeatureCache, rows: Sequence[int]
 ) -> tuple[dict[int, str], dict[int, np.ndarray]]:
     """Keys of the images that have a file, and what the cache has of them, both by row of the data set; opens no image.
 
-    Damaged rows of the cache are dropped with a warning, and are not among what it has.
+    Files are hashed in threads, and those of the table `hashes` are not read: see `source_keys`. Damaged rows of the cache are dropped with a warning, and are not among what it has.
     """
-    from hf_captionrl.data.source_keys import source_key
+    from hf_captionrl.data.source_keys import keys_of
 
-    read = {row: reader.read(row, source_key) for row in rows}
-    keys = {row: key for row, key in read.items() if key is not None}
+    keys = reader.read_all(rows, lambda values: keys_of(values, hashes))
     while known := [row for row, key in keys.items() if key in cache]:
         # Fails after it has dropped damaged rows, whose keys are unknown in the next round.
         with contextlib.suppress(KeyError):

@@ -56,8 +56,8 @@ class BatchCaptioner:
         """Captions of the rows of one batch, without those that cannot be read."""
         import torch
 
-        images = {row: None if self.has_videos else self.reader.open(row) for row in rows}
-        good = [row for row in rows if self.has_videos or images[row] is not None]
+        images: dict[int, Any] = dict.fromkeys(rows) if self.has_videos else self.reader.open_all(rows)
+        good = list(images)
         if not good:
             return {}
         if self.options.do_sample:

@@ -52,6 +52,11 @@ class ImageStage(Stage):
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
         """Columns of the readable images of one batch."""
 
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a batch."""
+        return int(self.options.batch_size)
+
     def schema(self) -> pa.Schema:
         import pyarrow as pa
 
@@ -60,7 +65,7 @@ class ImageStage(Stage):
 
     def __call__(self, rows: range) -> list[dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
-        size = self.options.batch_size
+        size = self.rows_at_once
         for start in range(rows.start, rows.stop, size):
             found |= self.batch(list(range(start, min(start + size, rows.stop))))
         faults = {entry.row: entry for entry in self.reader.report().entries}

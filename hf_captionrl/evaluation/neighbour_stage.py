@@ -60,6 +60,7 @@ class NeighbourStage(Stage):
 
     def __init__(self, folder: Path, top: int, is_exact: bool) -> None:
         self.folder, self.top, self.is_exact = folder.absolute(), top, is_exact
+        self.needs_gpu = is_exact  # faiss searches the compressed index on the CPU
 
     def load(self) -> None:
         import numpy as np

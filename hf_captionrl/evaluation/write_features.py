@@ -50,12 +50,14 @@ class FeatureStage(ImageStage):
 
     def load_model(self, split: LoadedSplit) -> ImageReader:
         from hf_captionrl.data import ImageReader
+        from hf_captionrl.data.source_keys import file_hashes
         from hf_captionrl.evaluation.similarity import similarity_scorer
         from hf_captionrl.retrieval import FeatureCache
 
         self._scorer = similarity_scorer(self.options)
         # Only read here: otherwise the features of an image would depend on which process is the first.
         self._cache = FeatureCache.for_scorer(self._scorer, self.options.cache_dir)
+        self._hashes = file_hashes(self.options.cache_dir)
         self._captions = split.dataset["captions"] if self.options.features == "multimodal" else None
         return ImageReader(split.dataset, split=split.split, max_bad_fraction=self.options.max_bad_fraction)
 
@@ -70,9 +72,8 @@ class FeatureStage(ImageStage):
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
         from hf_captionrl.evaluation.similarity import mean_text_features
 
-        keys, features = keys_and_cached(self.reader, self._cache, rows)
-        read = {row: self.reader.open(row) for row in keys if row not in features}
-        opened = {row: image for row, image in read.items() if image is not None}
+        keys, features = keys_and_cached(self.reader, self._cache, self._hashes, rows)
+        opened = self.reader.open_all([row for row in keys if row not in features])
         if opened:
             computed = self._scorer.image_features(list(opened.values())).float().cpu().numpy()  # (B, D)
             features |= dict(zip(opened, computed, strict=True))

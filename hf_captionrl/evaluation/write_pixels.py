@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PixelStage", "PixelsOptions", "write_pixels"]
 
+_ROWS_AT_ONCE = 64
+
 
 @dataclass
 class PixelsOptions(CachedRowsOptions, DatasetOptions):
@@ -54,17 +56,25 @@ class PixelStage(ImageStage):
     """Pixels of shards: `key` and `pixels`, the bytes of a row of the pixel cache."""
 
     options: PixelsOptions
+    needs_gpu = False
+
+    @property
+    def rows_at_once(self) -> int:
+        """Enough for the threads of a large machine; each image is prepared on its own."""
+        return max(self.options.batch_size, _ROWS_AT_ONCE)
 
     def load_model(self, split: LoadedSplit) -> ImageReader:
         from hf_captionrl.captioners import load_captioner
         from hf_captionrl.data import ImageReader
         from hf_captionrl.data.pixel_cache import pixel_rows, refuse_videos, row_reader
+        from hf_captionrl.data.source_keys import file_hashes
 
         refuse_videos(split.dataset)
         captioner = load_captioner(self.options.model, revision=self.options.revision, dtype="float32")
         self._processor = captioner.prepared_pixels
         self._pixels = row_reader(self._processor, self.options.form)
         self._cache = pixel_rows(self._processor.signature, self.options.form, self.options.cache_dir)
+        self._hashes = file_hashes(self.options.cache_dir)
         return ImageReader(split.dataset, split=split.split, max_bad_fraction=self.options.max_bad_fraction)
 
     def made_by(self) -> dict[str, Any]:
@@ -79,14 +89,13 @@ class PixelStage(ImageStage):
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
         import numpy as np
 
-        keys, cached = keys_and_cached(self.reader, self._cache, rows)
-        found: dict[int, Any] = {
-            row: cached[row] if row in cached else self.reader.read(row, self._pixels) for row in keys
-        }
+        from hf_captionrl.data.source_keys import in_threads
+
+        keys, cached = keys_and_cached(self.reader, self._cache, self._hashes, rows)
+        new = self.reader.read_all([row for row in keys if row not in cached], in_threads(self._pixels))
         return {
             row: {"key": keys[row], "pixels": np.asarray(pixels).tobytes()}
-            for row, pixels in found.items()
-            if pixels is not None
+            for row, pixels in {**cached, **new}.items()
         }
 
 

@@ -78,7 +78,9 @@ class CompressedIndex:
     """
 
     def __init__(self, path: str | os.PathLike[str], features: np.ndarray) -> None:
-        self._index = _faiss().read_index(os.fspath(path))
+        faiss = _faiss()
+        # Mapped: the processes of a machine share one copy of the codes.
+        self._index = faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP)
         self.features = features
 
     def search(self, rows: Any, k: int) -> tuple[Tensor, Tensor]:

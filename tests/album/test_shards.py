@@ -139,12 +139,13 @@ def test_actors_that_load_everything_again_give_the_same_files(photos, monkeypat
 
     def run_on_ray(actor, todo, options):
         assert (options.engine, options.address, options.processes) == ("ray", "auto", None)
-        sent = RayActor(pickle.loads(pickle.dumps(actor)), os.getcwd())
+        sent = RayActor(pickle.loads(pickle.dumps(actor)), os.getcwd(), None, 1, 1).actor
         for shard in reversed(todo):
-            assert sent({"shard": [shard]})["error"] == [""]
+            assert sent.attempt(shard) == ""
             yield shard
 
     monkeypatch.setattr(ray_engine, "run_on_ray", run_on_ray)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # restored after the test
     assert album("one/o.jsonl", "--rows_per_shard", "2") == 0
     assert album("two/o.jsonl", "--rows_per_shard", "2", "--engine", "ray", "--address", "auto") == 0
     assert contents("two") == contents("one")

@@ -1,6 +1,8 @@
 """`captionrl features`: rows of the shards, and the filled cache."""
 
 import json
+import os
+import threading
 
 import datasets
 import pytest
@@ -106,3 +108,18 @@ def test_unreadable_image_has_a_row_without_features(scenes, tmp_path, capsys):
     assert rows[2]["reason"] == "image_unreadable"
     assert all(row["text"] is None for row in rows)
     assert not (tmp_path / "cache").exists()
+
+
+def test_images_of_one_process_are_opened_in_several_threads(tmp_path, monkeypatch):
+    assert features(tmp_path / "one", "--max_images", "8") == 0
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    together = threading.Barrier(4)
+
+    def waiting(value, **limits):
+        together.wait(timeout=20)  # raises unless the four images of a batch arrive
+        return open_image(value, **limits)
+
+    monkeypatch.setattr("hf_captionrl.data.image_reader.open_image", waiting)
+    cache = ["--cache_dir", str(tmp_path / "empty")]
+    assert features(tmp_path / "several", "--max_images", "8", *cache) == 0
+    assert list(read_shards(tmp_path / "several")) == list(read_shards(tmp_path / "one"))

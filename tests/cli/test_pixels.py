@@ -1,7 +1,9 @@
 """`captionrl pixels`: rows of the shards equal `cached_pixels`, and training reads them without opening an image."""
 
 import json
+import os
 import shutil
+import threading
 
 import datasets
 import pytest
@@ -171,3 +173,20 @@ def test_family_whose_processor_cannot_be_split_is_refused(tmp_path, capsys):
     assert pixels(tmp_path / "model", tmp_path) == 2
     assert "normalised by the mean of their image. Leave out cache_pixels" in capsys.readouterr().err
     assert not list((tmp_path / "out").glob("part-*"))
+
+
+def test_images_of_one_process_are_prepared_in_several_threads(scenes, blip, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(IMAGES)), raising=False)
+    together = threading.Barrier(IMAGES)
+
+    def waiting(value):
+        together.wait(timeout=20)  # raises unless a thread per image arrives, whatever the batch size
+        return decode_image(value)
+
+    monkeypatch.setattr(pixel_cache, "decode_image", waiting)
+    assert pixels(blip, tmp_path, "--rows_per_shard", str(IMAGES)) == 0
+    monkeypatch.undo()
+    parts = load_captioner(blip).prepared_pixels
+    rows = read_shards(tmp_path / "out")
+    for row, scene in zip(rows, undecoded(scenes)["image"][:], strict=True):
+        assert row["pixels"] == parts.prepare(decode_image(scene)).numpy().tobytes()

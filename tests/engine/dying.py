@@ -1,16 +1,20 @@
-"""Stages with real models, whose process is killed once in the middle of a shard."""
+"""Stages with real models, whose process is killed once before a shard is written."""
 
 import os
 import signal
 from pathlib import Path
 
+from hf_captionrl.album.album_stages import CandidateStage, ReadStage
+from hf_captionrl.boosting.boost_stage import BoostStage
+from hf_captionrl.evaluation.caption_scores import ScoreStage
 from hf_captionrl.evaluation.caption_stage import CaptionStage
+from hf_captionrl.evaluation.neighbour_stage import NeighbourStage
 from hf_captionrl.evaluation.write_features import FeatureStage
 from hf_captionrl.evaluation.write_pixels import PixelStage
 
 
 class DiesOnce:
-    """Kills its process after the batch with row `kill_at` is computed, and before its shard is written."""
+    """Kills its process after the shard with row `kill_at` is computed, and before it is written."""
 
     def __init__(self, *args, notes, kill_at, **kwargs):
         super().__init__(*args, **kwargs)
@@ -20,8 +24,8 @@ class DiesOnce:
         super().load()
         (self.notes / f"loaded-{os.getpid()}").touch()
 
-    def batch(self, rows):
-        found = super().batch(rows)
+    def __call__(self, rows):
+        found = super().__call__(rows)
         if self.kill_at in rows and not list(self.notes.glob("killed-*")):
             (self.notes / f"killed-{os.getpid()}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -37,4 +41,24 @@ class DyingCaptions(DiesOnce, CaptionStage):
 
 
 class DyingPixels(DiesOnce, PixelStage):
+    pass
+
+
+class DyingNeighbours(DiesOnce, NeighbourStage):
+    pass
+
+
+class DyingBoosting(DiesOnce, BoostStage):
+    pass
+
+
+class DyingReading(DiesOnce, ReadStage):
+    pass
+
+
+class DyingCandidates(DiesOnce, CandidateStage):
+    pass
+
+
+class DyingScores(DiesOnce, ScoreStage):
     pass

@@ -2,12 +2,23 @@
 
 import json
 import os
+import sys
+from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from hf_captionrl.boosting.boost_stage import BoostStage
+from hf_captionrl.boosting.options import BoostOptions
 from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
 from hf_captionrl.engine.actor import Actor, raise_packed
-from hf_captionrl.engine.ray_engine import RayActor, connect
+from hf_captionrl.engine.parquet_shard import read_shard
+from hf_captionrl.engine.ray_engine import Deaths, RayActor, actor_numbers, connect
+from hf_captionrl.evaluation.caption_stage import CaptionStage
+from hf_captionrl.evaluation.neighbour_stage import NeighbourStage
+from hf_captionrl.evaluation.write_features import FeatureStage
+from hf_captionrl.evaluation.write_pixels import PixelStage
 from tests.engine.toy import Squares, expected, pids
 
 ROWS, PER_SHARD = 23, 5
@@ -118,6 +129,66 @@ def test_other_weights_are_refused(tmp_path, notes):
     assert not (tmp_path / "out/part-00003-of-00005.parquet").exists()
 
 
+def test_shards_with_a_damaged_footer_are_written_again(tmp_path, notes):
+    run_stage(Squares(notes), shards(tmp_path))
+    parts = sorted((tmp_path / "out").glob("part-*"))
+    whole = [part.read_bytes() for part in parts]
+    parts[1].write_bytes(whole[1][: len(whole[1]) // 2])
+    parts[2].write_bytes(b"")
+    flipped = bytearray(whole[4])
+    flipped[flipped.index(b"made_by")] ^= 1  # Parquet itself does not notice it
+    parts[4].write_bytes(flipped)
+    with pytest.raises(ValueError, match=r"part-00001-of-00005.parquet is damaged .* use the same command again"):
+        list(read_shards(tmp_path / "out"))
+    with pytest.warns(UserWarning, match="3 of 5 shards .* are damaged, such as part-00001"):
+        again = shards(tmp_path)
+    assert run_stage(Squares(notes), again)["resumed"] == 2
+    assert [part.read_bytes() for part in parts] == whole
+
+
+def test_launched_processes_discard_only_their_own_damaged_shards(tmp_path, notes, monkeypatch):
+    run_stage(Squares(notes), shards(tmp_path))
+    for part in (tmp_path / "out").glob("part-*"):
+        part.write_bytes(b"damaged")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.warns(UserWarning, match="2 of 5 shards"):
+        assert shards(tmp_path).unfinished() == [1, 3]
+
+
+def test_damaged_pages_name_the_file_and_a_removed_file_is_written_again(tmp_path, notes):
+    """One bit of each byte in turn: no damage is read as data."""
+    run_stage(Squares(notes), shards(tmp_path))
+    part = tmp_path / "out/part-00000-of-00005.parquet"
+    whole, errors = part.read_bytes(), []
+    rows = list(read_shards(tmp_path / "out"))
+    for at in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << at % 8
+        part.write_bytes(flipped)
+        try:
+            assert list(read_shards(tmp_path / "out")) == rows
+        except ValueError as error:
+            errors.append(str(error))
+    assert len(errors) > 0.8 * len(whole)
+    assert all(error.startswith(f"{part} is damaged (") for error in errors)
+    part.unlink()
+    run_stage(Squares(notes), shards(tmp_path))
+    assert part.read_bytes() == whole
+
+
+def test_shards_of_an_earlier_version_have_no_digest_and_are_read(tmp_path):
+    pq.write_table(pa.table({"row": [1, 2], "square": [1, 4]}), tmp_path / "old.parquet")
+    assert read_shard(tmp_path / "old.parquet", ["square", "row"]).to_pylist() == [
+        {"square": 1, "row": 1},
+        {"square": 4, "row": 2},
+    ]
+    with pytest.raises(ValueError, match=r"old.parquet lacks the column\(s\) \['cube'\]; it has \['row', 'square'\]"):
+        read_shard(tmp_path / "old.parquet", ["cube"])
+    with pytest.raises(FileNotFoundError):  # not damage
+        read_shard(tmp_path / "none.parquet")
+
+
 def test_damaged_folders_are_named(tmp_path, notes):
     run_stage(Squares(notes), shards(tmp_path))
     parts = sorted((tmp_path / "out").glob("part-*"))
@@ -152,7 +223,79 @@ def test_missing_ray_names_the_extra(tmp_path, notes, monkeypatch):
         run_stage(Squares(notes), shards(tmp_path), EngineOptions(engine="ray"))
 
 
-def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes):
+def remote(deaths):
+    """Its methods as those of a Ray actor; `ray.get` is the identity in these tests."""
+    methods = {name: SimpleNamespace(remote=getattr(deaths, name)) for name in ("start", "finish")}
+    return SimpleNamespace(**methods)
+
+
+def test_deaths_without_a_finished_shard_are_counted_and_stop_an_actor(tmp_path, notes, monkeypatch):
+    deaths = Deaths()
+    assert [deaths.start(0), deaths.start(1)] == [0, 0]
+    assert [deaths.start(0), deaths.start(0), deaths.start(1)] == [1, 2, 3]
+    deaths.finish(1)
+    assert [deaths.start(0), deaths.start(1), deaths.start(0), deaths.start(0)] == [1, 1, 2, 3]
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda found: found))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # restored after the test
+    actor = RayActor(Actor(Squares(notes), shards(tmp_path)), os.getcwd(), remote(deaths), 4, 2)
+    assert (
+        os.environ["LOCAL_WORLD_SIZE"] == "2"
+    )  # of four actors on two machines, each decodes in its share of the threads
+    with pytest.raises(RuntimeError, match=r"died 4 times .* \(5 are left\).* Use fewer --processes than 4"):
+        raise_packed(actor({"shard": [1]})["error"][0])
+    assert not list((tmp_path / "out").glob("part-*"))
+    deaths.finish(1)
+    assert actor({"shard": [2]})["error"] == [""]
+    assert [deaths.start(0), deaths.start(2)] == [1, 1]  # shard 2 was finished, so that its start is the first one
+
+
+def test_stages_without_gpu_have_an_actor_per_cpu():
+    class Ray:
+        """A cluster of two machines."""
+
+        def __init__(self, **resources):
+            self.resources = {"memory": 1e9} | resources
+
+        def cluster_resources(self):
+            return self.resources
+
+        def nodes(self):
+            return [{"Alive": True}, {"Alive": True}, {"Alive": False}]
+
+    with_gpus, without = Ray(CPU=64.0, GPU=8.0), Ray(CPU=64.0)
+    assert actor_numbers(with_gpus, None, needs_gpu=True) == (8, 1)
+    assert actor_numbers(with_gpus, None, needs_gpu=False) == (64, 0)
+    assert actor_numbers(without, None, needs_gpu=True) == (2, 0)
+    assert actor_numbers(without, None, needs_gpu=False) == (64, 0)
+    assert actor_numbers(with_gpus, 3, needs_gpu=True) == (3, 1)
+    assert actor_numbers(with_gpus, 3, needs_gpu=False) == (3, 0)
+
+
+def test_stages_say_whether_they_need_a_gpu(tmp_path):
+    assert CaptionStage.needs_gpu
+    assert FeatureStage.needs_gpu
+    assert not PixelStage.needs_gpu
+    assert NeighbourStage(tmp_path, 5, is_exact=True).needs_gpu
+    assert not NeighbourStage(tmp_path, 5, is_exact=False).needs_gpu
+    for text, vision, needs in (
+        (None, None, False),  # the facts of scenes
+        ("openai:mistral", "openai:llava", False),
+        ("openai:mistral", "transformers:llava", True),
+        ("vllm:mistral", None, True),
+    ):
+        assert BoostStage(BoostOptions(text=text, vision=vision), "").needs_gpu is needs
+
+
+def test_stage_without_gpu_runs_in_one_process_of_a_machine_with_gpus(tmp_path, notes, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    stage = Squares(notes)
+    stage.needs_gpu = False
+    run_stage(stage, shards(tmp_path))
+    assert pids(notes, "loaded") == {os.getpid()}
+
+
+def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes, monkeypatch):
     class StrangeError(LookupError):
         """Its class is unknown in other processes."""
 
@@ -162,7 +305,9 @@ def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes):
                 raise StrangeError("no way")
             return super().__call__(rows)
 
-    actor = RayActor(Actor(Fails(notes, fail_at=7), shards(tmp_path)), os.getcwd())
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda found: found))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # restored after the test
+    actor = RayActor(Actor(Fails(notes, fail_at=7), shards(tmp_path)), os.getcwd(), remote(Deaths()), 2, 1)
     answer = actor({"shard": [0, 1, 2]})
     assert answer["shard"] == [0, 1, 2]
     assert answer["error"][0] == ""
@@ -183,8 +328,15 @@ def test_address_without_a_cluster_is_refused():
             return False
 
         def init(self, address, **settings):
-            assert "include_dashboard" not in settings  # only Ray that starts here has one
+            self.address = address
+            if address == "local":
+                assert not settings["include_dashboard"]
+                return
+            assert "include_dashboard" not in settings  # only for Ray that starts here
             raise ConnectionError("Could not find any running Ray instance.")
 
     with pytest.raises(ValueError, match=r"'auto': no Ray cluster answers .* Start one with `ray start --head`"):
         connect(Ray(), "auto")
+    ray = Ray()
+    assert connect(ray, None)
+    assert ray.address == "local"  # not the cluster that runs on this machine or that RAY_ADDRESS names

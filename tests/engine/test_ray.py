@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from hf_captionrl.cli import main
 from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
+from hf_captionrl.engine.ray_engine import connect
 from hf_captionrl.evaluation.caption_files import read_caption_file
+from hf_captionrl.evaluation.neighbour_stage import neighbours_on_shards
 from hf_captionrl.retrieval import load_neighbours
 from hf_captionrl.scenes import load_scenes
+from tests.engine import dying
 from tests.engine.clusters import two_nodes
-from tests.engine.dying import DyingCaptions, DyingFeatures, DyingPixels
-from tests.engine.toy import Squares, expected, pids
+from tests.engine.toy import NotesGpus, Squares, expected, pids
 from tests.faults.areas import run_area
 
 
@@ -37,6 +40,50 @@ def test_killed_actor_of_two_nodes_loses_and_repeats_no_row(cluster, tmp_path):
     assert summary["manifest"]["rows"] == sum(seen) == 23
     assert len(pids(notes, "killed")) == 1
     assert len(pids(notes, "loaded")) >= 3  # an actor on each node, and one instead of the killed one
+
+
+@pytest.mark.slow
+def test_actor_that_always_dies_stops_the_run_and_a_repeated_command_counts_anew(cluster, tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    shards = ShardFolder(tmp_path / "out", {"model": "m"}, num_rows=23, rows_per_shard=12)
+    options = EngineOptions(engine="ray", address=cluster)
+    for deaths in (3, 6):
+        with pytest.raises(RuntimeError, match=r"died 3 times without finishing a shard .* Use fewer --processes"):
+            run_stage(Squares(notes, kill_at=0, times=99), shards, options)
+        assert len(pids(notes, "killed")) == deaths
+    run_stage(Squares(notes), shards, options)
+    assert list(read_shards(tmp_path / "out")) == expected(23, 12)
+
+
+@pytest.mark.slow
+def test_ray_starts_on_this_machine_or_joins_the_running_cluster(cluster, monkeypatch):
+    import ray
+
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    for address, is_joined in ((None, False), ("auto", True)):
+        assert connect(ray, address)
+        try:
+            assert (ray.get_runtime_context().gcs_address == cluster) is is_joined
+        finally:
+            ray.shutdown()
+
+
+@pytest.mark.slow
+def test_only_stages_that_need_a_gpu_get_one_of_the_cluster(cluster, tmp_path):
+    import ray
+
+    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
+    try:
+        for needs_gpu, gpus in ((True, "gpus-0"), (False, "gpus-none")):
+            notes = tmp_path / f"notes {needs_gpu}"
+            notes.mkdir()
+            shards = ShardFolder(tmp_path / str(needs_gpu), {"model": "m"}, num_rows=23, rows_per_shard=4)
+            run_stage(NotesGpus(notes, needs_gpu), shards, EngineOptions(engine="ray"))
+            assert [path.name for path in notes.glob("gpus-*")] == [gpus]
+            assert list(read_shards(tmp_path / str(needs_gpu))) == expected(23, 4)
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.slow
@@ -105,47 +152,76 @@ def boost(output, *engine):
     return rows
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "stage", "place"),
-    [
-        (caption, DyingCaptions, "hf_captionrl.evaluation.caption_stage.CaptionStage"),
-        (features, DyingFeatures, "hf_captionrl.evaluation.write_features.FeatureStage"),
-        (pixels, DyingPixels, "hf_captionrl.evaluation.write_pixels.PixelStage"),
-    ],
-)
-def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(
-    cluster, tmp_path, monkeypatch, command, stage, place
-):
-    monkeypatch.chdir(tmp_path)
-    one = command("one", "--processes", "1", "--rows_per_shard", "2")
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    monkeypatch.setattr(place, functools.partial(stage, notes=notes, kill_at=3))
-    more = ["--engine", "ray", "--address", cluster, "--rows_per_shard", "2"]
-    assert command("ray", *more, *([] if command is caption else ["--cache_dir", "empty"])) == one
-    assert len(pids(notes, "killed")) == 1
-    assert len(pids(notes, "loaded")) >= 2
-    assert not pids(notes, "loaded") & {os.getpid()}
-    ids = [row["image_id"] for row in read_shards("ray")]
-    assert len(ids) == len(set(ids)) == 6
-
-
-@pytest.mark.slow  # tests of each command compare several processes with one
-@pytest.mark.parametrize("command", [caption, features, pixels, bags, boost, album, evaluate])
-def test_rows_of_a_cluster_equal_those_of_one_process(cluster, tmp_path, monkeypatch, command):
+@pytest.fixture
+def folders(tmp_path):
+    """Working directories of one process and of a cluster, with the same six images and two files of captions."""
     rows = load_scenes(num_train=0, num_validation=0)["test"].select(range(6))
     for name in ("one", "ray"):
         folder = tmp_path / name
         (folder / "photos").mkdir(parents=True)
         for number, image in enumerate(rows["image"][:]):
-            image.save(folder / "photos" / f"{number}.png")
+            photo = folder / "photos" / f"{number}.png"
+            image.save(photo)
+            os.utime(photo, (1_500_000_000 + number,) * 2)  # an album knows its images by size and time
         for file, texts in (("full", rows["full_caption"][:]), ("generic", ["an animal"] * 6)):
             lines = [{"image_id": i, "caption": c} for i, c in zip(rows["image_id"], texts, strict=True)]
             (folder / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    monkeypatch.chdir(tmp_path / "one")
+    return tmp_path / "one", tmp_path / "ray"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "stage", "place"),
+    [
+        (caption, dying.DyingCaptions, "evaluation.caption_stage.CaptionStage"),
+        (features, dying.DyingFeatures, "evaluation.write_features.FeatureStage"),
+        (pixels, dying.DyingPixels, "evaluation.write_pixels.PixelStage"),
+        (bags, dying.DyingNeighbours, "evaluation.neighbour_stage.NeighbourStage"),
+        (boost, dying.DyingBoosting, "boosting.boost_stage.BoostStage"),
+        (album, dying.DyingReading, "album.model_work_on_shards.ReadStage"),
+        (album, dying.DyingCandidates, "album.model_work_on_shards.CandidateStage"),
+        (evaluate, dying.DyingFeatures, "evaluation.evaluate_on_shards.FeatureStage"),
+        (evaluate, dying.DyingScores, "evaluation.evaluate_on_shards.ScoreStage"),
+    ],
+)
+def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(cluster, folders, monkeypatch, command, stage, place):
+    monkeypatch.chdir(folders[0])
     one = command("out", "--processes", "1", "--rows_per_shard", "2")
-    monkeypatch.chdir(tmp_path / "ray")
+    monkeypatch.chdir(folders[1])
+    notes = folders[1] / "notes"
+    notes.mkdir()
+    monkeypatch.setattr(f"hf_captionrl.{place}", functools.partial(stage, notes=notes, kill_at=3))
+    assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
+    assert len(pids(notes, "killed")) == 1
+    assert len(pids(notes, "loaded")) >= 2
+    assert not pids(notes, "loaded") & {os.getpid()}
+    if command in (caption, features, pixels):
+        ids = [row["image_id"] for row in read_shards("out")]
+        assert len(ids) == len(set(ids)) == 6
+
+
+@pytest.mark.slow
+def test_compressed_neighbours_are_equal_with_one_process_two_and_a_cluster(cluster, tmp_path):
+    rows = torch.randn(1_200, 64, generator=torch.Generator().manual_seed(0))  # hard for an index: no clusters
+    found = []
+    for number, engine in enumerate(({"processes": 1}, {"processes": 2}, {"engine": "ray", "address": cluster})):
+        options = EngineOptions(rows_per_shard=200, **engine)
+        folder = tmp_path / str(number)
+        found.append(neighbours_on_shards(rows, 5, folder, options, approximate=True, settings={}))
+        assert (folder / "index.faiss").is_file()
+    assert 0.9 < found[0][2] < 1  # not the exact search
+    for indices, similarities, recall in found[1:]:
+        assert torch.equal(indices, found[0][0])
+        assert torch.equal(similarities, found[0][1])
+        assert recall == found[0][2]
+
+
+@pytest.mark.slow  # tests of each command compare several processes with one
+@pytest.mark.parametrize("command", [caption, features, pixels, bags, boost, album, evaluate])
+def test_rows_of_a_cluster_equal_those_of_one_process(cluster, folders, monkeypatch, command):
+    monkeypatch.chdir(folders[0])
+    one = command("out", "--processes", "1", "--rows_per_shard", "2")
+    monkeypatch.chdir(folders[1])
     assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
     # A repeated command finds its shards or its cache.
     assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one

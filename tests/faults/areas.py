@@ -1,6 +1,6 @@
 """All areas of the campaign, in the order of the table."""
 
-from tests.faults import of_clusters, of_data, of_machines, of_training  # noqa: F401
+from tests.faults import of_clusters, of_data, of_machines, of_shards, of_training  # noqa: F401
 from tests.faults.campaign import AREAS as _AREAS
 from tests.faults.campaign import run_area
 
@@ -25,6 +25,7 @@ _ORDER = (
     "evaluation",
     "boosting",
     "push",
+    "shards",
     "ray",
 )
 AREAS = {name: _AREAS[name] for name in _ORDER}
