@@ -212,6 +212,41 @@ def _boosting(count: int, folder: Path) -> Part:
     return work
 
 
+def _boosted_file(count: int, folder: Path) -> Part:
+    """The last step of `captionrl boost --embed_images`, for images of 20 kB, and its statistics."""
+    import datasets
+
+    from hf_captionrl.boosting import write_boosted_captions
+    from hf_captionrl.boosting.boost import write_statistics
+    from hf_captionrl.boosting.prompts import STAGES as CAPTIONS
+
+    rng = np.random.default_rng(0)
+    paths = [folder / f"{number}.jpg" for number in range(100)]
+    for path in paths:
+        path.write_bytes(rng.bytes(20_000))
+    columns = {
+        "image": [str(paths[row % 100]) for row in range(count)],
+        "image_id": [f"{row:012d}" for row in range(count)],
+    }
+    rows = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image(decode=False))
+    caption = " ".join(["word"] * 12)
+    source = {
+        "model": "m",
+        "revision": "r",
+        "prompt_hash": "0" * 32,
+        "time": "2024-01-01T00:00:00+00:00",
+        "attempt": 0,
+    }
+    texts: dict[str, Any] = {f"{stage}_caption": caption for stage in CAPTIONS} | {f"{stage}_source": source for stage in CAPTIONS}
+    texts |= {"references": [caption] * 5, "captions": [caption], "conflicts": [], "quarantine": None}
+
+    def work() -> None:
+        found = ({"row": row, "image_id": columns["image_id"][row], **texts} for row in range(count))
+        write_statistics(write_boosted_captions(rows, folder, found, embed_images=True).path, None)
+
+    return work
+
+
 def _on_shards(options: Any, make: Callable[[str], Any], folder: Path) -> Part:
     """Work on all shards in this process, without loading the model."""
     from hf_captionrl.engine import ShardFolder, run_stage
@@ -263,6 +298,11 @@ STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]]
         (4_000, 16_000, 64_000),
     ),
     "boosting": ("Boosting: three captions per image by rule", _boosting, (100, 400, 1_600)),
+    "boosted_file": (
+        "Boosting: the file of all captions, with images of 20 kB, and its statistics",
+        _boosted_file,
+        (1_000, 4_000, 16_000),
+    ),
     "caption_shards": (
         "Captions on shards: the embedded BLIP, 3 beams, 72 pixels",
         _caption_shards,
