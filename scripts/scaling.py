@@ -237,7 +237,9 @@ def _boosted_file(count: int, folder: Path) -> Part:
         "time": "2024-01-01T00:00:00+00:00",
         "attempt": 0,
     }
-    texts: dict[str, Any] = {f"{stage}_caption": caption for stage in CAPTIONS} | {f"{stage}_source": source for stage in CAPTIONS}
+    texts: dict[str, Any] = {f"{stage}_caption": caption for stage in CAPTIONS} | {
+        f"{stage}_source": source for stage in CAPTIONS
+    }
     texts |= {"references": [caption] * 5, "captions": [caption], "conflicts": [], "quarantine": None}
 
     def work() -> None:
@@ -276,6 +278,37 @@ def _feature_shards(count: int, folder: Path) -> Part:
     return _on_shards(options, lambda ids: FeatureStage(options, ids), folder)
 
 
+def _pixel_shards(count: int, folder: Path) -> Part:
+    """The shards that `captionrl pixels` writes and the cache that it fills; random pixels, which do not compress."""
+    import pyarrow as pa
+
+    from hf_captionrl.data.pixel_cache import pixel_rows
+    from hf_captionrl.engine import ShardFolder
+    from hf_captionrl.evaluation.cached_rows import fill_cache
+
+    per_shard, shape = 32, (384, 384, 3)
+    rng = np.random.default_rng(0)
+    schema = pa.schema({name: pa.string() for name in ("image_id", "key")} | {"pixels": pa.binary()})
+    shards = ShardFolder(folder / "shards", {}, num_rows=count, rows_per_shard=per_shard)
+
+    def work() -> Callable[[], dict[str, float]]:
+        for shard in shards.unfinished():
+            rows = [
+                {"image_id": f"{row:012d}", "key": rng.bytes(16).hex(), "pixels": rng.bytes(int(np.prod(shape)))}
+                for row in shards.rows(shard)
+            ]
+            shards.write(shard, rows, schema)
+        shards.finish()
+        fill_cache(pixel_rows("processor", "uint8", str(folder / "cache")), shards.folder, "pixels", shape)
+        return lambda: {f"{name}_bytes": _bytes_in(folder / name) for name in ("shards", "cache")}
+
+    return work
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]] = {
     "features_write": (
         "Features: written to the cache, 512 numbers per row",
@@ -307,6 +340,11 @@ STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]]
         "Captions on shards: the embedded BLIP, 3 beams, 72 pixels",
         _caption_shards,
         (128, 512, 2_048),
+    ),
+    "pixel_shards": (
+        "Prepared pixels, 384 x 384: written to shards, and from there to the cache",
+        _pixel_shards,
+        (256, 512, 1_024),
     ),
     "feature_shards": ("Features on shards: the embedded CLIP", _feature_shards, (256, 1_024, 4_096)),
 }
@@ -385,6 +423,12 @@ def render(results: Mapping[str, Any]) -> str:
         for run in results["stages"].get("ivf_pq", ())
     ]
     lines += ["", f"IVF-PQ, in clusters of 200 rows: {'; '.join(parts)}."] if parts else []
+    for run in results["stages"].get("pixel_shards", ())[-1:]:
+        kilobytes = [run[name] / run["rows"] / 1000 for name in ("shards_bytes", "cache_bytes")]
+        lines += [
+            "",
+            f"Prepared pixels, 384 x 384, per image: {kilobytes[0]:.1f} kB in the shards and {kilobytes[1]:.1f} kB in the cache.",
+        ]
     return "\n".join(lines) + f"\n\nOne thread of a CPU. {versions}.\n"
 
 
