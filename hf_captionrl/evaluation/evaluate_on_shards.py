@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["cache_image_features", "check_shards", "score_on_shards"]
 
 _BLOCKS = 16
+_KEYS_AT_ONCE = 4096
 _DTYPES = {"text": np.float32, "clip_text": np.float32, "nats": np.float64}
 
 
@@ -100,7 +101,9 @@ def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer:
 
 def rows_to_encode(cache: FeatureCache, keys: Sequence[str]) -> np.ndarray:
     """Rows whose features are not in the cache, ascending; of rows with one key only the first."""
-    missing = cache.missing_rows(keys)
+    starts = range(0, len(keys), _KEYS_AT_ONCE)
+    parts = [start + np.array(cache.missing(keys[start : start + _KEYS_AT_ONCE]), np.int64) for start in starts]
+    missing = np.concatenate(parts)
     return missing[RowLookup(keys).first_rows()[missing] == missing]
 
 

@@ -161,12 +161,8 @@ class FeatureCache:
         Returns:
             `list[int]`: Positions in `keys`, ascending.
         """
-        return self.missing_rows(keys).tolist()
-
-    def missing_rows(self, keys: Sequence[str]) -> np.ndarray:
-        """[`missing`] as an array, int64, for many keys."""
         self._store.refresh()
-        return np.flatnonzero(self._missing(key_digests(keys)))
+        return np.flatnonzero(self._missing(key_digests(keys))).tolist()
 
     def get(self, keys: Sequence[str]) -> FeatureView:
         """Features that are already cached.
