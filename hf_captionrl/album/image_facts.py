@@ -145,7 +145,8 @@ def _find_features(
     names = {key: key if key in cache else sources[row] for key, row in row_of.items() if key not in known}
     names = {key: name for key, name in names.items() if name in cache}
     if names:
-        known |= dict(zip(names, cache.get(list(names.values())).tensor().float(), strict=True))
+        with suppress(KeyError):  # a damaged row, which is dropped with a warning: all are computed again
+            known |= dict(zip(names, cache.get(list(names.values())).tensor().float(), strict=True))
 
 
 def _cached_facts(
@@ -157,7 +158,10 @@ def _cached_facts(
     listed = [one for at, one in enumerate(listed) if at not in missing]
     if not listed:
         return []
-    stored = np.asarray(pictures.get([source for _, source in listed]))
+    try:
+        stored = np.asarray(pictures.get([source for _, source in listed]))
+    except KeyError:  # a damaged row, which is dropped with a warning
+        return []
     keys = [row[:_HASH_BYTES].tobytes().hex() for row in stored]
     _find_features({key: row for key, (row, _) in zip(keys, listed, strict=True)}, sources, cache, known)
     kept = [at for at, key in enumerate(keys) if key in known]
