@@ -92,3 +92,13 @@ def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, argu
     assert message in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_launched_processes_are_refused_where_neighbours_are_searched(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for mode in ("neighbours", "training"):
+        assert main(["bags", "--mode", mode]) == 2
+        assert "starts several processes, but one writes the file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
