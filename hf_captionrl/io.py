@@ -5,6 +5,7 @@ renamed in one step. A killed run leaves the previous file intact. Files that gr
 decisions) are `LineFile`s.
 """
 
+import contextlib
 import dataclasses
 import enum
 import errno
@@ -16,11 +17,12 @@ import secrets
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 __all__ = [
     "FolderLock",
     "LineFile",
+    "atomic_file",
     "atomic_write_bytes",
     "atomic_write_text",
     "json_digest",
@@ -31,8 +33,9 @@ __all__ = [
 ]
 
 
-def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write bytes atomically: readers see either the old file or the new file."""
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file that is written part by part, and atomically: it replaces the old file when the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name is short (a long target name must not exceed 255 bytes) and random (two writers must not share it).
@@ -40,7 +43,7 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
     try:
         # os.open and not mkstemp: the file keeps the permissions the user's umask asks for.
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -48,7 +51,13 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
-    return path
+
+
+def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Write bytes atomically: readers see either the old file or the new file."""
+    with atomic_file(path) as file:
+        file.write(data)
+    return Path(path)
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> Path:

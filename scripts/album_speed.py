@@ -35,7 +35,7 @@ from hf_captionrl.album.settings import AlbumSettings  # noqa: E402
 from hf_captionrl.io import write_json  # noqa: E402
 from hf_captionrl.reports.versions import installed_versions  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402
-from scripts.scaling import features_of  # noqa: E402
+from scripts.scaling_stages import features_of  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "album_speed.json"
 PAGE = ROOT / "docs" / "scaling.md"

@@ -16,7 +16,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,249 +28,10 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 from hf_captionrl.io import write_json  # noqa: E402
 from hf_captionrl.reports.versions import installed_versions  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402
+from scripts.scaling_stages import STAGES  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "scaling.json"
 PAGE = ROOT / "docs" / "scaling.md"
-Part = Callable[[], Any]
-"""What is timed. It may return a function that computes further numbers, which is not timed."""
-
-
-def features_of(count: int, width: int, seed: int = 0, cluster: int = 20) -> Any:
-    """Clusters of about `cluster` rows, like look-alikes. Returns `(N, D)`: float32."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(max(count // cluster, 1), width, generator=generator)
-    return torch.randn(count, width, generator=generator).add_(
-        centres[torch.randint(len(centres), (count,), generator=generator)]
-    )
-
-
-def _cache(count: int, folder: Path) -> tuple[Part, Part]:
-    from hf_captionrl.retrieval import FeatureCache
-
-    rows = features_of(count, 512).numpy()
-    keys = [f"{n:032x}" for n in range(count)]
-
-    def write() -> None:
-        cache = FeatureCache(folder, model_id="m", revision="r")
-        for start in range(0, count, 1024):
-            cache.put(keys[start : start + 1024], rows[start : start + 1024])
-
-    def read() -> None:
-        view = FeatureCache(folder, model_id="m", revision="r").get(keys)
-        total = 0.0
-        for start in range(0, count, 1024):
-            total += float(np.asarray(view[start : start + 1024]).sum())
-
-    return write, read
-
-
-def _write_features(count: int, folder: Path) -> Part:
-    return _cache(count, folder)[0]
-
-
-def _read_features(count: int, folder: Path) -> Part:
-    write, read = _cache(count, folder)
-    write()
-    return read
-
-
-def _exact_bags(count: int, folder: Path) -> Part:
-    from hf_captionrl.retrieval.bags import training_bags
-    from hf_captionrl.retrieval.neighbours import nearest_neighbours
-
-    features = features_of(count, 256)
-
-    def work() -> None:
-        training_bags(nearest_neighbours(features, 50)[0], 7, features=features)
-
-    return work
-
-
-def _faiss_bags(count: int, folder: Path) -> Part:
-    from hf_captionrl.retrieval.bags import training_bags
-    from hf_captionrl.retrieval.neighbours import approximate_neighbours
-
-    features = features_of(count, 256)
-
-    def work() -> None:
-        import faiss
-
-        faiss.omp_set_num_threads(1)
-        training_bags(approximate_neighbours(features, 50)[0], 7, features=features)
-
-    return work
-
-
-def _compressed_neighbours(count: int, folder: Path) -> Part:
-    """All images are searched in one index, as by one worker of `captionrl bags --mode neighbours --approximate`."""
-    import faiss
-    import torch
-
-    from hf_captionrl.retrieval.compressed_index import CompressedIndex, build_compressed_index
-    from hf_captionrl.retrieval.neighbours import neighbour_recall, normalised, rank_rows
-
-    unit = normalised(features_of(count, 512, cluster=200))
-    faiss.omp_set_num_threads(1)
-
-    def work() -> Callable[[], dict[str, float]]:
-        started = time.process_time()
-        path = build_compressed_index(unit.numpy(), folder / "index")
-        built = time.process_time()
-        indices, _ = CompressedIndex(path, unit.numpy()).search(range(count), 50)
-        searched = time.process_time()
-        sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:256]
-
-        def further() -> dict[str, float]:
-            recall = neighbour_recall(indices[sample], rank_rows(unit, 50, rows=sample)[0])
-            return {"build_s": built - started, "search_s": searched - built, "recall": recall}
-
-        return further
-
-    return work
-
-
-def _retrieval(count: int, folder: Path) -> Part:
-    from hf_captionrl.metrics.self_retrieval_recall import self_retrieval
-
-    images = features_of(count, 256)
-    texts = images + features_of(count, 256, seed=1)
-
-    def work() -> None:
-        self_retrieval(texts, images, num_distractors=99, num_bootstrap=1000)
-
-    return work
-
-
-def captions_of(count: int, folder: Path) -> Any:
-    """A column of six captions per image, mapped from a file; word frequencies like those of a language."""
-    import datasets
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    rng = np.random.default_rng(0)
-    words = [f"w{n}" for n in range(20_000)]
-    schema = pa.schema({"captions": pa.list_(pa.string())})
-    with pa.parquet.ParquetWriter(folder / "captions.parquet", schema) as file:
-        for start in range(0, count, 1000):
-            drawn = rng.zipf(1.3, size=(min(1000, count - start), 6, 10)) % len(words)
-            texts = [[" ".join(words[w] for w in caption) for caption in image] for image in drawn]
-            file.write_table(pa.table({"captions": texts}, schema=schema))
-    return datasets.Dataset.from_parquet(str(folder / "captions.parquet"), cache_dir=str(folder / "cache"))
-
-
-def _cider(count: int, folder: Path) -> Part:
-    from hf_captionrl.data.arrow_columns import MappedRows, caption_column
-    from hf_captionrl.metrics import cider_d
-
-    column = caption_column(captions_of(count, folder))
-    candidates = [group[0] for group in column]
-    references = MappedRows(column, lambda _, group: group[1:])
-
-    def work() -> None:
-        cider_d(candidates, references)
-
-    return work
-
-
-def _tables(count: int, folder: Path) -> Part:
-    """Tables of SMILE for captions with five references, and for the references; with features and ranks, which are given."""
-    from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.evaluation.paper_tables import CAPTIONS_TABLE, TABLES, ScoredCaptions, compare_with_first
-    from hf_captionrl.evaluation.scored_captions import human_captions
-
-    dataset = captions_of(count, folder)
-    images = features_of(count, 512)
-    ranks: np.ndarray = np.arange(count) % 50 + 1
-    text = [features_of(count, 512, seed=seed) for seed in (1, 2)]
-
-    def work() -> None:
-        evaluator = Evaluator(dataset, None, None, seed=0)
-        evaluator.image_features = images
-        human = human_captions(evaluator)
-        assert human is not None  # nosec B101
-        sources = [ScoredCaptions("captions", human.captions, evaluator.references), human]
-        for source, features in zip(sources, text, strict=True):
-            source.text, source.image_ranks = features, ranks
-        for table in (TABLES["smile"], CAPTIONS_TABLE):
-            compare_with_first([table.compute(source, evaluator) for source in sources], seed=0)
-
-    return work
-
-
-def _boosting(count: int, folder: Path) -> Part:
-    from hf_captionrl.boosting import SceneDescriber, SceneWriter, boost_shard
-    from hf_captionrl.scenes import load_scenes
-
-    rows = load_scenes(num_train=count, num_validation=0, num_test=0)["train"]
-    facts = dict(zip(rows["image_id"], rows["facts"], strict=True))
-
-    def work() -> None:
-        boost_shard(rows, folder, text=SceneWriter(), vision=SceneDescriber(facts))
-
-    return work
-
-
-def _on_shards(options: Any, make: Callable[[str], Any], folder: Path) -> Part:
-    """Work on all shards in this process, without loading the model."""
-    from hf_captionrl.engine import ShardFolder, run_stage
-    from hf_captionrl.evaluation.dataset_options import ids_digest, load_split
-
-    rows = load_split(options, quarantine_path=None, require_captions=False).dataset
-    stage = make(ids_digest(rows))
-    stage.load()
-    stage.load = lambda: None
-    shards = ShardFolder(folder / "shards", {}, num_rows=len(rows), rows_per_shard=16 * options.batch_size)
-    return lambda: run_stage(stage, shards)
-
-
-def _caption_shards(count: int, folder: Path) -> Part:
-    from hf_captionrl.evaluation.caption_options import CaptionOptions
-    from hf_captionrl.evaluation.caption_stage import CaptionStage
-
-    options = CaptionOptions(model="scenes:blip-mle", split="train", max_images=count)
-    decoding = {"do_sample": False, "num_beams": 3, "num_return_sequences": 1, "max_new_tokens": 40}
-    return _on_shards(options, lambda ids: CaptionStage(options, decoding, ids), folder)
-
-
-def _feature_shards(count: int, folder: Path) -> Part:
-    from hf_captionrl.evaluation.write_features import FeaturesOptions, FeatureStage
-
-    options = FeaturesOptions(features="image", split="train", max_images=count)
-    return _on_shards(options, lambda ids: FeatureStage(options, ids), folder)
-
-
-STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]] = {
-    "features_write": (
-        "Features: written to the cache, 512 numbers per row",
-        _write_features,
-        (8_000, 32_000, 128_000),
-    ),
-    "features_read": ("Features: read and checked", _read_features, (8_000, 32_000, 128_000)),
-    "bags_exact": ("Bags: exact neighbours of 256 numbers, bags of 7", _exact_bags, (4_000, 16_000, 64_000)),
-    "bags_faiss": ("Bags: faiss instead", _faiss_bags, (4_000, 16_000, 64_000)),
-    "ivf_pq": (
-        "Neighbours: IVF-PQ of 512 numbers, built, and searched for 50 neighbours of every row",
-        _compressed_neighbours,
-        (16_000, 48_000, 144_000),
-    ),
-    "retrieval": ("Evaluation: ranks in the whole pool, RD100, bootstrap", _retrieval, (4_000, 16_000, 64_000)),
-    "cider": ("Evaluation: CIDEr-D with five references", _cider, (4_000, 16_000, 64_000)),
-    "tables": (
-        "Evaluation: the tables of a file and of its references, besides features of 512 numbers",
-        _tables,
-        (4_000, 16_000, 64_000),
-    ),
-    "boosting": ("Boosting: three captions per image by rule", _boosting, (100, 400, 1_600)),
-    "caption_shards": (
-        "Captions on shards: the embedded BLIP, 3 beams, 72 pixels",
-        _caption_shards,
-        (128, 512, 2_048),
-    ),
-    "feature_shards": ("Features on shards: the embedded CLIP", _feature_shards, (256, 1_024, 4_096)),
-}
-"""Description, preparation and sizes in rows, by name."""
 
 
 def memory_mib(what: str) -> float:
@@ -345,6 +106,12 @@ def render(results: Mapping[str, Any]) -> str:
         for run in results["stages"].get("ivf_pq", ())
     ]
     lines += ["", f"IVF-PQ, in clusters of 200 rows: {'; '.join(parts)}."] if parts else []
+    for run in results["stages"].get("pixel_shards", ())[-1:]:
+        kilobytes = [run[name] / run["rows"] / 1000 for name in ("shards_bytes", "cache_bytes")]
+        lines += [
+            "",
+            f"Prepared pixels, 384 x 384, per image: {kilobytes[0]:.1f} kB in the shards and {kilobytes[1]:.1f} kB in the cache.",
+        ]
     return "\n".join(lines) + f"\n\nOne thread of a CPU. {versions}.\n"
 
 

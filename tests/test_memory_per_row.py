@@ -5,6 +5,8 @@ An id as a Python string takes 49 bytes and its characters, and 8 in a list; a r
 
 import gc
 import io
+import json
+import pickle
 import tracemalloc
 
 import datasets
@@ -16,11 +18,18 @@ import torch
 from PIL import Image
 
 from hf_captionrl.data import ImageReader, check_captions, exchange_captions
+from hf_captionrl.data.arrow_columns import arrow_column, id_column, select_rows
+from hf_captionrl.data.caption_columns import replace_column
+from hf_captionrl.data.source_keys import source_keys
 from hf_captionrl.evaluation.dataset_options import ids_digest, load_split
+from hf_captionrl.evaluation.evaluate_on_shards import rows_to_encode
 from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.evaluation.image_pools import bags_and_images, pool_images
 from hf_captionrl.evaluation.scored_captions import human_captions
-from hf_captionrl.evaluation.write_features import FeaturesOptions
+from hf_captionrl.evaluation.write_features import FeaturesOptions, FeatureStage
+from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.retrieval.bag_files import NeighbourFile, load_neighbours, save_neighbours
+from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
 
@@ -104,6 +113,69 @@ def evaluation(folder, number):
     return evaluator, human
 
 
+def evaluation_on_shards(folder, number):
+    """What `captionrl evaluate --processes` does before the features, in the first process and in a worker."""
+    options = FeaturesOptions(dataset=str(folder / str(number)), split="all")
+    split = load_split(options, quarantine_path=None)
+    cache = FeatureCache(folder / "empty", model_id="m", revision="r")
+    rows = rows_to_encode(cache, source_keys(split.dataset, folder / "empty"))
+    assert len(rows) == number
+    missing = select_rows(split.dataset, rows)
+    stage = FeatureStage(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
+    stage = pickle.loads(pickle.dumps(stage))
+    worker = load_split(stage.options, quarantine_path=None, expected_ids=stage.ids, only=stage.only)
+    assert len(worker.dataset) == number
+    return worker
+
+
+def pool_of_images(folder, number):
+    """`--pool`: 20 images of the data set; `--bags`: one bag of images and one of the other split."""
+    rows = rows_of(folder, number)
+    test, others = rows.select(range(number // 2)), rows.select(range(number // 2, number))
+    pool = [*range(10), *range(number - 10, number)]
+    (folder / "pool.txt").write_text("\n".join(map(str, pool)))
+    coco = [data.rename_column("image_id", "name") for data in (test, others)]
+    coco = [replace_column(data, "image_id", names(data), datasets.Value("string")) for data in coco]
+    found = pool_images(folder / "pool.txt", *coco)
+    assert len(found) == number // 2 + 10
+    ends = [f"train/{row:08d}.png" for row in (0, number - 1, 3, 4)]
+    (folder / "bags.json").write_text(json.dumps({"2": [ends[:2], ends[2:]]}))
+    bags, more = bags_and_images(folder / "bags.json", test, others)
+    assert bags == {2: [[0, number // 2], [3, 4]]}
+    assert more["image_id"][:] == ends[1:2]
+    return found, bags
+
+
+def names(data):
+    """The ids as names of COCO's images."""
+    return arrow_column((name.split("/")[1] for name in id_column(data, "name")), pa.string())
+
+
+def bank_reward(folder, number):
+    """The reward function for TRL's trainers, and the rewards of two captions."""
+    features = torch.nn.functional.one_hot(torch.arange(number) % 3, 3).float()
+    targets = ImageBank(features, id_column(rows_of(folder, number)), "colours@1")
+    bank = ImageBank(features[:3], list("abc"), "colours@1")
+    function = BankRewardFunction(Colours(), targets, bank)
+    rewards = function(["green"] * 2, image_id=["train/00000004.png", f"train/{number - 1:08d}.png"])
+    assert (rewards[0] > rewards[1]) == ((number - 1) % 3 != 1)
+    return function
+
+
+class Colours(Scorer):
+    """A scorer that says "green", the feature of every third image, about any caption."""
+
+    signature = "colours@1"
+    device = torch.device("cpu")
+    logit_scale = 100.0
+
+    def text_features(self, captions):
+        return torch.tensor([[0.0, 1.0, 0.0]]).expand(len(captions), 3)
+
+    def count_truncated(self, captions):
+        return 0
+
+
 def peak(path, folder, number):
     gc.collect()
     tracemalloc.start()
@@ -119,7 +191,10 @@ def bytes_per_row(path, folder, few, many):
     return (peak(path, folder, many) - peak(path, folder, few)) / (many - few)
 
 
-@pytest.mark.parametrize("path", [load_images, check_rows, smile, exchange, evaluation])
+PATHS = [load_images, check_rows, smile, exchange, evaluation, evaluation_on_shards, pool_of_images, bank_reward]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_python_memory_per_row_of_ids_and_captions(folder, path):
     assert bytes_per_row(path, folder, FEW, MANY) < IDS
 

@@ -100,6 +100,8 @@ def test_the_measured_table_is_that_of_the_numbers():
     assert exponent(rows, [run["search_s"] / run["rows"] for run in runs]) < 0.5
     assert exponent(rows, [run["build_s"] for run in runs]) < 1.5
     assert min(run["recall"] for run in runs) > 0.99
+    # Row groups of the file of boosted captions.
+    assert max(run["peak_mib"] for run in results["stages"]["boosted_file"]) < 150
     by_row = ("features_write", "features_read", "cider", "boosting", "caption_shards", "feature_shards")
     assert all(slopes[name] < 1.3 for name in by_row)
 
@@ -125,6 +127,10 @@ def test_the_million_uses_the_measured_numbers():
     tables = last["tables"]["peak_mib"] / last["tables"]["rows"] * 1e6 / 1024
     assert result("... of the tables of a file and of its references")[0] == within(tables, 0.1)
     album = json.loads((RESULTS.parent / "album_speed.json").read_text(encoding="utf-8"))["rows"][-1]
+    pixels = last["pixel_shards"]
+    both = result("... and in the shards, until you remove them")[0]
+    assert both == within((pixels["shards_bytes"] + pixels["cache_bytes"]) / pixels["rows"] * 1e6 / 1e9, 1)
+    assert result("... on disk in the cache, exact")[0] == within(both / 2, 0.1)
     hours = (album["choice_s"] + album["report_s"]) / album["images"] * 1e6 / 3600
     assert result("Album: compare, choose")[0] == within(hours, 0.01)
 

@@ -20,8 +20,8 @@ from hf_captionrl.album.candidate_scores import EncodedTexts, confusions_of
 from hf_captionrl.album.constraints import check_candidates, meets_constraints, shortened, with_word
 from hf_captionrl.album.diagnosis import diagnose
 from hf_captionrl.album.distinct_captions import ChosenCaptions, distinct_captions, same_text
-from hf_captionrl.album.image_copies import calibrate_threshold, copy_leaders
-from hf_captionrl.album.image_facts import ImageFacts, opened_chunks
+from hf_captionrl.album.image_copies import copy_leaders
+from hf_captionrl.album.image_facts import ImageFacts
 from hf_captionrl.album.model_work import AlbumWork, LoadedWork, stage_progress
 from hf_captionrl.album.phrase_removal import drop_shared
 from hf_captionrl.album.settings import NEIGHBOURS, SMALL_ALBUM, AlbumSettings, check_candidate_options
@@ -141,9 +141,7 @@ class AlbumEngine:
         facts = self.work.facts()
         threshold = self.settings.copy_threshold
         if threshold is None:
-            # A variable for the image would hold it while the next one is decoded.
-            opened = (chunk.pop() for _, chunk in opened_chunks(self.images, facts.rows[:64], 1))
-            threshold = calibrate_threshold(self.scorer, opened)
+            threshold = self.work.copy_threshold(facts)
         self.prepare(facts, threshold)
 
     def prepare(self, facts: ImageFacts, threshold: float) -> None:

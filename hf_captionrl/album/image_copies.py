@@ -6,8 +6,7 @@ Legend: M images, D features, k neighbours.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,12 +15,21 @@ from torch import Tensor
 
 from hf_captionrl.retrieval.scorer_base import Scorer
 
-__all__ = ["MAX_DIFFERENCE", "calibrate_threshold", "copy_leaders", "saved_again", "small_picture"]
+__all__ = [
+    "CALIBRATION_IMAGES",
+    "MAX_DIFFERENCE",
+    "copy_cosine",
+    "copy_leaders",
+    "saved_again",
+    "small_picture",
+    "threshold_of",
+]
 
 _SIDE = 16
 MAX_DIFFERENCE = 6.0
 """Largest mean difference of small pictures of near-copies, in levels of 255; [`saved_again`] changes small noisy images by 5."""
-_CALIBRATION_IMAGES = 64
+CALIBRATION_IMAGES = 64
+"""Largest number of images, the first of the album, from which the threshold of copies is computed."""
 _QUANTILE = 0.05
 _PAIRS = 2**16
 
@@ -40,17 +48,15 @@ def saved_again(image: Image.Image) -> Image.Image:
     return Image.open(buffer).convert("RGB")
 
 
-def calibrate_threshold(scorer: Scorer, images: Iterable[Image.Image]) -> float:
-    """Cosine from which two images may be near-copies: 95 % of the images reach it with a re-encoded copy of themselves.
+def copy_cosine(scorer: Scorer, image: Image.Image) -> float:
+    """Cosine of an image and a re-encoded copy of itself."""
+    own, copy = scorer.image_features([image, saved_again(image)])
+    return float(own @ copy)
 
-    The first 64 images are used.
-    """
-    cosines = []
-    for image in islice(images, _CALIBRATION_IMAGES):
-        own, copy = scorer.image_features([image, saved_again(image)])
-        del image  # before the next one is decoded
-        cosines.append(float(own @ copy))
-    return float(np.quantile(cosines, _QUANTILE)) if cosines else 1.0
+
+def threshold_of(cosines: Sequence[float] | np.ndarray) -> float:
+    """Cosine from which two images may be near-copies: 95 % of the images reach it with a re-encoded copy of themselves."""
+    return float(np.quantile(np.asarray(cosines, np.float64), _QUANTILE)) if len(cosines) else 1.0
 
 
 def copy_leaders(

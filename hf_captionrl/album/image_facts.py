@@ -6,6 +6,7 @@ Legend: M images, D features.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,15 +15,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.album.image_copies import small_picture
+from hf_captionrl.album.image_copies import CALIBRATION_IMAGES, copy_cosine, small_picture, threshold_of
 from hf_captionrl.data import ImageError, open_image
 from hf_captionrl.data.source_keys import source_key
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
 
-__all__ = ["ImageFacts", "joined_facts", "opened_chunks", "read_chunks", "read_images"]
+__all__ = ["ImageFacts", "copy_threshold", "joined_facts", "opened_chunks", "read_chunks", "read_images"]
 
 MAX_CHUNK_PIXELS = 2**25
 """Pixels of decoded images that are held at once: 100 MB, one photograph of 24 megapixels or thousands of small ones."""
+_HASH_BYTES = 16
 
 
 @dataclass
@@ -78,27 +80,134 @@ def read_chunks(
     batch_size: int,
     unreadable: dict[int, str] | None,
 ) -> Iterator[ImageFacts]:
-    """Facts of some images, chunk by chunk; every different image is encoded once.
+    """Facts of some images, batch by batch; every different image is encoded once.
+
+    With a `cache` that has the features of an image, and after its first album, the image is not opened.
 
     `unreadable` gets the rows that cannot be read; None raises an `ImageError` instead.
     """
     known: dict[str, Tensor] = {}
-    is_warm = cache is not None and len(cache) > 0
-    for chunk, opened in opened_chunks(images, rows, batch_size, unreadable):
-        keys = [image_hash(image) for image in opened]
-        if cache is not None and is_warm:
-            # `captionrl features` and training know an image by the bytes of its file, which are read only if its pixels are new.
-            first = {key: row for row, key in reversed(list(zip(chunk, keys, strict=True))) if key not in known}
-            stored = {key: key if key in cache else source_key(images[row]) for key, row in first.items()}
-            stored = {key: name for key, name in stored.items() if name in cache}
-            if stored:
-                known |= dict(zip(stored, cache.get(list(stored.values())).tensor().float(), strict=True))
-        new = {key: image for key, image in zip(keys, opened, strict=True) if key not in known}
-        if new:
-            known |= dict(zip(new, scorer.image_features(list(new.values())).float().cpu(), strict=True))
-        pictures = np.stack([small_picture(image) for image in opened])
-        del opened, new
-        yield ImageFacts(chunk, keys, pictures, torch.stack([known[key] for key in keys]))
+    pictures = None if cache is None else _picture_cache(cache)
+    for start in range(0, len(rows), batch_size):
+        block = rows[start : start + batch_size]
+        sources: dict[int, str] = {}
+        parts: list[ImageFacts] = []
+        if cache is not None and pictures is not None:
+            sources = _source_keys(images, block)
+            parts = _cached_facts(sources, cache, pictures, known)
+        cached = {row for part in parts for row in part.rows}
+        others = [row for row in block if row not in cached]
+        for chunk, opened in opened_chunks(images, others, batch_size, unreadable):
+            keys = [image_hash(image) for image in opened]
+            if cache is not None:
+                # `captionrl features` and training know an image by the bytes of its file.
+                first = dict(zip(reversed(keys), reversed(chunk), strict=True))
+                for key, row in first.items():
+                    if row not in sources and len(cache) and key not in cache:
+                        sources[row] = source_key(images[row])  # of an image in memory
+                _find_features(first, sources, cache, known)
+            new = {key: image for key, image in zip(keys, opened, strict=True) if key not in known}
+            if new:
+                known |= dict(zip(new, scorer.image_features(list(new.values())).float().cpu(), strict=True))
+            small = np.stack([small_picture(image) for image in opened])
+            del opened, new
+            if pictures is not None:
+                _put_pictures(pictures, [sources.get(row) for row in chunk], keys, small)
+            parts.append(ImageFacts(chunk, keys, small, torch.stack([known[key] for key in keys])))
+        if parts:
+            yield _in_order(joined_facts(parts, {}))
+
+
+def _picture_cache(cache: FeatureCache) -> FeatureCache:
+    """The hash of the pixels and the small picture of an image, `(784,)`, by the bytes of its file.
+
+    They depend on no model, so albums with other scorers find them too.
+    """
+    return FeatureCache(cache.root, model_id="image_hash", revision="1", what="small_pictures", dtype="uint8")
+
+
+def _source_keys(images: Sequence[Any], rows: Sequence[int]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for row in rows:
+        # An image in memory has no bytes to hash, and need not be decoded. What cannot be read is left to `open_image`.
+        if not isinstance(value := images[row], Image.Image):
+            with suppress(ImageError, OSError):
+                found[row] = source_key(value)
+    return found
+
+
+def _find_features(
+    row_of: dict[str, int], sources: dict[int, str], cache: FeatureCache, known: dict[str, Tensor]
+) -> None:
+    """Look up features by the hash of the pixels, else by the bytes of the file, and add them to `known`."""
+    if not len(cache):
+        return
+    names = {key: key if key in cache else sources[row] for key, row in row_of.items() if key not in known}
+    names = {key: name for key, name in names.items() if name in cache}
+    if names:
+        with suppress(KeyError):  # a damaged row, which is dropped with a warning: all are computed again
+            known |= dict(zip(names, cache.get(list(names.values())).tensor().float(), strict=True))
+
+
+def _cached_facts(
+    sources: dict[int, str], cache: FeatureCache, pictures: FeatureCache, known: dict[str, Tensor]
+) -> list[ImageFacts]:
+    """Facts of the images that need not be opened."""
+    listed = list(sources.items())
+    missing = set(pictures.missing([source for _, source in listed]))
+    listed = [one for at, one in enumerate(listed) if at not in missing]
+    if not listed:
+        return []
+    try:
+        stored = np.asarray(pictures.get([source for _, source in listed]))
+    except KeyError:  # a damaged row, which is dropped with a warning
+        return []
+    keys = [row[:_HASH_BYTES].tobytes().hex() for row in stored]
+    _find_features({key: row for key, (row, _) in zip(keys, listed, strict=True)}, sources, cache, known)
+    kept = [at for at, key in enumerate(keys) if key in known]
+    if not kept:
+        return []
+    features = torch.stack([known[keys[at]] for at in kept])
+    return [
+        ImageFacts([listed[at][0] for at in kept], [keys[at] for at in kept], stored[kept, _HASH_BYTES:], features)
+    ]
+
+
+def _put_pictures(
+    pictures: FeatureCache, sources: Sequence[str | None], keys: Sequence[str], small: np.ndarray
+) -> None:
+    rows = {
+        source: np.concatenate([np.frombuffer(bytes.fromhex(key), np.uint8), picture])
+        for source, key, picture in zip(sources, keys, small, strict=True)
+        if source is not None
+    }
+    new = [list(rows)[at] for at in pictures.missing(list(rows))]
+    if new:
+        pictures.put(new, np.stack([rows[source] for source in new]))
+
+
+def _in_order(facts: ImageFacts) -> ImageFacts:
+    order = sorted(range(len(facts.rows)), key=facts.rows.__getitem__)
+    rows, keys = [facts.rows[at] for at in order], [facts.keys[at] for at in order]
+    return ImageFacts(rows, keys, facts.pictures[order], facts.features[order])
+
+
+def copy_threshold(images: Sequence[Any], facts: ImageFacts, scorer: Scorer, cache: FeatureCache | None) -> float:
+    """Cosine from which two images of the album may be near-copies; see [`threshold_of`].
+
+    The cosine of each image with its copy is cached beside the features, by the hash of its pixels.
+    """
+    rows, keys = facts.rows[:CALIBRATION_IMAGES], facts.keys[:CALIBRATION_IMAGES]
+
+    def compute(asked: Sequence[int]) -> np.ndarray:
+        chunks = opened_chunks(images, [rows[at] for at in asked], 1)
+        # A variable for the image would hold it while the next one is decoded.
+        return np.array([[copy_cosine(scorer, opened.pop())] for _, opened in chunks], np.float32)
+
+    if cache is None:
+        return threshold_of(compute(range(len(rows)))[:, 0])
+    cosines = FeatureCache.for_scorer(scorer, cache.root, what="saved_again").get_or_compute(keys, compute)
+    return threshold_of(np.asarray(cosines)[:, 0])
 
 
 def read_images(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from hf_captionrl.album.candidate_scores import EncodedTexts
 from hf_captionrl.album.candidates import contrastive_answers, generate_candidates
-from hf_captionrl.album.image_facts import ImageFacts, read_images
+from hf_captionrl.album.image_facts import ImageFacts, copy_threshold, read_images
 from hf_captionrl.album.settings import AlbumSettings
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.metrics.suites.suite_row import spoken
@@ -30,6 +30,10 @@ class AlbumWork(Protocol):
 
     def facts(self) -> ImageFacts:
         """Facts of all images."""
+        ...
+
+    def copy_threshold(self, facts: ImageFacts) -> float:
+        """Cosine from which two images may be copies."""
         ...
 
     def candidates(self, rows: Sequence[int], similar: Sequence[Sequence[int]] | None) -> list[list[str]]:
@@ -71,6 +75,9 @@ class LoadedWork:
             skip_unreadable=self.skip_unreadable,
             progress=stage_progress(self.progress, "reading"),
         )
+
+    def copy_threshold(self, facts: ImageFacts) -> float:
+        return copy_threshold(self.images, facts, self.scorer, self.cache)
 
     def candidates(self, rows: Sequence[int], similar: Sequence[Sequence[int]] | None) -> list[list[str]]:
         assert self.captioner is not None

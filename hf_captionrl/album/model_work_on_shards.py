@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.album.album_stages import AnswerStage, CandidateStage, ReadStage
-from hf_captionrl.album.image_facts import ImageFacts, joined_facts
+from hf_captionrl.album.image_facts import ImageFacts, copy_threshold, joined_facts
 from hf_captionrl.album.kept_rows import KeptRows
 from hf_captionrl.album.model_work import stage_progress
 from hf_captionrl.engine import EngineOptions
@@ -71,11 +71,17 @@ class ShardWork:
 
         kept.complete(ids, stage, self.engine, self.per_shard, stage_progress(self.progress, "reading"))
         facts = _facts(kept, {name: row for row, name in enumerate(ids)})
-        cache = FeatureCache.for_scorer(scorer, self.models.options.cache_dir)
+        cache = self._cache()
         if cache.missing(facts.keys):
             cache.put(facts.keys, facts.features)
         self._keys = dict(zip(facts.rows, facts.keys, strict=True))
         return facts
+
+    def _cache(self) -> FeatureCache:
+        return FeatureCache.for_scorer(self.models.scorer, self.models.options.cache_dir)
+
+    def copy_threshold(self, facts: ImageFacts) -> float:
+        return copy_threshold(self.models.source.images, facts, self.models.scorer, self._cache())
 
     def candidates(self, rows: Sequence[int], similar: Sequence[Sequence[int]] | None) -> list[list[str]]:
         images = [self.models.source.image_ids[row] for row in rows]

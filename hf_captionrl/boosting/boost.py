@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hf_captionrl.boosting.options import BoostOptions
 
-__all__ = ["boost"]
+__all__ = ["boost", "write_statistics"]
 
 SHARDS_FOLDER = "shards"
 """Folder of the shards, in the output."""
@@ -52,16 +52,14 @@ def _settings(arguments: BoostOptions, dataset: datasets.Dataset) -> dict[str, A
     return source_settings(arguments) | data | {name: getattr(arguments, name) for name in names + scenes}
 
 
-def _write_statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
+def write_statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
     """Write Table 9 (statistics.json) and Figure 4 (lengths.png) beside the captions."""
-    import pyarrow.parquet
-
+    from hf_captionrl.boosting.boosted_file import CaptionsOf
     from hf_captionrl.boosting.caption_statistics import source_statistics, write_source_histogram
     from hf_captionrl.io import write_json
 
-    table = pyarrow.parquet.read_table(path, columns=["references", *_CAPTION_COLUMNS]).to_pydict()
-    sources = {"references": [caption for group in table["references"] for caption in group]}
-    sources |= {shown: table[name] for name, shown in _CAPTION_COLUMNS.items()}
+    columns = {"references": "references"} | {shown: name for name, shown in _CAPTION_COLUMNS.items()}
+    sources = {shown: CaptionsOf(path, name) for shown, name in columns.items()}
     count = None
     if tokenizer is not None:
         from transformers import AutoTokenizer
@@ -122,7 +120,7 @@ def boost(arguments: BoostOptions) -> None:
             with_images=not arguments.no_images,
         )
         summary["captions"] = asdict(written) | {"path": str(written.path)}
-        summary["statistics"] = _write_statistics(written.path, tokenizer)
+        summary["statistics"] = write_statistics(written.path, tokenizer)
         summary["card"] = str(write_boosted(arguments, written, done["manifest"]["made_by"]))
     if arguments.json:
         print(json.dumps(summary))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet
 
 from hf_captionrl.boosting.answers import ANSWER_REMEDIES
 from hf_captionrl.boosting.conflicts import scene_conflicts, text_conflicts
@@ -18,9 +21,9 @@ from hf_captionrl.boosting.journal import read_journals
 from hf_captionrl.boosting.prompts import STAGES
 from hf_captionrl.boosting.rows import Known, Row, checked_rows
 from hf_captionrl.boosting.shards import INPUT
-from hf_captionrl.data.caption_columns import CAPTIONS, replace_column, undecoded
+from hf_captionrl.data.caption_columns import CAPTIONS, undecoded
 from hf_captionrl.data.images import ImageError, image_bytes, verify_image
-from hf_captionrl.io import atomic_write_bytes, atomic_write_text
+from hf_captionrl.io import atomic_file
 from hf_captionrl.language_models.backend import Backend
 
 __all__ = [
@@ -37,6 +40,11 @@ CAPTIONS_FILE = "captions.parquet"
 
 QUARANTINE_FILE = "quarantine.jsonl"
 """Name of the list of quarantined rows."""
+
+_ROWS_AT_ONCE = 100
+_ROWS_OF_TEXT = 4096
+_GROUP_BYTES = 2**25
+"""Bytes of a row group, before compression. Groups of many rows keep the list of groups short."""
 
 _STRING = datasets.Value("string")
 _PROVENANCE = dict.fromkeys(("model", "revision", "prompt_hash", "time"), _STRING) | {
@@ -191,7 +199,7 @@ def write_boosted_captions(
 ) -> BoostedFile:
     """Write `captions.parquet` and `quarantine.jsonl`, each atomically.
 
-    The Parquet file has the rows and columns of the data set (`image`, `image_id`, ...) and those of `boosted_rows`: `captions`
+    Rows are read, and images copied, a hundred at a time. The Parquet file has the rows and columns of the data set (`image`, `image_id`, ...) and those of `boosted_rows`: `captions`
     holds only the HolisticCap, on which `load_captions` trains, and `references` the human captions.
 
     Args:
@@ -207,28 +215,83 @@ def write_boosted_captions(
     Raises:
         ValueError: If no row is done.
     """
-    folder, rows, quarantined = Path(folder), [], []
+    folder, counts = Path(folder), Counter[str]()
+    path = folder / CAPTIONS_FILE
+    with atomic_file(path) as file:
+        with atomic_file(folder / QUARANTINE_FILE) as quarantine:
+            done = _without_quarantine(found, quarantine, counts)
+            _write_rows(dataset, done, file, embed_images=embed_images, with_images=with_images)
+        if not counts["rows"]:  # the list of reasons is written, and an old file of captions stays
+            raise ValueError(
+                f"All {len(dataset)} rows are in quarantine. Read the reasons in {folder / QUARANTINE_FILE}."
+            )
+    return BoostedFile(path, counts["rows"], counts["quarantined"], counts["conflicts"])
+
+
+def _without_quarantine(
+    found: Iterable[Mapping[str, Any]], quarantine: BinaryIO, counts: Counter[str]
+) -> Iterator[Mapping[str, Any]]:
+    """The finished rows; reasons of the others are written, and all are counted."""
     for row in found:
-        if row["quarantine"] is None:
-            rows.append(row)
-        else:
-            quarantined.append(row["quarantine"])
-    atomic_write_text(folder / QUARANTINE_FILE, "".join(line + "\n" for line in quarantined))
-    if not rows:
-        raise ValueError(f"All {len(dataset)} rows are in quarantine. Read the reasons in {folder / QUARANTINE_FILE}.")
-    table = undecoded(dataset.select([row["row"] for row in rows]))
-    columns: list[tuple[str, Sequence[Any], Any]] = []
-    if with_images:
-        columns.append(("image", [_image_value(value, embed_images) for value in table["image"]], datasets.Image()))
-    else:
-        table = table.remove_columns("image")
-    features = dict.fromkeys(("references", "captions", "conflicts"), CAPTIONS)
+        if row["quarantine"] is not None:
+            counts["quarantined"] += 1
+            quarantine.write(row["quarantine"].encode() + b"\n")
+            continue
+        counts["rows"] += 1
+        counts["conflicts"] += bool(row["conflicts"])
+        yield row
+
+
+def _write_rows(
+    dataset: datasets.Dataset,
+    done: Iterator[Mapping[str, Any]],
+    file: BinaryIO,
+    *,
+    embed_images: bool,
+    with_images: bool,
+) -> None:
+    """Write the finished rows as Parquet, of which one row group is in memory."""
+    texts: dict[str, Any] = dict.fromkeys(("references", "captions", "conflicts"), CAPTIONS)
     for stage in STAGES:
-        features |= {f"{stage}_caption": _STRING, f"{stage}_source": _PROVENANCE}
-    columns += [(name, [row[name] for row in rows], feature) for name, feature in features.items()]
-    for name, values, feature in columns:
-        table = replace_column(table, name, values, feature)
-    buffer = io.BytesIO()
-    table.to_parquet(buffer)
-    path = atomic_write_bytes(folder / CAPTIONS_FILE, buffer.getvalue())
-    return BoostedFile(path, len(rows), len(quarantined), sum(bool(row["conflicts"]) for row in rows))
+        texts |= {f"{stage}_caption": _STRING, f"{stage}_source": _PROVENANCE}
+    kept = {name: kind for name, kind in dataset.features.items() if name not in texts and name != "image"}
+    image = {"image": datasets.Image()} if with_images else {}
+    schema = datasets.Features({**kept, **image, **texts}).arrow_schema
+    source = undecoded(dataset).with_format("arrow")
+    # As `Dataset.to_parquet`: the pieces of a file that changes little are found again when it is uploaded again.
+    chunking = datasets.config.DEFAULT_CDC_OPTIONS
+    options = {"use_content_defined_chunking": chunking, "write_page_index": True}
+    with pyarrow.parquet.ParquetWriter(file, schema, **options) as writer:
+        group: list[pa.Table] = []
+        while rows := list(islice(done, _ROWS_AT_ONCE)):
+            table = source[[row["row"] for row in rows]]
+            columns = {name: table.column(name) for name in kept}
+            columns |= {name: pa.array([row[name] for row in rows], schema.field(name).type) for name in texts}
+            if with_images:
+                images = [_image_value(value, embed_images) for value in table.column("image").to_pylist()]
+                columns["image"] = pa.array(images, schema.field("image").type)
+            group.append(pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema))
+            if sum(part.nbytes for part in group) >= _GROUP_BYTES:
+                _write_group(writer, group)
+        if group:
+            _write_group(writer, group)
+        writer.add_key_value_metadata({"content_defined_chunking": json.dumps(chunking)})
+
+
+def _write_group(writer: pyarrow.parquet.ParquetWriter, group: list[pa.Table]) -> None:
+    table = pa.concat_tables(group)
+    writer.write_table(table, row_group_size=len(table))
+    group.clear()
+
+
+class CaptionsOf:
+    """The captions of a column of the Parquet file, which is read again by each iterator, a few thousand rows at a time."""
+
+    def __init__(self, path: Path, column: str) -> None:
+        self._path, self._column = path, column
+
+    def __iter__(self) -> Iterator[str]:
+        with pyarrow.parquet.ParquetFile(self._path) as file:
+            for batch in file.iter_batches(_ROWS_OF_TEXT, columns=[self._column]):
+                values = batch.column(0)
+                yield from (values.flatten() if pa.types.is_list(values.type) else values).to_pylist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,14 @@ PERCENTILES = (5, 25, 50, 75, 95)
 
 
 def source_statistics(
-    sources: Mapping[str, Sequence[str]], *, count_tokens: Callable[[list[str]], Sequence[int]] | None = None
+    sources: Mapping[str, Iterable[str]], *, count_tokens: Callable[[list[str]], Sequence[int]] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Lengths and vocabulary of caption sources.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Table 9: mean and deviation of words and of CLIP tokens.
 
     Args:
-        sources: For each source (references, BlendCap, ...) its captions.
+        sources: For each source (references, BlendCap, ...) its captions, which are read twice.
         count_tokens: From captions to their numbers of tokens; None leaves tokens out.
 
     Returns:
@@ -40,7 +40,7 @@ def source_statistics(
     result: dict[str, dict[str, Any]] = {}
     for name, captions in sources.items():
         found = length_statistics(captions, count_tokens=count_tokens)
-        row: dict[str, Any] = {"captions": len(captions)}
+        row: dict[str, Any] = {"captions": len(found["words"])}
         for unit in ("words", "tokens"):
             if unit in found:
                 row |= {f"{key}_{unit}": found[f"{key}_{unit}"] for key in ("mean", "std", "max")}
@@ -52,7 +52,7 @@ def source_statistics(
     return result
 
 
-def write_source_histogram(path: str | os.PathLike[str], sources: Mapping[str, Sequence[str]]) -> Path:
+def write_source_histogram(path: str | os.PathLike[str], sources: Mapping[str, Iterable[str]]) -> Path:
     """Draw how many words the captions of each source have (Figure 4), and write the PNG atomically.
 
     Args:

@@ -135,14 +135,15 @@ def match_coco_ids(
         `dict[int, list[list[str]]]`: The same bags.
 
     Raises:
-        ValueError: If an id of the data set is not a COCO image, two are the same image, or an image of a bag is missing.
+        ValueError: If an id of the data set is not a COCO image, two are the same image of a bag, or an image of a bag is missing.
     """
+    wanted = {i for group in bags.values() for bag in group for i in bag}
     own: dict[str, str] = {}
     for image_id in image_ids:
         number = coco_id(image_id)
-        if own.setdefault(number, str(image_id)) != str(image_id):
+        if number in wanted and own.setdefault(number, str(image_id)) != str(image_id):
             raise ValueError(f"{image_id!r} and {own[number]!r} are both COCO image {number}. Keep one of them.")
-    missing = sorted({i for group in bags.values() for bag in group for i in bag if i not in own}, key=int)
+    missing = sorted(wanted - own.keys(), key=int)
     if missing:
         raise ValueError(
             f"{len(missing)} images of the bags are not in the data set, such as COCO image {missing[0]}. The paper's bags are "

@@ -45,7 +45,11 @@ class _Keys(Sequence[str]):
     def __getitem__(self, index: int) -> str: ...
     @overload
     def __getitem__(self, index: slice) -> _Keys: ...
+    @overload
+    def __getitem__(self, index: list[int]) -> list[str]: ...
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, list):
+            return [self[row] for row in index]
         found = self._digests[index]
         return _Keys(found) if isinstance(index, slice) else _key(found.tobytes().hex())
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,6 +16,7 @@ from hf_captionrl.options import CommandOptions, option, positive
 
 if TYPE_CHECKING:
     import datasets
+    import numpy as np
 
     from hf_captionrl.retrieval.row_lookup import RowLookup
 
@@ -158,15 +158,15 @@ def load_split(
     quarantine_path: str | os.PathLike[str] | None,
     require_captions: bool = True,
     expected_ids: str | None = None,
-    only: Sequence[str] | None = None,
+    only: np.ndarray | None = None,
 ) -> LoadedSplit:
     """Load the images that the options name, and describe them on stderr. Bad rows are listed in a file.
 
     With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images. `only`
-    selects images by their ids, in this order.
+    selects rows of `all_ids`, in this order.
     """
     from hf_captionrl.data import check_captions, choose_split
-    from hf_captionrl.data.arrow_columns import id_column
+    from hf_captionrl.data.arrow_columns import id_column, select_rows
     from hf_captionrl.retrieval import default_cache_dir
     from hf_captionrl.retrieval.row_lookup import RowLookup
 
@@ -218,8 +218,7 @@ def load_split(
         if not report.entries:
             path.unlink(missing_ok=True)
     if only is not None:
-        row_of = {str(image_id): row for row, image_id in enumerate(rows["image_id"][:])}
-        rows = rows.select([row_of[image_id] for image_id in only if image_id in row_of])
+        rows = select_rows(rows, only[only < len(rows)])
     if expected_ids is not None and ids_digest(rows) != expected_ids:
         raise ValueError(
             f"--dataset {arguments.dataset!r} has other images in this process than in the one that started it. Use a path "

@@ -180,7 +180,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
     scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     if arguments.uses_shards and scorer is not None:
-        cache_image_features(arguments, split.dataset, scorer)
+        cache_image_features(arguments, split, scorer)
     # The evaluator's perplexity is a bare number; here every number has an interval.
     evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     if arguments.pool is not None and scorer is not None:

@@ -9,21 +9,22 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 
 from hf_captionrl.data import frames_of
+from hf_captionrl.data.arrow_columns import id_column, select_rows
 from hf_captionrl.data.source_keys import source_keys
 from hf_captionrl.engine import ShardFolder, Stage, launched, read_shards, run_stage
 from hf_captionrl.evaluation.cached_rows import fill_cache
 from hf_captionrl.evaluation.caption_scores import BLOCK, ScoreStage, empty_column, write_inputs
-from hf_captionrl.evaluation.dataset_options import DatasetOptions, ids_digest
+from hf_captionrl.evaluation.dataset_options import DatasetOptions, LoadedSplit, ids_digest
 from hf_captionrl.evaluation.evaluation_models import held_out_scorer_name
 from hf_captionrl.evaluation.image_stage import rows_per_shard
 from hf_captionrl.evaluation.scored_captions import add_scores
 from hf_captionrl.evaluation.write_features import FeaturesOptions, FeatureStage
 from hf_captionrl.io import json_digest, to_plain
 from hf_captionrl.retrieval import FeatureCache, TokenScorer, model_fingerprint
+from hf_captionrl.retrieval.row_lookup import RowLookup
 
 if TYPE_CHECKING:
     from hf_captionrl.evaluation.evaluate_options import EvaluateOptions
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["cache_image_features", "check_shards", "score_on_shards"]
 
 _BLOCKS = 16
+_KEYS_AT_ONCE = 4096
 _DTYPES = {"text": np.float32, "clip_text": np.float32, "nats": np.float64}
 
 
@@ -71,28 +73,38 @@ def _work(stage: Stage, shards: ShardFolder, arguments: EvaluateOptions) -> None
         run_stage(stage, shards, arguments, progress=lambda rows: progress.update(1))
 
 
-def cache_image_features(arguments: EvaluateOptions, dataset: datasets.Dataset, scorer: Any) -> None:
+def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer: Any) -> None:
     """Put the image features that the cache lacks into it, in the batches that one process would compute."""
-    if frames_of(dataset):
+    if frames_of(split.dataset):
         return
     cache = FeatureCache.for_scorer(scorer, arguments.cache_dir)
-    keys = source_keys(dataset, cache.root)
-    first: dict[str, int] = {}
-    for row in cache.missing(keys):
-        first.setdefault(keys[row], row)
-    if not first:
+    keys = source_keys(split.dataset, cache.root)
+    rows = rows_to_encode(cache, keys)
+    if not len(rows):
         return
-    missing = dataset.select(list(first.values()))
+    missing = select_rows(split.dataset, rows)
     options = FeaturesOptions(
         **{field.name: getattr(arguments, field.name) for field in fields(DatasetOptions)},
         scorer=held_out_scorer_name(arguments.dataset, arguments.scorer),
         features="image",
     )
-    settings = {"scorer": scorer.signature, "images": _digest(list(first))}
-    shards = _shards(arguments, "images", settings, len(first), _per_shard(arguments))
-    stage = FeatureStage(options, ids_digest(missing), only=[str(image_id) for image_id in missing["image_id"][:]])
+    images = hashlib.blake2b(digest_size=8)
+    for row in rows:
+        images.update(keys[row].encode())
+    settings = {"scorer": scorer.signature, "images": images.hexdigest()}
+    shards = _shards(arguments, "images", settings, len(rows), _per_shard(arguments))
+    # Bad rows are not among the images here, but they are when another process loads them.
+    stage = FeatureStage(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
     _work(stage, shards, arguments)
     fill_cache(cache, shards.folder, "image")
+
+
+def rows_to_encode(cache: FeatureCache, keys: Sequence[str]) -> np.ndarray:
+    """Rows whose features are not in the cache, ascending; of rows with one key only the first."""
+    starts = range(0, len(keys), _KEYS_AT_ONCE)
+    parts = [start + np.array(cache.missing(keys[start : start + _KEYS_AT_ONCE]), np.int64) for start in starts]
+    missing = np.concatenate(parts)
+    return missing[RowLookup(keys).first_rows()[missing] == missing]
 
 
 def score_on_shards(

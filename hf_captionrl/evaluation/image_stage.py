@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from hf_captionrl.engine import ShardFolder, Stage, read_shards, run_stage
 from hf_captionrl.evaluation.dataset_options import LoadedSplit, ids_digest, load_split
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
     from hf_captionrl.data import ImageReader
@@ -26,7 +27,7 @@ class ImageStage(Stage):
     """
 
     def __init__(
-        self, options: Any, ids: str, *, require_captions: bool = False, only: Sequence[str] | None = None
+        self, options: Any, ids: str, *, require_captions: bool = False, only: np.ndarray | None = None
     ) -> None:
         self.options, self.ids, self.require_captions, self.only = copy.copy(options), ids, require_captions, only
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
 from hf_captionrl.engine import EngineOptions, launched
@@ -45,7 +47,11 @@ class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
         help="bags: .parquet or .json; neighbours: .safetensors (default: bags.parquet, neighbours.safetensors)",
     )
     mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what to mine, as listed below")
-    approximate: bool = option(False, group="similarity", help="search with faiss, and print the measured recall")
+    approximate: bool = option(
+        False,
+        group="similarity",
+        help="search with faiss' IVF-PQ, and print the measured recall, as always for more than 200,000 images",
+    )
     feature_shards: Path | None = option(
         None, metavar="DIR", group="similarity", help="output of `captionrl features`, instead of the images"
     )
@@ -65,9 +71,9 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     """Output file and bag sizes, checked before anything slow."""
     arguments.check_engine()
     neighbours = arguments.mode == "neighbours"
-    if arguments.uses_shards and launched()[1] > 1:
+    if launched()[1] > 1 and arguments.mode != "truematch":
         raise ValueError(
-            "`accelerate launch` starts several processes, but one writes the neighbours. Use --processes."
+            "`accelerate launch` starts several processes, but one writes the file. Use --processes with --mode neighbours."
         )
     if arguments.uses_shards and not neighbours:
         raise ValueError(f"--mode {arguments.mode} runs in one process. Leave --processes and --engine out.")
@@ -93,6 +99,14 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     return output, sizes
 
 
+def _shard_folder(arguments: BagsOptions, output: Path) -> AbstractContextManager[str | Path]:
+    """The folder that a repeated command resumes; without --processes and --engine, it is removed at the end."""
+    if arguments.uses_shards:
+        return nullcontext(output.with_suffix(".shards"))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return TemporaryDirectory(prefix=".tmp-", dir=output.parent)
+
+
 def mine_bags(arguments: BagsOptions) -> None:
     """Mine bags or neighbours and write them."""
     output, sizes = _check(arguments)
@@ -100,11 +114,11 @@ def mine_bags(arguments: BagsOptions) -> None:
     import torch
 
     from hf_captionrl.data.arrow_columns import id_column
-    from hf_captionrl.evaluation.neighbour_stage import neighbours_on_shards, read_feature_shards
+    from hf_captionrl.evaluation.neighbour_stage import EXACT_ROWS, neighbours_on_shards, read_feature_shards
     from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
     from hf_captionrl.retrieval.bag_files import BagFile, NeighbourFile, save_bags, save_neighbours
     from hf_captionrl.retrieval.bags import bag_similarities, candidate_bags, curate_bags, training_bags
-    from hf_captionrl.retrieval.neighbours import approximate_neighbours, nearest_neighbours
+    from hf_captionrl.retrieval.neighbours import nearest_neighbours
 
     if arguments.feature_shards is not None:
         ids, features, signature = read_feature_shards(arguments.feature_shards, arguments.features)
@@ -131,16 +145,14 @@ def mine_bags(arguments: BagsOptions) -> None:
     }
     if arguments.mode != "truematch":
         top = min(arguments.top, len(ids) - 1)
-        if arguments.uses_shards:
+        if arguments.uses_shards or arguments.approximate or len(ids) > EXACT_ROWS:
             settings = {"scorer": signature, "features": arguments.features}
-            folder = output.with_suffix(".shards")
-            neighbours, similarities, recall = neighbours_on_shards(
-                features, top, folder, arguments, approximate=arguments.approximate, settings=settings
-            )
+            with _shard_folder(arguments, output) as folder:
+                neighbours, similarities, recall = neighbours_on_shards(
+                    features, top, Path(folder), arguments, approximate=arguments.approximate, settings=settings
+                )
             if recall is not None:
                 summary["recall"] = recall
-        elif arguments.approximate:
-            neighbours, similarities, summary["recall"] = approximate_neighbours(features, top)
         else:
             neighbours, similarities = nearest_neighbours(features, top, device=device)
         summary["neighbours"] = top

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,11 @@ def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
 
 def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     tokens = scored.tokens
-    found = length_statistics(spoken(scored.first), count_tokens=None if tokens is None else lambda _: tokens)
+    counted = None if tokens is None else iter(tokens)
+    found = length_statistics(
+        spoken(scored.first),
+        count_tokens=None if counted is None else lambda block: list(islice(counted, len(block))),
+    )
     scored.lengths = found["words"].tolist()
     row = SuiteRow(scored.first, evaluator.seed)
     row.mean("mean_words", found["words"])

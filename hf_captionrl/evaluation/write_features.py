@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,6 +12,7 @@ from hf_captionrl.evaluation.image_stage import ImageStage, run_on_images
 from hf_captionrl.options import option
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
     from hf_captionrl.data import ImageReader
@@ -45,7 +45,7 @@ class FeaturesOptions(CachedRowsOptions, SimilarityOptions, DatasetOptions):
 class FeatureStage(ImageStage):
     """Features of shards: `key`, `image` and `text`."""
 
-    def __init__(self, options: FeaturesOptions, ids: str, *, only: Sequence[str] | None = None) -> None:
+    def __init__(self, options: FeaturesOptions, ids: str, *, only: np.ndarray | None = None) -> None:
         super().__init__(options, ids, require_captions=options.features == "multimodal", only=only)
 
     def load_model(self, split: LoadedSplit) -> ImageReader:

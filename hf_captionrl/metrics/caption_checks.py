@@ -9,17 +9,22 @@ __all__ = [
     "check_captions",
     "check_groups",
     "check_pairs",
+    "checked_captions",
     "checked_groups",
     "checked_pairs",
     "listed_texts",
 ]
 
 
-def listed_texts(texts: Any, name: str) -> list[Any]:
-    """The texts as a list."""
+def _iterable(texts: Any, name: str) -> Iterable[Any]:
     if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
         raise ValueError(f"{name} is {texts!r} ({type(texts).__name__}). Use a list of strings.")
-    found = list(texts)
+    return texts
+
+
+def listed_texts(texts: Any, name: str) -> list[Any]:
+    """The texts as a list."""
+    found = list(_iterable(texts, name))
     if not found:
         raise ValueError(f"{name} is empty. Use at least one.")
     return found
@@ -27,13 +32,20 @@ def listed_texts(texts: Any, name: str) -> list[Any]:
 
 def check_captions(captions: Any, name: str = "captions") -> list[str]:
     """A list of captions that are not blank."""
+    return list(checked_captions(captions, name))
+
+
+def checked_captions(captions: Any, name: str = "captions") -> Iterator[str]:
+    """Captions of any iterable, checked when they are read; only one is needed at a time."""
     if isinstance(captions, (str, bytes)):
         raise ValueError(f"{name} is one string, {captions!r}. Pass a list of captions.")
-    found = listed_texts(captions, name)
-    for i, caption in enumerate(found):
+    i = -1
+    for i, caption in enumerate(_iterable(captions, name)):
         if not isinstance(caption, str) or not caption.strip():
             check_caption(caption, f"{name}[{i}]")
-    return found
+        yield caption
+    if i < 0:
+        raise ValueError(f"{name} is empty. Use at least one.")
 
 
 def check_caption(caption: Any, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.metrics.caption_checks import as_sequence, check_captions, checked_groups
+from hf_captionrl.metrics.caption_checks import as_sequence, check_captions, checked_captions, checked_groups
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu, sibling_bleu
 from hf_captionrl.text.encoding import encode_captions
@@ -35,9 +35,11 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
     Raises:
         ValueError: If captions is one string or empty, or a caption is invalid (its index is named).
     """
-    texts = check_captions(captions)
-    lengths = [len(text.split()) for text in texts]
-    words = {word for text in texts for word in text.translate(_NO_PUNCTUATION).split()}
+    lengths: list[int] = []
+    words: set[str] = set()
+    for text in checked_captions(captions):
+        lengths.append(len(text.split()))
+        words.update(text.translate(_NO_PUNCTUATION).split())
     return {
         "length": sum(lengths) / len(lengths),
         "lexical_diversity": len(words) / 1000,

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from hf_captionrl.metrics.caption_checks import check_captions
+from hf_captionrl.metrics.caption_checks import check_captions, checked_captions
 from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.spacy_models import load_spacy
 
@@ -31,6 +32,8 @@ Tagger = Callable[[Sequence[str]], Iterable[Sequence[tuple[str, str]]]]
 
 PARTS_OF_SPEECH = ("NOUN", "ADJ")
 """The parts of speech in DiscriTune's tables, the most visually descriptive ones."""
+
+_AT_ONCE = 4096
 
 
 def spacy_tagger(model: str | None = None, *, batch_size: int = 256) -> Tagger:
@@ -140,7 +143,7 @@ def characteristic_words(
 
 
 def length_statistics(
-    captions: Sequence[str], *, count_tokens: Callable[[list[str]], Sequence[int]] | None = None
+    captions: Iterable[str], *, count_tokens: Callable[[list[str]], Sequence[int]] | None = None
 ) -> dict[str, Any]:
     """Mean, standard deviation and maximum of the numbers of words and tokens of captions.
 
@@ -148,9 +151,9 @@ def length_statistics(
     `words` with [`hf_captionrl.reports.length_plots.write_length_histogram`].
 
     Args:
-        captions: The captions.
-        count_tokens: Maps captions to their numbers of tokens, including special tokens (the paper: CLIP's tokenizer);
-            None: no numbers of tokens.
+        captions: The captions. They are read in blocks, of which only one is in memory.
+        count_tokens: Maps the captions of a block to their numbers of tokens, including special tokens (the paper: CLIP's
+            tokenizer); None: no numbers of tokens.
 
     Returns:
         `dict`: `mean_words`, `std_words` (of the population), `max_words`; with `count_tokens` the same for `tokens`;
@@ -159,14 +162,17 @@ def length_statistics(
     Raises:
         ValueError: If a caption is invalid (its index is named), or the numbers of token counts and captions differ.
     """
-    texts = check_captions(captions)
-    found = {"words": np.array([len(text.split()) for text in texts])}
-    if count_tokens is not None:
-        found["tokens"] = np.asarray(count_tokens(texts))
-        if found["tokens"].shape != found["words"].shape:
-            raise ValueError(
-                f"count_tokens gave {len(found['tokens'])} numbers for {len(texts)} captions. Return one per caption."
-            )
+    texts, parts = checked_captions(captions), []
+    while block := list(islice(texts, _AT_ONCE)):
+        counts = {"words": np.array([len(text.split()) for text in block])}
+        if count_tokens is not None:
+            counts["tokens"] = np.asarray(count_tokens(block))
+            if counts["tokens"].shape != counts["words"].shape:
+                raise ValueError(
+                    f"count_tokens gave {len(counts['tokens'])} numbers for {len(block)} captions. Return one per caption."
+                )
+        parts.append(counts)
+    found = {unit: np.concatenate([part[unit] for part in parts]) for unit in parts[0]}
     result: dict[str, Any] = {}
     for unit, numbers in found.items():
         result |= {f"mean_{unit}": float(numbers.mean()), f"std_{unit}": float(numbers.std())}

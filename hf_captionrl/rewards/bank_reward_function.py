@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hf_captionrl.retrieval import Scorer, load_scorer
+from hf_captionrl.retrieval.row_lookup import RowLookup
 from hf_captionrl.rewards.base import RewardContext, WeightedRewards
 from hf_captionrl.rewards.image_bank import ImageBank
 from hf_captionrl.rewards.self_retrieval import SelfRetrieval
@@ -46,7 +47,7 @@ class BankRewardFunction:
         loaded = load_scorer(scorer)
         self.reward = SelfRetrieval(loaded, distractor_scope="bank", bank=bank, **kwargs)
         self.__name__ = self.reward.name  # under which TRL logs it
-        self._row = {image_id: row for row, image_id in enumerate(targets.image_ids)}
+        self._rows = RowLookup(targets.image_ids)
         targets.check(loaded.signature, targets.features.size(1), [])
         device = getattr(loaded, "device", torch.device("cpu"))
         self.reward.prepare_images(targets.image_ids, lambda scorer: targets.features, device)
@@ -67,12 +68,12 @@ class BankRewardFunction:
             ValueError: If an image has no features.
         """
         ids = [str(one) for one in image_id]
-        unknown = [one for one in ids if one not in self._row]
-        if unknown:
+        rows = torch.from_numpy(self._rows.rows(ids))  # (N,): each caption counts as a group
+        if (rows < 0).any():
+            unknown = ids[int((rows < 0).int().argmax())]
             raise ValueError(
-                f"The targets have no features of the image {unknown[0]!r}. Pass targets with all training images."
+                f"The targets have no features of the image {unknown!r}. Pass targets with all training images."
             )
-        rows = torch.tensor([self._row[one] for one in ids])  # (N,): each caption counts as a group
         candidates, positions = rows.unique(return_inverse=True)
         nothing = torch.empty(len(ids), 0)
         context = RewardContext(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.album.image_copies import calibrate_threshold, copy_leaders, saved_again, small_picture
+from hf_captionrl.album.image_copies import copy_cosine, copy_leaders, saved_again, small_picture, threshold_of
 
 
 def pictures(*levels):
@@ -52,9 +52,9 @@ def test_threshold_is_what_saved_copies_reach():
 
     rng = np.random.default_rng(0)
     images = [Image.fromarray(rng.integers(0, 255, (40, 60, 3), dtype=np.uint8)) for _ in range(5)]
-    found = calibrate_threshold(Brightness(), images)
+    found = threshold_of([copy_cosine(Brightness(), image) for image in images])
     cosines = [float(torch.mul(*Brightness().image_features([i, saved_again(i)])).sum()) for i in images]
     assert min(cosines) <= found <= max(cosines)
     assert saved_again(images[0]).size == (48, 32)
     assert small_picture(images[0]).shape == (768,)
-    assert calibrate_threshold(Brightness(), []) == 1
+    assert threshold_of([]) == 1

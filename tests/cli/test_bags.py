@@ -65,10 +65,11 @@ def test_neighbours_are_read_by_the_sampler(cache, tmp_path, capsys):
     file = load_neighbours(path, image_ids=[f"test-{i:05d}" for i in range(120)])
     assert file.indices.shape == (120, 40)
     assert len(next(iter(BagCurriculumSampler(file.indices, 40)))) == 40
-    close = tmp_path / "close.safetensors"
-    assert bags(cache, close, "--mode", "neighbours", "--top", "40", "--approximate", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["recall"] > 0.9
-    assert load_neighbours(close).image_ids == file.image_ids
+    # IVF-PQ needs more images.
+    assert bags(cache, path, "--mode", "neighbours", "--top", "40", "--approximate") == 2
+    assert "There are 120 rows, but IVF-PQ needs 640" in capsys.readouterr().err
+    assert load_neighbours(path).indices.equal(file.indices)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -90,4 +91,14 @@ def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, argu
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_launched_processes_are_refused_where_neighbours_are_searched(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for mode in ("neighbours", "training"):
+        assert main(["bags", "--mode", mode]) == 2
+        assert "starts several processes, but one writes the file" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -4,11 +4,12 @@ import json
 
 import faiss
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from hf_captionrl.cli import main
-from hf_captionrl.engine import EngineOptions
+from hf_captionrl.engine import EngineOptions, ShardFolder
 from hf_captionrl.evaluation.neighbour_stage import neighbours_on_shards
 from hf_captionrl.retrieval.bag_files import load_neighbours
 from hf_captionrl.retrieval.compressed_index import CompressedIndex, build_compressed_index
@@ -87,3 +88,43 @@ def test_search_does_not_depend_on_the_shard(tmp_path):
     assert torch.cat([index.search(range(100), 4)[0], index.search(range(100, 300), 4)[0]]).equal(whole)
     with pytest.raises(ValueError, match="There are 600 rows, but IVF-PQ needs 640"):
         build_compressed_index(np.ascontiguousarray(unit[:600]), tmp_path / "few")
+
+
+@pytest.mark.parametrize(("mode", "ending"), [("neighbours", "safetensors"), ("training", "json")])
+@pytest.mark.parametrize("why", ["many", "asked"])
+def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys, mode, ending, why):
+    """Above a number of images, and with --approximate; below it, the search is exact."""
+    features = torch.randn(1_200, 32, generator=torch.Generator().manual_seed(0))
+    folder = ShardFolder(tmp_path / "features", {}, num_rows=1_200, rows_per_shard=1_200)
+    rows = [{"image_id": f"i{row}", "image": values} for row, values in enumerate(features.tolist())]
+    schema = pa.schema({"image_id": pa.string(), "image": pa.list_(pa.float32())})
+    folder.write(0, rows, schema, {"scorer": "made-up@1"})
+    folder.finish()
+    monkeypatch.setattr("hf_captionrl.evaluation.neighbour_stage.EXACT_ROWS", 1_199 if why == "many" else 1_200)
+    more = ["--approximate"] if why == "asked" else []
+
+    def bags(name, *options):
+        sizes = ["--bag_sizes", "5"] if mode == "training" else []
+        source = ["--feature_shards", str(tmp_path / "features"), "--features", "image"]
+        output = tmp_path / "out" / f"{name}.{ending}"
+        assert (
+            main(["bags", *source, "--mode", mode, "--top", "7", *sizes, "--output", str(output), "--json", *options])
+            == 0
+        )
+        return output, json.loads(capsys.readouterr().out)
+
+    one, said = bags("one", *more)
+    assert 0.5 < said["recall"] < 1
+    assert [path.name for path in one.parent.iterdir()] == [one.name]  # the index is removed
+    if mode == "neighbours":
+        shards, other = bags("shards", "--processes", "1", "--rows_per_shard", "500", *more)
+        assert other["recall"] == said["recall"]
+        found, wanted = load_neighbours(one), load_neighbours(shards)
+        assert found.indices.equal(wanted.indices)
+        assert found.similarities.equal(wanted.similarities)
+        assert found.image_ids == wanted.image_ids
+    monkeypatch.setattr("hf_captionrl.evaluation.neighbour_stage.EXACT_ROWS", 1_200)
+    exact, said = bags("exact")
+    assert "recall" not in said
+    if mode == "neighbours":
+        assert not load_neighbours(exact).indices.equal(found.indices)

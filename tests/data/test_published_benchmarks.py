@@ -58,7 +58,7 @@ def test_published_bags_are_matched_by_number(tmp_path):
     with pytest.raises(ValueError, match="5 images of the bags are not in the data set, such as COCO image 1"):
         match_coco_ids(bags, ids)
     with pytest.raises(ValueError, match="are both COCO image 7"):
-        match_coco_ids({}, [7, "0007"])
+        match_coco_ids({3: [["7"]]}, [7, "0007"])
 
 
 @pytest.mark.parametrize(
