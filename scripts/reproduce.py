@@ -35,7 +35,7 @@ from scripts.reproduction.again import measure_again  # noqa: E402
 from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
 from scripts.reproduction.page import to_markdown  # noqa: E402
 from scripts.reproduction.real import is_embedded, missing_of, result_path, run_preset, with_makers  # noqa: E402
-from scripts.reproduction.runs import Run, execute, finished, in_order, to_run  # noqa: E402
+from scripts.reproduction.runs import Run, execute, finished, in_order, moved_targets, to_run  # noqa: E402
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
@@ -180,6 +180,17 @@ def changed_presets() -> list[tuple[str, str, str]]:
     return [(name, *each) for name, record in results.items() for each in runs[name].changed(record).items()]
 
 
+def changed_targets() -> list[tuple[str, str, str]]:
+    """Committed results, their rows for which the number of another result has changed, and the other result."""
+    runs = load_runs()
+    results = _results(runs, RESULTS, None)
+    return [
+        (name, title, runs[name].until[title][0])
+        for name, record in results.items()
+        for title in moved_targets(runs[name], record, RESULTS)
+    ]
+
+
 def _run_all(
     rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace, console: Console
 ) -> dict[str, str]:
@@ -254,7 +265,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             if why != "stale":
                 said = f"unknown whether its preset {preset} changed after it was made"
             print(f"docs/results/{name}.json: {said}.")
-        return int(bool(stale or wrong or any(why == "stale" for *_, why in changed)))
+        moved = changed_targets()
+        for name, title, other in moved:
+            print(
+                f"docs/results/{name}.json: {title} is where a curve reaches numbers of {other} that have changed. Run python "
+                f"scripts/reproduce.py --only {name}."
+            )
+        return int(bool(stale or wrong or moved or any(why == "stale" for *_, why in changed)))
     runs = load_runs()
     rows = _asked(load_rows(), args.only, runs)
     if args.list:

@@ -263,7 +263,8 @@ def test_rows_of_tables_name_what_is_there():
     assert reproduce.index_faults() == []
     for _, line in index_rows.lines_of(ROWS):
         if "command" in line:
-            parse(shlex.split(line["command"]))
+            for each in line["command"].split(" && "):
+                parse(shlex.split(each))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.reproduction import runs
 from scripts.reproduction.numbers import measured
-from scripts.reproduction.runs import Run, execute, finished
+from scripts.reproduction.runs import Run, execute, finished, moved_targets, to_run
 
 TINY = Run(
     name="tiny",
@@ -117,8 +117,12 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
     assert measured("rows/until/step", found).values == pytest.approx((10 * 0.1 / 0.15, 20 + 10 * 0.2 / 0.3))
     assert measured("rows/until/x", found).values == pytest.approx((0.5, 0.7))
     assert measured("rows/until/y", found).values == pytest.approx((0.1 / 0.15, 2 + 0.2 / 0.3))
+    assert not to_run(run, [0, 1], tmp_path)
     write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.3, 0.41]}}])
+    assert moved_targets(run, found, tmp_path) == ["until"]
+    assert to_run(run, [0, 1], tmp_path)
     assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
+    assert not to_run(run, [0, 1], tmp_path)
     # The first one starts above its target: its first evaluation counts, not the captioner before training.
     steps = measured("rows/until/step", finished(run, [0, 1], tmp_path)).values
     assert steps == pytest.approx((10.0, 10 * 0.01 / 0.15))

@@ -78,9 +78,8 @@ def _of_all(verdicts: Sequence[str]) -> str:
         return verdicts[0]
     if set(verdicts) <= {HOLDS, UNSEEN}:
         return HOLDS
-    return (
-        "holds in part" if {HOLDS, UNSEEN} & set(verdicts) else OPEN if FAILS not in verdicts else f"{OPEN} or {FAILS}"
-    )
+    # That no difference was seen supports no claim by itself.
+    return "holds in part" if HOLDS in verdicts else OPEN if FAILS not in verdicts else f"{OPEN} or {FAILS}"
 
 
 def _filled(text: str, results: Mapping[str, Any]) -> str:

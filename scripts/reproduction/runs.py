@@ -147,7 +147,18 @@ def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | N
 def to_run(run: Run, seeds: Sequence[int], output: Path) -> bool:
     """Whether a run has no result yet, or one of an older version of the embedded world."""
     record = finished(run, seeds, output)
-    return record is None or bool(of_older_world(record))
+    return record is None or bool(of_older_world(record)) or bool(moved_targets(run, record, output))
+
+
+def moved_targets(run: Run, record: Mapping[str, Any], output: Path) -> list[str]:
+    """Rows that are where their curve reaches a number of another result that has changed since."""
+    moved = []
+    for title, (name, place) in run.until.items():
+        if (output / f"{name}.json").exists():
+            targets = by_seed(output, name, place)
+            now = [targets[seed][1] for seed in record.get("seeds", ()) if seed in targets]
+            moved += [title] * (record.get("until", {}).get(title) != now)
+    return moved
 
 
 def words_of(command: str) -> list[str]:
@@ -253,6 +264,8 @@ def complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path
         curves = [{title: _curve(*place, seed) for title, place in places.items()} for seed in seeds]
         if any(curves[0].values()):
             record["learning_curves"] = aggregate_curves(curves)
+        if targets:
+            record["until"] = {title: [of_seed[seed][1] for seed in seeds] for title, of_seed in targets.items()}
         columns = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS)
         table = to_markdown(record["rows"], list(seeds), f"python scripts/reproduce.py --only {run.name}", columns)
         atomic_write_text(path.with_suffix(".md"), table)

@@ -5,7 +5,7 @@ A run is a preset, or a preset and one of its variants. The values of the papers
 
 # A tiny model decodes greedily.
 GREEDY = {"beams": 1}
-# SMILE and SLE in small: the vision tower is frozen. Maximum likelihood smooths no labels.
+# SMILE in small: the vision tower is frozen. Maximum likelihood smooths no labels.
 FROZEN = GREEDY | {"frozen_tower": True}
 SMILE_KEYS = ("mle_weight", "first_token", "subset", "smoothing", "simplify", "fresh", "beams", "frozen_tower")
 SMILE_KEYS += ("num_random", "curves", "selected", "frames")
@@ -63,9 +63,9 @@ IN_SMALL = {
     # The starts of No Detail Left Behind.
     ("smile/scenes/holistic", None): ("ndlb/table11/holisticcap", FROZEN),
     ("smile/scenes/blend", None): ("ndlb/table11/blendcap", FROZEN),
-    ("sle_blip/scenes", None): ("sle/table2/sle-0.75", FROZEN | {"alpha": 0.6}),
-    ("sle/scenes/frontier", None): ("sle/table2/sle-0.75", FROZEN | {"alpha": 0.6}),
-    ("sle/scenes/curves", None): ("sle/table2/sle-0.75", FROZEN | {"alpha": 0.6}),
+    ("sle_blip/scenes", None): ("sle/table2/sle-0.75", GREEDY | {"alpha": 0.6}),
+    ("sle/scenes/frontier", None): ("sle/table2/sle-0.75", GREEDY | {"alpha": 0.6}),
+    ("sle/scenes/curves", None): ("sle/table2/sle-0.75", GREEDY | {"alpha": 0.6}),
     ("discritune/scenes/tables", None): ("discritune/coco", DISCRITUNE),
     ("discritune/scenes/tables", "no baseline"): ("discritune/table8/none", DISCRITUNE),
     ("discritune/scenes/tables", "greedy baseline, beams"): ("discritune/table8/greedy", DISCRITUNE),
@@ -127,6 +127,9 @@ IN_SMALL = {
     **_ndlb("clipcap-l", "ndlb/table3/row4", GREEDY | SAMPLED),
     **_ndlb("clipcap-l", "ndlb/table3/row4", GREEDY | SAMPLED, "rate 1e-5"),
     **_ndlb("clipcap-l", "ndlb/table3/row4", GREEDY | SAMPLED, "rate 1e-4"),
+    **_ndlb("clipcap-v", "ndlb/table4/row2", GREEDY | SAMPLED),
+    **_ndlb("clipcap-v", "ndlb/table4/row2", GREEDY | SAMPLED, "rate 1e-5"),
+    **_ndlb("clipcap-v", "ndlb/table4/row2", GREEDY | SAMPLED, "rate 1e-4"),
     **_ndlb("clipcap-l-peft", "ndlb/table3/row4"),
     **_ndlb("clipcap-l-peft", "ndlb/table3/row4", variant="rate 1e-4"),
     **_ndlb("clipcap-l-peft", "ndlb/table3/row4", variant="rate 1e-3"),
