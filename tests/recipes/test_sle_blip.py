@@ -156,7 +156,8 @@ def test_videos_are_trained_on(tmp_path):
     short = [
         *("--data_dir", str(world), "--output_dir", str(out), "--feature_cache_dir", str(tmp_path / "cache")),
         *("--num_frames", "4", "--rl_start_epoch", "1", "--num_train_epochs", "2", "--num_generations", "3"),
-        *("--per_device_train_batch_size", "4", "--num_samples", "2", "--sample_temperatures", "1.0"),
+        *("--per_device_train_batch_size", "4", "--total_train_batch_size", "4", "--num_samples", "2"),
+        *("--sample_temperatures", "1.0"),
         *("--generation_max_new_tokens", "8", "--max_completion_length", "8", "--generation_num_beams", "2"),
         *("--disable_tqdm", "true", "--learning_rate", "1e-3"),
     ]
