@@ -17,7 +17,7 @@ from hf_captionrl.evaluation.neighbour_stage import neighbours_on_shards
 from hf_captionrl.retrieval import load_neighbours
 from hf_captionrl.scenes import load_scenes
 from tests.engine import dying
-from tests.engine.clusters import two_nodes
+from tests.engine.clusters import in_new_process, on_this_machine, two_nodes
 from tests.engine.toy import NotesGpus, Squares, expected, pids
 from tests.faults.areas import run_area
 
@@ -48,42 +48,51 @@ def test_actor_that_always_dies_stops_the_run_and_a_repeated_command_counts_anew
     notes.mkdir()
     shards = ShardFolder(tmp_path / "out", {"model": "m"}, num_rows=23, rows_per_shard=12)
     options = EngineOptions(engine="ray", address=cluster)
-    for deaths in (3, 6):
+    for runs in (1, 2):
         with pytest.raises(RuntimeError, match=r"died 3 times without finishing a shard .* Use fewer --processes"):
             run_stage(Squares(notes, kill_at=0, times=99), shards, options)
-        assert len(pids(notes, "killed")) == deaths
+        # The actor of the other shard may have died before it can know of the third death.
+        assert 3 * runs <= len(pids(notes, "killed")) <= 4 * runs
     run_stage(Squares(notes), shards, options)
     assert list(read_shards(tmp_path / "out")) == expected(23, 12)
 
 
+def starts_and_joins(cluster):
+    import ray
+
+    with on_this_machine():
+        for address, is_joined in ((None, False), ("auto", True)):
+            assert connect(ray, address)
+            try:
+                assert (ray.get_runtime_context().gcs_address == cluster) is is_joined
+            finally:
+                ray.shutdown()
+
+
 @pytest.mark.slow
 def test_ray_starts_on_this_machine_or_joins_the_running_cluster(cluster, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    in_new_process(starts_and_joins, cluster)
+
+
+def notes_of_gpus(folder):
     import ray
 
-    monkeypatch.setenv("RAY_ADDRESS", cluster)
-    for address, is_joined in ((None, False), ("auto", True)):
-        assert connect(ray, address)
-        try:
-            assert (ray.get_runtime_context().gcs_address == cluster) is is_joined
-        finally:
-            ray.shutdown()
+    with on_this_machine():
+        ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
+        for needs_gpu, gpus in ((True, "gpus-0"), (False, "gpus-none")):
+            notes = folder / f"notes {needs_gpu}"
+            notes.mkdir()
+            shards = ShardFolder(folder / str(needs_gpu), {"model": "m"}, num_rows=23, rows_per_shard=4)
+            run_stage(NotesGpus(notes, needs_gpu), shards, EngineOptions(engine="ray"))
+            assert [path.name for path in notes.glob("gpus-*")] == [gpus]
+            assert list(read_shards(folder / str(needs_gpu))) == expected(23, 4)
+        ray.shutdown()
 
 
 @pytest.mark.slow
-def test_only_stages_that_need_a_gpu_get_one_of_the_cluster(cluster, tmp_path):
-    import ray
-
-    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
-    try:
-        for needs_gpu, gpus in ((True, "gpus-0"), (False, "gpus-none")):
-            notes = tmp_path / f"notes {needs_gpu}"
-            notes.mkdir()
-            shards = ShardFolder(tmp_path / str(needs_gpu), {"model": "m"}, num_rows=23, rows_per_shard=4)
-            run_stage(NotesGpus(notes, needs_gpu), shards, EngineOptions(engine="ray"))
-            assert [path.name for path in notes.glob("gpus-*")] == [gpus]
-            assert list(read_shards(tmp_path / str(needs_gpu))) == expected(23, 4)
-    finally:
-        ray.shutdown()
+def test_only_stages_that_need_a_gpu_get_one_of_the_cluster(tmp_path):
+    in_new_process(notes_of_gpus, tmp_path)
 
 
 @pytest.mark.slow
