@@ -10,7 +10,7 @@ from typing import Any
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_captionrl.io import write_json
-from scripts.reproduction.runs import CONFIGS, Caller, Run, call, complete, said_of, words_of
+from scripts.reproduction.runs import CONFIGS, Caller, Run, call, complete, said_of, words_in, words_of
 from scripts.reproduction.settings import presets_of, settings_in
 
 _RESUME = ["--resume_from_checkpoint", "true"]
@@ -49,10 +49,9 @@ def measure_again(
     if wrong or not measured:
         return "; ".join(wrong) or "it has no recipe"
     for command, places in measured:
-        words = words_of(command)
-        if "scripts/run_seeds.py" in command:
-            at = words.index("--") if "--" in words else len(words)
-            words[at : at + 1] = ["--runs_dir", str(folder), "--"]
+        words = words_in(command, folder)
+        if "scripts/run_seeds.py" in command and "--" not in words:
+            words.append("--")  # what follows is for the recipe
         told(f"{run.name}, again: {command}")
         for place in places:
             (place / "results.json").unlink(missing_ok=True)

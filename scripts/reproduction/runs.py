@@ -207,10 +207,7 @@ def execute(
         if done.exists() and not (last and not run.rows):
             told(f"{run.name}: {marker} is done")
             continue
-        words = words_of(command)
-        if "scripts/run_seeds.py" in command:
-            at = words.index("--") if "--" in words else len(words)
-            words[at:at] = ["--runs_dir", str(folder)]
+        words = words_in(command, folder)
         told(f"{run.name}: {command}")
         start = time.monotonic()
         code = caller(words)
@@ -222,6 +219,15 @@ def execute(
     except UnreachedError as error:
         return str(error)
     return None
+
+
+def words_in(command: str, folder: Path) -> list[str]:
+    """[`words_of`], with the folder of the run for `run_seeds.py`, which does not name it."""
+    words = words_of(command)
+    if "scripts/run_seeds.py" in command:
+        at = words.index("--") if "--" in words else len(words)
+        words[at:at] = ["--runs_dir", str(folder)]
+    return words
 
 
 def in_order(needs: Mapping[str, Collection[str]], work: Callable[[str], None], processes: int) -> None:
