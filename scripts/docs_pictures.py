@@ -23,8 +23,8 @@ from typing import Any
 
 from PIL import Image
 
-from hf_captionrl.io import atomic_write_bytes
-from hf_captionrl.reports.plot_style import COLOURS, new_figure, save_figure
+from hf_captionrl.evaluation.plots import COLOURS, new_figure, save_figure
+from hf_captionrl.utils.io import atomic_write_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `python scripts/docs_pictures.py` puts scripts/ there, not the folder that holds it

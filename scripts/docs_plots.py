@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.reports.curves import CURVES, write_curves
-from hf_captionrl.reports.plot_style import COLOURS, LINES, MARKERS, new_figure, plain_label, save_figure, tidy
-from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
+from hf_captionrl.evaluation.plots import (
+    COLOURS,
+    CURVES,
+    LINES,
+    MARKERS,
+    new_figure,
+    plain_label,
+    save_figure,
+    tidy,
+    write_curves,
+    write_diversity_tradeoff,
+)
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 Cell = tuple[float, float, float]  # a number and the ends of its error bar
