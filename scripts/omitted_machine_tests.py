@@ -15,7 +15,7 @@ LEFT_OUT: dict[str, str] = {
     "tests/faults": _WHOLE,
     "tests/hub": _TEXT,
     "tests/metrics/test_meteor_spice.py": "METEOR, which is computed by a Java program.",
-    "tests/models/test_clipcap.py": "Imports in new processes, and a model that tests/captioners also tests.",
+    "tests/captioners/test_clipcap.py": "Imports in new processes, and a model that tests/captioners also tests.",
     "tests/conversion": "Weights that are saved under other names and compared bitwise.",
     "tests/checkpoints": "Damaged or malicious files of checkpoints.",
     "tests/captioners/test_layouts.py": "The files of checkpoints; tests/captioners/test_families.py tests what the models compute.",

@@ -59,8 +59,8 @@ ENVIRONMENTS: dict[str, Mapping[str, str]] = {
 TESTS = (
     "tests/captioners/test_families.py",
     "tests/captioners/test_generate.py",
-    "tests/evaluate_modules/test_modules.py",
-    "tests/models/test_clipcap.py",
+    "tests/metrics/evaluate_modules/test_modules.py",
+    "tests/captioners/test_clipcap.py",
     "tests/test_lazy_import.py",
     "tests/test_pipelines.py",
     "tests/trainers/test_caption_rl_trainer.py",

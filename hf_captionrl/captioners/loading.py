@@ -489,3 +489,7 @@ def both_lora(model: Captioner | PreTrainedModel | str, *, revision: str | None 
         `peft.LoraConfig`: For `peft_config` of a trainer.
     """
     return _preset(model, "both", revision, settings)
+
+
+# Importing a module of families registers them.
+from hf_captionrl.captioners import chat, families  # noqa: E402, F401

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
+from hf_captionrl.captioners.loading import load_captioner
 from hf_captionrl.data import CachedPixels, cached_features, frames_of, is_video, open_image, sample_frames
 from hf_captionrl.data.features import VideoPooling, pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer

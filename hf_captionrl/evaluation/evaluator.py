@@ -117,9 +117,9 @@ def _rows_of_bags(bags: Mapping[int, list[list[str]]], lookup: RowLookup) -> dic
 
 def _checked_bags(path: Path, value: Mapping[str, Any], lookup: RowLookup) -> dict[int, list[list[str]]]:
     found: dict[int, list[list[str]]] = {}
-    strange = set(lookup.missing([str(i) for bags in value.values() for bag in bags for i in bag]))
-    for size, bags in value.items():
-        for number, bag in enumerate(bags):
+    strange = set(lookup.missing([str(i) for group in value.values() for bag in group for i in bag]))
+    for size, group in value.items():
+        for number, bag in enumerate(group):
             names = [str(i) for i in bag]
             if unknown := [name for name in names if name in strange]:
                 raise ValueError(

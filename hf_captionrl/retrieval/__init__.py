@@ -1,47 +1,37 @@
 """Scorers, feature caching and ranking."""
 
-from importlib import import_module
-from typing import Any
+from __future__ import annotations
 
-__all__ = [
-    "BagFile",
-    "FeatureCache",
-    "FeatureView",
-    "HFScorer",
-    "NeighbourFile",
-    "OpenClipScorer",
-    "Scorer",
-    "TokenScorer",
-    "approximate_neighbours",
-    "bag_similarities",
-    "candidate_bags",
-    "curate_bags",
-    "default_cache_dir",
-    "image_hash",
-    "load_bags",
-    "load_neighbours",
-    "load_scorer",
-    "model_fingerprint",
-    "multimodal_features",
-    "nearest_neighbours",
-    "neighbour_recall",
-    "save_bags",
-    "save_neighbours",
-    "training_bags",
-]
+from typing import TYPE_CHECKING
 
-# torch, transformers and open_clip take seconds to import, so modules are imported on first use of their names.
-_MODULES = {
-    "bag_files": ("BagFile", "NeighbourFile", "load_bags", "load_neighbours", "save_bags", "save_neighbours"),
-    "bags": ("bag_similarities", "candidate_bags", "curate_bags", "training_bags"),
-    "feature_cache": ("FeatureCache", "FeatureView", "default_cache_dir", "image_hash", "model_fingerprint"),
-    "neighbours": ("approximate_neighbours", "multimodal_features", "nearest_neighbours", "neighbour_recall"),
-    "scorer": ("HFScorer", "OpenClipScorer", "Scorer", "TokenScorer", "load_scorer"),
-}
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
+from hf_captionrl.utils.lazy_import import lazy_names
 
+if TYPE_CHECKING:
+    from hf_captionrl.retrieval.bags import (
+        BagFile,
+        NeighbourFile,
+        bag_similarities,
+        candidate_bags,
+        curate_bags,
+        load_bags,
+        load_neighbours,
+        save_bags,
+        save_neighbours,
+        training_bags,
+    )
+    from hf_captionrl.retrieval.feature_cache import (
+        FeatureCache,
+        FeatureView,
+        default_cache_dir,
+        image_hash,
+        model_fingerprint,
+    )
+    from hf_captionrl.retrieval.neighbours import (
+        approximate_neighbours,
+        multimodal_features,
+        nearest_neighbours,
+        neighbour_recall,
+    )
+    from hf_captionrl.retrieval.scorer import HFScorer, OpenClipScorer, Scorer, TokenScorer, load_scorer
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __all__ = lazy_names(__name__)

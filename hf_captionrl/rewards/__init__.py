@@ -1,8 +1,5 @@
 """Rewards, their weighted sum, and the baselines that turn them into advantages."""
 
-from importlib import import_module
-from pkgutil import iter_modules
-
 from hf_captionrl.rewards.advantages import BASELINES, Baseline, RunningMeanBaseline, make_baseline
 from hf_captionrl.rewards.base import (
     REWARDS,
@@ -56,7 +53,3 @@ __all__ = [
     "resolve_rewards",
     "retrieval_rewards",
 ]
-
-# Every file in this folder registers its rewards; a new file needs no other line.
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")

@@ -794,13 +794,17 @@ def reward_arguments(rewards: Iterable[type[Reward]], *, weights: bool = True) -
             text = f"Weight of {reward.summary}; 0 leaves it out."
             weight = dataclasses.field(default=reward.default_weight, metadata={"help": text})
             made[reward.weight_argument] = (reward.weight_argument, float, weight)
-        for field in _arguments(reward):
-            if field.name in made:
-                raise TypeError(f"Two rewards have an argument {field.name!r}. Rename that of {reward.__name__}.")
+        for argument in _arguments(reward):
+            if argument.name in made:
+                raise TypeError(f"Two rewards have an argument {argument.name!r}. Rename that of {reward.__name__}.")
             # The command line gives a value of the default's type, whatever else Python programs may pass.
-            hint = type(field.default) if field.default is not None else typing.get_type_hints(reward)[field.name]
-            copied = dataclasses.field(default=field.default, metadata=field.metadata)
-            made[field.name] = (field.name, hint, copied)
+            hint = (
+                type(argument.default)
+                if argument.default is not None
+                else typing.get_type_hints(reward)[argument.name]
+            )
+            copied = dataclasses.field(default=argument.default, metadata=argument.metadata)
+            made[argument.name] = (argument.name, hint, copied)
     namespace = {"reward_types": rewards, "__doc__": "Arguments of the rewards."}
     return dataclasses.make_dataclass("_RewardFields", made.values(), bases=(RewardArguments,), namespace=namespace)
 

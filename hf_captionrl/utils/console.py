@@ -28,7 +28,7 @@ _INPUT_ERRORS = (
     PermissionError,
 )
 _NETWORK_ERRORS = frozenset({"TransportError", "ConnectionError", "Timeout", "TimeoutError"})
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:

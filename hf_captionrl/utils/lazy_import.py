@@ -1,4 +1,6 @@
-"""Runs code after a module of another library is imported, without importing it and without an import hook.
+"""Imports that wait: names of a package on first use, and code that runs after a module of another library is imported.
+
+`call_after_import` works without importing the library and without an import hook.
 
 A submodule that is not imported yet, such as `evaluate.loading`, gets an entry in `sys.modules` that is still empty. The
 first use of one of its names imports the parent package, executes the submodule's code in the entry, and then calls
@@ -8,13 +10,34 @@ the function that waits for it. From then on the entry is an ordinary module. `s
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+
+def lazy_names(package: str) -> tuple[Callable[[str], Any], list[str]]:
+    """`__getattr__` and `__all__` of a package whose names are imported on first use.
+
+    The names are those that the package's `__init__.py` imports under `if TYPE_CHECKING:`, so that they stand there once.
+    torch, transformers and trl take seconds to import, and `import hf_captionrl` must not.
+    """
+    tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
+    guarded = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = [node for block in guarded for node in block.body if isinstance(node, ast.ImportFrom)]
+    home = {alias.name: str(node.module) for node in imports for alias in node.names}
+
+    def get(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}. Its public names are {sorted(home)}.")
+        return getattr(importlib.import_module(home[name]), name)
+
+    return get, sorted(home)
 
 
 def call_after_import(name: str, function: Callable[[], object]) -> None:

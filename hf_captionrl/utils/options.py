@@ -1,9 +1,10 @@
-"""Options of commands that run on shards; light to import, because `--help` needs them."""
+"""Options of commands and configurations, declared once as fields of a dataclass; light to import, because `--help` needs them."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable, Collection
@@ -57,6 +58,67 @@ def share(text: str) -> float:
             f"must be a share of at least 0 and below 1, got {text!r}. Use 0.1 for a tenth"
         )
     return number
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers that a field accepts; part of its annotation, so that TrlParser, `captionrl` and Python programs share it.
+
+    `steps: Annotated[int, Range(1)] = ...`, or one of the names below. `check_values` compares every field with it.
+    """
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, number: float) -> bool:
+        return (
+            (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.below is None or number < self.below)
+        )
+
+    def __str__(self) -> str:
+        limits = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
+        return " and ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+
+
+Positive = Annotated[int, Range(at_least=1)]
+NotNegative = Annotated[int, Range(at_least=0)]
+Share = Annotated[float, Range(at_least=0, below=1)]
+Fraction = Annotated[float, Range(at_least=0, at_most=1)]
+
+
+@functools.cache
+def _rules(cls: type[Any]) -> dict[str, tuple[Range | None, tuple[Any, ...]]]:
+    """Range and choices of each field that has one."""
+
+    def rule(annotation: Any) -> tuple[Range | None, tuple[Any, ...]]:
+        if typing.get_origin(annotation) is Literal:
+            return None, typing.get_args(annotation)
+        found = next((part for part in getattr(annotation, "__metadata__", ()) if isinstance(part, Range)), None)
+        inner = [rule(part) for part in typing.get_args(annotation) if typing.get_origin(annotation) is not dict]
+        return next((r for r in [(found, ()), *inner] if r[0] or r[1]), (None, ()))
+
+    rules = {name: rule(hint) for name, hint in typing.get_type_hints(cls, include_extras=True).items()}
+    return {name: found for name, found in rules.items() if found[0] or found[1]}
+
+
+def check_values(options: Any) -> None:
+    """Refuse values outside of the ranges and choices that the annotations of a dataclass declare. None is accepted.
+
+    Raises:
+        ValueError: For the first such field, with its name, its value and the rule.
+    """
+    for name, (numbers, choices) in _rules(type(options)).items():
+        value = getattr(options, name, None)
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            if numbers and isinstance(one, (int, float)) and one not in numbers:
+                raise ValueError(f"{name} is {one}, but must be {numbers}.")
+            if choices and one is not None and one not in choices:
+                raise ValueError(f"{name} is {one!r}, but must be one of {', '.join(map(repr, choices))}.")
 
 
 def option(
@@ -174,7 +236,7 @@ def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> N
         return
     annotated = next(iter(getattr(annotation, "__metadata__", ())), None)
     given = field.metadata
-    parse = given.get("parse") or annotated or kind
+    parse = given.get("parse") or (annotated if callable(annotated) else kind)
     allowed = given.get("choices") or choices or None
     settings |= {"type": parse, "metavar": given.get("metavar"), "choices": allowed}
     if given.get("repeated"):
@@ -193,7 +255,9 @@ def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> N
 def options_from(cls: type[T], arguments: argparse.Namespace) -> T:
     """The options dataclass that parsed arguments fill."""
     names = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    return cls(**{name: value for name, value in vars(arguments).items() if name in names})
+    options = cls(**{name: value for name, value in vars(arguments).items() if name in names})
+    check_values(options)
+    return options
 
 
 # --- Options of commands that run on shards; light to import, because `--help` needs them ----------------------------

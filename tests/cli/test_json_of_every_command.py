@@ -16,8 +16,8 @@ from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.io import write_json
+from tests.apps.studies.test_commands import answer
 from tests.cli.test_every_command import COMMANDS
-from tests.studies.test_commands import answer
 
 TOKEN = "hf_" + "FAKEtoken" * 4
 IMAGES = 24

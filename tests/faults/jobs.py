@@ -350,7 +350,7 @@ class Noting:
 def boost(folder, *, asked, number=12, at=None):
     """Boost a few scenes."""
     from hf_captionrl.apps.boosting import boost_shard, boosted_rows, write_boosted_captions
-    from tests.boosting.doubles import pair, scenes
+    from tests.apps.boosting.doubles import pair, scenes
 
     rows = scenes(number)
     backends: dict[str, Any] = {name: Noting(backend.inner, asked) for name, backend in pair(rows).items()}
@@ -380,7 +380,7 @@ def push(folder, url, *, at=None):
 def boosted(folder):
     """Rows of a merged file without the times, and the answers of its journals."""
     from hf_captionrl.apps.boosting.boost import journals, read_journal
-    from tests.boosting.doubles import content
+    from tests.apps.boosting.doubles import content
 
     path = Path(folder) / "captions.parquet"
     entries = [entry for journal in journals(Path(folder)) for entry in read_journal(journal)]

@@ -6,9 +6,9 @@ from collections import Counter
 
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
-from tests.engine.clusters import two_nodes
-from tests.engine.toy import Squares, expected, pids
 from tests.faults.campaign import Trial, area
+from tests.utils.clusters import two_nodes
+from tests.utils.toy import Squares, expected, pids
 
 ROWS, PER_SHARD = 23, 4
 

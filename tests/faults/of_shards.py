@@ -6,8 +6,8 @@ import shutil
 import warnings
 
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
-from tests.engine.toy import Squares, expected
 from tests.faults.campaign import Trial, area, damage
+from tests.utils.toy import Squares, expected
 
 ROWS, PER_SHARD = 2_000, 400
 

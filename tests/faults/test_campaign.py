@@ -38,7 +38,7 @@ def test_a_pixel_cache_killed_while_it_is_filled_is_completed_by_the_same_comman
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", [name for name in AREAS if name != "ray"])  # tests/engine/test_ray.py, last of all
+@pytest.mark.parametrize("name", [name for name in AREAS if name != "ray"])  # tests/utils/test_ray.py, last of all
 def test_twenty_faults_of_each_area_are_survived(warm_process, name):
     row = run_area(warm_process, name, 20, seed=2)
     assert (row["faults"], row["survived"], row["lost"]) == (20, 20, 0), row["notes"]

@@ -8,8 +8,8 @@ import pytest
 
 from hf_captionrl.cli import main
 from hf_captionrl.hub import check_card, folder_contents
-from tests.boosting.doubles import scenes
-from tests.boosting.test_command import photographs
+from tests.apps.boosting.doubles import scenes
+from tests.apps.boosting.test_command import photographs
 from tests.hub.server import WRITE
 
 
@@ -75,8 +75,8 @@ def test_local_paths_of_images_are_not_published(tmp_path, capsys):
     command = [*photographs(tmp_path / "photos"), "--output", str(tmp_path / "out")]
     assert main([*command, *words]) == 2  # no such backend
     capsys.readouterr()
-    from tests.boosting.doubles import endpoint_answer
-    from tests.boosting.server import ChatServer
+    from tests.apps.boosting.doubles import endpoint_answer
+    from tests.apps.boosting.server import ChatServer
 
     with ChatServer(endpoint_answer(scenes())) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("no_proxy", "*")

@@ -20,12 +20,12 @@ from hf_captionrl.apps.truematch.review import ReviewBag, ReviewImage, render_re
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, PanelItem, write_gallery, write_panel
 from hf_captionrl.hub.cards import render_model_card
 from hf_captionrl.hub.push import check_text
+from tests.apps.studies.test_pages import pictures, write_study
+from tests.apps.truematch.test_leaderboard import COLUMNS, KEY
 from tests.browser import CHROMIUM, Browser
 from tests.hub.test_cards import FACTS, make_results
 from tests.security.hostile import CAPTIONS
-from tests.studies.test_pages import pictures, write_study
 from tests.tiny import tiny_captioner, tiny_images
-from tests.truematch.test_leaderboard import COLUMNS, KEY
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 

@@ -116,7 +116,7 @@ def test_broken_best_checkpoint_is_reported(tmp_path, capsys):
 
 def test_report_of_a_recipe_contains_the_selection(tmp_path):
     from hf_captionrl.metrics.table import write_results
-    from tests.reports.test_table import COLUMNS, make_row
+    from tests.evaluation.test_table import COLUMNS, make_row
 
     write_results(
         tmp_path, [make_row()], columns=COLUMNS, seed=0, config={}, more={"selected": {"SMILE": {"step": 2}}}

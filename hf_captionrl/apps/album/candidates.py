@@ -37,7 +37,6 @@ from transformers.trainer_callback import ExportableState
 
 from hf_captionrl.apps.album.settings import CandidateOptions, check_candidate_options
 from hf_captionrl.apps.album.sources import opened_chunks, read_images
-from hf_captionrl.captioners import Captioner
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.pipeline import ChosenImages, generate_captions

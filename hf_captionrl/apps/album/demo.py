@@ -20,12 +20,11 @@ from hf_captionrl.apps.album.album import describe_album
 from hf_captionrl.apps.album.distinct import Finding, found_images
 from hf_captionrl.apps.album.result import Album
 from hf_captionrl.apps.album.sources import read_images
-from hf_captionrl.captioners import Captioner
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.data import ImageError, open_image
 from hf_captionrl.data.options import device_option
-from hf_captionrl.evaluation.pages import TEMPLATES, embedded_image, html_templates
+from hf_captionrl.evaluation.pages import embedded_image, html_templates
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.utils.local_server import OwnHosts
@@ -65,6 +64,7 @@ def compare_captioners(
 # --- Captions of an album as HTML for a page: captioners side by side, or one caption per image ----------------------
 # Captions come from models and names from the user, so both are escaped everywhere.
 
+TEMPLATES = Path(__file__).parent / "templates"
 _SIDE = 256
 _SMALL_SIDE = 72
 """Longest side of an image, and of the thumbnail of a wrong image that was found, in pixels."""
@@ -72,7 +72,7 @@ _SMALL_SIDE = 72
 
 def album_style() -> str:
     """The style of both views."""
-    return (TEMPLATES / "album.css").read_text(encoding="utf-8")
+    return (TEMPLATES / "demo.css").read_text(encoding="utf-8")
 
 
 def album_thumbnail(image: Image.Image) -> Image.Image:
@@ -120,9 +120,9 @@ def _shown(image: Image.Image, side: int) -> dict[str, Any]:
 
 
 def _render(view: str, images: Sequence[Image.Image], **values: Any) -> str:
-    environment = html_templates()
+    environment = html_templates(TEMPLATES)
     shown = [_shown(image, _SIDE) for image in images]
-    return environment.get_template("album.html.j2").render(view=view, images=shown, **values)
+    return environment.get_template("demo.html.j2").render(view=view, images=shown, **values)
 
 
 # --- The page of `captionrl demo`: albums, captioners side by side, and one caption per image. The only user of gradio ---

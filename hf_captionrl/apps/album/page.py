@@ -71,7 +71,7 @@ def render_report(
     }
     return render_html(
         TEMPLATES,
-        "report",
+        "album",
         sort_keys=False,
         title=title,
         summary=summary,

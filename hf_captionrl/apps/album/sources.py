@@ -24,7 +24,6 @@ from hf_captionrl.data.images import paths_without_bytes, refuse_outside
 from hf_captionrl.data.loading import list_images
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
-from hf_captionrl.retrieval.scorer import Scorer
 
 # --- Copies in an album: the same pixels, and near-copies such as the same photograph saved again --------------------
 # Legend: M images, D features, k neighbours.

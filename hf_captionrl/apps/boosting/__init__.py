@@ -1,45 +1,36 @@
 """Visual Caption Boosting: richer references from human captions, a language model and a vision model."""
 
-from importlib import import_module
-from typing import Any
+from __future__ import annotations
 
-__all__ = [
-    "ANSWER_REMEDIES",
-    "STAGES",
-    "BoostedFile",
-    "Conflict",
-    "SceneDescriber",
-    "SceneWriter",
-    "ShardReport",
-    "UnfinishedError",
-    "answer_fault",
-    "blend_prompt",
-    "boost_shard",
-    "boosted_rows",
-    "clean_answer",
-    "holistic_prompt",
-    "scene_conflicts",
-    "source_statistics",
-    "text_conflicts",
-    "visual_prompt",
-    "write_boosted_captions",
-    "write_source_histogram",
-]
+from typing import TYPE_CHECKING
 
-# datasets and matplotlib take seconds to import; a name loads its module when it is first used.
-_MODULES = {
-    "answers": ("ANSWER_REMEDIES", "answer_fault", "clean_answer"),
-    "boosted_file": ("BoostedFile", "UnfinishedError", "boosted_rows", "write_boosted_captions"),
-    "caption_statistics": ("source_statistics", "write_source_histogram"),
-    "conflicts": ("Conflict", "scene_conflicts", "text_conflicts"),
-    "prompts": ("STAGES", "blend_prompt", "holistic_prompt", "visual_prompt"),
-    "scene_backends": ("SceneDescriber", "SceneWriter"),
-    "shards": ("ShardReport", "boost_shard"),
-}
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
+from hf_captionrl.utils.lazy_import import lazy_names
 
+if TYPE_CHECKING:
+    from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
+    from hf_captionrl.apps.boosting.boost import (
+        BoostedFile,
+        ShardReport,
+        UnfinishedError,
+        boost_shard,
+        boosted_rows,
+        write_boosted_captions,
+    )
+    from hf_captionrl.apps.boosting.conflicts import (
+        Conflict,
+        scene_conflicts,
+        source_statistics,
+        text_conflicts,
+        write_source_histogram,
+    )
+    from hf_captionrl.apps.boosting.prompts import (
+        ANSWER_REMEDIES,
+        STAGES,
+        answer_fault,
+        blend_prompt,
+        clean_answer,
+        holistic_prompt,
+        visual_prompt,
+    )
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __all__ = lazy_names(__name__)

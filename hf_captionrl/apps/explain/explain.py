@@ -18,7 +18,8 @@ from torch import Tensor
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import HeadInputs, LogProbsObjective, evaluating
 from hf_captionrl.data.options import CaptionerOptions
-from hf_captionrl.evaluation.pages import TEMPLATES, content_hash, embedded_image, html_templates
+from hf_captionrl.evaluation.pages import TEMPLATES as SHARED_TEMPLATES
+from hf_captionrl.evaluation.pages import content_hash, embedded_image, html_templates
 from hf_captionrl.evaluation.plots import COLOURS, new_figure, plain_label, save_figure, tidy
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX, head_logits
 from hf_captionrl.losses.policy_gradient import LossType, policy_gradient_loss
@@ -229,6 +230,8 @@ def token_pushes(
 
 
 # --- One caption, token by token: a page, a picture, and JSON --------------------------------------------------------
+
+TEMPLATES = Path(__file__).parent / "templates"
 # The page is self-contained: it holds image and style, and its content security policy forbids requests and scripts.
 # Captions and tokens are escaped everywhere.
 
@@ -353,8 +356,9 @@ def write_explanation(
             "weight": f"{weights[0]:+.4f}",
             "weight_name": _WEIGHTS[reward.loss_type],
         }
-    style = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("gallery.css", "explain.css"))
-    environment = html_templates()
+    styles = (SHARED_TEMPLATES / "gallery.css", TEMPLATES / "explain.css")
+    style = "".join(path.read_text(encoding="utf-8") for path in styles)
+    environment = html_templates(TEMPLATES)
     html = environment.get_template("explain.html.j2").render(
         title=title,
         note=note,

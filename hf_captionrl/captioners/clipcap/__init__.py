@@ -5,25 +5,13 @@ Reference: Mokady et al. 2021, "ClipCap: CLIP Prefix for Image Captioning".
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-__all__ = ["ClipCapConfig", "ClipCapForConditionalGeneration", "ClipCapProcessor"]
-
-# Resolved on first use, because the configuration does not need torch.
-_HOME = {
-    "ClipCapConfig": "configuration_clipcap",
-    "ClipCapForConditionalGeneration": "modeling_clipcap",
-    "ClipCapProcessor": "processing_clipcap",
-}
+from hf_captionrl.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
     from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
     from hf_captionrl.captioners.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
     from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Its public names are {__all__}.")
+__getattr__, __all__ = lazy_names(__name__)

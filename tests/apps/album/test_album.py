@@ -1,0 +1,248 @@
+"""Candidates, copies, constraints and diagnosis of an album, with the embedded captioners."""
+
+import weakref
+
+import pytest
+import torch
+from PIL import Image
+
+from hf_captionrl.apps.album import album
+from hf_captionrl.apps.album import sources as image_facts
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.candidates import generate_candidates
+from hf_captionrl.apps.album.demo import compare_captioners
+from hf_captionrl.apps.album.distinct import same_text
+from hf_captionrl.apps.album.settings import AlbumSettings
+from hf_captionrl.apps.album.sources import saved_again
+from hf_captionrl.captioners import pipeline as caption_generation
+from hf_captionrl.data import ImageError
+from hf_captionrl.scenes import load_scenes
+from tests.apps.album.axes import Axes, picture
+
+
+def test_candidates_are_beams_and_samples(captioner, images):
+    ids = ["a", "b", "c"]
+
+    def generated(**changes):
+        return generate_candidates(
+            captioner, images, ids, AlbumSettings(num_beams=2, num_samples=3, batch_size=2, **changes)
+        )
+
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first = generated(seed=1)
+    assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers"
+    assert all(2 <= len(mine) <= 5 and len(set(mine)) == len(mine) for mine in first)
+    assert first == generated(seed=1)
+    assert first != generated(seed=2)
+    # The second batch does not depend on the first one.
+    second = generate_candidates(captioner, images, ids, AlbumSettings(num_beams=2, num_samples=3, seed=1), rows=[2])
+    assert second == first[2:]
+    beams = captioner.generate(**captioner.encode_images(images), do_sample=False, num_beams=2, num_return_sequences=2)
+    assert [mine[:2] for mine in first] == [beams.captions[2 * i : 2 * i + 2] for i in range(3)]
+
+
+def test_album_of_look_alikes_gets_distinct_captions(captioner, scorer, images):
+    found = describe_album(images, captioner, scorer)
+    assert len(set(map(same_text, found.captions))) == 3
+    greedy = compare_captioners({"MLE": captioner}, scorer, images)["MLE"]
+    assert sum(image.rank == 1 for image in found.images) >= sum(finding.rank == 1 for finding in greedy)
+    assert found.copies == []
+    assert found.summary()["distinct"] == 1
+
+
+def test_copies_share_a_caption_and_are_not_confusions(captioner, scorer, images, tmp_path):
+    images[1].save(tmp_path / "file.png")
+    saved = saved_again(images[0]).resize(images[0].size)
+    found = describe_album([*images, tmp_path / "file.png", saved], captioner, scorer, num_samples=6)
+    assert sorted(found.copies) == [(0, 4), (1, 3)]
+    assert found.captions[3] == found.captions[1]
+    assert found.images[3].copy_of == 1
+    assert all({a, b} not in ({1, 3}, {0, 4}) for a, b in found.confusions)
+    assert found.images[1].is_distinct
+    assert found.images[3].is_distinct
+    alone = describe_album(images, captioner, scorer, num_samples=6)
+    assert found.captions[:3] == alone.captions, "copies do not change the choice"
+
+
+def test_pixel_copies_are_found_in_large_albums_too(scorer, images):
+    scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]["image"]
+    album = [*scenes, scenes[4], scenes[9], scenes[4]]
+    texts = [[f"a pig number {number}"] for number in range(len(album))]
+    dense = describe_album(album, None, scorer, captions=texts, diagnose_only=False, copy_threshold=2)
+    near = describe_album(album, None, scorer, captions=texts, diagnose_only=False, copy_threshold=2, neighbours=5)
+    assert dense.copies == near.copies == [(4, 30, 32), (9, 31)]
+    assert (dense.num_compared, near.num_compared) == (30, 6)
+    for image in near.images:
+        assert image.rank <= 6
+    # Neighbours of each image are the most similar ones, and no copies.
+    for one, all_of_them in zip(near.images, dense.images, strict=True):
+        assert set(one.confused_with) <= set(all_of_them.confused_with)
+
+
+def test_very_large_albums_use_approximate_neighbours(scorer, images, monkeypatch):
+    scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]["image"]
+    texts = [[f"a pig number {number}"] for number in range(len(scenes))]
+    settings = {"captions": texts, "diagnose_only": False, "copy_threshold": 2, "neighbours": 5}
+    exact = describe_album(scenes, None, scorer, **settings)
+    monkeypatch.setattr(album, "_MOST_EXACT", 10)
+    # So few images are one or two lists of faiss, which are all searched.
+    assert describe_album(scenes, None, scorer, **settings).rows() == exact.rows()
+
+
+def test_existing_captions_are_candidates(captioner, scorer, images):
+    own = "two pigs that no model would mention"
+    found = describe_album(
+        images, captioner, scorer, captions=[own, [], own], num_beams=1, num_samples=0, choice="first"
+    )
+    assert own not in found.captions, "generated candidates come first"
+    assert [image.old for image in found.images] == [own, None, own]
+    alone = describe_album(images, None, scorer, captions=[["a", "b"], ["b"], ["c d", "e"]], diagnose_only=False)
+    assert len(set(alone.captions)) == 3
+    assert alone.captions[:2] == ["a", "b"]
+
+
+def test_diagnosis_of_existing_captions(scorer, images):
+    texts = ["two pigs", "two pigs", "", "a cow " * 60, "two pigs"]
+    found = describe_album([*images, images[0].transpose(0), images[0]], None, scorer, captions=texts)
+    problems = [set(image.problems) for image in found.images]
+    assert problems[2] == {"missing"}
+    assert problems[3] >= {"unread", "repetitive"}
+    assert "duplicate" in problems[0]
+    assert "duplicate" in problems[1]
+    assert found.images[4].copy_of == 0
+    assert found.captions == texts
+    # Two copies with the same text are not duplicates of each other.
+    alone = describe_album([images[0], images[1], images[0]], None, scorer, captions=["a pig", "a cow", "a pig"])
+    assert all("duplicate" not in image.problems for image in alone.images)
+    with pytest.raises(ValueError, match="no captions to diagnose"):
+        describe_album(images, None, scorer)
+
+
+def test_generic_captions_fit_half_of_the_images():
+    pictures = [picture(n) for n in range(6)]
+    texts = ["image 0", "image 2", "all", "image 3", "image 4", "image 5"]
+    found = describe_album(pictures, None, Axes(), captions=texts, copy_threshold=2)
+    assert [image.problems for image in found.images] == [(), ("generic",), ("generic",), (), (), ()]
+    assert found.images[1].rank == 6, "it fits image 2 better, and ties with the others"
+    assert found.confusions[0] == (1, 2)
+    mixed = ["image 0", "image 1", "image 2", "image 3", "image 5", "image 5"]
+    few = describe_album(pictures[:5], None, Axes(), captions=mixed[:5], copy_threshold=2)
+    assert few.images[4].problems == ("generic",), "it ties with all images"
+
+
+def test_unreadable_images_are_listed(captioner, scorer, images, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    album = [images[0], tmp_path / "bad.png", images[1]]
+    settings = {"num_beams": 1, "num_samples": 1, "max_new_tokens": 5}
+    found = describe_album(album, captioner, scorer, skip_unreadable=True, **settings)
+    assert "bad.png" in found.images[1].unreadable
+    assert found.captions[1] == ""
+    assert found.images[1].problems == ()
+    assert found.summary()["unreadable"] == 1
+    with pytest.raises(ImageError, match="bad"):
+        describe_album(album, captioner, scorer, **settings)
+    with pytest.raises(ValueError, match="No image of the album can be read"):
+        describe_album([tmp_path / "bad.png"], captioner, scorer, skip_unreadable=True)
+
+
+def test_album_of_one_image_and_of_copies_only(captioner, scorer, images):
+    one = describe_album(images[:1], captioner, scorer, num_beams=2, num_samples=0)
+    assert (one.images[0].rank, one.images[0].margin, one.images[0].problems) == (1, None, ())
+    same = describe_album(images[:1] * 3, captioner, scorer, num_beams=2, num_samples=0)
+    assert same.copies == [(0, 1, 2)]
+    assert len(set(same.captions)) == 1
+    assert same.summary()["distinct"] == 1
+
+
+def test_choices_differ(captioner, scorer, images):
+    texts = [["a pig", "a small pig"], ["a pig"], ["a pig", "a cow"]]
+    settings = {"captions": texts, "diagnose_only": False}
+    first = describe_album(images, None, scorer, choice="first", **settings)
+    assert first.captions == ["a pig"] * 3
+    margin = describe_album(images, None, scorer, choice="margin", **settings)
+    margins = {text: describe_album(images, None, scorer, captions=[text] * 3).images[0].margin for text in texts[0]}
+    assert margin.captions[0] == max(texts[0], key=margins.__getitem__)
+    assigned = describe_album(images, None, scorer, **settings)
+    assert sorted(assigned.captions) == ["a cow", "a pig", "a small pig"]
+
+
+def test_degenerate_candidates_are_used_only_without_others(scorer, images):
+    loop = "a pig on a blue background on a blue background"
+    found = describe_album(
+        images, None, scorer, captions=[[loop, "a pig"], [loop], ["", "a tree"]], diagnose_only=False
+    )
+    assert found.captions == ["a pig", loop, "a tree"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 0}, "num_beams is 0"),
+        ({"num_samples": -1}, "num_samples is -1"),
+        ({"temperature": 0}, "temperature is 0"),
+        ({"contrastive": True}, "needs a chat model"),
+        ({"shared_share": 0}, "min_share is 0"),
+    ],
+)
+def test_bad_settings(captioner, scorer, images, settings, message):
+    with pytest.raises(ValueError, match=message):
+        describe_album(images, captioner, scorer, **({"num_beams": 1, "num_samples": 0} | settings))
+    with pytest.raises(ValueError, match="no images"):
+        describe_album([], captioner, scorer)
+    with pytest.raises(ValueError, match="no images"):
+        compare_captioners({"MLE": captioner}, None, [])
+
+
+class Counted:
+    """Counts decoded images that are held at one time."""
+
+    def __init__(self, monkeypatch):
+        self.most, self._held = 0, []
+        for module in (image_facts, caption_generation):
+            monkeypatch.setattr(module, "open_image", self._wrap(module.open_image))
+
+    def _wrap(self, open_image):
+        def opened(value, **settings):
+            image = open_image(value, **settings)
+            self._held = [reference for reference in self._held if reference() is not None]
+            self._held.append(weakref.ref(image))
+            self.most = max(self.most, len(self._held))
+            return image
+
+        return opened
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Photographs of 2 megapixels, as files."""
+    paths = []
+    for number in range(9):
+        paths.append(tmp_path / f"{number}.jpg")
+        Image.new("RGB", (1600, 1200), (number * 25, 90, 40)).save(paths[-1])
+    return paths
+
+
+def test_album_of_files_is_decoded_in_batches(captioner, scorer, files, monkeypatch):
+    counted = Counted(monkeypatch)
+    found = describe_album(files, captioner, scorer, batch_size=2, num_beams=1, num_samples=1, max_new_tokens=3)
+    assert len(found.captions) == 9
+    # A batch, its copies that are being encoded, and the one before until it is let go: never the album.
+    assert 2 <= counted.most <= 6
+    counted = Counted(monkeypatch)
+    compare_captioners(
+        {"MLE": captioner, "again": captioner}, scorer, files, batch_size=2, num_beams=1, max_new_tokens=3
+    )
+    assert 2 <= counted.most <= 4
+
+
+def test_batch_size_does_not_change_the_beams(captioner, scorer, images):
+    settings = {"num_beams": 2, "num_samples": 0, "max_new_tokens": 8}
+    one = describe_album(images, captioner, scorer, batch_size=1, **settings)
+    assert one.captions == describe_album(images, captioner, scorer, batch_size=3, **settings).captions
+
+
+def test_unreadable_image_of_an_album_is_named(captioner, scorer, files):
+    files[4].write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"4\.jpg"):
+        compare_captioners({"MLE": captioner}, scorer, files, batch_size=2)

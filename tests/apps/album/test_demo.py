@@ -1,0 +1,319 @@
+"""`captionrl demo`: clicks in headless Chromium, compared with plain loops; and the functions behind the page."""
+
+import csv
+import os
+import weakref
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hf_captionrl import load_captioner, load_scorer, pipeline
+from hf_captionrl.apps.album import demo as command
+from hf_captionrl.apps.album import demo as demo_page
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.demo import AlbumDemo, serve
+from hf_captionrl.cli import main
+from hf_captionrl.cli.main import build_parser
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.model_files import model_path
+from tests.apps.album.demo_server import TAB, compare, open_demo, pick, running_demo, wait_for_images
+from tests.browser import CHROMIUM, Browser
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+HOSTILE = "<marquee>{{oops}}${alert(1)}"
+MODELS = {"MLE": "scenes:blip-mle", HOSTILE: "scenes:blip-sr"}
+CELLS = """[...document.querySelectorAll('#compared td')].map((e) => [e.dataset.method, e.querySelector('.words').textContent,
+    +e.dataset.rank, +e.dataset.found, e.querySelector('.finding').innerText.replace(/\\s+/g, ' ').trim()])"""
+CARDS = """[...document.querySelectorAll('#album li')].map((e) => [e.querySelector('.words').textContent, +e.dataset.rank,
+    e.querySelector('.margin').textContent])"""
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return load_scenes(num_train=0, num_validation=0, num_test=45)["test"]
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return load_scorer(model_path("scenes:siglip-held-out"))
+
+
+def second_bag(rows):
+    """The images behind '3 similar images (2)'."""
+    ids = rows["bag_id"][:]
+    return [rows[i]["image"] for i, bag in enumerate(ids) if bag == "001"][:3]
+
+
+def plain(models, scorer, images):
+    """Rows of the page's table: captions by the pipeline, ranks and finds by a loop; a tie counts against the caption."""
+    features = scorer.image_features(images)
+    columns = []
+    for name, model in models.items():
+        found = []
+        for own, caption in enumerate(pipeline(model, num_beams=3, max_new_tokens=40, device="cpu")(images)):
+            text = scorer.text_features([caption])[0]
+            scores = [float((text * image).sum()) for image in features]
+            rank = sum(score >= scores[own] for score in scores)
+            best = own if rank == 1 else max((i for i in range(len(images)) if i != own), key=scores.__getitem__)
+            said = "finds its image" if best == own else f"finds image {best + 1}"
+            found.append([name, caption, rank, best, f"rank {rank} of {len(images)} {said}"])
+        columns.append(found)
+    return [column[row] for row in range(len(images)) for column in columns]
+
+
+@pytest.mark.slow  # a server and a browser
+@needs_chromium
+def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
+    images = second_bag(rows)
+    arguments = [f"--model={name}={model}" for name, model in MODELS.items()]
+    (tmp_path / "temporary").mkdir()
+    with running_demo(*arguments, temporary=tmp_path / "temporary") as url, Browser(1200, 1000) as page:
+        open_demo(page, url, 3)
+        pick(page, "3 similar images (2)", 3)
+        compare(page, 3 * len(MODELS))
+        shown = page.evaluate(CELLS)
+        wanted = plain(MODELS, scorer, images)
+        assert shown == wanted
+        # The negative control: the other album would not do.
+        assert shown != plain(MODELS, scorer, [rows[i]["image"] for i in range(3)])
+        heads = page.evaluate("[...document.querySelectorAll('#compared thead th')].map((e) => e.innerText)")
+        found = {name: sum(row[2] == 1 for row in wanted if row[0] == name) for name in MODELS}
+        assert [" ".join(head.split()) for head in heads[1:]] == [f"{n} finds {k} of 3" for n, k in found.items()]
+        assert page.evaluate("document.querySelectorAll('marquee').length") == 0
+        assert page.evaluate("document.title") == "captionrl demo"
+
+        page.evaluate(TAB.format("One caption per image"))
+        page.wait("document.querySelector('#album-button')?.offsetParent")
+        page.evaluate("document.querySelector('#captioner label:last-of-type input').click()")
+        page.click("#album-button")
+        page.wait("document.querySelectorAll('#album li').length === 3", 120)
+        captioner = load_captioner(model_path("scenes:blip-sr"), device="cpu")
+        chosen = describe_album(images, captioner, scorer)
+        assert page.evaluate(CARDS) == [[c.caption, c.rank, f"margin {c.margin:+.3f}"] for c in chosen.images]
+        distinct = sum(c.is_distinct for c in chosen.images)
+        assert distinct > 1
+        assert f"{distinct} of 3 images have" in page.evaluate("document.querySelector('#album').innerText")
+
+        # An uploaded image beside them.
+        rows[8]["image"].save(tmp_path / "own.png")
+        page.evaluate(TAB.format("Side by side"))
+        node = page.call("Runtime.evaluate", expression="document.querySelector('#frame input[type=file]')")
+        page.call("DOM.setFileInputFiles", files=[str(tmp_path / "own.png")], objectId=node["result"]["objectId"])
+        wait_for_images(page, 4)
+        compare(page, 4 * len(MODELS))
+        assert page.evaluate(CELLS) == plain(MODELS, scorer, [*images, rows[8]["image"]])
+
+        assert list((tmp_path / "temporary").glob("captionrl-demo-*/*/own.png"))
+        events = [event["params"] for event in page.events if event.get("method") == "Network.requestWillBeSent"]
+        asked = {event["request"]["url"] for event in events}
+        assert len(asked) > 20
+        assert [address for address in asked if not address.startswith((url + "/", "data:", "blob:"))] == []
+        # Leaving a page aborts the transfer of its images; everything shown was compared above.
+        assert [problem for problem in page.problems() if "ERR_CONTENT_LENGTH_MISMATCH" not in problem] == []
+        # The browser refuses and reports what the policy forbids.
+        page.evaluate(
+            "new Promise((done) => { const i = new Image(); i.onerror = done; i.src = 'http://127.0.0.1:9/x'; })"
+        )
+        assert any("Content Security Policy" in problem for problem in page.problems())
+    assert not list((tmp_path / "temporary").rglob("*.png")), "uploads are gone with the demo"
+
+
+@pytest.fixture
+def small(rows, scorer):
+    captioner = load_captioner(model_path("scenes:blip-mle"), device="cpu")
+    albums = {"bag": [row["image"] for row in rows.select(range(2))]}
+    return AlbumDemo({"MLE": captioner}, scorer, albums, max_images=3, num_candidates=3, max_new_tokens=8)
+
+
+def test_uploaded_files(small, rows, tmp_path):
+    paths = []
+    for number in range(2):
+        paths.append(str(tmp_path / f"{number}.png"))
+        rows[number]["image"].save(paths[-1])
+    assert small.compare(paths) == small.compare(small.album("bag"))
+    assert small.distinct(paths, "MLE") == small.distinct(small.album("bag"), "MLE")
+    Image.new("CMYK", (40, 30), (10, 20, 30, 40)).save(tmp_path / "print.jpg")
+    assert small.compare([str(tmp_path / "print.jpg")]).count("<td") == 1
+
+
+def test_chosen_captions_are_exported(small, rows, tmp_path):
+    paths = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        paths.append(str(tmp_path / str(number) / "same.png"))
+        rows[number]["image"].save(paths[-1])
+    page, table = small.distinct_table(paths, "MLE")
+    with open(table, encoding="utf-8-sig", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["image_id"] for row in found] == ["1: same.png", "2: same.png"]
+    assert all(row["caption"] and row["caption"] in page for row in found)
+    assert str(tmp_path) not in Path(table).read_text(encoding="utf-8"), "no local path"
+
+
+def test_albums_have_no_limit_by_default(small):
+    demo = AlbumDemo(small.captioners, small.scorer, {"many": small.albums["bag"] * 20})
+    assert len(demo.album("many")) == 40
+
+
+def test_unusable_uploads_are_refused(small, tmp_path):
+    (tmp_path / "secret-folder").mkdir()
+    bad = tmp_path / "secret-folder" / "no.png"
+    bad.write_text("<script>")
+    with pytest.raises(ValueError, match=r"Image 1 cannot be used\. Remedy") as failure:
+        small.compare([str(bad)])
+    assert "secret-folder" not in str(failure.value)
+    with pytest.raises(ValueError, match="There are 0 images in the frame; the page takes 1 to 3"):
+        small.compare([])
+    with pytest.raises(ValueError, match="There are 4 images"):
+        small.distinct(small.album("bag") * 2, "MLE")
+    with pytest.raises(ValueError, match="no captioner 'SR'"):
+        small.distinct(small.album("bag"), "SR")
+    with pytest.raises(ValueError, match="no album 'x'"):
+        small.album("x")
+    with pytest.raises(ValueError, match="no captioner to show"):
+        AlbumDemo({}, small.scorer, {})
+    with pytest.raises(ValueError, match="'bag' has 2 images; the page takes 1 to 1"):
+        AlbumDemo(small.captioners, small.scorer, small.albums, max_images=1)
+
+
+def test_names_of_models():
+    assert list(command.named_models(None)) == ["MLE", "SMILE", "SR"]
+    assert command.named_models(["A=me/b", "me/blip-sr", "outputs/model/"]) == {
+        "A": "me/b",
+        "blip-sr": "me/blip-sr",
+        "model": "outputs/model/",
+    }
+    with pytest.raises(ValueError, match="Two captioners are called 'b'"):
+        command.named_models(["a/b", "c/b"])
+    for bad in ("=me/b", "A=", ""):
+        with pytest.raises(ValueError, match="Use NAME=MODEL"):
+            command.named_models([bad])
+
+
+def test_albums_of_a_folder(tmp_path):
+    for name in ("b/2.PNG", "b/10.jpg", "a/x.webp", "top.png", "c/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found = command.albums_of(tmp_path)
+    assert {name: [Path(file).name for file in files] for name, files in found.items()} == {
+        tmp_path.name: ["top.png"],
+        "a": ["x.webp"],
+        "b": ["10.jpg", "2.PNG"],
+    }
+    with pytest.raises(FileNotFoundError, match="no images"):
+        command.albums_of(tmp_path / "c")
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
+        command.albums_of(tmp_path / "d")
+
+
+def test_hidden_and_foreign_files_of_a_folder_are_skipped(tmp_path, caplog):
+    for name in ("a/x.JP2", "a/.x.jpg", "a/deep/y.tiff", "__MACOSX/a/._x.jpg", "a/Thumbs.db", "a/z.heic"):
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / name).write_bytes(b"")
+    found = command.albums_of(tmp_path / "p")
+    assert {name: [Path(file).name for file in files] for name, files in found.items()} == {
+        "a": ["x.JP2"],
+        "a/deep": ["y.tiff"],
+    }
+    assert "1 other files (1 .heic)" in caplog.text
+    (tmp_path / "secret.png").write_bytes(b"")
+    (tmp_path / "p" / "a" / "link.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(ValueError, match=r"link\.png.* is not below"):
+        command.albums_of(tmp_path / "p")
+
+
+def test_album_of_files_is_not_decoded_at_once(small, rows, tmp_path, monkeypatch):
+    """Decoded, an album of photographs would not fit into memory."""
+    paths = []
+    for number in range(3):
+        paths.append(str(tmp_path / f"{number}.tiff"))
+        rows[number]["image"].save(paths[-1])
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    demo = AlbumDemo(
+        small.captioners, small.scorer, {"files": paths}, max_images=3, num_candidates=3, max_new_tokens=8
+    )
+    shown = demo.album("files")
+    assert [Path(path).suffix for path in shown] == [".png"] * 3
+    assert [Image.open(path).tobytes() for path in shown] == [Image.open(path).tobytes() for path in paths]
+    assert demo.album("files") == shown  # written once
+    assert demo.compare(shown) == demo.compare(paths)
+    held, opened = [], demo_page.open_image
+
+    def counted(value, **settings):
+        image = opened(value, **settings)
+        held.append(weakref.ref(image))
+        assert sum(reference() is not None for reference in held) <= 2
+        return image
+
+    monkeypatch.setattr(demo_page, "open_image", counted)
+    demo.compare(paths)
+    assert len(held) == 3
+
+
+def test_embedded_albums(rows):
+    albums = command.albums_of(None)
+    assert [len(images) for images in albums.values()] == [3] * 6 + [5] * 6 + [7] * 6
+    assert albums["3 similar images (2)"] == second_bag(rows)
+
+
+def test_missing_gradio_gives_one_error_line(monkeypatch, capsys):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert main(["demo"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("captionrl demo: error: The demo needs gradio")
+    assert "pip install 'hf-captionrl[demo]'" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_page_is_local_by_default(small, monkeypatch):
+    import gradio
+
+    given = {}
+
+    def launch(self, **settings):
+        given.update(settings)
+        given["analytics"] = (os.environ["GRADIO_ANALYTICS_ENABLED"], self.analytics_enabled)
+        return None, "http://127.0.0.1:7860/", None
+
+    monkeypatch.setattr(gradio.Blocks, "launch", launch)
+    monkeypatch.setattr(gradio.Blocks, "block_thread", lambda self: None)
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "True")
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    monkeypatch.setattr(command, "load_demo", lambda arguments: small)
+    assert main(["demo", "--no_browser"]) == 0
+    assert given["share"] is False
+    assert given["server_name"] == "127.0.0.1"
+    assert given["inbrowser"] is False
+    assert given["analytics"] == ("False", False)
+    assert not [font for font in given["theme"]._stylesheets if "//" in font]
+    assert build_parser().parse_args(["demo"]).share is False
+    assert build_parser().parse_args(["demo", "--share"]).share is True
+    # With --share the public address is announced.
+    monkeypatch.setattr(gradio.Blocks, "launch", lambda self, **_: (None, "http://127.0.0.1:7860/", "https://x.test/"))
+    told = []
+    serve(small, host="127.0.0.1", port=None, share=True, announce=told.append)
+    assert told == ["https://x.test"]
+    (guard,) = given["app_kwargs"]["middleware"]
+    assert not guard.kwargs["hosts"].accepts(["evil.test"])
+
+
+def test_port_in_use_is_refused(small, monkeypatch):
+    import gradio
+
+    def launch(self, **settings):
+        raise OSError("Cannot find empty port in range: 80-80.")
+
+    monkeypatch.setattr(gradio.Blocks, "launch", launch)
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    with pytest.raises(ValueError, match=r"cannot listen at 127.0.0.1, port 80"):
+        serve(small, host="127.0.0.1", port=80)
+
+
+def test_help_has_examples_that_parse(capsys):
+    assert main(["demo", "--help"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  captionrl ")]
+    assert len(lines) == 3
+    for line in lines:
+        assert callable(build_parser().parse_args(line.split()[1:]).run)

@@ -1,0 +1,222 @@
+"""`kill -9` of `captionrl boost` with an endpoint that fails from time to time: no answer is lost or asked for twice.
+
+Kills come right after a request, and at any time from the start of the process to behind its last file; of runs of one shard and
+of three. After every run the file is compared with that of a run that nothing disturbed.
+"""
+
+import collections
+import contextlib
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.apps.boosting.boost import journals, read_journal
+from hf_captionrl.apps.boosting.prompts import blend_prompt, holistic_prompt
+from hf_captionrl.captioners.language_models import image_url
+from hf_captionrl.data import open_image
+from tests.apps.boosting.doubles import content, endpoint_answer, scenes
+from tests.apps.boosting.server import ChatServer
+
+ROOT = Path(__file__).resolve().parents[3]
+SCENES = 30
+CONCURRENCY = 2
+PER_SHARD = 14
+# By number of the request since the run began: its undisturbed forerunner has none of them.
+FAULTS = {3: 429, 20: "garbage", 41: "cut"}
+
+
+class Warm:
+    """The process that forks children; a context manager."""
+
+    def __enter__(self):
+        command = [sys.executable, "-m", "tests.apps.boosting.killed_boost", str(SCENES)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "no_proxy": "*"}
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, text=True, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL
+        )
+        assert self._process.stdout.readline() == "ready\n"
+        return self
+
+    def _ask(self, line):
+        self._process.stdin.write(json.dumps(line) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def start(self, arguments):
+        return self._ask(list(map(str, arguments)))
+
+    def wait(self, pid):
+        return self._ask(pid)
+
+    def __exit__(self, *error):
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+class World:
+    """An endpoint, an uninterrupted run, and its requests."""
+
+    def __init__(self, server, folder):
+        self.server, self.folder, self.begun, self.hit = server, folder, None, set()
+
+    def plan(self, number, _):
+        if self.begun is None or number - self.begun not in FAULTS:
+            return "ok"
+        self.hit.add(number - self.begun)
+        return FAULTS[number - self.begun]
+
+    def arguments(self, folder, *more):
+        models = ["--text", "openai:writer", "--vision", "openai:describer", "--text_url", self.server.url]
+        # Files of 7 rows at a time, and waits that a test can wait for.
+        options = ["--concurrency", CONCURRENCY, "--rows_at_once", 7, "--backoff_s", 0.01]
+        return [*models, *options, "--output", folder, *more]
+
+
+@pytest.fixture(scope="module")
+def warm():
+    with Warm() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def world(warm, tmp_path_factory):
+    rows, folder = scenes(SCENES), tmp_path_factory.mktemp("whole")
+    world = World(None, folder)
+    with ChatServer(endpoint_answer(rows), lambda number, messages: world.plan(number, messages)) as server:
+        world.server = server
+        before = time.monotonic()
+        assert warm.wait(warm.start(world.arguments(folder))) == 0
+        world.seconds = time.monotonic() - before
+        assert len(content(folder / "captions.parquet")) == SCENES
+        assert not world.hit
+        yield world
+
+
+@functools.cache
+def references():
+    rows = scenes(SCENES)
+    return {
+        image_id: (captions, image_url(open_image(image)))
+        for image_id, captions, image in zip(rows["image_id"], rows["captions"], rows["image"], strict=True)
+    }
+
+
+def question(body):
+    """Identity of a question at the server: text and image."""
+    return str(body["messages"][-1]["content"])
+
+
+def paid(folder):
+    """Questions of the answers in the journal, as the server sees them."""
+    entries = [entry for path in journals(folder) for entry in read_journal(path)] if folder.exists() else []
+    texts = {(entry["image_id"], entry["stage"]): entry["text"] for entry in entries}
+    found = set()
+    for image_id, stage in texts:
+        captions, url = references()[image_id]
+        if stage == "blend":
+            found.add(blend_prompt(image_id, captions).user)
+        elif stage == "holistic":
+            found.add(holistic_prompt(image_id, texts[image_id, "blend"], texts[image_id, "visual"]).user)
+        else:
+            text = {"type": "text", "text": "Briefly describe the content of the image."}
+            found.add(str([text, {"type": "image_url", "image_url": {"url": url}}]))
+    # Scenes of one bag may share references: their BlendCaps are one question of several images.
+    shared = collections.Counter(blend_prompt("", captions).user for captions, _ in references().values())
+    return {text for text in found if shared[text] <= 1}
+
+
+def tear(folder, rng):
+    """State after a loss of power: half of the last line. Journals of finished shards are on the disk."""
+    for path in journals(folder):
+        if any((folder / "shards").glob(f"part-{int(path.name.split('-')[1]) // PER_SHARD:05d}-*")):
+            continue
+        data = path.read_bytes()
+        last = data[: data.rstrip(b"\n").rfind(b"\n") + 1]
+        if len(data) > len(last) + 2:
+            path.write_bytes(data[: rng.randint(len(last) + 1, len(data) - 1)])
+
+
+def kill(world, warm, pid, when, rng):
+    """Kill a child after some requests or some time; True if it was still running."""
+    if when == "request":
+        # Faults make requests, too; the child is through before the last ones come.
+        assert world.server.wait_for(len(world.server.requests) + rng.randint(1, SCENES // 2))
+    else:
+        time.sleep(
+            rng.uniform(0, 1.2) * world.seconds if rng.random() < 0.6 else rng.uniform(0.7, 1.1) * world.seconds
+        )
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return warm.wait(pid) == -signal.SIGKILL
+
+
+def campaign(world, warm, folder, *, seed, when, kills=2, per_shard=PER_SHARD):
+    """Kill a run some times, then let it finish; returns how many kills hit a running process, and how many the last file."""
+    rng, server = random.Random(seed), world.server
+    world.begun, world.hit = len(server.requests), set()
+    arguments = world.arguments(folder, "--rows_per_shard", per_shard)
+    met = merging = 0
+    for _ in range(kills):
+        begun, before = len(server.requests), paid(folder)
+        lived = kill(world, warm, warm.start(arguments), when, rng)
+        met += lived
+        merging += lived and len(paid(folder)) == len(paid(world.folder))
+        # What stood in the journal when this run began was not asked again, and a merged file is a whole one.
+        assert not {question(body) for body in server.requests[begun:]} & before
+        if (folder / "captions.parquet").exists():
+            assert content(folder / "captions.parquet") == content(world.folder / "captions.parquet")
+        if rng.random() < 0.5 and folder.exists():
+            tear(folder, rng)
+    begun, before = len(server.requests), paid(folder)
+    assert warm.wait(warm.start(arguments)) == 0
+    assert not {question(body) for body in server.requests[begun:]} & before
+    assert content(folder / "captions.parquet") == content(world.folder / "captions.parquet")
+    assert (folder / "statistics.json").read_bytes() == (world.folder / "statistics.json").read_bytes()
+    entries = [entry for path in journals(folder) for entry in read_journal(path)]
+    assert len({(e["image_id"], e["stage"]) for e in entries}) == len(entries) == 3 * SCENES
+    assert world.hit == set(FAULTS)
+    # Twice asked is only what was on its way when the process died, torn (a line of the shard), or failed at the server.
+    spent = len(server.requests) - world.begun - 3 * SCENES
+    assert spent <= kills * (CONCURRENCY + 1) + len(FAULTS)
+    return met, merging
+
+
+@pytest.mark.parametrize(("when", "per_shard"), [("request", PER_SHARD), ("time", SCENES)])
+def test_killed_run_equals_uninterrupted_run(world, warm, tmp_path, when, per_shard):
+    met, _ = campaign(world, warm, tmp_path / "killed", seed=1, when=when, per_shard=per_shard)
+    assert met or when == "time"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_twenty_killed_runs_equal_uninterrupted_runs(world, warm, tmp_path):
+    found = collections.Counter()
+    for seed in range(20):
+        when, per_shard = ("request", "time", "time", "time")[seed % 4], (SCENES, PER_SHARD)[seed % 5 == 4]
+        met, merging = campaign(world, warm, tmp_path / str(seed), seed=seed, when=when, per_shard=per_shard)
+        found += collections.Counter({"runs": 1, "kills": 2, "living": met, "merging": merging})
+    print(dict(found))
+    assert found["living"] >= 20
+    assert found["merging"] >= 1
+
+
+def test_lost_answer_is_detected(world, warm, tmp_path):
+    world.begun = None
+    folder = tmp_path / "lost"
+    (folder).mkdir()
+    (whole,) = journals(world.folder)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    (folder / whole.name).write_bytes(b"".join(lines[:10] + lines[11:]))
+    before = len(world.server.requests)
+    assert warm.wait(warm.start(world.arguments(folder))) == 0
+    assert len(world.server.requests) == before + 1
+    assert content(folder / "captions.parquet") == content(world.folder / "captions.parquet")

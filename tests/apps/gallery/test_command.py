@@ -1,0 +1,204 @@
+"""`captionrl gallery` on the embedded world: ranks, marks and counts against plain loops."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import hf_captionrl.scenes
+from hf_captionrl.cli import main
+from hf_captionrl.evaluation.caption_files import source_names
+from hf_captionrl.metrics import cider_d
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import check
+from hf_captionrl.utils.model_files import model_path
+
+PAGE = (Path(__file__).parents[3] / "docs" / "explain.md").read_text(encoding="utf-8")
+HOSTILE = "<script>alert(1)</script> a 'large' \"pig\" </style>"
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """A bag of 3, one of 5 and one of 7."""
+    return hf_captionrl.scenes.load_scenes(num_train=0, num_validation=0, num_test=15)["test"]
+
+
+@pytest.fixture(autouse=True)
+def small_world(monkeypatch, rows, tmp_path):
+    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", lambda **settings: {"test": rows})
+    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def files(rows, tmp_path_factory):
+    """Short references; full captions, those of the next scene for every third image."""
+    folder = tmp_path_factory.mktemp("files")
+    full = list(rows["full_caption"])
+    captions = {
+        "mle": [group[0] for group in rows["captions"]],
+        "sr": [full[(n + 1) % len(full)] if n % 3 == 0 else caption for n, caption in enumerate(full)],
+    }
+    captions["sr"][4] = HOSTILE
+    for name, mine in captions.items():
+        lines = [json.dumps({"image_id": i, "caption": c}) for i, c in zip(rows["image_id"], mine, strict=True)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder, captions
+
+
+def run(files, folder, *more):
+    sources = [str(files[0] / f"{name}.jsonl") for name in files[1]]
+    return main(["gallery", "--captions", *sources, "--output_dir", str(folder), *more])
+
+
+def plain_ranks(captions, rows, members):
+    """Rank of each image of a bag when its caption searches for it; a tie counts against the caption."""
+    scorer = load_scorer(model_path("scenes:siglip-held-out"))
+    images = scorer.image_features([rows[n]["image"] for n in members])
+    texts = scorer.text_features([captions[n] for n in members])
+    found = []
+    for own, text in enumerate(texts):
+        scores = [float((text * image).sum()) for image in images]
+        found.append(sum(score >= scores[own] for score in scores))
+    return found
+
+
+def texts(path):
+    html = path.read_text(encoding="utf-8")
+    return [re.sub(r"\s+", " ", re.sub("<[^>]+>", "", card)) for card in html.split("<article")[1:]]
+
+
+def test_bags_side_by_side_with_their_ranks(files, rows, tmp_path):
+    assert run(files, tmp_path, "--bag_size", "3", "--names", "MLE", "SR") == 0
+    found = json.loads((tmp_path / "gallery.json").read_text())
+    members = [0, 1, 2], [7, 8, 9]  # the first images of the bags of 7
+    assert found["bags"] == [[f"test-{row:05d}" for row in bag] for bag in members]
+    html = (tmp_path / "bags.html").read_text()
+    cards = texts(tmp_path / "bags.html")
+    assert len(cards) == 6
+    for number, bag in enumerate(members):
+        mle, sr = (plain_ranks(mine, rows, bag) for mine in files[1].values())
+        assert f"Bag {number + 1}: 3 look-alikes. MLE finds {mle.count(1)}, SR finds {sr.count(1)}</h2>" in html
+        for at, card in enumerate(cards[3 * number : 3 * number + 3]):
+            assert f"MLE {mle[at]} of 3" in card
+            assert f"SR {sr[at]} of 3" in card
+            assert files[1]["mle"][bag[at]] in card
+
+
+def test_every_wrong_claim_is_counted_and_marked(files, rows, tmp_path, capsys):
+    assert run(files, tmp_path, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    wrong_rows = []
+    for name, mine in files[1].items():
+        results = [check(caption, facts) for caption, facts in zip(mine, rows["facts"], strict=True)]
+        counts = found["errors"][name]
+        assert counts["hallucinated"] + counts["misbound"] == sum(len(result.wrong) for result in results)
+        assert counts["claims"] == sum(len(result.wrong) + len(result.right) for result in results)
+        assert counts["wrong_captions"] == sum(bool(result.wrong) for result in results)
+        wrong_rows += [number for number, result in enumerate(results) if result.wrong]
+    html = (tmp_path / "errors.html").read_text()
+    assert html.count("<article") == len(set(wrong_rows)) > 2
+    marked = len(re.findall('<span class="(?:wrong|misbound)" title', html))
+    assert marked == found["errors"]["mle"]["hallucinated"] + found["errors"]["sr"]["hallucinated"] + sum(
+        found["errors"][name]["misbound"] for name in ("mle", "sr")
+    )
+    assert "<script>alert" not in html
+    assert html.count("</style>") == 1
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+
+
+def test_cider_cases_follow_the_rule(files, rows, tmp_path):
+    assert run(files, tmp_path) == 0
+    found = json.loads((tmp_path / "gallery.json").read_text())["cider"]
+    scores = {name: cider_d(mine, list(rows["captions"]))["per_sample"] for name, mine in files[1].items()}
+    ranks = {name: plain_ranks(mine, rows, range(15)) for name, mine in files[1].items()}
+    expected = []
+    for row in range(15):
+        high, low = ("mle", "sr") if scores["mle"][row] > scores["sr"][row] else ("sr", "mle")
+        results = {name: check(files[1][name][row], rows[row]["facts"]) for name in (high, low)}
+        more = len(results[low].recalled) - len(results[high].recalled)
+        fewer = len(results[high].wrong) - len(results[low].wrong)
+        gap = scores[high][row] - scores[low][row]
+        if gap > 0 and more >= 0 and fewer >= 0 and more + fewer > 0 and ranks[low][row] < ranks[high][row]:
+            expected.append((f"test-{row:05d}", high, low))
+    assert {(case["image_id"], case["preferred"], case["better"]) for case in found["cases"]} == set(expected)
+    assert found["failures"] == len(expected) > 0
+    gaps = [case["gap"] for case in found["cases"]]
+    assert gaps == sorted(gaps, reverse=True)
+    card = texts(tmp_path / "cider.html")[0]
+    number = int(found["cases"][0]["image_id"][-5:])
+    assert f"CIDEr-D {scores[found['cases'][0]['preferred']][number]:.2f}" in card
+
+
+def test_right_captions_with_a_cider_d_near_0(files, rows, tmp_path):
+    """By hand: no wrong claim, a right one, and a score below the bound."""
+    assert run(files, tmp_path, "--max_cider", "1.5") == 0
+    found = json.loads((tmp_path / "gallery.json").read_text())["unrewarded"]
+    expected, good = set(), 0
+    for name, mine in files[1].items():
+        scores = cider_d(mine, list(rows["captions"]))["per_sample"]
+        for row, (caption, facts) in enumerate(zip(mine, rows["facts"], strict=True)):
+            result = check(caption, facts)
+            if result.right and not result.wrong:
+                good += 1
+                if scores[row] < 1.5:
+                    expected.add((f"test-{row:05d}", name))
+    assert {(case["image_id"], case["source"]) for case in found["cases"]} == expected
+    assert (found["right_captions"], found["unrewarded"]) == (good, len(expected))
+    assert 0 < len(expected) < good
+    assert f"{len(expected)} of {good} captions" in (tmp_path / "unrewarded.html").read_text()
+
+
+def test_captioner_as_source_and_removal_of_old_pages(files, tmp_path, capsys):
+    assert run(files, tmp_path) == 0
+    assert (tmp_path / "cider.html").is_file()
+    only = ["gallery", "--captions", "scenes:blip-mle", "--scorer", "none", "--max_images", "7", "--bag_size", "3"]
+    assert main([*only, "--output_dir", str(tmp_path)]) == 0, capsys.readouterr().err
+    assert not (tmp_path / "cider.html").exists()
+    found = json.loads((tmp_path / "gallery.json").read_text())
+    assert found["cider"] is None
+    assert found["scorer"] is None
+    assert " of 3<" not in (tmp_path / "bags.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--names", "A"], "2 sources of captions and 1 --names"),
+        (["--names", "A", "A"], "Two sources of captions are called 'A'"),
+        (["--bag_size", "4"], "no complete bag of 4"),
+        (["--min_gap", "-1"], "--min_gap"),
+        (["--max_cider", "0"], "--max_cider"),
+        (["--captions", "gone.jsonl"], "There is no file 'gone.jsonl'"),
+    ],
+)
+def test_bad_input_exits_with_2_and_the_reason(more, message, files, tmp_path, capsys):
+    assert run(files, tmp_path / "out", *more) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_commands_of_the_documentation_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+    shown = [line for line in lines if line.startswith("captionrl gallery --captions scenes:")]
+    assert len(shown) == 2
+    assert main(shlex.split(shown[0])[1:]) == 0, capsys.readouterr().err
+    assert (tmp_path / "outputs" / "gallery" / "bags.html").is_file()
+    # HolisticCaps as references.
+    boosted = [line for line in lines if line.startswith("captionrl boost")]
+    assert main(shlex.split(boosted[0])[1:]) == 0, capsys.readouterr().err
+    assert main(shlex.split(shown[1])[1:]) == 0, capsys.readouterr().err
+    found = json.loads((tmp_path / "outputs/gallery/gallery.json").read_text())["unrewarded"]
+    assert 0 < found["unrewarded"] <= found["right_captions"]  # right, but shorter than the long references
+
+
+def test_only_equal_names_get_the_names_of_their_folders(tmp_path):
+    files = [tmp_path / folder / "a.jsonl" for folder in "xy"]
+    for file in files:
+        file.parent.mkdir()
+        file.touch()
+    sources = [*map(str, files), "scenes:blip-mle", "Salesforce/blip"]
+    assert source_names(sources, None) == ["x/a", "y/a", "scenes:blip-mle", "Salesforce/blip"]
+    with pytest.raises(ValueError, match=r"Two sources of captions are called 'scenes:blip-mle'"):
+        source_names(["scenes:blip-mle"] * 2, None)

@@ -1,0 +1,225 @@
+"""`captionrl study` on the embedded world: building, scoring, bad arguments, and the commands of docs/studies.md."""
+
+import json
+import random
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.apps.studies.build import ANSWERS_FORMAT, answers_checksum, read_key
+from hf_captionrl.cli import main
+from hf_captionrl.cli.main import build_parser
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.model_files import model_path
+from tests.tolerances import resolution
+
+PAGE = (Path(__file__).parents[3] / "docs" / "studies.md").read_text(encoding="utf-8")
+IMAGES = 250
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
+
+
+@pytest.fixture(scope="module")
+def files(scenes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("captions")
+    for name, captions in (("mle", [c[0] for c in scenes["captions"]]), ("smile", list(scenes["full_caption"]))):
+        rows = zip(scenes["image_id"], captions, strict=True)
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"image_id": i, "caption": c}) + "\n" for i, c in rows)
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def build(kind, files, output, *more):
+    captions = [str(files / "mle.jsonl"), str(files / "smile.jsonl")]
+    command = ["study", "build", kind, "--captions", *captions, "--max_images", str(IMAGES), "--output", str(output)]
+    return main([*command, *map(str, more)])
+
+
+@pytest.fixture(scope="module")
+def retrieval(files, cache, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    assert build("retrieval", files, folder, "--references", "--num_sets", 8, "--cache_dir", cache) == 0
+    return folder
+
+
+def answer(folder, part, participant, choose, path):
+    """A file of answers as the page downloads it."""
+    key = read_key(folder)
+    value = {
+        "format": ANSWERS_FORMAT,
+        "study": key["fingerprint"],
+        "part": part,
+        "participant": participant,
+        "started": "2026-01-02T03:04:05.678Z",
+        "exported": "2026-01-02T04:04:05.678Z",
+        "answers": [{"question": q["id"], "values": choose(q), "ms": 2500} for q in key["parts"][part]],
+    }
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**value, "checksum": answers_checksum(value)}))
+    return path
+
+
+def test_retrieval_study(retrieval, scenes):
+    key = read_key(retrieval)
+    assert key["systems"] == ["mle", "smile", "references"]
+    assert {name: len(questions) for name, questions in key["parts"].items()} == {f"block-{n}": 13 for n in (1, 2, 3)}
+    assert sorted(page.name for page in (retrieval / "pages").iterdir()) == [f"block-{n}.html" for n in (1, 2, 3)]
+    row = {image_id: n for n, image_id in enumerate(scenes["image_id"])}
+    full, references = list(scenes["full_caption"]), list(scenes["captions"])
+    unit = load_scorer(model_path("scenes:clip-reward")).image_features(list(scenes["image"]))
+    unit = unit / unit.norm(dim=1, keepdim=True)
+    sets = {}
+    for questions in key["parts"].values():
+        for q in questions:
+            target = row[q["images"][q["right"] - 1]]
+            if q["system"] is None:
+                assert q["caption"] in references[target]
+                continue
+            assert q["caption"] == full[target] or q["system"] != "smile"
+            assert q["caption"] in references[target] or q["system"] != "references"
+            scores = [float(unit[row[i]] @ unit[target]) for i in q["images"] if row[i] != target]
+            assert max(scores) <= 0.8 + resolution(1)
+            sets.setdefault(q["group"], set()).update(q["images"])
+    everything = [image for images in sets.values() for image in images]
+    assert len(sets) == 8
+    assert len(everything) == len(set(everything)) == 80
+
+
+def test_rebuild_is_identical_and_another_study_is_refused(files, cache, retrieval, tmp_path, capsys):
+    same = ["--references", "--num_sets", 8, "--cache_dir", cache]
+    before = {path.name: path.read_bytes() for path in retrieval.rglob("*.*")}
+    assert build("retrieval", files, tmp_path / "b", *same, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "b").rglob("*.*")} == before
+    assert (said["study"], said["sets"], said["questions"]) == (read_key(retrieval)["fingerprint"], 8, 39)
+    # Another seed is another study, which replaces nothing without --overwrite.
+    assert build("retrieval", files, tmp_path / "b", *same, "--seed", 1) == 2
+    assert "holds another study" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "b").rglob("*.*")} == before
+    (tmp_path / "b" / "pages" / "mine.html").write_text("not ours")
+    assert build("rating", files, tmp_path / "b", "--num_images", 3, "--num_raters", 2, "--overwrite") == 0
+    left = sorted(path.name for path in (tmp_path / "b").rglob("*.*"))
+    assert left == ["key.json", "mine.html", "rater-1.html", "rater-2.html"]
+    # A file that is not a key is never overwritten.
+    (tmp_path / "b" / "key.json").write_text("my house key")
+    assert build("rating", files, tmp_path / "b", "--num_images", 3, "--overwrite") == 2
+    assert "is not JSON" in capsys.readouterr().err
+
+
+def test_scores_of_a_study_leave_out_broken_answers(retrieval, tmp_path, capsys):
+    rng = random.Random(0)
+    folder = tmp_path / "answers"
+
+    def able(q):
+        return [q["right"] if q["system"] != "mle" else rng.randint(1, 10)]
+
+    for part in ("block-1", "block-2", "block-3"):
+        for number in range(2):
+            answer(retrieval, part, f"p{number}", able, folder / f"{part}-{number}.json")
+    answer(retrieval, "block-1", "asleep", lambda q: [1], folder / "asleep.json")
+    (folder / "torn.json").write_text('{"format": ')
+    out = tmp_path / "out"
+    assert main(["study", "score", str(retrieval), str(folder), "--output_dir", str(out), "--json"]) == 0
+    said = capsys.readouterr()
+    assert "torn.json does not count: not JSON" in said.err
+    result = json.loads(said.out)
+    assert json.loads((out / "results.json").read_text()) == result
+    rows = {row["name"]: row for row in result["rows"]}
+    assert rows["smile"]["accuracy"] == rows["references"]["accuracy"] == 1.0
+    assert rows["mle"]["accuracy"] < 0.5
+    assert rows["smile"]["answers"] == 16
+    assert [d["participant"] for d in result["dropped"]] == ["asleep"]
+    assert {p["seconds_per_question"] for p in result["participants"]} == {2.5}
+    for name in ("results.md", "results.html"):
+        text = (out / name).read_text()
+        for word in ("smile", "asleep", "torn.json", "Krippendorff", "controls wrong", "1.000"):
+            assert word in text
+    # As text, in the study's folder.
+    assert main(["study", "score", str(retrieval), str(folder)]) == 0
+    assert "## Systems" in capsys.readouterr().out
+    assert (retrieval / "results.html").is_file()
+    for name in ("results.json", "results.md", "results.html"):
+        (retrieval / name).unlink()
+
+
+def test_score_fails_without_valid_answers(retrieval, files, tmp_path, capsys):
+    path = answer(retrieval, "block-1", "asleep", lambda q: [q["right"] % 10 + 1], tmp_path / "a" / "asleep.json")
+    assert main(["study", "score", str(retrieval), str(path)]) == 2
+    assert "5 of 5 controls wrong" in capsys.readouterr().err
+    other = tmp_path / "other"
+    assert build("rating", files, other, "--num_images", 3) == 0
+    assert main(["study", "score", str(other), str(path)]) == 2
+    assert "answers of another study" in capsys.readouterr().err
+    assert not (other / "results.json").exists()
+    key = json.loads((other / "key.json").read_text())
+    key["systems"].reverse()
+    (other / "key.json").write_text(json.dumps(key))
+    assert main(["study", "score", str(other), str(path)]) == 2
+    assert "was changed after it was written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "message"),
+    [
+        ("retrieval", ["--set_size", "11"], "keys for 2 to 10 images"),
+        ("retrieval", ["--controls", "-1"], "at least 0"),
+        ("retrieval", ["--num_sets", "200"], "Lower --num_sets"),
+        ("retrieval", ["--max_similarity", "80"], "a cosine lies between"),
+        ("retrieval", ["--controls", "40"], "sets of 10 could be made"),
+        ("rating", ["--num_images", "1000"], "Lower --num_images"),
+        ("rating", ["--consent", "nowhere.txt"], "no file 'nowhere.txt'"),
+        ("rating", ["--names", "one"], "2 sources of captions and 1 --names"),
+    ],
+)
+def test_bad_arguments(kind, more, message, files, cache, tmp_path, capsys):
+    cached = ["--cache_dir", cache] if kind == "retrieval" else []
+    assert build(kind, files, tmp_path / "s", *more, *cached) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+def test_page_asks_for_consent(files, tmp_path):
+    text = tmp_path / "consent.txt"
+    text.write_text("Images may <upset>.\n\nNo names are kept.")
+    assert build("rating", files, tmp_path / "s", "--num_images", 2, "--num_raters", 1, "--consent", text) == 0
+    html = (tmp_path / "s" / "pages" / "rater-1.html").read_text()
+    assert "<p>Images may &lt;upset&gt;.</p>" in html
+    assert 'id="agree" required' in html
+
+
+def test_commands_of_the_docs_page_run(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
+    for name in ("mle.jsonl", "smile.jsonl"):
+        (tmp_path / name).write_bytes((files / name).read_bytes())
+    (tmp_path / "consent.txt").write_text("I take part of my own will.")
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    lines = [
+        line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.startswith("captionrl ")
+    ]
+    assert len(lines) == 3
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        build_parser().parse_args(words)
+        if words[1] == "score":
+            for part in read_key(words[2])["parts"]:
+                answer(words[2], part, f"p-{part}", lambda q: [q["right"]], tmp_path / "answers" / f"{part}.json")
+        else:
+            # These tests have captions of fewer images.
+            words += ["--max_images", str(IMAGES)]
+        assert main(words) == 0, capsys.readouterr().err
+    assert main(["study", "score", "no-such-folder", "answers"]) == 2
+    for name in ("key.json", "results.json", "results.md", "results.html"):
+        assert name in PAGE

@@ -1,0 +1,33 @@
+"""Fixtures of the tests of `captionrl truematch`: one benchmark, built once."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.scenes import load_scenes
+from tests.apps.truematch.truematch_commands import IMAGES, build
+
+
+@pytest.fixture(scope="session")
+def scenes():
+    return load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory, cache):
+    """A shared benchmark; tests must not change it."""
+    folder = tmp_path_factory.mktemp("built") / "truematch"
+    assert build(folder, cache) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(built, tmp_path):
+    """A copy of the benchmark for one test."""
+    return Path(shutil.copytree(built, tmp_path / "truematch"))

@@ -1,0 +1,230 @@
+"""The results table: printed, written, and invalid rows."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.table import (
+    check_rows,
+    format_cell,
+    installed_versions,
+    plain_config,
+    print_table,
+    results_markdown,
+    write_results,
+)
+
+KEYS = (
+    "length lexical_diversity pool_recall_at_1 pool_recall_at_5 rd100_recall_at_1 rd100_recall_at_5 clip_score "
+    "perplexity cider_d hallucination fact_recall"
+).split()
+BY_KEY = {column.key: column for column in COLUMNS}
+
+
+def make_row(name="MLE", **changes):
+    values = [2.3, 0.11, 0.1, 0.3, 0.528, 0.9, 0.75, 12.345, 2.57, 0.065, 0.29]
+    return {"name": name, **dict(zip(KEYS, values, strict=True)), **changes}
+
+
+def printed(rows, **options):
+    out = io.StringIO()
+    print_table(rows, columns=COLUMNS, file=out, **options)
+    return out.getvalue()
+
+
+def test_columns_are_those_of_every_results_file_in_this_order():
+    assert [column.key for column in COLUMNS] == KEYS
+
+
+def test_columns_have_their_direction():
+    assert {c.key: c.arrow for c in COLUMNS if c.arrow != "↑"} == {
+        "length": "",
+        "perplexity": "↓",
+        "hallucination": "↓",
+    }
+
+
+@pytest.mark.parametrize(
+    ("interval", "shown"),
+    [
+        (None, "0.658"),
+        ([0.637, 0.679], "0.658 ±0.021"),
+        ([0.6372, 0.6791], "0.658 ±0.021"),
+        ([0.630, 0.681], "0.658 [0.630, 0.681]"),
+        ([0.66, 0.681], "0.658 [0.660, 0.681]"),  # a percentile interval may exclude the value
+    ],
+)
+def test_cell_with_interval(interval, shown):
+    row = make_row(rd100_recall_at_1=0.658, rd100_recall_at_1_ci=interval)
+    assert format_cell(row, BY_KEY["rd100_recall_at_1"]) == shown
+
+
+def test_cell_without_a_number():
+    assert format_cell(make_row(cider_d=None), BY_KEY["cider_d"]) == "–"
+    assert format_cell(make_row(cider_d=None, cider_d_reason="no Java"), BY_KEY["cider_d"]) == "not run: no Java"
+
+
+def test_piped_table_is_not_wrapped():
+    rows = [make_row(), make_row("SMILE (lambda=0.01)", rd100_recall_at_1_ci=[0.507, 0.549]), make_row("references")]
+    lines = printed(rows, title="A title").splitlines()
+    assert lines[0].strip() == "A title"
+    cells = next(line for line in lines if "MLE " in line).split()
+    assert cells == [
+        "MLE",
+        "2.30",
+        "0.110",
+        "0.100",
+        "0.300",
+        "0.528",
+        "0.900",
+        "0.750",
+        "12.35",
+        "2.570",
+        "0.065",
+        "0.290",
+    ]
+    assert any("±0.021" in line for line in lines)
+    assert "…" not in "".join(lines)
+    # The references are separated from the captioners.
+    assert not lines[next(i for i, line in enumerate(lines) if "references" in line) - 1].strip()
+
+
+def test_narrow_terminal_gets_every_column_in_order(monkeypatch):
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    print_table([make_row("M" * 20)], columns=COLUMNS, file=out)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    numbers = re.findall(r"\d+\.\d+", text.split("↑ higher")[0])
+    assert numbers == [
+        "2.30",
+        "0.110",
+        "0.100",
+        "0.300",
+        "0.528",
+        "0.900",
+        "0.750",
+        "12.35",
+        "2.570",
+        "0.065",
+        "0.290",
+    ]
+    assert text.count("M" * 20) >= 2
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_ascii_output_does_not_fail():
+    code = (
+        "from tests.evaluation.test_table import COLUMNS, make_row, print_table;"
+        "print_table([make_row('caf\\u00e9', length_ci=[2.2, 2.4])], columns=COLUMNS)"
+    )
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=root, env=environment, check=True)
+    assert b"+-0.10" in run.stdout
+
+
+def test_names_and_reasons_are_escaped():
+    name = "[bold]a|b[/bold] <script>{{7*7}}"
+    text = printed([make_row(name, perplexity=None, perplexity_reason="no [red] model")])
+    assert name in text
+    assert "no [red] model" in text
+    markdown = results_markdown([make_row(name)], columns=COLUMNS, title="<b>`x`")
+    assert "<script>" not in re.sub(r"\\[<>]", "", markdown)
+    assert r"a\|b" in markdown
+    table = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {len(COLUMNS) + 2}
+
+
+def test_written_files(tmp_path):
+    @dataclass
+    class Config:
+        learning_rate: float = 1e-5
+        output_dir: Path = Path("outputs")
+        hub_token: str = "secret-value"
+
+    rows = [make_row(fact_recall=None, bag_3_recall_at_1=0.4), make_row("SMILE", length_ci=(2, 3))]
+    path = write_results(
+        tmp_path / "out", rows, columns=COLUMNS, seed=7, config={"train": Config(), "limit": float("inf")}
+    )
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert path.name == "results.json"
+    assert list(written) == ["rows", "seed", "config", "versions"]
+    assert written["rows"][0] == rows[0]
+    assert written["rows"][1]["length_ci"] == [2, 3]
+    assert written["seed"] == 7
+    assert written["config"] == {"train": {"learning_rate": 1e-5, "output_dir": "outputs"}, "limit": "inf"}
+    assert {"python", "torch", "transformers", "peft", "trl", "datasets", "accelerate", "hf_captionrl"} <= set(
+        written["versions"]
+    )
+    assert "secret-value" not in path.read_text(encoding="utf-8")
+    assert "| SMILE | 2.30 [2.00, 3.00] |" in (tmp_path / "out" / "results.md").read_text(encoding="utf-8")
+    assert sorted(p.name for p in path.parent.iterdir()) == ["results.json", "results.md"]
+
+
+def test_git_revision_is_that_of_the_package(tmp_path):
+    revision = installed_versions().get("git_revision")
+    assert revision is None or re.fullmatch(r"[0-9a-f]{40}(\+changes)?", revision)
+    from hf_captionrl.metrics import table as versions
+
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    inner = tmp_path / "venv" / "hf_captionrl"
+    inner.mkdir(parents=True)
+    assert versions._git_revision(inner) is None  # a package inside another repository
+
+
+def test_config_of_nested_and_odd_values():
+    assert plain_config({"dtype": object, "api_key": "k", "max_token": 3}) == {"dtype": str(object), "max_token": 3}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "no rows"),
+        ([make_row(" ")], "non-empty name"),
+        ([make_row(), make_row()], "Two rows are called 'MLE'"),
+        ([{"name": "MLE", "length": 2.0}], "no lexical_diversity, pool_recall_at_1"),
+        ([make_row(rd100_recall_at_1=52.8)], "is 52.8; fractions are in"),
+        ([make_row(hallucination=-0.1)], "fractions are in"),
+        ([make_row(perplexity=float("nan"))], "must be a finite number"),
+        ([make_row(length="2.3")], "must be a finite number"),
+        ([make_row(pool_recall_at_1=True)], "must be a finite number"),
+        ([make_row(length_ci=[3.0, 2.0])], "low <= high"),
+        ([make_row(fact_recall_ci=[0.2, 1.2])], "fractions are in"),
+        ([make_row(cider_d=None, cider_d_reason=" ")], "is blank"),
+    ],
+)
+def test_malformed_rows_are_refused(rows, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        check_rows(rows, COLUMNS)
+    with pytest.raises(ValueError, match=message):
+        write_results(tmp_path / "out", rows, columns=COLUMNS, seed=0, config={})
+    assert not (tmp_path / "out").exists()
+
+
+def test_name_may_not_leave_the_folder(tmp_path):
+    with pytest.raises(ValueError, match="file name without folders"):
+        write_results(tmp_path, [make_row()], columns=COLUMNS, seed=0, config={}, name="../results")
+
+
+def test_a_reason_is_printed_once_with_its_columns_and_rows():
+    missing = {"perplexity": None, "perplexity_reason": "no model", "cider_d": None, "cider_d_reason": "no model"}
+    alone = {"fact_recall": None, "fact_recall_reason": "no truth"}
+    text = printed([make_row("MLE", **missing, **alone), make_row("SMILE", **missing)])
+    notes = [line for line in text.splitlines() if line.startswith("not run: ")]
+    assert notes == ["not run: no model: Perplexity ↓, CIDEr-D ↑", "not run: no truth: Fact recall ↑ (MLE)"]

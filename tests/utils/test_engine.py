@@ -1,0 +1,340 @@
+"""Shards in this process and in several: resuming, killed workers, refusals."""
+
+import json
+import os
+import sys
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hf_captionrl.apps.boosting.boost import BoostStage
+from hf_captionrl.apps.boosting.options import BoostOptions
+from hf_captionrl.cli.bags import NeighbourStage
+from hf_captionrl.cli.caption import CaptionStage
+from hf_captionrl.cli.features import FeatureStage, PixelStage
+from hf_captionrl.utils.options import EngineOptions
+from hf_captionrl.utils.parts import Actor, ShardFolder, raise_packed, read_shard, read_shards, run_stage
+from hf_captionrl.utils.ray_engine import Deaths, RayActor, actor_numbers, connect
+from tests.utils.toy import Squares, expected, pids
+
+ROWS, PER_SHARD = 23, 5
+
+
+@pytest.fixture
+def notes(tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    return folder
+
+
+def shards(tmp_path, settings=None, **more):
+    sizes = {"num_rows": ROWS, "rows_per_shard": PER_SHARD} | more
+    return ShardFolder(tmp_path / "out", settings or {"model": "m"}, **sizes)
+
+
+def test_rows_in_this_process_equal_a_plain_loop(tmp_path, notes):
+    seen = []
+    summary = run_stage(Squares(notes), shards(tmp_path), progress=seen.append)
+    assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
+    assert list(read_shards(tmp_path / "out", ["square"])) == [{"square": n * n} for n in range(ROWS)]
+    assert seen == [5, 5, 5, 5, 3]
+    assert (summary["shards"], summary["resumed"]) == (5, 0)
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert summary["manifest"] == manifest
+    assert manifest["rows"] == ROWS
+    assert [shard["rows"] for shard in manifest["shards"]] == [5, 5, 5, 5, 3]
+    assert manifest["settings"] == {"model": "m", "num_rows": ROWS, "rows_per_shard": PER_SHARD}
+    assert manifest["made_by"] == {"weights": "a"}
+
+
+def test_finished_shards_are_skipped(tmp_path, notes):
+    first = run_stage(Squares(notes), shards(tmp_path))["manifest"]
+    (tmp_path / "out/part-00003-of-00005.parquet").unlink()
+    others = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")}
+    seen = []
+    assert run_stage(Squares(notes), shards(tmp_path), progress=seen.append)["resumed"] == 4
+    assert seen == [5]
+    assert {path: path.stat().st_mtime_ns for path in others} == others
+    for path in notes.iterdir():
+        path.unlink()
+    summary = run_stage(Squares(notes), shards(tmp_path))
+    assert summary == {"shards": 5, "resumed": 5, "manifest": first}
+    assert not pids(notes, "loaded")  # nothing to do: nothing is loaded
+
+
+def test_two_processes_with_one_killed_lose_and_repeat_no_row(tmp_path, notes):
+    stage = Squares(notes, kill_at=12)
+    summary = run_stage(stage, shards(tmp_path), EngineOptions(processes=2))
+    assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
+    assert summary["manifest"]["rows"] == ROWS
+    assert len(pids(notes, "killed")) == 1
+    assert len(pids(notes, "loaded") - pids(notes, "killed")) >= 1
+
+
+def test_worker_that_always_dies_stops_the_run(tmp_path, notes):
+    with pytest.raises(RuntimeError, match="Use fewer --processes than 2"):
+        run_stage(Squares(notes, kill_at=0, times=99), shards(tmp_path, rows_per_shard=12), EngineOptions(processes=2))
+
+
+def test_error_of_a_worker_reaches_the_caller(tmp_path, notes):
+    with pytest.raises(ValueError, match="Row 7 is bad"):
+        run_stage(Squares(notes, fail_at=7), shards(tmp_path), EngineOptions(processes=2))
+    assert not (tmp_path / "out/part-00001-of-00005.parquet").exists()
+    run_stage(Squares(notes), shards(tmp_path))
+    assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
+
+
+def test_launched_processes_share_the_shards(tmp_path, notes, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert run_stage(Squares(notes), shards(tmp_path))["manifest"] is None
+    assert sorted(path.name[5:10] for path in (tmp_path / "out").glob("part-*")) == ["00001", "00003"]
+    with pytest.raises(ValueError, match="is unfinished"):
+        list(read_shards(tmp_path / "out"))
+    with pytest.raises(ValueError, match="2 processes were launched"):
+        run_stage(Squares(notes), shards(tmp_path), EngineOptions(processes=2))
+    with pytest.raises(ValueError, match="Remove the folder instead of using --overwrite"):
+        shards(tmp_path, overwrite=True)
+    monkeypatch.setenv("RANK", "0")
+    # It starts when process 1 has finished, and divides the shards in the same way.
+    assert run_stage(Squares(notes), shards(tmp_path))["manifest"]["rows"] == ROWS
+    assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": {"model": "n"}}, "written with model 'm', but model is now 'n'"),
+        ({"rows_per_shard": 6}, "written with rows_per_shard 5"),
+        ({"num_rows": 24}, "written with num_rows 23"),
+    ],
+)
+def test_other_settings_are_refused(tmp_path, notes, change, message):
+    run_stage(Squares(notes), shards(tmp_path))
+    with pytest.raises(ValueError, match=message):
+        shards(tmp_path, **change)
+    fresh = shards(tmp_path, **change, overwrite=True)
+    assert len(fresh.unfinished()) == len(fresh.names)
+
+
+def test_other_weights_are_refused(tmp_path, notes):
+    run_stage(Squares(notes), shards(tmp_path))
+    (tmp_path / "out/part-00003-of-00005.parquet").unlink()
+    with pytest.raises(ValueError, match="written with weights 'a', but weights is now 'b'"):
+        run_stage(Squares(notes, weights="b"), shards(tmp_path))
+    assert not (tmp_path / "out/part-00003-of-00005.parquet").exists()
+
+
+def test_shards_with_a_damaged_footer_are_written_again(tmp_path, notes):
+    run_stage(Squares(notes), shards(tmp_path))
+    parts = sorted((tmp_path / "out").glob("part-*"))
+    whole = [part.read_bytes() for part in parts]
+    parts[1].write_bytes(whole[1][: len(whole[1]) // 2])
+    parts[2].write_bytes(b"")
+    flipped = bytearray(whole[4])
+    flipped[flipped.index(b"made_by")] ^= 1  # Parquet itself does not notice it
+    parts[4].write_bytes(flipped)
+    with pytest.raises(ValueError, match=r"part-00001-of-00005.parquet is damaged .* use the same command again"):
+        list(read_shards(tmp_path / "out"))
+    with pytest.warns(UserWarning, match="3 of 5 shards .* are damaged, such as part-00001"):
+        again = shards(tmp_path)
+    assert run_stage(Squares(notes), again)["resumed"] == 2
+    assert [part.read_bytes() for part in parts] == whole
+
+
+def test_launched_processes_discard_only_their_own_damaged_shards(tmp_path, notes, monkeypatch):
+    run_stage(Squares(notes), shards(tmp_path))
+    for part in (tmp_path / "out").glob("part-*"):
+        part.write_bytes(b"damaged")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.warns(UserWarning, match="2 of 5 shards"):
+        assert shards(tmp_path).unfinished() == [1, 3]
+
+
+def test_damaged_pages_name_the_file_and_a_removed_file_is_written_again(tmp_path, notes):
+    """One bit of each byte in turn: no damage is read as data."""
+    run_stage(Squares(notes), shards(tmp_path))
+    part = tmp_path / "out/part-00000-of-00005.parquet"
+    whole, errors = part.read_bytes(), []
+    rows = list(read_shards(tmp_path / "out"))
+    for at in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << at % 8
+        part.write_bytes(flipped)
+        try:
+            assert list(read_shards(tmp_path / "out")) == rows
+        except ValueError as error:
+            errors.append(str(error))
+    assert len(errors) > 0.8 * len(whole)
+    assert all(error.startswith(f"{part} is damaged (") for error in errors)
+    part.unlink()
+    run_stage(Squares(notes), shards(tmp_path))
+    assert part.read_bytes() == whole
+
+
+def test_shards_of_an_earlier_version_have_no_digest_and_are_read(tmp_path):
+    pq.write_table(pa.table({"row": [1, 2], "square": [1, 4]}), tmp_path / "old.parquet")
+    assert read_shard(tmp_path / "old.parquet", ["square", "row"]).to_pylist() == [
+        {"square": 1, "row": 1},
+        {"square": 4, "row": 2},
+    ]
+    with pytest.raises(ValueError, match=r"old.parquet lacks the column\(s\) \['cube'\]; it has \['row', 'square'\]"):
+        read_shard(tmp_path / "old.parquet", ["cube"])
+    with pytest.raises(FileNotFoundError):  # not damage
+        read_shard(tmp_path / "none.parquet")
+
+
+def test_damaged_folders_are_named(tmp_path, notes):
+    run_stage(Squares(notes), shards(tmp_path))
+    parts = sorted((tmp_path / "out").glob("part-*"))
+    parts[4].write_bytes(parts[0].read_bytes())
+    with pytest.raises(ValueError, match=r"has 5 rows, but manifest.json says 3"):
+        list(read_shards(tmp_path / "out"))
+    (tmp_path / "out/manifest.json").write_text("[1]")
+    with pytest.raises(ValueError, match="is not a manifest"):
+        shards(tmp_path)
+    (tmp_path / "out/manifest.json").unlink()
+    with pytest.raises(ValueError, match="with their settings is missing"):
+        shards(tmp_path)
+    with pytest.raises(FileNotFoundError, match="has no manifest"):
+        list(read_shards(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"address": "auto"}, "Use --engine ray"),
+        ({"rows_per_shard": 8}, "Use --processes or --engine"),
+    ],
+)
+def test_options_without_effect_are_refused(tmp_path, notes, options, message):
+    with pytest.raises(ValueError, match=message):
+        run_stage(Squares(notes), shards(tmp_path), EngineOptions(**options))
+
+
+def test_missing_ray_names_the_extra(tmp_path, notes, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf-captionrl\[ray\]'"):
+        run_stage(Squares(notes), shards(tmp_path), EngineOptions(engine="ray"))
+
+
+def remote(deaths):
+    """Its methods as those of a Ray actor; `ray.get` is the identity in these tests."""
+    methods = {name: SimpleNamespace(remote=getattr(deaths, name)) for name in ("start", "finish")}
+    return SimpleNamespace(**methods)
+
+
+def test_deaths_without_a_finished_shard_are_counted_and_stop_an_actor(tmp_path, notes, monkeypatch):
+    deaths = Deaths()
+    assert [deaths.start(0), deaths.start(1)] == [0, 0]
+    assert [deaths.start(0), deaths.start(0), deaths.start(1)] == [1, 2, 3]
+    deaths.finish(1)
+    assert [deaths.start(0), deaths.start(1), deaths.start(0), deaths.start(0)] == [1, 1, 2, 3]
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda found: found))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # restored after the test
+    actor = RayActor(Actor(Squares(notes), shards(tmp_path)), os.getcwd(), remote(deaths), 4, 2)
+    assert (
+        os.environ["LOCAL_WORLD_SIZE"] == "2"
+    )  # of four actors on two machines, each decodes in its share of the threads
+    with pytest.raises(RuntimeError, match=r"died 4 times .* \(5 are left\).* Use fewer --processes than 4"):
+        raise_packed(actor({"shard": [1]})["error"][0])
+    assert not list((tmp_path / "out").glob("part-*"))
+    deaths.finish(1)
+    assert actor({"shard": [2]})["error"] == [""]
+    assert [deaths.start(0), deaths.start(2)] == [1, 1]  # shard 2 was finished, so that its start is the first one
+
+
+def test_stages_without_gpu_have_an_actor_per_cpu():
+    class Ray:
+        """A cluster of two machines."""
+
+        def __init__(self, **resources):
+            self.resources = {"memory": 1e9} | resources
+
+        def cluster_resources(self):
+            return self.resources
+
+        def nodes(self):
+            return [{"Alive": True}, {"Alive": True}, {"Alive": False}]
+
+    with_gpus, without = Ray(CPU=64.0, GPU=8.0), Ray(CPU=64.0)
+    assert actor_numbers(with_gpus, None, needs_gpu=True) == (8, 1)
+    assert actor_numbers(with_gpus, None, needs_gpu=False) == (64, 0)
+    assert actor_numbers(without, None, needs_gpu=True) == (2, 0)
+    assert actor_numbers(without, None, needs_gpu=False) == (64, 0)
+    assert actor_numbers(with_gpus, 3, needs_gpu=True) == (3, 1)
+    assert actor_numbers(with_gpus, 3, needs_gpu=False) == (3, 0)
+
+
+def test_stages_say_whether_they_need_a_gpu(tmp_path):
+    assert CaptionStage.needs_gpu
+    assert FeatureStage.needs_gpu
+    assert not PixelStage.needs_gpu
+    assert NeighbourStage(tmp_path, 5, is_exact=True).needs_gpu
+    assert not NeighbourStage(tmp_path, 5, is_exact=False).needs_gpu
+    for text, vision, needs in (
+        (None, None, False),  # the facts of scenes
+        ("openai:mistral", "openai:llava", False),
+        ("openai:mistral", "transformers:llava", True),
+        ("vllm:mistral", None, True),
+    ):
+        assert BoostStage(BoostOptions(text=text, vision=vision), "").needs_gpu is needs
+
+
+def test_stage_without_gpu_runs_in_one_process_of_a_machine_with_gpus(tmp_path, notes, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    stage = Squares(notes)
+    stage.needs_gpu = False
+    run_stage(stage, shards(tmp_path))
+    assert pids(notes, "loaded") == {os.getpid()}
+
+
+def test_error_of_a_ray_actor_is_part_of_its_answer(tmp_path, notes, monkeypatch):
+    class StrangeError(LookupError):
+        """Its class is unknown in other processes."""
+
+    class Fails(Squares):
+        def __call__(self, rows):
+            if rows.start == 10:
+                raise StrangeError("no way")
+            return super().__call__(rows)
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda found: found))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # restored after the test
+    actor = RayActor(Actor(Fails(notes, fail_at=7), shards(tmp_path)), os.getcwd(), remote(Deaths()), 2, 1)
+    answer = actor({"shard": [0, 1, 2]})
+    assert answer["shard"] == [0, 1, 2]
+    assert answer["error"][0] == ""
+    with pytest.raises(ValueError, match="Row 7 is bad") as error:
+        raise_packed(answer["error"][1])
+    assert str(error.value) == "Row 7 is bad. Remove it."
+    assert "in __call__" in error.value.__notes__[0]  # where it happened in the worker
+    with pytest.raises(LookupError, match="StrangeError: no way"):
+        raise_packed(answer["error"][2])
+    assert len(list((tmp_path / "out").glob("part-*"))) == 1
+
+
+def test_address_without_a_cluster_is_refused():
+    class Ray:
+        """Stands for the module, whose search for a cluster takes seconds."""
+
+        def is_initialized(self):
+            return False
+
+        def init(self, address, **settings):
+            self.address = address
+            if address == "local":
+                assert not settings["include_dashboard"]
+                return
+            assert "include_dashboard" not in settings  # only for Ray that starts here
+            raise ConnectionError("Could not find any running Ray instance.")
+
+    with pytest.raises(ValueError, match=r"'auto': no Ray cluster answers .* Start one with `ray start --head`"):
+        connect(Ray(), "auto")
+    ray = Ray()
+    assert connect(ray, None)
+    assert ray.address == "local"  # not the cluster that runs on this machine or that RAY_ADDRESS names

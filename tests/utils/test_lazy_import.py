@@ -1,0 +1,151 @@
+"""A submodule of another library is extended when it is imported, without an import hook, and looks as if it were not."""
+
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.utils.lazy_import import call_after_import
+
+ROOT = Path(__file__).parents[2]
+IMPORTS = """
+import builtins, json, os, sys
+def hooks():
+    return [list(map(repr, sys.meta_path)), list(map(repr, sys.path_hooks)), repr(builtins.__import__), dict(os.environ)]
+before = hooks()
+import hf_captionrl
+heavy = {"torch", "transformers", "datasets", "numpy", "evaluate", "huggingface_hub"} & set(sys.modules)
+print(json.dumps([hooks() == before, sorted(heavy)]))
+"""
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A package whose front door takes a name from a submodule, as `evaluate` does."""
+    name = f"library_{tmp_path.name.replace('-', '_')}"
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from .core import load\n")
+    (folder / "core.py").write_text("def look_up():\n    return 'theirs'\ndef load():\n    return look_up()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name
+    for module in [m for m in sys.modules if m.partition(".")[0] == name]:
+        del sys.modules[module]
+
+
+def extend(name):
+    """Replace what the submodule looks names up with; the list of calls."""
+    calls = []
+
+    def extended():
+        calls.append(name)
+        sys.modules[f"{name}.core"].look_up = lambda: "ours"
+
+    call_after_import(f"{name}.core", extended)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "statement", ["import {0}", "from {0} import load", "from {0}.core import load", "import {0}.core"]
+)
+def test_extended_however_it_is_imported(library, statement):
+    calls = extend(library)
+    assert library not in sys.modules
+    assert calls == []
+    exec(statement.format(library), {})
+    package = sys.modules[library]
+    assert package.load() == "ours"
+    assert package.core is sys.modules[f"{library}.core"]
+    assert calls == [library]
+    # From now on it is a module like any other.
+    assert type(package.core) is types.ModuleType
+    assert package.core.__spec__.name == f"{library}.core"
+    assert inspect.getsourcefile(package.core).endswith("core.py")
+    assert pickle.loads(pickle.dumps(package.core.load)) is package.load
+
+
+def test_extended_at_once_where_it_is_imported(library):
+    package = importlib.import_module(library)
+    assert package.load() == "theirs"
+    assert extend(library) == [library]
+    assert package.load() == "ours"
+
+
+def test_tools_that_look_through_all_modules_do_not_import_it(library):
+    calls = extend(library)
+    inspect.getmodule(object())
+    for module in list(sys.modules.values()):
+        for attribute in ("__file__", "__path__", "__spec__", "__warningregistry__"):
+            getattr(module, attribute, None)
+    assert library not in sys.modules
+    assert calls == []
+
+
+def test_find_spec_finds_it_without_importing(library):
+    calls = extend(library)
+    spec = importlib.util.find_spec(f"{library}.core")
+    assert spec.origin.endswith("core.py")
+    assert calls == []
+    assert type(sys.modules[f"{library}.core"]) is not types.ModuleType
+
+
+def test_all_names_at_once(library):
+    extend(library)
+    names = {}
+    exec(f"from {library}.core import *", names)
+    assert names["load"]() == "ours"
+
+
+def test_a_library_that_cannot_be_imported_says_so_each_time(library, tmp_path):
+    calls = extend(library)
+    core = tmp_path / library / "core.py"
+    good = core.read_text()
+    core.write_text("import nowhere_at_all\n")
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+            importlib.import_module(library)
+    core.write_text(good + "# corrected\n")
+    importlib.invalidate_caches()
+    assert importlib.import_module(library).load() == "theirs"  # the extension is given up, the library works
+    assert calls == []
+    missing = f"{library}_missing"
+    call_after_import(f"{missing}.core", calls.append)
+    with pytest.raises(ModuleNotFoundError, match=missing):
+        exec(f"from {missing}.core import load")
+    assert f"{missing}.core" not in sys.modules
+
+
+def test_threads_see_it_whole(library, tmp_path):
+    core = tmp_path / library / "core.py"
+    core.write_text("import time\nfirst = 1\ntime.sleep(0.05)\n" + core.read_text())
+    extend(library)
+    entry, seen = sys.modules[f"{library}.core"], []
+    threads = [threading.Thread(target=lambda: seen.append(entry.load())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == ["ours"] * 4
+
+
+def test_the_front_door_writes_nothing_and_installs_no_hook(tmp_path):
+    homes = {name: str(tmp_path / "home") for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "HF_MODULES_CACHE")}
+    env = {**os.environ, **homes, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    (tmp_path / "empty").mkdir()
+    run = subprocess.run(
+        [sys.executable, "-c", IMPORTS], cwd=tmp_path / "empty", env=env, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    unchanged, heavy = json.loads(run.stdout)
+    assert unchanged
+    assert heavy == []
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]

@@ -1,0 +1,237 @@
+"""Shards on a Ray cluster of two nodes, one of whose actors is killed."""
+
+import functools
+import json
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from hf_captionrl.cli import main
+from hf_captionrl.cli.bags import neighbours_on_shards
+from hf_captionrl.evaluation.caption_files import read_caption_file
+from hf_captionrl.retrieval import load_neighbours
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.options import EngineOptions
+from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
+from hf_captionrl.utils.ray_engine import connect
+from tests.faults.areas import run_area
+from tests.utils import dying
+from tests.utils.clusters import in_new_process, on_this_machine, two_nodes
+from tests.utils.toy import NotesGpus, Squares, expected, pids
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with two_nodes() as address:
+        yield address
+
+
+@pytest.mark.slow  # a cluster takes half a minute to start; tests/utils/test_engine.py kills a process
+def test_killed_actor_of_two_nodes_loses_and_repeats_no_row(cluster, tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    shards = ShardFolder(tmp_path / "out", {"model": "m"}, num_rows=23, rows_per_shard=4)
+    options = EngineOptions(engine="ray", address=cluster)
+    seen = []
+    summary = run_stage(Squares(notes, kill_at=9), shards, options, progress=seen.append)
+    assert list(read_shards(tmp_path / "out")) == expected(23, 4)
+    assert summary["manifest"]["rows"] == sum(seen) == 23
+    assert len(pids(notes, "killed")) == 1
+    assert len(pids(notes, "loaded")) >= 3  # an actor on each node, and one instead of the killed one
+
+
+@pytest.mark.slow
+def test_actor_that_always_dies_stops_the_run_and_a_repeated_command_counts_anew(cluster, tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    shards = ShardFolder(tmp_path / "out", {"model": "m"}, num_rows=23, rows_per_shard=12)
+    options = EngineOptions(engine="ray", address=cluster)
+    for runs in (1, 2):
+        with pytest.raises(RuntimeError, match=r"died 3 times without finishing a shard .* Use fewer --processes"):
+            run_stage(Squares(notes, kill_at=0, times=99), shards, options)
+        # The actor of the other shard may have died before it can know of the third death.
+        assert 3 * runs <= len(pids(notes, "killed")) <= 4 * runs
+    run_stage(Squares(notes), shards, options)
+    assert list(read_shards(tmp_path / "out")) == expected(23, 12)
+
+
+def starts_and_joins(cluster):
+    import ray
+
+    with on_this_machine():
+        for address, is_joined in ((None, False), ("auto", True)):
+            assert connect(ray, address)
+            try:
+                assert (ray.get_runtime_context().gcs_address == cluster) is is_joined
+            finally:
+                ray.shutdown()
+
+
+@pytest.mark.slow
+def test_ray_starts_on_this_machine_or_joins_the_running_cluster(cluster, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    in_new_process(starts_and_joins, cluster)
+
+
+def notes_of_gpus(folder):
+    import ray
+
+    with on_this_machine():
+        ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
+        for needs_gpu, gpus in ((True, "gpus-0"), (False, "gpus-none")):
+            notes = folder / f"notes {needs_gpu}"
+            notes.mkdir()
+            shards = ShardFolder(folder / str(needs_gpu), {"model": "m"}, num_rows=23, rows_per_shard=4)
+            run_stage(NotesGpus(notes, needs_gpu), shards, EngineOptions(engine="ray"))
+            assert [path.name for path in notes.glob("gpus-*")] == [gpus]
+            assert list(read_shards(folder / str(needs_gpu))) == expected(23, 4)
+        ray.shutdown()
+
+
+@pytest.mark.slow
+def test_only_stages_that_need_a_gpu_get_one_of_the_cluster(tmp_path):
+    in_new_process(notes_of_gpus, tmp_path)
+
+
+@pytest.mark.slow
+def test_twenty_killed_actors_lose_and_repeat_no_row():
+    row = run_area(None, "ray", 20, seed=2)
+    assert (row["faults"], row["survived"], row["lost"], row["repeated"]) == (20, 20, 0, 0), row["notes"]
+
+
+IMAGES = ["--max_images", "6", "--batch_size", "2"]
+SCORER = ["--scorer", "scenes:clip-reward", "--cache_dir", "cache"]
+
+
+def caption(output, *engine):
+    """Sampled captions by image."""
+    few = ["caption", "scenes:blip-mle", "--dataset", "scenes", *IMAGES, "--do_sample"]
+    assert main([*few, "--output", output, *engine]) == 0
+    return list(read_caption_file(output).captions.items())
+
+
+def features(output, *engine):
+    assert main(["features", "--dataset", "scenes", *IMAGES, *SCORER, "--output", output, *engine]) == 0
+    return list(read_shards(output))
+
+
+def pixels(output, *engine):
+    few = ["pixels", "--model", "scenes:blip-mle", "--dataset", "scenes", *IMAGES, "--cache_dir", "cache"]
+    assert main([*few, "--output", output, *engine]) == 0
+    return list(read_shards(output))
+
+
+def album(output, *engine):
+    """The table, and the rows of both kinds of shards."""
+    few = "--num_beams 1 --num_samples 2 --max_new_tokens 6 --batch_size 2".split()
+    models = ["--model", "scenes:blip-mle", *SCORER]
+    assert main(["album", "photos", *models, *few, "--output", f"{output}.jsonl", *engine]) == 0
+    shards = [next(Path(f"{output}.shards").glob(f"{kind}-*")) for kind in ("images", "candidates")]
+    return Path(f"{output}.jsonl").read_bytes(), [list(read_shards(folder)) for folder in shards]
+
+
+def evaluate(output, *engine):
+    """The whole table of results, numbers and intervals."""
+    few = ["--dataset", "scenes", "--max_images", "6", "--suite", "smile", "--language_model", "none", *SCORER]
+    files = ["--captions", "full.jsonl", "generic.jsonl", "--output_dir", output]
+    # Without an engine there are no shards; 256 captions are scored together.
+    engine = [{"2": "256"}.get(word, word) for word in engine] if "ray" in engine else []
+    assert main(["evaluate", *few, *files, *engine]) == 0
+    return json.loads(Path(output, "comparison.json").read_text())["tables"]
+
+
+def bags(output, *engine):
+    """Nearest images of every image."""
+    if not Path("features").exists():
+        features("features")
+    few = ["bags", "--mode", "neighbours", "--top", "2", "--feature_shards", "features"]
+    assert main([*few, "--output", f"{output}.safetensors", *engine]) == 0
+    found = load_neighbours(f"{output}.safetensors")
+    return found.image_ids, found.indices.tolist(), found.similarities.tolist()
+
+
+def boost(output, *engine):
+    """All columns, without the time of each answer."""
+    assert main(["boost", "--max_images", "6", "--output", output, *engine]) == 0
+    rows = pq.read_table(f"{output}/captions.parquet").to_pylist()
+    for source in ("blend_source", "visual_source", "holistic_source"):
+        assert all(row[source].pop("time") for row in rows)
+    return rows
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Working directories of one process and of a cluster, with the same six images and two files of captions."""
+    rows = load_scenes(num_train=0, num_validation=0)["test"].select(range(6))
+    for name in ("one", "ray"):
+        folder = tmp_path / name
+        (folder / "photos").mkdir(parents=True)
+        for number, image in enumerate(rows["image"][:]):
+            photo = folder / "photos" / f"{number}.png"
+            image.save(photo)
+            os.utime(photo, (1_500_000_000 + number,) * 2)  # an album knows its images by size and time
+        for file, texts in (("full", rows["full_caption"][:]), ("generic", ["an animal"] * 6)):
+            lines = [{"image_id": i, "caption": c} for i, c in zip(rows["image_id"], texts, strict=True)]
+            (folder / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path / "one", tmp_path / "ray"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "stage", "place"),
+    [
+        (caption, dying.DyingCaptions, "evaluation.caption_stage.CaptionStage"),
+        (features, dying.DyingFeatures, "evaluation.write_features.FeatureStage"),
+        (pixels, dying.DyingPixels, "evaluation.write_pixels.PixelStage"),
+        (bags, dying.DyingNeighbours, "evaluation.neighbour_stage.NeighbourStage"),
+        (boost, dying.DyingBoosting, "boosting.boost_stage.BoostStage"),
+        (album, dying.DyingReading, "album.model_work_on_shards.ReadStage"),
+        (album, dying.DyingCandidates, "album.model_work_on_shards.CandidateStage"),
+        (evaluate, dying.DyingFeatures, "evaluation.evaluate_on_shards.FeatureStage"),
+        (evaluate, dying.DyingScores, "evaluation.evaluate_on_shards.ScoreStage"),
+    ],
+)
+def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(cluster, folders, monkeypatch, command, stage, place):
+    monkeypatch.chdir(folders[0])
+    one = command("out", "--processes", "1", "--rows_per_shard", "2")
+    monkeypatch.chdir(folders[1])
+    notes = folders[1] / "notes"
+    notes.mkdir()
+    monkeypatch.setattr(f"hf_captionrl.{place}", functools.partial(stage, notes=notes, kill_at=3))
+    assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
+    assert len(pids(notes, "killed")) == 1
+    assert len(pids(notes, "loaded")) >= 2
+    assert not pids(notes, "loaded") & {os.getpid()}
+    if command in (caption, features, pixels):
+        ids = [row["image_id"] for row in read_shards("out")]
+        assert len(ids) == len(set(ids)) == 6
+
+
+@pytest.mark.slow
+def test_compressed_neighbours_are_equal_with_one_process_two_and_a_cluster(cluster, tmp_path):
+    rows = torch.randn(1_200, 64, generator=torch.Generator().manual_seed(0))  # hard for an index: no clusters
+    found = []
+    for number, engine in enumerate(({"processes": 1}, {"processes": 2}, {"engine": "ray", "address": cluster})):
+        options = EngineOptions(rows_per_shard=200, **engine)
+        folder = tmp_path / str(number)
+        found.append(neighbours_on_shards(rows, 5, folder, options, approximate=True, settings={}))
+        assert (folder / "index.faiss").is_file()
+    assert 0.9 < found[0][2] < 1  # not the exact search
+    for indices, similarities, recall in found[1:]:
+        assert torch.equal(indices, found[0][0])
+        assert torch.equal(similarities, found[0][1])
+        assert recall == found[0][2]
+
+
+@pytest.mark.slow  # tests of each command compare several processes with one
+@pytest.mark.parametrize("command", [caption, features, pixels, bags, boost, album, evaluate])
+def test_rows_of_a_cluster_equal_those_of_one_process(cluster, folders, monkeypatch, command):
+    monkeypatch.chdir(folders[0])
+    one = command("out", "--processes", "1", "--rows_per_shard", "2")
+    monkeypatch.chdir(folders[1])
+    assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
+    # A repeated command finds its shards or its cache.
+    assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
