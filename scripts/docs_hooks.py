@@ -54,7 +54,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 @functools.cache
-def _campaign() -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+def campaign() -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Rows of the papers, runs, and the results of finished runs."""
     from scripts.make_paper_index import load_index
     from scripts.reproduction.runs import Run, finished
@@ -72,7 +72,7 @@ def generated_pages() -> dict[str, str]:
     from scripts.reproduction import checks, findings, leaderboard
     from scripts.reproduction import page as reproduction
 
-    rows, runs, results = _campaign()
+    rows, runs, results = campaign()
     checked = checks.current_checks(rows, RESULTS / "reproduction_rows.json")
     tables = [
         "# Full tables",
@@ -138,7 +138,7 @@ def _table(name: str, arguments: str | None) -> str | None:
     elif name == "metrics":
         return metrics_table()
     elif name in ("reward_hacking", "large_bags"):
-        results = _campaign()[2]
+        results = campaign()[2]
         if name == "large_bags":
             return hacking.bags_section(results.get(hacking.BAGS))
         return hacking.section([results.get(run) for run in hacking.RUNS])
