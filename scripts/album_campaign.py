@@ -30,18 +30,23 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl import load_captioner, load_scorer  # noqa: E402
-from hf_captionrl.album.adapt_captioner import adapt_to_album  # noqa: E402
-from hf_captionrl.album.album import describe_album  # noqa: E402
-from hf_captionrl.album.distinct_captions import distinct_captions, same_text  # noqa: E402
-from hf_captionrl.album.phrase_removal import drop_shared  # noqa: E402
-from hf_captionrl.album.pragmatic_decoding import pragmatic_captions  # noqa: E402
-from hf_captionrl.album.shared_phrases import shared_phrases  # noqa: E402
-from hf_captionrl.io import LineFile, read_jsonl, write_json  # noqa: E402
+from hf_captionrl.apps.album.album import describe_album  # noqa: E402
+from hf_captionrl.apps.album.candidates import (
+    adapt_to_album,
+    pragmatic_captions,
+)
+from hf_captionrl.apps.album.distinct import (  # noqa: E402
+    distinct_captions,
+    drop_shared,
+    same_text,
+    shared_phrases,
+)
+from hf_captionrl.captioners.pipeline import generate_captions  # noqa: E402
 from hf_captionrl.retrieval import nearest_neighbours  # noqa: E402
 from hf_captionrl.retrieval.ranking import ranks  # noqa: E402
 from hf_captionrl.scenes import check, load_scenes  # noqa: E402
-from hf_captionrl.scenes.models import model_path  # noqa: E402
-from hf_captionrl.trainers.caption_generation import generate_captions  # noqa: E402
+from hf_captionrl.utils.io import LineFile, read_jsonl, write_json  # noqa: E402
+from hf_captionrl.utils.model_files import model_path  # noqa: E402
 from scripts.album_numbers import CAPTIONERS, result_of, to_markdown  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402
 

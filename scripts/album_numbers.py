@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hf_captionrl.metrics import paired_test
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
 from scripts.reproduction.numbers import seed_interval, shown
 from scripts.reproduction.runs import hardware, world_version
 

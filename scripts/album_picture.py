@@ -23,13 +23,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl import load_captioner, load_scorer  # noqa: E402
-from hf_captionrl.album.album import describe_album  # noqa: E402
-from hf_captionrl.io import write_json  # noqa: E402
+from hf_captionrl.apps.album.album import describe_album  # noqa: E402
+from hf_captionrl.evaluation.plots import new_figure, plain_label, save_figure  # noqa: E402
 from hf_captionrl.metrics.bootstrap import bootstrap_interval  # noqa: E402
-from hf_captionrl.reports.plot_style import new_figure, plain_label, save_figure  # noqa: E402
 from hf_captionrl.retrieval.ranking import ranks  # noqa: E402
 from hf_captionrl.scenes import bags, check, load_scenes  # noqa: E402
-from hf_captionrl.scenes.models import model_path  # noqa: E402
+from hf_captionrl.utils.io import write_json  # noqa: E402
+from hf_captionrl.utils.model_files import model_path  # noqa: E402
 
 PICTURE = ROOT / "docs" / "images" / "album.png"
 RESULTS = ROOT / "docs" / "results" / "album_picture.json"

@@ -27,13 +27,13 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.album.album import AlbumEngine  # noqa: E402
-from hf_captionrl.album.diagnosis import diagnose  # noqa: E402
-from hf_captionrl.album.image_facts import ImageFacts  # noqa: E402
-from hf_captionrl.album.model_work import LoadedWork  # noqa: E402
-from hf_captionrl.album.settings import AlbumSettings  # noqa: E402
-from hf_captionrl.io import write_json  # noqa: E402
-from hf_captionrl.reports.versions import installed_versions  # noqa: E402
+from hf_captionrl.apps.album.album import AlbumEngine  # noqa: E402
+from hf_captionrl.apps.album.model_work import LoadedWork  # noqa: E402
+from hf_captionrl.apps.album.result import diagnose  # noqa: E402
+from hf_captionrl.apps.album.settings import AlbumSettings  # noqa: E402
+from hf_captionrl.apps.album.sources import ImageFacts  # noqa: E402
+from hf_captionrl.metrics.table import installed_versions  # noqa: E402
+from hf_captionrl.utils.io import write_json  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402
 from scripts.scaling_stages import features_of  # noqa: E402
 

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.io import write_json  # noqa: E402
+from hf_captionrl.utils.io import write_json  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402
 
 

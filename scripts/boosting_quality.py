@@ -20,7 +20,7 @@ import datasets
 import numpy as np
 from transformers import AutoTokenizer
 
-from hf_captionrl.boosting import (
+from hf_captionrl.apps.boosting import (
     SceneDescriber,
     SceneWriter,
     boost_shard,
@@ -32,14 +32,14 @@ from hf_captionrl.boosting import (
     write_source_histogram,
 )
 from hf_captionrl.data import open_image
-from hf_captionrl.io import write_json
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.metrics.caption_faithfulness import faithfulness
 from hf_captionrl.metrics.clip_scores import clip_score
-from hf_captionrl.metrics.self_retrieval_recall import self_retrieval
+from hf_captionrl.metrics.recall import self_retrieval
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.model_files import model_path
 
 SOURCES = ("references", "BlendCap", "VisualCap", "HolisticCap")
 ERROR_RATES = (0.10, 0.15, 0.20)

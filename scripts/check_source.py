@@ -78,7 +78,7 @@ def check_configs(root: Path) -> list[Fault]:
             continue
         todo.append((name, recipe, ["--config", str(path)]))
     if (folder / "rows").is_dir():
-        rows = importlib.import_module("hf_captionrl.experiments.rows")
+        rows = importlib.import_module("hf_captionrl.apps.experiments.arguments")
         for row in rows.row_names(folder):
             name = f"recipes/configs/rows/{row.split('/')[0]}.yaml"
             try:

@@ -23,14 +23,14 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+from hf_captionrl.apps.experiments.arguments import enable_determinism
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.experiments.arguments import enable_determinism
-from hf_captionrl.io import write_json
 from hf_captionrl.metrics import bootstrap_interval
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
+from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.model_files import model_path
 from scripts.page_sections import write_section
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -93,8 +93,12 @@ def generated_pages() -> dict[str, str]:
 @functools.cache
 def full_table(run: str) -> str:
     """The table of a result with all its columns, and what made it."""
-    from hf_captionrl.evaluate_modules.results_columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS
-    from hf_captionrl.reports.table import Column
+    from hf_captionrl.metrics.evaluate_modules.results_columns import (
+        MORE_REFERENCES_COLUMNS,
+        REWARD_COLUMNS,
+        SAMPLE_COLUMNS,
+    )
+    from hf_captionrl.metrics.table import Column
     from scripts.reproduction.runs import with_rows
     from scripts.run_seeds import to_markdown
 

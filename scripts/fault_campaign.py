@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from hf_captionrl.io import write_json
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
+from hf_captionrl.utils.io import write_json
 from scripts.machine_facts import library_versions
 from scripts.page_sections import write_section
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from hf_captionrl.io import write_json
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
+from hf_captionrl.utils.io import write_json
 from scripts.first_hour_users.lora_user import play_lora_user
 from scripts.first_hour_users.photographer import play_photographer
 from scripts.first_hour_users.researcher import play_researcher

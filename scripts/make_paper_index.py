@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.experiments.rows import read_yaml
+from hf_captionrl.apps.experiments.arguments import read_yaml
 from scripts.reproduction.findings import verdicts_of
 from scripts.reproduction.index_rows import start_and_data
 from scripts.reproduction.index_rows import to_markdown as table_rows

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def metrics_table() -> str:
     """The metrics with their functions and main keys, as Markdown."""
-    from hf_captionrl.evaluate_modules.metric import all_metrics
+    from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
 
     rows = ["| module | function | main keys |", "|:--|:--|:--|"]
     for name, metric in all_metrics().items():
@@ -25,8 +25,8 @@ def metrics_table() -> str:
 
 def generated_files(root: Path) -> dict[Path, str]:
     """All generated files with their contents."""
-    from hf_captionrl.evaluate_modules import MODULES
-    from hf_captionrl.evaluate_modules.hub_space import space_files
+    from hf_captionrl.hub.spaces import space_files
+    from hf_captionrl.metrics.evaluate_modules import MODULES
 
     folder = root / "hf_captionrl" / "evaluate_modules"
     return {folder / name / file: text for name in MODULES for file, text in space_files(name).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hf_captionrl.io import atomic_write_text
+from hf_captionrl.utils.io import atomic_write_text
 
 
 def replace_section(page: str, name: str, text: str) -> str:

@@ -27,7 +27,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLI
 
 REQUIRED = (
     "hf_captionrl/py.typed",
-    "hf_captionrl/reports/templates/gallery.html",
+    "hf_captionrl/evaluation/templates/gallery.html",
     "hf_captionrl/scenes/checkpoints/blip-mle/model.safetensors",
     "recipes/smile_blip.py",
     "recipes/accelerate/",

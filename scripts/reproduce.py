@@ -27,7 +27,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.io import atomic_write_text  # noqa: E402
+from hf_captionrl.utils.io import atomic_write_text  # noqa: E402
 from scripts import docs_tables  # noqa: E402
 from scripts.make_paper_index import ROWS, load_index, load_rows  # noqa: E402
 from scripts.reproduction import findings, hacking, index_rows, leaderboard  # noqa: E402

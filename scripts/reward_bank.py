@@ -26,12 +26,12 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a program, only scripts/ is on the path
 
-from hf_captionrl.io import write_json  # noqa: E402
+from hf_captionrl.captioners.pipeline import scorer_features  # noqa: E402
 from hf_captionrl.retrieval import NeighbourFile, load_scorer  # noqa: E402
 from hf_captionrl.rewards import ImageBank, retrieval_rewards  # noqa: E402
 from hf_captionrl.scenes import load_scenes  # noqa: E402
-from hf_captionrl.scenes.models import model_path  # noqa: E402
-from hf_captionrl.trainers.caption_generation import scorer_features  # noqa: E402
+from hf_captionrl.utils.io import write_json  # noqa: E402
+from hf_captionrl.utils.model_files import model_path  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402
 
 PAGE = ROOT / "docs" / "self_retrieval.md"

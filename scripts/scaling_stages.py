@@ -88,8 +88,13 @@ def _compressed_neighbours(count: int, folder: Path) -> Part:
     import faiss
     import torch
 
-    from hf_captionrl.retrieval.compressed_index import CompressedIndex, build_compressed_index
-    from hf_captionrl.retrieval.neighbours import neighbour_recall, normalised, rank_rows
+    from hf_captionrl.retrieval.neighbours import (
+        CompressedIndex,
+        build_compressed_index,
+        neighbour_recall,
+        normalised,
+        rank_rows,
+    )
 
     unit = normalised(features_of(count, 512, cluster=200))
     faiss.omp_set_num_threads(1)
@@ -112,7 +117,7 @@ def _compressed_neighbours(count: int, folder: Path) -> Part:
 
 
 def _retrieval(count: int, folder: Path) -> Part:
-    from hf_captionrl.metrics.self_retrieval_recall import self_retrieval
+    from hf_captionrl.metrics.recall import self_retrieval
 
     images = features_of(count, 256)
     texts = images + features_of(count, 256, seed=1)
@@ -141,7 +146,7 @@ def captions_of(count: int, folder: Path) -> Any:
 
 
 def _cider(count: int, folder: Path) -> Part:
-    from hf_captionrl.data.arrow_columns import MappedRows, caption_column
+    from hf_captionrl.data.columns import MappedRows, caption_column
     from hf_captionrl.metrics import cider_d
 
     column = caption_column(captions_of(count, folder))
@@ -156,8 +161,7 @@ def _cider(count: int, folder: Path) -> Part:
 
 def _tables(count: int, folder: Path) -> Part:
     """Tables of SMILE for captions with five references, and for the references; with features and ranks, which are given."""
-    from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.evaluation.paper_tables import CAPTIONS_TABLE, TABLES, ScoredCaptions, compare_with_first
+    from hf_captionrl.evaluation.evaluator import CAPTIONS_TABLE, TABLES, Evaluator, ScoredCaptions, compare_with_first
     from hf_captionrl.evaluation.scored_captions import human_captions
 
     dataset = captions_of(count, folder)
@@ -180,7 +184,7 @@ def _tables(count: int, folder: Path) -> Part:
 
 
 def _boosting(count: int, folder: Path) -> Part:
-    from hf_captionrl.boosting import SceneDescriber, SceneWriter, boost_shard
+    from hf_captionrl.apps.boosting import SceneDescriber, SceneWriter, boost_shard
     from hf_captionrl.scenes import load_scenes
 
     rows = load_scenes(num_train=count, num_validation=0, num_test=0)["train"]
@@ -196,9 +200,9 @@ def _boosted_file(count: int, folder: Path) -> Part:
     """The last step of `captionrl boost --embed_images`, for images of 20 kB, and its statistics."""
     import datasets
 
-    from hf_captionrl.boosting import write_boosted_captions
-    from hf_captionrl.boosting.boost import write_statistics
-    from hf_captionrl.boosting.prompts import STAGES as CAPTIONS
+    from hf_captionrl.apps.boosting import write_boosted_captions
+    from hf_captionrl.apps.boosting.boost import write_statistics
+    from hf_captionrl.apps.boosting.prompts import STAGES as CAPTIONS
 
     rng = np.random.default_rng(0)
     paths = [folder / f"{number}.jpg" for number in range(100)]
@@ -231,8 +235,8 @@ def _boosted_file(count: int, folder: Path) -> Part:
 
 def _on_shards(options: Any, make: Callable[[str], Any], folder: Path) -> Part:
     """Work on all shards in this process, without loading the model."""
-    from hf_captionrl.engine import ShardFolder, run_stage
-    from hf_captionrl.evaluation.dataset_options import ids_digest, load_split
+    from hf_captionrl.data.options import ids_digest, load_split
+    from hf_captionrl.utils.parts import ShardFolder, run_stage
 
     rows = load_split(options, quarantine_path=None, require_captions=False).dataset
     stage = make(ids_digest(rows))
@@ -243,8 +247,7 @@ def _on_shards(options: Any, make: Callable[[str], Any], folder: Path) -> Part:
 
 
 def _caption_shards(count: int, folder: Path) -> Part:
-    from hf_captionrl.evaluation.caption_options import CaptionOptions
-    from hf_captionrl.evaluation.caption_stage import CaptionStage
+    from hf_captionrl.cli.caption import CaptionOptions, CaptionStage
 
     options = CaptionOptions(model="scenes:blip-mle", split="train", max_images=count)
     decoding = {"do_sample": False, "num_beams": 3, "num_return_sequences": 1, "max_new_tokens": 40}
@@ -252,7 +255,7 @@ def _caption_shards(count: int, folder: Path) -> Part:
 
 
 def _feature_shards(count: int, folder: Path) -> Part:
-    from hf_captionrl.evaluation.write_features import FeaturesOptions, FeatureStage
+    from hf_captionrl.cli.features import FeaturesOptions, FeatureStage
 
     options = FeaturesOptions(features="image", split="train", max_images=count)
     return _on_shards(options, lambda ids: FeatureStage(options, ids), folder)
@@ -262,9 +265,9 @@ def _pixel_shards(count: int, folder: Path) -> Part:
     """The shards that `captionrl pixels` writes and the cache that it fills; random pixels, which do not compress."""
     import pyarrow as pa
 
-    from hf_captionrl.data.pixel_cache import pixel_rows
-    from hf_captionrl.engine import ShardFolder
-    from hf_captionrl.evaluation.cached_rows import fill_cache
+    from hf_captionrl.cli.features import fill_cache
+    from hf_captionrl.data.features import pixel_rows
+    from hf_captionrl.utils.parts import ShardFolder
 
     per_shard, shape = 32, (384, 384, 3)
     rng = np.random.default_rng(0)

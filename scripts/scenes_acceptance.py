@@ -20,12 +20,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.io import write_json
+from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
 from hf_captionrl.scenes.world import Facts
-from hf_captionrl.trainers.caption_generation import generate_captions
+from hf_captionrl.utils.io import write_json
 from scripts.reproduction.numbers import seed_interval
 from scripts.scenes_models.scorers import swap_objects
 

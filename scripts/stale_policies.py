@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a program, only scripts/ is on the path
 
 from hf_captionrl import SelfRetrievalTrainer, load_captioner, load_captions, load_scorer  # noqa: E402
-from hf_captionrl.io import write_json  # noqa: E402
-from hf_captionrl.reports.versions import installed_versions  # noqa: E402
-from hf_captionrl.scenes.models import model_path  # noqa: E402
+from hf_captionrl.metrics.table import installed_versions  # noqa: E402
 from hf_captionrl.trainers.rollout import token_log_probs  # noqa: E402
+from hf_captionrl.utils.io import write_json  # noqa: E402
+from hf_captionrl.utils.model_files import model_path  # noqa: E402
 from recipes.self_retrieval_blip import parse_args  # noqa: E402
 from scripts.page_sections import write_section  # noqa: E402
 from scripts.run_seeds import aggregate  # noqa: E402

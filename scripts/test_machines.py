@@ -28,8 +28,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from hf_captionrl.io import atomic_write_text, write_json
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
+from hf_captionrl.utils.io import atomic_write_text, write_json
 from scripts.fault_campaign import LIBRARIES
 from scripts.machine_facts import has_cpu_flag, library_versions, processor_name
 from scripts.omitted_machine_tests import LEFT_OUT

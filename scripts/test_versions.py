@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.utils.io import atomic_write_text, write_json
 from scripts.machine_facts import library_versions
 from scripts.page_sections import replace_section, write_section
 from scripts.slow_tests import Recorder

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.captioners import generation, load_captioner
-from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers.caption_generation import generate_captions
+from hf_captionrl.captioners import captioner as generation
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.pipeline import generate_captions
+from hf_captionrl.utils.model_files import model_path
 from scripts import benchmark
 from scripts.benchmarks import recipe, recipe_process
 from tests.data.sample_photo import photograph

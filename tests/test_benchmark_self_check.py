@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.captioners import head_tap_check
+from hf_captionrl.captioners import head_tap as head_tap_check
 from scripts import benchmark
 from scripts.benchmarks import self_check
 from scripts.benchmarks.step_models import SHAPES

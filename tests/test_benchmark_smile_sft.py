@@ -52,7 +52,7 @@ def test_result_and_page(tmp_path, monkeypatch):
 
 
 def test_a_wrong_loss_stops_the_measurement(monkeypatch):
-    from hf_captionrl.trainers.smile_sft_trainer import SmileSFTTrainer
+    from hf_captionrl.trainers.trl_smile_sft import SmileSFTTrainer
 
     original = SmileSFTTrainer.compute_loss
     monkeypatch.setattr(SmileSFTTrainer, "compute_loss", lambda self, *a, **k: original(self, *a, **k) + 1)

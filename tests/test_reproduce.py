@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.experiments.rows import row_names
+from hf_captionrl.apps.experiments.arguments import row_names
 from scripts import reproduce
 from scripts.make_paper_index import PAPERS, load_rows
 from scripts.reproduction import checks, findings, runs

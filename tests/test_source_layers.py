@@ -16,12 +16,12 @@ from tests.planted_faults import ROOT, messages, plant
         {"hf_captionrl/trainers/a.py": "from ..captioners import auto\nfrom . import b"},
         {"hf_captionrl/__init__.py": "from hf_captionrl.trainers import T", "hf_captionrl/hub.py": "import torch"},
         {"recipes/a.py": "from hf_captionrl import load_captioner\nimport hf_captionrl.trainers"},
-        {"hf_captionrl/experiments/parsing.py": "def f():\n    from trl import TrlParser"},
+        {"hf_captionrl/apps/experiments/arguments.py": "def f():\n    from trl import TrlParser"},
         {"hf_captionrl/hub.py": "from hf_captionrl import __version__"},
-        {"hf_captionrl/captioners/saving.py": "def f():\n    import_module('hf_captionrl.hub')"},
+        {"hf_captionrl/captioners/captioner.py": "def f():\n    import_module('hf_captionrl.hub')"},
         {
-            "hf_captionrl/trainers/caption_trainer.py": "from hf_captionrl.trainers.caption_evaluation import x",
-            "hf_captionrl/trainers/caption_evaluation.py": "if TYPE_CHECKING:\n    from .caption_trainer import y",
+            "hf_captionrl/trainers/caption_trainer.py": "from hf_captionrl.trainers.caption_trainer import x",
+            "hf_captionrl/trainers/caption_trainer.py": "if TYPE_CHECKING:\n    from .caption_trainer import y",
         },
     ],
 )

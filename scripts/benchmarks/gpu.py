@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.io import write_json
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
+from hf_captionrl.utils.io import write_json
 from scripts.benchmarks.gpu_data import MINES, PHOTOS, SCORERS, measure_loader, measure_mining, measure_scorer
 from scripts.benchmarks.gpu_heads import HEADS, measure_heads
 from scripts.benchmarks.gpu_steps import (

@@ -14,9 +14,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from hf_captionrl.captioners.model_inputs import Encoding
+from hf_captionrl.captioners.captioner import Encoding
 from hf_captionrl.data import DecodedPixels, cached_pixels, open_image
-from hf_captionrl.data.caption_columns import undecoded
+from hf_captionrl.data.columns import undecoded
 from scripts.benchmarks.shapes_file import measure_each
 from scripts.benchmarks.spread import summary, to_cell
 from tests.data.sample_photo import photographs

@@ -24,8 +24,7 @@ import torch
 from hf_captionrl.metrics import self_retrieval
 from hf_captionrl.retrieval.ranking import ranks
 from hf_captionrl.text.bleu import pairwise_bleu
-from hf_captionrl.text.cider_d import CiderScorer
-from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import encode_words
 from scripts.machine_facts import processor_name
 

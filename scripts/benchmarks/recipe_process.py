@@ -18,8 +18,9 @@ from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import DEFAULT_CALLBACKS
 
-from hf_captionrl.captioners import decoding, generation
-from hf_captionrl.io import write_json
+from hf_captionrl.captioners import captioner as generation
+from hf_captionrl.captioners import decoding
+from hf_captionrl.utils.io import write_json
 
 
 def _refuse(**_: Any) -> None:

@@ -31,12 +31,12 @@ from transformers import (
 )
 
 from hf_captionrl.captioners import Captioner, ProcessorPair, load_captioner
+from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
 from hf_captionrl.data import open_image
-from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
 from hf_captionrl.retrieval import HFScorer, Scorer, load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.utils.model_files import model_path
 
 _SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 

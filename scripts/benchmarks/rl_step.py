@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
 from scripts.benchmarks.generation import LENGTHS, planned_lengths
 from scripts.benchmarks.rl_models import SHAPES, RLShape, World, build
 from scripts.benchmarks.rl_timing import STEPS, Clock, check_equal, counted_images

@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from hf_captionrl.captioners import head_tap_check
+from hf_captionrl.captioners import head_tap as head_tap_check
 from scripts.benchmarks.shapes_file import measure_each
 from scripts.benchmarks.spread import summary, to_cell
 from scripts.benchmarks.step_models import SHAPES, Shape, build, draw_batch

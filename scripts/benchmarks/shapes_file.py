@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.io import write_json
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
+from hf_captionrl.utils.io import write_json
 from scripts.machine_facts import processor_name
 
 

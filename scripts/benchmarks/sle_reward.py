@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
 from hf_captionrl.rewards import RewardContext, RewardData, WeightedRewards, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig
+from hf_captionrl.utils.model_files import model_path
 from scripts.benchmarks.sle_steps import made_up_data, time_steps
 from scripts.machine_facts import processor_name
 from scripts.make_small_blip import make_small_blip

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
 from scripts.benchmarks.allocations import allocations
 from scripts.benchmarks.spread import spread
 from scripts.machine_facts import processor_name

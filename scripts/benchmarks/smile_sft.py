@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from hf_captionrl.losses import IGNORE_INDEX
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
 from scripts.benchmarks.allocations import allocations
 from scripts.benchmarks.shapes_file import measure_shapes
 from scripts.benchmarks.smile_step import _with_interval
@@ -93,9 +93,9 @@ def build_trainers(shape: Shape, seed: int, folder: str, number: int) -> dict[st
     """
     from peft import LoraConfig
     from transformers import LlamaConfig, LlamaForCausalLM
+    from trl import SFTTrainer
 
-    from hf_captionrl.trainers.smile_sft_config import SmileSFTConfig
-    from hf_captionrl.trainers.smile_sft_trainer import SFTTrainer, SmileSFTTrainer
+    from hf_captionrl.trainers.trl_smile_sft import SmileSFTConfig, SmileSFTTrainer
 
     torch.manual_seed(seed)
     config = LlamaConfig(

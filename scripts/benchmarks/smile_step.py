@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_captionrl.losses import IGNORE_INDEX, smile_loss
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.metrics.table import installed_versions
 from hf_captionrl.trainers.smile_trainer import SmileObjective
 from scripts.benchmarks.shapes_file import measure_shapes
 from scripts.benchmarks.spread import summary, to_cell

@@ -26,8 +26,7 @@ from transformers import (
 )
 
 from hf_captionrl.captioners import Captioner
-from hf_captionrl.captioners.blip import BlipCaptioner
-from hf_captionrl.captioners.encoder_decoder import EncoderDecoderCaptioner
+from hf_captionrl.captioners.families import BlipCaptioner, EncoderDecoderCaptioner
 from hf_captionrl.captioners.head_tap import tap_head
 from hf_captionrl.losses import IGNORE_INDEX
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from hf_captionrl.retrieval.bag_files import load_neighbours
+from hf_captionrl.retrieval.bags import load_neighbours
 from scripts.first_hour_users.session import Session
 
 NAMES = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_captionrl.io import write_json
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.io import write_json
 from scripts.first_hour_users.session import Session
 
 SPLITS = {"train": 32, "restval": 8, "val": 10, "test": 12}

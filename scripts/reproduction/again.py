@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
 
-from hf_captionrl.io import write_json
+from hf_captionrl.utils.io import write_json
 from scripts.reproduction.runs import CONFIGS, Caller, Run, call, complete, said_of, words_in, words_of
 from scripts.reproduction.settings import presets_of, settings_in
 

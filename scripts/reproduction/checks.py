@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.io import write_json
+from hf_captionrl.utils.io import write_json
 from scripts.reproduction.runs import ROOT, Caller, call, words_of
 
 MADE_BY = {

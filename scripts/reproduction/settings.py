@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.experiments.rows import load_row, read_yaml
+from hf_captionrl.apps.experiments.arguments import load_row, read_yaml
 
 UNKNOWN = "unknown"
 IGNORED = {"title", "output_dir", "paper", "learning_curves", "gallery_size", "disable_tqdm", "logging_steps"} | {

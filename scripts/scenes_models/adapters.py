@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.io import write_json
+from hf_captionrl.utils.io import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "blip-mle"

@@ -19,7 +19,7 @@ from transformers import (
     CLIPModel,
 )
 
-from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
+from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
 from hf_captionrl.scenes.render import IMAGE_SIZE
 from scripts.scenes_models.parts import (

@@ -14,11 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BertTokenizer, GPT2Config
 
-from hf_captionrl.scenes.grammar import Annotator, annotate
-from hf_captionrl.scenes.object_kinds import EMOJI_KINDS
+from hf_captionrl.scenes.grammar import Annotator, annotate, vocabulary
 from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
-from hf_captionrl.scenes.vocabulary import vocabulary
-from hf_captionrl.scenes.world import FACT_VALUES, Facts, Scene, sample_look_alikes, sample_scene, vary_scene
+from hf_captionrl.scenes.world import (
+    EMOJI_KINDS,
+    FACT_VALUES,
+    Facts,
+    Scene,
+    sample_look_alikes,
+    sample_scene,
+    vary_scene,
+)
 
 CHECKPOINTS = Path(__file__).parents[2] / "hf_captionrl" / "scenes" / "checkpoints"
 HIDDEN, HEADS, MLP = 128, 4, 256

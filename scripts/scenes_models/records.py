@@ -13,13 +13,13 @@ from transformers import (
 )
 
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
-from hf_captionrl.scenes.models import MODELS
-from hf_captionrl.scenes.vocabulary import vocabulary
-from hf_captionrl.trainers.caption_generation import generate_captions
+from hf_captionrl.scenes.grammar import vocabulary
+from hf_captionrl.utils.model_files import MODELS
 from scripts.scenes_models.parts import CHECKPOINTS
 
 

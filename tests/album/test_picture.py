@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from PIL import Image
 
-from hf_captionrl.album.album_result import AlbumImage
+from hf_captionrl.apps.album.result import AlbumImage
 from hf_captionrl.scenes import load_scenes
 from scripts.album_picture import draw, marked
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_captionrl.boosting import source_statistics, write_source_histogram
+from hf_captionrl.apps.boosting import source_statistics, write_source_histogram
 from hf_captionrl.data import open_image
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import check
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from scripts.boosting_quality import SOURCES, boosted, claim_numbers, main, to_markdown
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

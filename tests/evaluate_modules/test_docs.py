@@ -9,8 +9,8 @@ import pytest
 import hf_captionrl.metrics as metrics
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
-from hf_captionrl.evaluate_modules import path
-from hf_captionrl.evaluation import paper_tables as suites
+from hf_captionrl.evaluation import evaluator as suites
+from hf_captionrl.metrics.evaluate_modules import path
 from scripts.metric_pages import metrics_table
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 import hf_captionrl.metrics as metrics
 import scripts.benchmarks.metrics as benchmark
-from hf_captionrl.metrics.signature import signature
+from hf_captionrl.metrics.bootstrap import signature
 from tests.tolerances import resolution
 
 
