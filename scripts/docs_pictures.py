@@ -1,47 +1,47 @@
-"""The pictures of README.md and of the pages.
+"""The pictures of README.md and of the pages that are drawn from the committed results.
 
-    python scripts/docs_pictures.py                                    # those made from the committed results, into docs/images
-    python scripts/docs_pictures.py --check                            # do they show them? part of `make check`
-    captionrl gallery --captions scenes:blip-mle scenes:blip-smile scenes:blip-sr --names MLE SMILE Self-retrieval \
-        --max_images 105 --bag_size 3
-    python scripts/docs_pictures.py --gallery outputs/gallery/bags.html    # docs/images/gallery.png too, by a headless Chromium
+    python scripts/docs_pictures.py            # into docs/images
+    python scripts/docs_pictures.py --check    # do they show the results? part of `make check`
 
-The gallery's picture shows the page as it opens: its first bag, whatever that is.
+gallery.png is the top of bags.html of `captionrl gallery --captions scenes:blip-mle scenes:blip-smile scenes:blip-sr --bag_size 3`, as a browser of 1180 x 930
+pixels opens it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from hf_captionrl.evaluation.plots import COLOURS, new_figure, save_figure
-from hf_captionrl.utils.io import atomic_write_bytes
+from hf_captionrl.evaluation.plots import (
+    COLOURS,
+    CURVES,
+    new_figure,
+    plain_label,
+    save_figure,
+    tidy,
+    write_curves,
+    write_diversity_tradeoff,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # `python scripts/docs_pictures.py` puts scripts/ there, not the folder that holds it
-
-from scripts.docs_plots import PLOTS  # noqa: E402
-
 RESULTS = ROOT / "docs" / "results"
 IMAGES = ROOT / "docs" / "images"
 
 ROWS = (
-    ("MLE (start)", "smile_blip_seeds.json", "MLE"),
-    ("further MLE", "smile_blip_seeds.json", "MLE+MLE"),
-    ("SMILE", "smile_blip_seeds.json", "SMILE"),
-    ("self-retrieval, random distractors", "self_retrieval_bags_seeds.json", "SR (random)"),
-    ("self-retrieval, bag curriculum", "self_retrieval_bags_seeds.json", "SR (bag curriculum)"),
+    ("MLE (start)", "smile_blip_seeds", "MLE"),
+    ("further MLE", "smile_blip_seeds", "MLE+MLE"),
+    ("SMILE", "smile_blip_seeds", "SMILE"),
+    ("self-retrieval, random distractors", "self_retrieval_bags_seeds", "SR (random)"),
+    ("self-retrieval, bag curriculum", "self_retrieval_bags_seeds", "SR (bag curriculum)"),
 )
-"""Rows of the picture: label, file, and name of the row in it."""
+"""Rows of before_after.png: label, result, and name of the row in it."""
 
 COLUMNS = (
     ("length", "words"),
@@ -51,39 +51,23 @@ COLUMNS = (
     ("hallucination", "hallucination"),
     ("cider_d", "CIDEr-D"),
 )
-"""Keys of the results and what they are called."""
 
 
-def before_after() -> list[tuple[str, list[tuple[float, float]]]]:
-    """The numbers of the picture.
-
-    Returns for each row its name and, for each column, mean and standard error over seeds.
-    """
-    table = []
-    for name, file, key in ROWS:
-        rows = {row["name"]: row for row in json.loads((RESULTS / file).read_text(encoding="utf-8"))["rows"]}
-        table.append(
-            (name, [(rows[key][column]["mean"], rows[key][column]["standard_error"]) for column, _ in COLUMNS])
-        )
-    return table
+def _record(result: str) -> Any:
+    return json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
 
 
-def numbers() -> str:
-    """The numbers of the picture as text, which the picture carries along."""
-    return json.dumps({"columns": [key for key, _ in COLUMNS], "rows": before_after()})
+def before_after() -> dict[str, Any]:
+    """Mean and standard error over seeds of each column of each row."""
+    rows = [{row["name"]: row for row in _record(result)["rows"]}[key] for _, result, key in ROWS]
+    cells = [[(row[key]["mean"], row[key]["standard_error"]) for key, _ in COLUMNS] for row in rows]
+    labels = [label for label, _, _ in ROWS]
+    return {"columns": [key for key, _ in COLUMNS], "rows": list(zip(labels, cells, strict=True))}
 
 
-def is_current(path: Path, wanted: str) -> bool:
-    """Whether a picture was drawn from the committed results."""
-    if not path.is_file():
-        return False
-    with Image.open(path) as picture:
-        return picture.info.get("Numbers") == wanted
-
-
-def draw(path: Path) -> Path:
-    """Draw the table, a bar behind each number."""
-    table = before_after()
+def draw_before_after(path: Path, numbers: dict[str, Any], text: dict[str, str]) -> Path:
+    """The table, a bar behind each number."""
+    table = numbers["rows"]
     figure, axis = new_figure(9.6, 2.9)
     figure.patch.set_facecolor("white")
     axis.set_xlim(0, 2.1 + len(COLUMNS))
@@ -94,61 +78,150 @@ def draw(path: Path) -> Path:
         top = max(values[column][0] for _, values in table)
         for row, (_, values) in enumerate(table):
             mean, error = values[column]
-            axis.barh(
-                row, 0.86 * mean / top, left=2.1 + column, height=0.62, color=_colour(row), alpha=0.28, linewidth=0
-            )
+            colour = COLOURS[0] if row < 2 else COLOURS[row - 1]
+            axis.barh(row, 0.86 * mean / top, left=2.1 + column, height=0.62, color=colour, alpha=0.28, linewidth=0)
             digits = 1 if column == 0 else 2 if column == len(COLUMNS) - 1 else 3
-            text = f"{mean:.{digits}f} ±{error:.{digits}f}"
-            axis.text(2.1 + column + 0.03, row, text, fontsize=8.5, color="#1d2129", va="center")
+            shown = f"{mean:.{digits}f} ±{error:.{digits}f}"
+            axis.text(2.1 + column + 0.03, row, shown, fontsize=8.5, color="#1d2129", va="center")
     for row, (name, _) in enumerate(table):
         axis.text(0, row, name, fontsize=9, color="#1d2129", va="center", weight="bold" if row > 1 else "normal")
     axis.axhline(-0.5, color="#b9b6ae", linewidth=0.8)
-    return save_figure(path, figure, text={"Numbers": numbers()})
+    return save_figure(path, figure, text=text)
 
 
-def _colour(row: int) -> Any:
-    return COLOURS[0] if row < 2 else COLOURS[row - 1]
+def _cell(found: dict[str, Any], column: str) -> tuple[float, float, float]:
+    """A number of a results table and the ends of its error bar: one standard error, or its interval."""
+    cell = found[column]
+    if not isinstance(cell, dict):
+        return cell, *found[f"{column}_ci"]
+    if "interval" in cell:
+        return cell["value"], *cell["interval"]
+    return cell["mean"], cell["mean"] - cell["standard_error"], cell["mean"] + cell["standard_error"]
 
 
-def of_album() -> str:
-    """What album.png shows: `scripts/album_picture.py` draws it, since that needs the images and a captioner."""
-    return json.dumps(json.loads((RESULTS / "album_picture.json").read_text(encoding="utf-8"))["captions"])
+def _dots(result: str, rows: Sequence[str], columns: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    record = _record(result)
+    found = {row["name"]: row for row in record["rows"]} if "rows" in record else {}
+    if not found:  # boosting_quality.json
+        found = {row: {**record["recall_at_1"][row], **record["claims"][row]} for row in rows}
+    cells = [[_cell(found[row], key) for key, _ in columns] for row in rows]
+    return {"rows": rows, "columns": [key for key, _ in columns], "cells": cells}
 
 
-def photograph(page: Path, path: Path, *, width: int = 1180, height: int = 930) -> Path:
-    """The top of a page as Chromium shows it."""
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        raise FileNotFoundError("There is no Chromium on this machine. Install chromium, or leave --gallery out.")
-    with tempfile.TemporaryDirectory() as folder:
-        shot = Path(folder) / "shot.png"
-        flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-        flags += f" --disable-component-update --disable-sync --hide-scrollbars --window-size={width},{height}"
-        command = [chromium, *flags.split(), f"--user-data-dir={folder}/profile", f"--screenshot={shot}"]
-        subprocess.run([*command, page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
-        return atomic_write_bytes(path, shot.read_bytes())
+def draw_dots(
+    path: Path, numbers: dict[str, Any], text: dict[str, str], *, columns: Sequence[tuple[str, str]]
+) -> Path:
+    """A panel per column, with a dot and an error bar per row."""
+    rows, cells = numbers["rows"], numbers["cells"]
+    figure, axes = new_figure(9.6, 0.9 + 0.3 * len(rows), columns=len(columns))
+    for column, (axis, (_, title)) in enumerate(zip(axes, columns, strict=True)):
+        for row, values in enumerate(cells):
+            value, low, high = values[column]
+            axis.plot([low, high], [row, row], color=COLOURS[2], linewidth=2.5, alpha=0.5, solid_capstyle="butt")
+            axis.plot(value, row, "o", color=COLOURS[2], markersize=5)
+        axis.set_title(title, fontsize=9, color="#1d2129")
+        axis.set_ylim(len(cells) - 0.5, -0.5)
+        axis.set_yticks(range(len(cells)), [plain_label(name) for name in rows] if column == 0 else [])
+        axis.margins(x=0.08)
+        axis.set_xlim(left=min(0.0, axis.get_xlim()[0]))
+        tidy(axis)
+        axis.tick_params(labelsize=8.5)
+    figure.patch.set_facecolor("white")
+    return save_figure(path, figure, text=text)
+
+
+def _curves(result: str, curves: str, x: str, keys: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Points of curves: means, with intervals of one standard error to each side."""
+
+    def drawn(point: dict[str, Any]) -> dict[str, Any]:
+        found = {x: point[x]}
+        for key in keys:
+            mean, *ends = _cell(point, key)
+            found |= {key: mean, f"{key}_ci": ends}
+        return found
+
+    return {name: [drawn(point) for point in points] for name, points in _record(result)[curves].items()}
+
+
+Picture = tuple[Callable[[], Any], Callable[[Path, Any, dict[str, str]], Path]]
+
+
+def _curve_plot(result: str, panels: Sequence[tuple[str, str]] = tuple(CURVES)) -> Picture:
+    keys = [key for key, _ in panels]
+    numbers = partial(_curves, result, "learning_curves", "step", keys)
+    return numbers, lambda path, found, text: write_curves(path, found, x="step", panels=panels, text=text)
+
+
+def _dot_plot(result: str, rows: Sequence[str], *columns: tuple[str, str]) -> Picture:
+    return partial(_dots, result, rows, columns), partial(draw_dots, columns=columns)
+
+
+_RETRIEVAL = ("rd100_recall_at_1", "R@1 among 100 ↑")
+_HALLUCINATION = ("hallucination", "Hallucination ↓")
+_CIDER = ("cider_d", "CIDEr-D ↑")
+_TRADEOFF = ("cider_d", "div_2", "mbleu_4_per_image")
+
+PICTURES: dict[str, Picture] = {
+    "before_after": (before_after, draw_before_after),
+    "smile": _dot_plot(
+        *("smile_blip_seeds", ("MLE", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references")),
+        *(_RETRIEVAL, _HALLUCINATION, _CIDER),
+    ),
+    "smile_curves": _curve_plot("smile_blip_seeds"),
+    "smile_subsets": _curve_plot("smile_subset_seeds", (("length", "Mean length (words)"), _RETRIEVAL)),
+    "self_retrieval_curves": _curve_plot("self_retrieval_bags_seeds"),
+    "reward_hacking_curves": _curve_plot("reward_hacking_seeds"),
+    "reward_hacking_kinds_curves": _curve_plot("reward_hacking_kinds_seeds"),
+    "reward_hacking_diversity_curves": _curve_plot("reward_hacking_diversity_seeds"),
+    "large_bags_curves": _curve_plot("large_bags_seeds"),
+    "ndlb_curves": _curve_plot("ndlb_matched_seeds"),
+    "sle_tradeoff": (
+        partial(_curves, "sle_frontier_seeds", "over_temperatures", "temperature", _TRADEOFF),
+        lambda path, found, text: write_diversity_tradeoff(path, found, text=text),
+    ),
+    "sle_curves": _curve_plot("sle_curves_seeds"),
+    "video_curves": _curve_plot("smile_video_curves_seeds"),
+    "video": _dot_plot(
+        *("smile_video_seeds", ("MLE", "MLE first", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references")),
+        *(_RETRIEVAL, _HALLUCINATION, _CIDER),
+    ),
+    "boosting": _dot_plot(
+        *("boosting_quality", ("references", "BlendCap", "VisualCap", "HolisticCap")),
+        *(("rd100", "R@1 among 100 ↑"), _HALLUCINATION, ("fact_recall", "Fact recall ↑")),
+    ),
+    "truematch": _dot_plot(
+        *("truematch_scenes", ("every fact", "references", "scenes:blip-mle", "scenes:clipcap-mle")),
+        *(("bag_3_recall_at_1", "R@1, bags of 3 ↑"), ("bag_7_recall_at_1", "R@1, bags of 7 ↑"), _RETRIEVAL),
+    ),
+}
+"""The numbers of each picture, and how they are drawn. A picture carries its numbers along as text."""
+
+
+def is_current(path: Path, wanted: str) -> bool:
+    """Whether a picture was drawn from the committed results."""
+    if not path.is_file():
+        return False
+    with Image.open(path) as picture:
+        return picture.info.get("Numbers") == wanted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the pictures."""
+    """Draw the pictures that are not current, or name them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gallery", type=Path, metavar="PAGE", help="bags.html of `captionrl gallery`")
-    parser.add_argument("--output_dir", type=Path, default=IMAGES, metavar="DIR", help="(default: docs/images)")
     parser.add_argument("--check", action="store_true", help="only say whether the pictures are current; 1 if not")
-    options = parser.parse_args(arguments)
-    if options.check:
-        wanted = {"before_after.png": numbers(), "album.png": of_album()} | {p.file: p.numbers() for p in PLOTS}
-        old = [name for name, text in wanted.items() if not is_current(options.output_dir / name, text)]
-        for name in old:
-            script = "album_picture" if name == "album.png" else "docs_pictures"
-            print(f"{name} does not show the committed results. Run python scripts/{script}.py.")
-        return int(bool(old))
-    print(draw(options.output_dir / "before_after.png").name)
-    for plot in PLOTS:
-        print(plot.draw(options.output_dir / plot.file).name)
-    if options.gallery is not None:
-        print(photograph(options.gallery, options.output_dir / "gallery.png").name)
-    return 0
+    check = parser.parse_args(arguments).check
+    old = 0
+    for name, (numbers, draw) in PICTURES.items():
+        found, path = numbers(), IMAGES / f"{name}.png"
+        text = json.dumps(found)
+        if is_current(path, text):
+            continue
+        old += 1
+        if check:
+            print(f"{path.name} does not show the committed results. Run python scripts/docs_pictures.py.")
+        else:
+            print(draw(path, found, {"Numbers": text}).name)
+    return int(bool(old) and check)
 
 
 if __name__ == "__main__":

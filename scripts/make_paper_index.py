@@ -1,37 +1,25 @@
-"""Generates docs/paper_index.md: code, recipe, test and status of every table, figure and equation of the papers.
-
-    python scripts/make_paper_index.py            # docs/paper_index.yaml -> docs/paper_index.md
-    python scripts/make_paper_index.py --check    # exit code 1 if the page is out of date
-
-Numbers on the page are read from the committed results.
-"""
+"""docs/paper_index.yaml: code, recipe, test and status of every table, figure and equation of the papers, as a page of the site."""
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import functools
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
+from hf_captionrl.apps.experiments.arguments import read_yaml
+from scripts.reproduction.findings import verdicts_of
+from scripts.reproduction.index_rows import start_and_data
+from scripts.reproduction.index_rows import to_markdown as table_rows
+from scripts.reproduction.numbers import look_up
+from scripts.reproduction.real import is_embedded, preset_names
 
-from hf_captionrl.apps.experiments.arguments import read_yaml  # noqa: E402
-from hf_captionrl.utils.io import atomic_write_text  # noqa: E402
-from scripts.reproduction.findings import verdicts_of  # noqa: E402
-from scripts.reproduction.index_rows import start_and_data  # noqa: E402
-from scripts.reproduction.index_rows import to_markdown as table_rows  # noqa: E402
-from scripts.reproduction.numbers import look_up  # noqa: E402
-from scripts.reproduction.real import is_embedded, preset_names  # noqa: E402
-
-ROWS = ROOT / "docs" / "paper_index.yaml"
-PAGE = ROOT / "docs" / "paper_index.md"
-RESULTS = ROOT / "docs" / "results"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROWS = DOCS / "paper_index.yaml"
+RESULTS = DOCS / "results"
 
 PAPERS = {
     "smile": 'SMILE: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation"',
@@ -126,7 +114,7 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
         "",
         "This page lists every table, figure, numbered equation and algorithm of the four papers, with the code, recipe, command, tests and page",
         "for it. No number of a paper was reproduced on the paper's own data, because neither the images nor the papers' captioners were",
-        "available. All experiments were run on the embedded world. Verdicts count the findings of a row in [the findings](findings_smile.md) of its",
+        "available. All experiments were run on the embedded world. Verdicts count the findings of a row in [the findings](findings.md) of its",
         "paper: holds, does not hold, open, no difference seen; not compared, where no finding names the table.",
         "",
         "Below the items of each paper are the rows of its tables. Preset, start and data are those of the paper's experiment, read from the preset.",
@@ -139,9 +127,8 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
         "|:--|--:|:--|",
         *(f"| {status} | {counted[status]} | {meaning} |" for status, meaning in STATUSES.items()),
         "",
-        "`python scripts/make_paper_index.py` generates this page from [paper_index.yaml](paper_index.yaml). A test checks that every file, test and",
-        "number on it exists, and that no item of a paper is missing. ± is one standard error over seeds. [Reproduction](reproduction.md) shows the",
-        "papers' numbers beside ours, with intervals.",
+        "The page is made of [paper_index.yaml](paper_index.yaml). A test checks that every file, test and number on it exists, and that no item of a",
+        "paper is missing. ± is one standard error over seeds. [Reproduction](reproduction.md) shows the papers' numbers beside ours, with intervals.",
     ]
     for paper, title in PAPERS.items():
         lines += [
@@ -161,21 +148,3 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
         of_paper = [row for row in rows if row["paper"] == paper]
         lines += ["", f"### Rows of {_HEADINGS[paper]}'s tables", *table_rows(of_paper, _all_results(), RESULTS)]
     return "\n".join(lines) + "\n"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is out of date")
-    page = to_markdown(load_rows())
-    if parser.parse_args(arguments).check:
-        current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page
-        print(f"{PAGE.name} is {'up to date' if current else 'out of date. Run python scripts/make_paper_index.py.'}")
-        return 0 if current else 1
-    atomic_write_text(PAGE, page)
-    print(f"{PAGE.name}: {len(load_rows())} rows")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Generates the Spaces of the metrics and the table in docs/metrics.md from the declarations.
+"""Generates the Spaces of the metrics from the declarations; the site takes the table of docs/metrics.md from here.
 
 python scripts/metric_pages.py [--check]
 """
@@ -6,12 +6,10 @@ python scripts/metric_pages.py [--check]
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_TABLE = re.compile(r"(?<=<!-- begin metrics -->\n).*?(?=<!-- end metrics -->)", re.DOTALL)
 
 
 def metrics_table() -> str:
@@ -30,12 +28,8 @@ def generated_files(root: Path) -> dict[Path, str]:
     from hf_captionrl.hub.spaces import space_files
     from hf_captionrl.metrics.evaluate_modules import MODULES
 
-    page = root / "docs" / "metrics.md"
-    files = {page: _TABLE.sub(metrics_table().replace("\\", r"\\"), page.read_text(encoding="utf-8"))}
-    for name in MODULES:
-        folder = root / "hf_captionrl" / "evaluate_modules" / name
-        files |= {folder / file: text for file, text in space_files(name).items()}
-    return files
+    folder = root / "hf_captionrl" / "evaluate_modules"
+    return {folder / name / file: text for name in MODULES for file, text in space_files(name).items()}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What the pages say can be done: links lead somewhere, code imports what there is, commands parse."""
+"""What the pages say can be done: code imports what there is, commands parse. mkdocs checks the links between pages."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    assert broken_links(page) == []
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(name):
+    assert broken_links(ROOT / name) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

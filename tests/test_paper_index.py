@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import make_paper_index, reproduce
+from scripts.docs_hooks import campaign
 from scripts.make_paper_index import PAPERS, STATUSES, find_number, load_index, load_rows, to_markdown
 from scripts.reproduction import index_rows
 from scripts.reproduction.findings import verdicts_of
@@ -113,6 +113,11 @@ def faults(row):
     return found + [f"{status} without {key}" for key in needed if not row.get(key)]
 
 
+def index_faults(rows=ROWS):
+    _, runs, results = campaign()
+    return index_rows.faults(rows, runs, results)
+
+
 def test_no_numbered_item_of_a_paper_is_missing():
     expected = {
         f"{paper}-{kind}-{number}"
@@ -155,18 +160,12 @@ def test_a_row_that_names_nothing_is_seen():
     )
 
 
-def test_the_page_is_made_of_the_rows(monkeypatch, tmp_path, capsys):
-    assert make_paper_index.main(["--check"]) == 0
+def test_the_page_is_made_of_the_rows():
     page = to_markdown(ROWS)
     assert all(f'<a id="{row["id"]}"></a>' in page for row in ROWS)
     results = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
     length = {row["name"]: row for row in results["rows"]}["SMILE"]["length"]["mean"]
     assert f"SMILE: {length:.2f}" in page
-    stale = tmp_path / "paper_index.md"
-    stale.write_text(page.replace(f"{length:.2f}", "99.99"))
-    monkeypatch.setattr(make_paper_index, "PAGE", stale)
-    assert make_paper_index.main(["--check"]) == 1
-    assert "out of date" in capsys.readouterr().out
 
 
 def cells(table):
@@ -244,15 +243,6 @@ def test_a_row_measured_in_small_has_the_verdicts_of_its_findings(monkeypatch):
     assert verdicts_of("smile", "figure", "4", {}) == ["not tested"]
 
 
-def test_the_page_names_start_and_data_of_the_papers_presets():
-    line = next(line for line in to_markdown(ROWS).splitlines() if 'id="smile-table-3"' in line)
-    assert (
-        "start: `outputs/smile/mle/from-scratch/model`, `outputs/blip-pretrained`, `outputs/blip-coco-finetuned`"
-        in line
-    )
-    assert "data: `dataset_coco.json with capenrich_hard_pool.json`" in line
-
-
 def test_every_row_of_every_table_is_there():
     for row in (row for row in ROWS if row["kind"] == "table"):
         names = [line["row"] for line in row["lines"] if not line["row"].endswith(IN_SMALL_ONLY)]
@@ -260,7 +250,7 @@ def test_every_row_of_every_table_is_there():
 
 
 def test_rows_of_tables_name_what_is_there():
-    assert reproduce.index_faults() == []
+    assert index_faults() == []
     for _, line in index_rows.lines_of(ROWS):
         if "command" in line:
             for each in line["command"].split(" && "):
@@ -293,27 +283,23 @@ def test_rows_of_tables_name_what_is_there():
         ({"what": "x"}, "key what"),
     ],
 )
-def test_a_wrong_row_of_a_table_is_seen(changes, expected, monkeypatch, capsys):
+def test_a_wrong_row_of_a_table_is_seen(changes, expected):
     table = next(row for row in ROWS if row["id"] == "smile-table-1")
     line = next(line for line in table["lines"] if line["row"] == "COCO: BLIP, SMILE")
     wrong = {**table, "lines": [{**line, **changes}]}
-    assert any(expected in fault for fault in reproduce.index_faults([wrong]))
-    monkeypatch.setattr(reproduce, "load_rows", lambda: [wrong])
-    monkeypatch.setattr(reproduce, "_stale", list)
-    assert reproduce.main(["--check"]) == 1
-    assert expected in capsys.readouterr().out
+    assert any(expected in fault for fault in index_faults([wrong]))
 
 
 def test_a_row_without_preset_says_start_data_and_why():
     table = {"id": "x", "kind": "table", "measures": ["length"]}
-    found = reproduce.index_faults([{**table, "lines": [{"row": "a"}, {"row": "a", "status": "not applicable"}]}])
+    found = index_faults([{**table, "lines": [{"row": "a"}, {"row": "a", "status": "not applicable"}]}])
     assert found == [
         "x: 'a' is there 2 times",
         *(f"x, a: {why}" for why in ("no preset and no start", "no preset and no data")),
         "x, a: not run, without a preset or a note of what is missing",
         "x, a: not applicable without note",
     ]
-    assert reproduce.index_faults([table]) == ["x: no rows"]
+    assert index_faults([table]) == ["x: no rows"]
 
 
 def test_status_of_a_row_follows_from_its_result(tmp_path):
@@ -327,54 +313,3 @@ def test_status_of_a_row_follows_from_its_result(tmp_path):
     (tmp_path / "papers_data").mkdir()
     (tmp_path / "papers_data/smile_blip-coco.json").write_text("{}")
     assert index_rows.status_of(table, line, {}, tmp_path) == "measured"
-
-
-def test_the_verdict_of_a_row_counts_its_comparisons():
-    """Counted by a loop over the findings that name SMILE's Table 4."""
-    table = next(row for row in ROWS if row["id"] == "smile-table-4")
-    none, shifting, default = table["lines"]
-    counts = {}
-    for line in (none, shifting, default):
-        text = index_rows.verdict_of(table, line, RESULTS)
-        counts[line["row"]] = sum(int(part.rpartition(" ")[2]) for part in text.split(", "))
-    assert counts == {"none": 2, "shifting": 1, "default (first-token MLE)": 3}
-    assert index_rows.verdict_of(table, none, {}) == ""
-
-
-def test_every_measured_row_has_a_verdict():
-    """Independent of `faults`: the verdict is the last cell of each row of the page that was measured."""
-    lines = [line for line in to_markdown(ROWS).splitlines() if "measured in small: " in line]
-    assert len(lines) > 130
-    for line in lines:
-        counts = [part.rpartition(" ") for part in line.strip("| ").rpartition("|")[2].split(", ")]
-        assert all(said.strip() in VERDICTS and int(number) > 0 for said, _, number in counts), line
-
-
-def test_every_row_that_was_not_run_says_what_is_missing():
-    page = to_markdown(ROWS)
-    rows = [line for line in page.splitlines() if " | not run" in line and not line.startswith("| not run")]
-    own = [line for line in rows if "<a id=" not in line]
-    assert len(own) > 130
-    assert [line for line in own if " needs " not in line] == []
-    (line,) = [text for text in own if text.startswith("| 4: pre-trained, SMILE |")]
-    needs = "needs `models/blip-pretrained`, `capenrich_hard_pool.json`, `dataset_coco.json`, `images` and a GPU"
-    assert f"| not run; {needs} |" in line
-    (line,) = [text for text in own if text.startswith("| HolisticCap: SR-L at the R@1 of SR-V |")]
-    assert "the captioner of `ndlb/table11/holisticcap` and a GPU" in line
-    assert "`boosted/train/captions.parquet`" in line
-
-
-VERDICTS = {"holds", "no difference seen", "open", "does not hold"}
-
-
-def test_the_page_shows_the_rows_of_each_table():
-    page = to_markdown(ROWS)
-    (line,) = [text for text in page.splitlines() if text.startswith("| 8: HolisticCap, SR-LV, BagCurri |")]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[1:4] == [
-        "`ndlb/table5/row8`",
-        "outputs/ndlb/table11/holisticcap/model",
-        "dataset_coco.json with outputs/boosted/train/captions.parquet, outputs/boosted/test/captions.parquet, truematch",
-    ]
-    assert "SR-LV, BagCurri of [ndlb_holistic_seeds]" in cells[5]
-    assert max(text.count("|") for text in page.split("### Rows of")[1].splitlines() if text.startswith("| ")) <= 8

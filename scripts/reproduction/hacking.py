@@ -1,16 +1,12 @@
-"""docs/reward_hacking.md: rewards and held-out measurements of captions during a training that is too long, and large bags."""
+"""Tables of docs/reward_hacking.md: rewards and held-out measurements of captions during a training that is too long, and large bags."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from scripts.page_sections import replace_section
 from scripts.reproduction.numbers import Measured, difference, seed_interval, shown
-from scripts.reproduction.runs import ROOT
 
-PAGE = "reward_hacking.md"
 RUNS = ("reward_hacking_seeds", "reward_hacking_kinds_seeds", "reward_hacking_diversity_seeds")
 BAGS = "large_bags_seeds"
 REWARD, HELD_OUT = "reward_rd100_recall_at_1", "rd100_recall_at_1"
@@ -94,10 +90,3 @@ def _made_by(*records: Mapping[str, Any]) -> str:
     seeds = ", ".join(map(str, records[0]["seeds"]))
     commands = " and ".join(f"`{record['command']}`" for record in records)
     return f"Mean and 95 % interval over seeds {seeds}. Made by {commands}."
-
-
-def page(results: Mapping[str, Any], docs: Path = ROOT / "docs") -> dict[str, str]:
-    """The page with the tables of these results."""
-    text = (docs / PAGE).read_text(encoding="utf-8")
-    text = replace_section(text, "reward_hacking", section([results.get(run) for run in RUNS]))
-    return {PAGE: replace_section(text, "large_bags", bags_section(results.get(BAGS)))}

@@ -1,4 +1,4 @@
-"""Generates docs/reproduction.md: the papers' numbers beside ours."""
+"""The papers' numbers beside ours, as a page of the site."""
 
 from __future__ import annotations
 
@@ -136,11 +136,11 @@ def to_markdown(
         "",
         f"This page shows {len(entries)} numbers of the papers beside ours. {with_ours} were measured on the embedded world, {older} of these on an older version of it, {on_theirs} on the paper's data.",
         "The embedded world has small synthetic images and other captioners, so most of its numbers differ from the paper's. Compare the",
-        "direction between two rows instead, as [the findings](findings_smile.md) do.",
+        "direction between two rows instead, as [the findings](findings.md) do.",
         "",
         "```bash",
         "python scripts/reproduce.py --list                              # every row, and what is missing",
-        "python scripts/reproduce.py                                     # run what is missing, and update this page",
+        "python scripts/reproduce.py                                     # run what is missing",
         "python scripts/reproduce.py --only smile-table-1 --seeds 0 1 2 3 4",
         "python scripts/reproduce.py --data_root DATA                    # also rows on the papers' data, if data and captioners exist",
         "```",

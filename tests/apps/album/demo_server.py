@@ -1,4 +1,4 @@
-"""The demo in a process of its own, as a person starts it; run as a program, it takes the picture of docs/demo.md.
+"""The demo in a process of its own, as a person starts it; run as a program, it takes the picture of docs/album.md.
 
 python -m tests.apps.album.demo_server docs/images/demo.png
 """

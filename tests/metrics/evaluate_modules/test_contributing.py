@@ -42,7 +42,7 @@ def example():
 @pytest.fixture
 def copy(tmp_path):
     """The package without the example: linked, and copied where files are added."""
-    for name in ("hf_captionrl", "scripts", "docs", "run"):
+    for name in ("hf_captionrl", "scripts", "run"):
         (tmp_path / name).mkdir()
     for entry in (ROOT / "hf_captionrl").iterdir():
         if entry.name == "evaluate_modules":
@@ -50,7 +50,6 @@ def copy(tmp_path):
         elif entry.name != "__pycache__":
             (tmp_path / "hf_captionrl" / entry.name).symlink_to(entry)
     shutil.copy(ROOT / "scripts" / "metric_pages.py", tmp_path / "scripts")
-    shutil.copy(ROOT / "docs" / "metrics.md", tmp_path / "docs")
     return tmp_path
 
 
@@ -78,4 +77,3 @@ def test_metric_example_works_as_printed(warm_process, copy):
         "tests.py",
         "word_repetition.py",
     }
-    assert "| `word_repetition` |" in (copy / "docs" / "metrics.md").read_text()

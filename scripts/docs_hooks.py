@@ -1,0 +1,232 @@
+"""What the site has beside the committed pages: a hook of mkdocs and an extension of griffe, both named in `mkdocs.yml`.
+
+- Pages made of docs/paper_index.yaml, docs/findings.yaml and docs/results/*.json, which are not committed.
+- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of docs/results/RUN.json; `<!-- metrics -->`,
+  `<!-- findings PAPER -->`, `<!-- reward_hacking -->` and `<!-- large_bags -->` for others.
+- Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
+- Fields of configurations: their help becomes their docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import html
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import griffe
+from latex2mathml.converter import convert
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.inlinepatterns import InlineProcessor
+from markdown.preprocessors import Preprocessor
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
+
+_LOG = logging.getLogger("mkdocs.hooks.pages")
+_MARKER = re.compile(r"^<!-- (\w+)(?: (.+))? -->$", re.M)
+
+
+def on_config(config: Any) -> Any:
+    """Let mkdocs read formulas."""
+    config.markdown_extensions.append(MathExtension())
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages."""
+    for name, text in generated_pages().items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put tables where a page has their markers. An unknown marker is an ordinary comment."""
+    return _MARKER.sub(lambda found: _table(found[1], found[2]) or found[0], markdown)
+
+
+@functools.cache
+def campaign() -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Rows of the papers, runs, and the results of finished runs."""
+    from scripts.make_paper_index import load_index
+    from scripts.reproduction.runs import Run, finished
+
+    index = load_index()
+    runs = {run["name"]: Run(**run) for run in index["runs"]}
+    found = {name: finished(run, run.seeds, RESULTS) for name, run in runs.items()}
+    return index["rows"], runs, {name: record for name, record in found.items() if record is not None}
+
+
+@functools.cache
+def generated_pages() -> dict[str, str]:
+    """Markdown by file name."""
+    from scripts import make_paper_index
+    from scripts.reproduction import checks, findings, leaderboard
+    from scripts.reproduction import page as reproduction
+
+    rows, runs, results = campaign()
+    checked = checks.current_checks(rows, RESULTS / "reproduction_rows.json")
+    tables = [
+        "# Full tables",
+        "Every table of the embedded world with all its columns, by the name of its result. Click a heading to sort. R@1 is by the held-out scorer "
+        "unless a heading says otherwise; ± is one standard error over seeds.",
+    ]
+    for path in sorted(RESULTS.glob("*_seeds.json")):
+        tables += [f"## {path.stem}", full_table(path.stem)]
+    return {
+        "paper_index.md": make_paper_index.to_markdown(rows),
+        "reproduction.md": reproduction.to_markdown(rows, runs, results, RESULTS, checks=checked),
+        "leaderboard.md": leaderboard.page(runs, results),
+        "full_tables.md": "\n\n".join(tables) + "\n",
+        **findings.pages(results),
+    }
+
+
+@functools.cache
+def full_table(run: str) -> str:
+    """The table of a result with all its columns, and what made it."""
+    from hf_captionrl.metrics.evaluate_modules.results_columns import (
+        MORE_REFERENCES_COLUMNS,
+        REWARD_COLUMNS,
+        SAMPLE_COLUMNS,
+    )
+    from hf_captionrl.metrics.table import Column
+    from scripts.reproduction.runs import with_rows
+    from scripts.run_seeds import to_markdown
+
+    record = json.loads((RESULTS / f"{run}.json").read_text(encoding="utf-8"))
+    of_videos = (Column("emscore", "EMScore", "higher"), Column("emscore_references", "EMScore, references", "higher"))
+    command = with_rows(record.get("command", f"python scripts/reproduce.py --only {run}"))
+    further = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS, *SAMPLE_COLUMNS, *of_videos)
+    return to_markdown(record["rows"], record["seeds"], command, further).strip()
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+
+
+def columns_of(table: str, headings: list[str]) -> str:
+    """A table with the names of its rows and some of its columns, and what follows it."""
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    known = _cells(lines[0])
+    if missing := [heading for heading in headings if heading not in known]:
+        raise ValueError(f"The table has no column {missing[0]!r}. Use one of: {', '.join(known[1:])}.")
+    kept = [0, *map(known.index, headings)]
+    rows = ["| " + " | ".join(cells[column] for column in kept) + " |" for cells in map(_cells, lines)]
+    return "\n".join([*rows, *table.splitlines()[len(lines) :]])
+
+
+def _table(name: str, arguments: str | None) -> str | None:
+    """What a marker stands for."""
+    from scripts.metric_pages import metrics_table
+    from scripts.reproduction import hacking
+
+    if name == "table" and arguments:
+        run, _, headings = arguments.partition(": ")
+        try:
+            return f"{columns_of(full_table(run), headings.split('; '))} [All columns](full_tables.md#{run})."
+        except (ValueError, OSError) as error:
+            _LOG.warning("%s: %s", run, error)
+    elif name == "findings":
+        summary = generated_pages()[f"findings_{arguments}.md"]
+        found = re.search(r"^\| \| finding \|.*?\n(?=\n)", summary, re.M | re.S)
+        return found[0] + f"\n[Every comparison with its interval](findings_{arguments}.md)." if found else None
+    elif name == "metrics":
+        return metrics_table()
+    elif name in ("reward_hacking", "large_bags"):
+        results = campaign()[2]
+        if name == "large_bags":
+            return hacking.bags_section(results.get(hacking.BAGS))
+        return hacking.section([results.get(run) for run in hacking.RUNS])
+    return None
+
+
+def mathml(latex: str, *, block: bool = False) -> str:
+    """A formula as MathML, or as text with a warning, which stops a strict build."""
+    try:
+        made = convert(latex.strip(), display="block" if block else "inline")
+        if unknown := re.search(r"\\\w+|&(?!#?\w+;)", made):
+            raise ValueError(f"{unknown[0]!r} is unknown")
+    except Exception as error:
+        _LOG.warning("The formula %r is incomplete or has an unknown command: %s", latex, error)
+        return f"<code>{html.escape(latex)}</code>"
+    return re.sub(r"<mi>(?:log|exp)</mi>(?!<mo stretchy=\"false\">&#x00028;)", r'\g<0><mspace width="0.17em"/>', made)
+
+
+class _Blocks(Preprocessor):
+    def run(self, lines: list[str]) -> list[str]:
+        def stored(found: re.Match[str]) -> str:
+            made = f'<div class="formula">{mathml(found[1], block=True)}</div>'
+            return f"\n{self.md.htmlStash.store(made)}\n"
+
+        return re.sub(r"^```math[ ]*\n(.*?)\n```[ ]*$", stored, "\n".join(lines), flags=re.M | re.S).split("\n")
+
+
+class _Inline(InlineProcessor):
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # type: ignore[override]
+        return self.md.htmlStash.store(mathml(m[1])), m.start(0), m.end(0)
+
+
+class MathExtension(Extension):
+    """Formulas before fenced code and code spans are read."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        """Register both forms of a formula."""
+        md.preprocessors.register(_Blocks(md), "formula-blocks", 27)  # above fenced code (25), below line ends (30)
+        md.inlinePatterns.register(_Inline(r"\$`([^`]+)`\$", md), "formula-inline", 195)  # above code spans (190)
+
+
+def field_parts(source: str) -> tuple[str | None, str | None]:
+    """Help and default of `field(default=..., metadata={"help": ...})` or `option(default, help=...)`; None for what is not there."""
+    node = ast.parse(source, mode="eval").body
+    name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    if not isinstance(node, ast.Call) or name not in ("field", "option"):
+        return None, None
+    found = {keyword.arg: keyword.value for keyword in node.keywords}
+    if node.args:
+        found["default"] = node.args[0]
+    if isinstance(metadata := found.get("metadata"), ast.Dict):
+        found |= {
+            ast.literal_eval(key): value for key, value in zip(metadata.keys, metadata.values, strict=True) if key
+        }
+    default = found.get("default", found.get("default_factory"))
+    try:
+        text = ast.literal_eval(found["help"]) if "help" in found else None
+    except ValueError:  # not a literal
+        text = None
+    return text, None if default is None else ast.unparse(default)
+
+
+def google_style(text: str) -> str:
+    """A docstring of this project as griffe's Google style reads it."""
+    text = re.sub(r"^Example:$", "Examples:", re.sub(r"\[(`[^`\]]+`)\](?![\[(])", r"\1", text), flags=re.M)
+    types = re.compile(r"^( {4}[\w*, ]+) \((.*?)\)(?=:)", re.M)
+    text = types.sub(lambda found: f"{found[1]} ({re.sub('[`*]', '', found[2])})", text)
+    return re.sub(r"(?<!\n)\n(?=(?:Args|Attributes|Returns|Yields|Raises|Examples):$)", "\n\n", text, flags=re.M)
+
+
+class FieldHelp(griffe.Extension):
+    """Help texts of dataclass fields as docstrings, and docstrings as griffe's Google style reads them."""
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
+        """Read the field's help and default."""
+        if attr.parent is None or not attr.parent.is_class or attr.value is None:
+            return
+        text, default = field_parts(str(attr.value))
+        if text is not None and attr.docstring is None:
+            attr.docstring = griffe.Docstring(text, parent=attr, lineno=attr.lineno)
+        if default is not None:
+            attr.value = default
+
+    def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        """Rewrite the docstring of whatever griffe has read."""
+        if obj.docstring is not None:
+            obj.docstring.value = google_style(obj.docstring.value)
