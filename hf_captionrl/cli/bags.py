@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
-from hf_captionrl.utils.options import EngineOptions, option, positive
+from hf_captionrl.utils.options import EngineOptions, NotNegative, Positive, Range, option
 from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_manifest, read_shards, read_tables, run_stage
 
 if TYPE_CHECKING:
@@ -175,16 +175,15 @@ class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
     feature_shards: Path | None = option(
         None, metavar="DIR", group="similarity", help="output of `captionrl features`, instead of the images"
     )
-    bag_sizes: list[int] | None = option(
+    bag_sizes: list[Annotated[int, Range(at_least=2)]] | None = option(
         None,
-        parse=positive,
         metavar="K",
         group="bags",
         aliases=("--bag-sizes", "--bag_size", "--bag-size"),
         help="images per bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
     )
-    top: int = option(200, parse=positive, metavar="N", group="bags", help="number of neighbours per image")
-    seed: int = option(0, metavar="N", group="bags", help="seed of the bags for training")
+    top: Positive = option(200, metavar="N", group="bags", help="number of neighbours per image")
+    seed: NotNegative = option(0, metavar="N", group="bags", help="seed of the bags for training")
 
 
 def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
@@ -209,11 +208,7 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
         return output, []
     if arguments.approximate and arguments.mode == "truematch":
         raise ValueError("--approximate can miss the most similar images, of which TrueMatch consists. Leave it out.")
-    if arguments.seed < 0:
-        raise ValueError(f"--seed is {arguments.seed}, but must be at least 0.")
     sizes = sorted(set(arguments.bag_sizes or _SIZES[arguments.mode]))
-    if sizes[0] < 2:
-        raise ValueError(f"--bag_sizes {sizes[0]}: a bag needs at least 2 images.")
     if arguments.mode == "training" and sizes[-1] - 1 > arguments.top:
         raise ValueError(f"--bag_sizes {sizes[-1]} needs {sizes[-1] - 1} neighbours per image. Raise --top.")
     return output, sizes

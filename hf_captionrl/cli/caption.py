@@ -7,11 +7,11 @@ import sys
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.cli.features import ImageStage
 from hf_captionrl.data.options import CaptionerOptions, DatasetOptions, LoadedSplit, load_split, source_settings
-from hf_captionrl.utils.options import EngineOptions, option, positive
+from hf_captionrl.utils.options import EngineOptions, NotNegative, Positive, Range, option
 from hf_captionrl.utils.parts import refuse_other_settings, seed_of_batch
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
         help="file to write, or to resume; a folder with --processes or --engine (default: captions.jsonl, or captions)",
     )
     overwrite: bool = option(False, help="start again even if the file exists")
-    batch_size: int = option(16, parse=positive, metavar="N", group="captioner", help="images captioned at once")
+    batch_size: Positive = option(16, metavar="N", group="captioner", help="images captioned at once")
     attn_implementation: str | None = option(
         None,
         metavar="NAME",
@@ -85,13 +85,11 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
         group="decoding",
         help="cache of keys and values; transformers compiles the decoding step of a static cache on a GPU",
     )
-    num_beams: int | None = option(
-        None, parse=positive, metavar="N", group="decoding", help="number of beams (default: 3, or 1 with --do_sample)"
+    num_beams: Positive | None = option(
+        None, metavar="N", group="decoding", help="number of beams (default: 3, or 1 with --do_sample)"
     )
-    max_new_tokens: int = option(40, parse=positive, metavar="N", group="decoding", help="longest caption in tokens")
-    num_return_sequences: int = option(
-        1, parse=positive, metavar="N", group="decoding", help="number of captions per image"
-    )
+    max_new_tokens: Positive = option(40, metavar="N", group="decoding", help="longest caption in tokens")
+    num_return_sequences: Positive = option(1, metavar="N", group="decoding", help="number of captions per image")
     rerank: str | None = option(
         None,
         metavar="SCORER",
@@ -107,14 +105,18 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
     )
     repetition_penalty: float = option(1.0, metavar="X", group="decoding", help="penalty on repeated tokens; 1: none")
     do_sample: bool = option(False, group="decoding", help="sample captions from the whole distribution")
-    temperature: float = option(1.0, metavar="X", group="decoding", help="temperature of sampling")
-    top_p: float = option(
+    temperature: Annotated[float, Range(above=0)] = option(
+        1.0, metavar="X", group="decoding", help="temperature of sampling"
+    )
+    top_p: Annotated[float, Range(above=0, at_most=1)] = option(
         1.0,
         metavar="X",
         group="decoding",
         help="nucleus sampling: smallest probability mass that is kept; 1: all tokens",
     )
-    top_k: int = option(0, metavar="N", group="decoding", help="sample only from this many tokens; 0: all tokens")
+    top_k: NotNegative = option(
+        0, metavar="N", group="decoding", help="sample only from this many tokens; 0: all tokens"
+    )
     seed: int = option(0, metavar="N", group="decoding", help="seed of sampling")
 
     @property
@@ -280,14 +282,6 @@ def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
         raise ValueError(
             f"--rerank chooses among captions, but --num_return_sequences is {number}. Use --num_return_sequences 5, for example."
         )
-    if arguments.temperature <= 0:
-        raise ValueError(
-            f"--temperature must be above 0, got {arguments.temperature}. Leave out --do_sample for greedy."
-        )
-    if not 0 < arguments.top_p <= 1:
-        raise ValueError(f"--top_p must lie in (0, 1], got {arguments.top_p}.")
-    if arguments.top_k < 0:
-        raise ValueError(f"--top_k must be 0 (all tokens) or more, got {arguments.top_k}.")
     settings = {
         "do_sample": arguments.do_sample,
         "num_beams": beams,

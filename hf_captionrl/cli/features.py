@@ -21,7 +21,7 @@ from hf_captionrl.data.options import (
     load_split,
     source_settings,
 )
-from hf_captionrl.utils.options import EngineOptions, option, positive
+from hf_captionrl.utils.options import EngineOptions, Positive, option
 from hf_captionrl.utils.parts import ShardFolder, Stage, read_manifest, read_shards, run_stage
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ class PixelsOptions(CachedRowsOptions, DatasetOptions):
         "uint8", help="exact pixels, or JPEGs in about a tenth of the space; the value of cache_pixels in training"
     )
     output: Path = option(Path("pixels"), metavar="DIR", help="folder of the shards")
-    batch_size: int = option(8, parse=positive, metavar="N", help="images per batch; a shard holds 64 batches")
+    batch_size: Positive = option(8, metavar="N", help="images per batch; a shard holds 64 batches")
     cache_dir: str | None = cache_dir_option()
 
 

@@ -109,14 +109,14 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "explain",
         "show a caption token by token, under MLE, SMILE and self-retrieval",
-        options="apps.explain.explain:ExplainOptions",
-        function="explain",
+        options="apps.explain.options:ExplainOptions",
+        function="apps.explain.explain:explain",
     ),
     Command(
         "gallery",
         "show captions of several systems side by side, errors marked",
-        options="apps.gallery.gallery:GalleryOptions",
-        function="write_pages",
+        options="apps.gallery.options:GalleryOptions",
+        function="apps.gallery.gallery:write_pages",
     ),
     Command(
         "features",
@@ -237,8 +237,8 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "convert",
         "write a checkpoint of pickles as safetensors",
-        options="apps.convert.convert:ConvertOptions",
-        function="convert_checkpoint",
+        options="apps.convert.options:ConvertOptions",
+        function="apps.convert.convert:convert_checkpoint",
     ),
     Command(
         "metrics",

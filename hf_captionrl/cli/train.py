@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
+import logging
 import os
-import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
-from hf_captionrl.utils.options import CommandOptions, option
+from hf_captionrl.utils.console import ERROR_FOLDER, RESULT_FILE, run_main
+from hf_captionrl.utils.options import CommandOptions, Positive, option
 
 METHODS = {
     "smile": ("smile_blip.py", "SMILE for any captioner: cross-entropy over only the words of the caption"),
@@ -58,7 +62,7 @@ class TrainOptions(CommandOptions):
         methods="\n".join(f"  {name:<24}{what}" for name, (_, what) in METHODS.items())
     )
 
-    processes: int = option(1, metavar="P", help="number of processes; more than one are started by accelerate")
+    processes: Positive = option(1, metavar="P", help="number of processes; more than one are started by accelerate")
     accelerate_config: str | None = option(
         None, metavar="FILE", help="configuration file of `accelerate config`, or a name in recipes/accelerate"
     )
@@ -100,54 +104,102 @@ def _with_config(arguments: list[str], recipe: str) -> list[str]:
     return found
 
 
-def _run_for_json(options: TrainOptions, command: list[str], recipe: str, own: list[str]) -> None:
-    """Run the recipe in a subprocess with its output on stderr, and print its results."""
-    from hf_captionrl.hub import public_command
+def run_recipe(recipe: Path, arguments: Sequence[str]) -> NoReturn:
+    """Import a recipe and run it in this process, as if it had been called directly."""
+    sys.argv = [str(recipe), *arguments]  # the manifest says how the recipe was called
+    spec = importlib.util.spec_from_file_location(recipe.stem, recipe)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for their annotations there
+    spec.loader.exec_module(module)
+    run_main(module.main)
 
+
+def launch(arguments: Sequence[str]) -> int:
+    """`accelerate launch` with three differences; returns the exit code of the first process that failed.
+
+    No process has the working folder on its path, where an accelerate.py would hide the library, and a user's error is
+    printed once for all processes.
+    """
+    import accelerate.utils.launch
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    os.environ["PYTHONSAFEPATH"] = "1"
+    # It would add the working folder to PYTHONPATH for DeepSpeed.
+    accelerate.utils.launch.env_var_path_add = lambda name, folder: os.environ.get(name, "")
+    # The lines below report a failed process instead of its loggers.
+    for name in ("agent", "multiprocessing"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder, "results.json")
-        start = command.index(recipe)
-        script = str(Path(__file__).with_name("train_recipe.py"))
-        wrapped = [*command[:start], script, str(said), *command[start:]]
-        running = subprocess.Popen(wrapped, stdout=2)
-        # SIGTERM is passed on to the training, which saves first; Ctrl-C reaches both processes by itself.
-        wanted = {signal.SIGTERM: lambda *_: running.terminate(), signal.SIGINT: lambda *_: None}
-        before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+        os.environ[ERROR_FOLDER] = folder
         try:
-            code = running.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        if code:
-            sys.exit(code if code > 0 else 128 - code)
-        path = json.loads(said.read_text(encoding="utf-8"))["results"] if said.is_file() else None
-    results = None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
-    result = {"method": options.method, "recipe": Path(recipe).name, "arguments": public_command(own), "path": path}
-    print(json.dumps({**result, "results": results}, ensure_ascii=False))
+            launch_command(launch_command_parser().parse_args(list(arguments)))
+            code = 0
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+            if not list(Path(folder).iterdir()):
+                print(f"captionrl train: error: process {rank} ended with exit code {code}.", file=sys.stderr)
+        except SignalException as error:  # the processes received the signal and have saved
+            code = 128 + int(error.sigval)
+        except subprocess.CalledProcessError as error:
+            code = error.returncode if error.returncode > 0 else 128 - error.returncode
+        for line in sorted({file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}):
+            print(line, file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """What this process and those that it starts print goes to stderr."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def train(options: TrainOptions) -> None:
-    """Replace this process with the recipe's; with `--json` wait for it, and print its results."""
-    if options.processes < 1:
-        raise ValueError(f"--processes is {options.processes}. Use 1 or more.")
+    """Run the recipe in this process, or in several by accelerate; with `--json` print its results."""
     file = METHODS[options.method][0]
-    recipe = str(recipe_path(file))
+    recipe = recipe_path(file)
     own = _with_config(options.arguments, file)
-    # -P: a file in the working folder, such as accelerate.py, must not shadow an installed module.
-    start = [sys.executable, "-P"]
     passed = [*own, "--traceback"] if options.traceback else own
-    command = [*start, recipe, *passed]
+    launched: list[str] = []
     if options.processes > 1 or options.accelerate_config:
-        launcher = str(Path(__file__).with_name("train_launch.py"))
-        command = [*start, launcher, "--num_processes", str(options.processes)]
-        if options.accelerate_config:
-            config = options.accelerate_config
+        launched = ["--num_processes", str(options.processes)]
+        if config := options.accelerate_config:
             named = config if Path(config).exists() or os.sep in config else str(recipe_path("accelerate", config))
-            command += ["--config_file", named]
-        command += [recipe, *passed]
-    if options.json:
-        _run_for_json(options, command, recipe, own)
-        return
-    sys.stdout.flush()
-    # The recipe receives the signals and sets the exit code, as if it had been called directly.
-    os.execv(command[0], command)  # this Python, no shell # nosec B606
+            launched += ["--config_file", named]
+        launched += [str(recipe), *passed]
+
+    def run() -> NoReturn:
+        if launched:
+            sys.exit(launch(launched))
+        run_recipe(recipe, passed)
+
+    if not options.json:
+        run()
+
+    from hf_captionrl.hub import public_command
+
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder, "results")
+        os.environ[RESULT_FILE] = str(said)
+        with _stdout_on_stderr():
+            try:
+                run()
+            except SystemExit as stop:
+                if stop.code or not said.is_file():
+                    raise
+        path = said.read_text(encoding="utf-8") or None
+    results = None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+    result = {"method": options.method, "recipe": file, "arguments": public_command(own), "path": path}
+    print(json.dumps({**result, "results": results}, ensure_ascii=False))

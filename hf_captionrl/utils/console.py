@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+RESULT_FILE = "CAPTIONRL_RESULT_FILE"
+"""Environment variable: where the main process of a recipe writes the path of its results."""
 ERROR_FOLDER = "CAPTIONRL_ERROR_FOLDER"
 """Variable with the folder where the processes of one run write their errors; the launcher prints each once."""
 
@@ -125,7 +127,9 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
     code = 0
     try:
         with contextlib.redirect_stdout(output):
-            main()
+            result = main()
+        if (said := os.environ.get(RESULT_FILE)) and os.environ.get("RANK", "0") == "0":
+            Path(said).write_text("" if result is None else str(result), encoding="utf-8")
     except SystemExit as stop:  # argparse has printed its help, or training has stopped on a signal
         if isinstance(stop.code, str):
             _say(stop.code)

@@ -20,26 +20,25 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def called(monkeypatch):
-    """The command that would replace this process."""
-    commands = []
-    monkeypatch.setattr(os, "execv", lambda file, command: commands.append(command))
-    return commands
+    """The recipes that would run, each with its arguments, and what accelerate would launch."""
+    calls = []
+
+    def run_recipe(recipe, arguments):
+        calls.append([str(recipe), *arguments])
+        sys.exit(0)
+
+    def launch(arguments):
+        calls.append(["launch", *arguments])
+        return 0
+
+    monkeypatch.setattr(train, "run_recipe", run_recipe)
+    monkeypatch.setattr(train, "launch", launch)
+    return calls
 
 
 def test_recipe_gets_its_arguments_unchanged(called):
     assert main(["train", "smile", "--max_steps", "3", "--config", "x/y.yaml", "--help"]) == 0
-    assert called == [
-        [
-            sys.executable,
-            "-P",
-            str(ROOT / "recipes/smile_blip.py"),
-            "--max_steps",
-            "3",
-            "--config",
-            "x/y.yaml",
-            "--help",
-        ]
-    ]
+    assert called == [[str(ROOT / "recipes/smile_blip.py"), "--max_steps", "3", "--config", "x/y.yaml", "--help"]]
 
 
 def test_configuration_is_found_by_its_name(called, tmp_path, monkeypatch):
@@ -56,33 +55,11 @@ def test_configuration_name_after_an_equals_sign(called):
     assert called[-1][-3:] == ["--config", str(ROOT / "recipes/configs/sle_blip/scenes.yaml"), "--seed=1"]
 
 
-def test_ctrl_c_waits_for_the_training_to_save(monkeypatch, capsys):
-    class Training:
-        def __init__(self, command, **_):
-            self.said = Path(command[command.index(str(ROOT / "recipes/smile_blip.py")) - 1])
-
-        def wait(self):
-            os.kill(os.getpid(), signal.SIGINT)  # as the terminal does, to this process and to that one
-            self.said.write_text(json.dumps({"results": None}))
-            return 0
-
-    before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(train.subprocess, "Popen", Training)
-    assert main(["train", "--json", "smile"]) == 0
-    assert json.loads(capsys.readouterr().out)["results"] is None
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 def test_several_processes_go_through_accelerate(called):
     main(["train", "--processes", "2", "--accelerate_config", "ddp.yaml", "smile", "--seed", "1"])
-    launcher = str(ROOT / "hf_captionrl/cli/train_launch.py")
-    assert called[-1][:6] == [sys.executable, "-P", launcher, "--num_processes", "2", "--config_file"]
-    assert called[-1][6:] == [
-        str(ROOT / "recipes/accelerate/ddp.yaml"),
-        str(ROOT / "recipes/smile_blip.py"),
-        "--seed",
-        "1",
-    ]
+    config = str(ROOT / "recipes/accelerate/ddp.yaml")
+    recipe = [str(ROOT / "recipes/smile_blip.py"), "--seed", "1"]
+    assert called == [["launch", "--num_processes", "2", "--config_file", config, *recipe]]
 
 
 PLANTED = """
@@ -105,51 +82,64 @@ def main(argv=None):
         raise ValueError("bag_size is 7.\\nUse 8.")
     if "--broken" in sys.argv:
         raise TypeError("a fault")
+    print("trained", flush=True)
 
 if __name__ == "__main__":
     run_main(main)
 """
 
 
-@pytest.fixture
-def planted(tmp_path, monkeypatch):
-    """A folder with files that no process may import, and a function that runs a recipe there."""
+START = """
+import sys
+from pathlib import Path
+from hf_captionrl.cli import main, train
+train.recipe_path = lambda *parts: Path({recipes!r}).joinpath(*parts)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("json_option", [[], ["--json"]])
+def test_no_process_imports_from_the_working_folder(processes, json_option, tmp_path):
     work, recipes, said = tmp_path / "work", tmp_path / "recipes", tmp_path / "said"
     for folder in (work, recipes, said):
         folder.mkdir()
     for name in ("accelerate", "torch", "transformers", "hf_captionrl"):
         (work / f"{name}.py").write_text(PLANTED)
     (recipes / "smile_blip.py").write_text(RECIPE)
-    monkeypatch.setattr(train, "recipe_path", lambda *parts: recipes.joinpath(*parts))
     env = {**os.environ, "PLANTED": str(tmp_path / "planted"), "SAID": str(said), "ACCELERATE_USE_CPU": "true"}
     env |= {"PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)}
-
-    def start(called, *options):
-        main(["train", *options])
-        done = subprocess.run(called[-1], cwd=work, env=env, capture_output=True, text=True, check=False, timeout=240)
-        assert not (tmp_path / "planted").exists(), (tmp_path / "planted").read_text()
-        return done, [json.loads(file.read_text()) for file in sorted(said.iterdir())]
-
-    return start
-
-
-@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_no_process_imports_from_the_working_folder(called, planted, processes, tmp_path):
     (tmp_path / "two.yaml").write_text(two_processes())
     options = ["--accelerate_config", str(tmp_path / "two.yaml")] if processes == "2" else []
-    done, said = planted(called, "--processes", processes, *options, "smile", "--bad")
-    assert len(said) == int(processes)
-    for file, on_path, argv in said:
-        assert "site-packages" in file
-        assert on_path == []
-        assert argv == ["--bad"]
+
+    def run(*arguments):
+        start = [sys.executable, "-P", "-c", START.format(recipes=str(recipes)), "train", *json_option]
+        command = [*start, "--processes", processes, *options, "smile", *arguments]
+        done = subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, check=False, timeout=240)
+        assert not (tmp_path / "planted").exists(), (tmp_path / "planted").read_text()
+        found = [json.loads(file.read_text()) for file in sorted(said.iterdir())]
+        assert len(found) == int(processes)
+        for file, on_path, argv in found:
+            assert "site-packages" in file
+            assert on_path == []
+            assert argv == list(arguments)
+        return done
+
     # An error of the user is one line for all processes, and the exit code is theirs.
+    done = run("--bad")
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if "bag_size" in line] == [
         "smile_blip.py: error: bag_size is 7. Use 8."
     ]
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+    done = run("--good")
+    assert done.returncode == 0
+    if json_option:
+        assert json.loads(done.stdout)["results"] is None
+        assert "trained" in done.stderr
+    else:
+        assert done.stdout.count("trained") == int(processes)
 
 
 def two_processes():
@@ -169,7 +159,7 @@ def test_launcher_returns_the_exit_code_of_the_processes(monkeypatch, capsys, tm
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-    from hf_captionrl.cli.train_launch import launch
+    from hf_captionrl.cli.train import launch
 
     def failing(error):
         def run(arguments):
@@ -230,7 +220,7 @@ def test_recipes_of_a_wheel_are_found(tmp_path, monkeypatch):
 
 def test_bad_input(called, capsys):
     assert main(["train", "--processes", "0", "smile"]) == 2
-    assert "--processes is 0" in capsys.readouterr().err
+    assert "processes is 0" in capsys.readouterr().err
     assert main(["train", "gan"]) == 2
     assert re.search("invalid choice: .gan.", capsys.readouterr().err)
     assert main(["train", "smile", "--config", "nowhere.yaml"]) == 2

@@ -8,30 +8,21 @@ import os
 import pickle  # for the name of its error # nosec B403
 import re
 import shutil
-import subprocess  # nosec B404
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from hf_captionrl.apps.convert.options import ConvertOptions
 from hf_captionrl.apps.convert.published import FileRecord, Report, write_published
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.model_files import hub_name, read_object
-from hf_captionrl.utils.options import CommandOptions, option, positive
 
-# --- Reads one pickle of tensors and writes it as safetensors. Pickles of weights are opened nowhere else ------------
-# python -P -m hf_captionrl.apps.convert.convert SOURCE OUTPUT
-#
-# It runs in a separate process without the Hub's token, and torch reads only tensors (`weights_only=True`). The result is
-# one JSON object on stdout.
+# --- Reads one pickle of tensors (`weights_only=True`). Pickles of weights are opened nowhere else --------------------
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
 """Keys under which published training code stores the weights."""
-
-_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "OPENAI_API_KEY", "WANDB_API_KEY")
 
 
 def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -73,11 +64,12 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
     return dict(loaded), others
 
 
-def _write(source: Path, output: Path) -> dict[str, Any]:
-    """Write the tensors of one file under their names; tensors that share memory are copied."""
-    from safetensors.torch import save_file
+def unpickle(source: Path, output: Path) -> dict[str, Any]:
+    """Write the tensors of one file under their names; tensors that share memory are copied.
 
-    from hf_captionrl.apps.convert.published import FileRecord
+    Returns `bytes` and `sha256` of the source, names of its `tensors`, and names of the omitted `others`.
+    """
+    from safetensors.torch import save_file
 
     state, others = read_pickle(source)
     seen: set[int] = set()
@@ -92,41 +84,7 @@ def _write(source: Path, output: Path) -> dict[str, Any]:
     return {"bytes": record.bytes, "sha256": record.sha256, "tensors": list(whole), "others": others}
 
 
-def unpickle(source: Path, output: Path) -> dict[str, Any]:
-    """Write the tensors of a pickle as safetensors, in a separate process.
-
-    Returns `bytes` and `sha256` of the source, names of its `tensors`, and names of the omitted `others`.
-    """
-    environment = {k: v for k, v in os.environ.items() if k not in _SECRETS} | {"HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-P", "-m", __name__, str(source.resolve()), str(output.resolve())]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # nosec B603
-    try:
-        answer = json.loads(run.stdout.splitlines()[-1])
-    except (IndexError, ValueError) as error:
-        said = run.stderr.strip().splitlines()[-1:] or [f"exit code {run.returncode}"]
-        raise ValueError(
-            f"The process that reads {source.name} ended early ({said[0]}). Use a machine with more memory, or an intact file."
-        ) from error
-    if "error" in answer:
-        raise (FileNotFoundError if answer["missing"] else ValueError)(answer["error"])
-    return answer
-
-
-def main(argv: list[str]) -> None:
-    """Convert one file, and print what was read."""
-    try:
-        answer = _write(Path(argv[0]), Path(argv[1]))
-    except (OSError, ValueError) as error:
-        answer = {"error": str(error), "missing": isinstance(error, FileNotFoundError)}
-    print(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
-
 # --- Converts a checkpoint of pickles, or of published code, to a folder for `load_captioner` and `load_scorer` ------
-# Only `unpickling.py` opens pickles, in another process. This file reads safetensors.
 
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "README*", "LICENSE*", "NOTICE*")
 """Configuration, tokenizer, processor, README and licence; never code or weights of another format."""
@@ -329,80 +287,6 @@ def _write_checkpoint(
             report.copied = _copy(like, folder)
         if not (folder / "tokenizer_config.json").is_file():
             report.notes.append("The folder has no tokenizer. Use --config with a folder or name that has one.")
-
-
-# --- `captionrl convert`: write a checkpoint of pickles, or of published code, as safetensors ------------------------
-
-
-@dataclass
-class ConvertOptions(CommandOptions):
-    """Write a checkpoint as safetensors, which every command loads.
-
-    SOURCE is a folder or a name on the Hub with pickles (pytorch_model.bin, in one file or several; adapter_model.bin;
-    open_clip_pytorch_model.bin), or a file of the published code of BLIP (captioners), OpenAI's CLIP (state dicts) or
-    ClipCap. A separate process opens the pickles, only for tensors (weights_only) and without the Hub's token. The command
-    prints size and SHA-256 of every file that it read and wrote. It copies configuration, tokenizer and processor, and no
-    code.
-    """
-
-    examples: ClassVar[str] = """
-        examples:
-          captionrl convert Salesforce/blip-image-captioning-base blip-base
-          captionrl convert outputs/old_adapter outputs/adapter
-          captionrl convert model_large_caption.pth blip-large --config Salesforce/blip-image-captioning-large
-          captionrl convert model_base_capfilt_large.pth blip-pretrained --image_size 384 \\
-              --config Salesforce/blip-image-captioning-base
-          captionrl convert clip.pth clip --config openai/clip-vit-base-patch32
-          captionrl convert coco_weights.pt clipcap-coco
-          captionrl convert transformer_weights.pt clipcap-transformer --normalize_image_embeds
-          captionrl convert outputs/clipcap clipcap-with-code --with_code
-          captionrl convert open_clip_weights.pt open_clip_weights.safetensors
-    """
-
-    source: str = option(positional=True, metavar="SOURCE", help="a folder, a name on the Hub, or a file")
-    output: str = option(
-        positional=True,
-        metavar="OUT",
-        help="folder to write; NAME.safetensors: the tensors of one file under their names",
-    )
-    revision: str | None = option(None, metavar="REV", help="branch, tag or commit on the Hub")
-    config: str | None = option(
-        None,
-        metavar="MODEL",
-        help="folder or name with the configuration (attention heads, activation), tokenizer and processor for a file of BLIP or "
-        "CLIP; without it sizes come from the shapes, and heads are 64 wide",
-    )
-    image_size: int | None = option(
-        None,
-        parse=positive,
-        metavar="PIXELS",
-        help="image size for which the positions of a file of BLIP are interpolated, as BLIP's code does; its pretrained "
-        "checkpoints have 224, its captioners 384 (default: the checkpoint's)",
-    )
-    vision_model: str | None = option(
-        None,
-        group="ClipCap",
-        metavar="MODEL",
-        help="vision tower of the ClipCap (default: openai/clip-vit-base-patch32)",
-    )
-    language_model: str | None = option(
-        None,
-        group="ClipCap",
-        metavar="MODEL",
-        help="language model, with its tokenizer (default: openai-community/gpt2)",
-    )
-    normalize_image_embeds: bool = option(False, group="ClipCap", help="the model was trained with --normalize_prefix")
-    num_mapper_heads: int | None = option(
-        None,
-        parse=positive,
-        group="ClipCap",
-        metavar="N",
-        help="number of attention heads of a transformer mapper (default: 8)",
-    )
-    stop_at_period: bool = option(True, group="ClipCap", help="captions end at a full stop")
-    with_code: bool = option(
-        False, group="ClipCap", help="add ClipCap's code to the folder, for users without this package"
-    )
 
 
 def convert_checkpoint(options: ConvertOptions) -> None:

@@ -21,9 +21,6 @@ from tests.tolerances import assert_close
 CLIP_DIM = 24
 
 
-pytestmark = pytest.mark.usefixtures("in_this_process")
-
-
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
     """Folders of a CLIP and a GPT-2, as on the Hub."""

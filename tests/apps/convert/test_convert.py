@@ -3,21 +3,17 @@
 import hashlib
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_captionrl.apps.convert.convert import convert, read_pickle, unpickle
+from hf_captionrl.apps.convert.convert import convert, read_pickle
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli.main import main
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_blip, tiny_captioner, tiny_images
-
-in_this_process = pytest.mark.usefixtures("in_this_process")
 
 
 def captions(captioner):
@@ -74,7 +70,6 @@ def test_command_prints_sizes_and_hashes_and_the_result_loads(tmp_path, capsys):
     )
 
 
-@in_this_process
 def test_text_output_names_files_sizes_and_hashes(tmp_path, capsys):
     pickled(tmp_path / "old", tiny_captioner("blip"))
     assert main(["convert", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
@@ -84,7 +79,6 @@ def test_text_output_names_files_sizes_and_hashes(tmp_path, capsys):
     assert f"sha256 {sha256(tmp_path / 'new' / 'model.safetensors')}" in said
 
 
-@in_this_process
 def test_shards_are_converted_one_by_one(tmp_path):
     captioner = tiny_captioner("blip")
     state = pickled(tmp_path / "old", captioner, shards=3)
@@ -98,7 +92,6 @@ def test_shards_are_converted_one_by_one(tmp_path):
     assert captions(load_captioner(tmp_path / "new")) == captions(captioner)
 
 
-@in_this_process
 @pytest.mark.parametrize("entry", ["../pytorch_model.bin", "sub/pytorch_model.bin", "weights.safetensors", 3])
 def test_shards_in_other_folders_raise(entry, tmp_path):
     pickled(tmp_path / "old", tiny_captioner("blip"), shards=2)
@@ -110,7 +103,6 @@ def test_shards_in_other_folders_raise(entry, tmp_path):
         convert(tmp_path / "old", tmp_path / "new")
 
 
-@in_this_process
 def test_adapter_is_converted(tmp_path):
     base = tiny_captioner("blip")
     base.save_pretrained(tmp_path / "base")
@@ -134,7 +126,6 @@ def test_adapter_is_converted(tmp_path):
     assert found != captions(base)
 
 
-@in_this_process
 def test_scorer_with_pickles_is_converted(tmp_path):
     import shutil
 
@@ -146,7 +137,6 @@ def test_scorer_with_pickles_is_converted(tmp_path):
     assert torch.equal(load_scorer(tmp_path / "new").text_features(texts), load_scorer(source).text_features(texts))
 
 
-@in_this_process
 def test_open_clip_folder_and_single_file(tmp_path):
     import open_clip
 
@@ -173,7 +163,6 @@ def test_open_clip_folder_and_single_file(tmp_path):
     assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
 
 
-@in_this_process
 def test_tied_weights_are_all_written(tmp_path):
     shared = torch.randn(4, 3)
     torch.save({"a": shared, "b": shared, "c": shared.T, "d": shared[:2]}, tmp_path / "w.bin")
@@ -181,22 +170,6 @@ def test_tied_weights_are_all_written(tmp_path):
     found = load_file(tmp_path / "w.safetensors")
     for name, value in {"a": shared, "b": shared, "c": shared.T, "d": shared[:2]}.items():
         assert torch.equal(found[name], value)
-
-
-def test_process_of_pickles_has_no_token_and_no_working_folder(tmp_path, monkeypatch):
-    torch.save({"a": torch.ones(2)}, tmp_path / "w.bin")
-    seen = {}
-
-    def run(command, env, **kwargs):
-        seen.update(command=command, env=env)
-        return subprocess.CompletedProcess(command, 1, "", "MemoryError\n")
-
-    monkeypatch.setattr("hf_captionrl.apps.convert.convert.subprocess.run", run)
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    with pytest.raises(ValueError, match=r"reads w\.bin ended early \(MemoryError\)"):
-        unpickle(tmp_path / "w.bin", tmp_path / "w.safetensors")
-    assert seen["command"][:2] == [sys.executable, "-P"]
-    assert "secret" not in seen["env"].values()
 
 
 def test_wrapped_state_dicts_are_found(tmp_path):
@@ -216,7 +189,6 @@ def test_torchscript_raises(tmp_path):
         read_pickle(tmp_path / "ViT-B-32.pt")
 
 
-@in_this_process
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -12,8 +12,6 @@ from tests.retrieval.tiny_scorers import make_clip
 from tests.tiny import tiny_blip, tiny_images
 from tests.tolerances import assert_close
 
-pytestmark = pytest.mark.usefixtures("in_this_process")
-
 BLIP_NAMES = [
     ("vision_model.embeddings.class_embedding", "visual_encoder.cls_token"),
     ("vision_model.embeddings.position_embedding", "visual_encoder.pos_embed"),
