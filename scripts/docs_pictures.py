@@ -110,11 +110,6 @@ def _colour(row: int) -> Any:
     return COLOURS[0] if row < 2 else COLOURS[row - 1]
 
 
-def of_album() -> str:
-    """What album.png shows: `scripts/album_picture.py` draws it, since that needs the images and a captioner."""
-    return json.dumps(json.loads((RESULTS / "album_picture.json").read_text(encoding="utf-8"))["captions"])
-
-
 def photograph(page: Path, path: Path, *, width: int = 1180, height: int = 930) -> Path:
     """The top of a page as Chromium shows it."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -137,11 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only say whether the pictures are current; 1 if not")
     options = parser.parse_args(arguments)
     if options.check:
-        wanted = {"before_after.png": numbers(), "album.png": of_album()} | {p.file: p.numbers() for p in PLOTS}
+        wanted = {"before_after.png": numbers()} | {p.file: p.numbers() for p in PLOTS}
         old = [name for name, text in wanted.items() if not is_current(options.output_dir / name, text)]
         for name in old:
-            script = "album_picture" if name == "album.png" else "docs_pictures"
-            print(f"{name} does not show the committed results. Run python scripts/{script}.py.")
+            print(f"{name} does not show the committed results. Run python scripts/docs_pictures.py.")
         return int(bool(old))
     print(draw(options.output_dir / "before_after.png").name)
     for plot in PLOTS:

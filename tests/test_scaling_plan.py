@@ -4,10 +4,8 @@ import json
 import math
 import re
 
-import numpy as np
 import pytest
 
-from scripts.album_speed import measure_alone, resident_mib
 from scripts.scaling import PAGE, RESULTS, STAGES, exponent, measure, render
 from tests.tolerances import within
 
@@ -155,11 +153,3 @@ def test_each_size_is_measured_in_a_separate_process(monkeypatch):
     monkeypatch.setitem(STAGES, "test", ("test", lambda count, folder: 1 / 0, (1, 2, 3)))
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         measure("test", 1)
-
-
-def test_each_album_is_measured_in_a_process_of_its_own():
-    held = np.ones(2**27)  # 1 GiB
-    found = measure_alone(20)
-    assert found["images"] == 20
-    assert found["input_mib"] <= found["peak_mib"]
-    assert found["input_mib"] < resident_mib() - held.nbytes / 2**21
