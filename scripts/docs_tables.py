@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scripts.page_sections import replace_section
+from scripts.common import replace_section
 from scripts.reproduction.runs import with_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -32,7 +32,7 @@ from hf_captionrl.rewards import ImageBank, retrieval_rewards  # noqa: E402
 from hf_captionrl.scenes import load_scenes  # noqa: E402
 from hf_captionrl.scenes.models import model_path  # noqa: E402
 from hf_captionrl.trainers.caption_generation import scorer_features  # noqa: E402
-from scripts.page_sections import write_section  # noqa: E402
+from scripts.common import write_section  # noqa: E402
 
 PAGE = ROOT / "docs" / "self_retrieval.md"
 RESULTS = ROOT / "docs" / "results" / "reward_bank.json"

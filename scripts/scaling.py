@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl.io import write_json  # noqa: E402
 from hf_captionrl.reports.versions import installed_versions  # noqa: E402
-from scripts.page_sections import write_section  # noqa: E402
+from scripts.common import write_section  # noqa: E402
 from scripts.scaling_stages import STAGES  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "scaling.json"

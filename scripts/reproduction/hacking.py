@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.page_sections import replace_section
+from scripts.common import replace_section
 from scripts.reproduction.numbers import Measured, difference, seed_interval, shown
 from scripts.reproduction.runs import ROOT
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.page_sections import replace_section
+from scripts.common import replace_section
 from scripts.reproduction.numbers import Measured, measured, shown
 from scripts.reproduction.runs import ROOT, Run, of_older_world
 

@@ -25,7 +25,7 @@ from typing import Any
 from hf_captionrl.evaluate_modules.results_columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
 from hf_captionrl.io import atomic_write_text, write_json
 from hf_captionrl.reports.versions import installed_versions
-from scripts.machine_facts import processor_name
+from scripts.common import processor_name
 from scripts.reproduction.numbers import look_up
 from scripts.reproduction.settings import changed, digests, presets_of
 from scripts.run_seeds import aggregate, aggregate_curves, to_markdown

@@ -12,8 +12,7 @@ from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.evaluate_modules import MODULES, path
 from hf_captionrl.evaluation import paper_tables as suites
-from scripts.benchmark import benchmarks
-from scripts.benchmarks import metrics as benchmark
+from scripts.benchmark import SECTIONS
 from tests.tolerances import resolution
 
 ROOT = Path(__file__).parents[2]
@@ -64,12 +63,11 @@ def test_commands_in_the_text_are_known(capsys):
     assert capsys.readouterr().out.strip() == path("self_retrieval")
     for command in re.findall(r"`(captionrl metrics [^`]*)`", PAGE):
         build_parser().parse_args(shlex.split(command)[1:])
-    assert set(re.findall(r"scripts/benchmark\.py (\w+)", PAGE)) <= set(benchmarks())
+    assert set(re.findall(r"scripts/benchmark\.py (\w+)", PAGE)) <= SECTIONS.keys()
 
 
 def test_numbers_equal_the_committed_results():
     result = json.loads((ROOT / "docs" / "results" / "benchmark_metrics.json").read_text())
-    assert benchmark.markdown(result) in (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     speed = " ".join(PAGE.partition("## Speed")[2].partition("## ")[0].split())
     for figure in (
         f"{result['cider_d']['ratio']:.0f} times as fast as pycocoevalcap",
