@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -233,7 +233,7 @@ def check_configs(root: Path) -> Iterator[str]:
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 _BIN = Path(sys.executable).parent
-PARTS: dict[str, list[Callable[[Path], Iterator[str]]] | list[list[str]]] = {
+PARTS: dict[str, Sequence[Callable[[Path], Iterator[str]] | list[str]]] = {
     "imports": [check_modules, check_configs],
     "types": [["mypy"]],
     "pages": [

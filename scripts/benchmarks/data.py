@@ -156,7 +156,7 @@ def loader_case(name: str, device: str, dtype: torch.dtype, seed: int) -> Case:
     size = {"size": {"height": side, "width": side}}
     plain = ImageInputs(transformers.BlipImageProcessorPil(**size))
     ours = ImageInputs(transformers.BlipImageProcessor(**size))
-    cache = {"directory": Path(folder.name) / "cache", "progress": False}
+    cache: dict[str, Any] = {"directory": Path(folder.name) / "cache", "progress": False}
     stored: dict[str, Any] = {
         "image_decoder=torchvision": DecodedPixels(dataset, ours.prepared_pixels),
         "cache_pixels=uint8": cached_pixels(dataset, ours.prepared_pixels, **cache),

@@ -86,7 +86,7 @@ class NaiveStep:
     def generate(self) -> tuple[Tensor, Tensor, list[str]]:
         """Sample. Returns ids with the start token `(N, 1 + T)`, which of them count, and the captions."""
         captioner = self.world.captioner
-        settings = {"suppress_tokens": self.world.suppressed} if self.world.suppressed else {}
+        settings: dict[str, Any] = {"suppress_tokens": self.world.suppressed} if self.world.suppressed else {}
         settings |= {"do_sample": True, "top_k": 0, "max_new_tokens": self.world.shape.num_tokens}
         self.model.eval()
         with torch.no_grad():
