@@ -62,7 +62,9 @@ def try_out(archive: Path, folder: Path) -> None:
     run(sys.executable, "-m", "venv", environment)
     python, captionrl = environment / "bin" / "python", environment / "bin" / "captionrl"
     uv = Path(sys.executable).with_name("uv")
-    installer: list[str | Path] = [uv, "pip", "install", "--python", python] if uv.is_file() else [python, "-m", "pip", "install"]
+    installer: list[str | Path] = (
+        [uv, "pip", "install", "--python", python] if uv.is_file() else [python, "-m", "pip", "install"]
+    )
     run(*installer, "--quiet", "--constraint", ROOT / "constraints.txt", archive)
     home = run(python, "-c", "import hf_captionrl; print(hf_captionrl.__file__)", cwd=work).strip()
     if not Path(home).is_relative_to(environment):

@@ -1,7 +1,7 @@
 """Measures memory and time of features, bags, evaluation and boosting at three sizes of the data.
 
-    python scripts/scaling.py          # about seven CPU minutes; writes docs/results/scaling.json and docs/scaling.md
-    python scripts/scaling.py --render # the tables from existing numbers
+    python scripts/scaling.py                      # about five CPU minutes; writes docs/results/scaling.json
+    python scripts/scaling.py --stages bags_faiss  # others keep their numbers
 
 Each size runs in a separate process with one thread. Time is the CPU time of the process. Memory is the peak of its
 resident set minus its value after the input was created (Linux counts and resets the peak). The exponent is the slope
@@ -16,7 +16,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,175 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl.io import write_json  # noqa: E402
 from hf_captionrl.reports.versions import installed_versions  # noqa: E402
-from scripts.common import write_section  # noqa: E402
-from scripts.scaling_stages import STAGES  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "scaling.json"
-PAGE = ROOT / "docs" / "scaling.md"
+
+
+Part = Callable[[], Any]
+"""What is timed. It may return a function that computes further numbers, which is not timed."""
+
+
+def features_of(count: int, width: int, seed: int = 0, cluster: int = 20) -> Any:
+    """Clusters of about `cluster` rows, like look-alikes. Returns `(N, D)`: float32."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(max(count // cluster, 1), width, generator=generator)
+    return torch.randn(count, width, generator=generator).add_(
+        centres[torch.randint(len(centres), (count,), generator=generator)]
+    )
+
+
+def _cache(count: int, folder: Path) -> tuple[Part, Part]:
+    from hf_captionrl.retrieval import FeatureCache
+
+    rows = features_of(count, 512).numpy()
+    keys = [f"{n:032x}" for n in range(count)]
+
+    def write() -> None:
+        cache = FeatureCache(folder, model_id="m", revision="r")
+        for start in range(0, count, 1024):
+            cache.put(keys[start : start + 1024], rows[start : start + 1024])
+
+    def read() -> None:
+        view = FeatureCache(folder, model_id="m", revision="r").get(keys)
+        total = 0.0
+        for start in range(0, count, 1024):
+            total += float(np.asarray(view[start : start + 1024]).sum())
+
+    return write, read
+
+
+def _read_features(count: int, folder: Path) -> Part:
+    write, read = _cache(count, folder)
+    write()
+    return read
+
+
+def _bags(count: int, search: str) -> Part:
+    from hf_captionrl.retrieval import neighbours
+    from hf_captionrl.retrieval.bags import training_bags
+
+    features = features_of(count, 256)
+
+    def work() -> None:
+        import faiss
+
+        faiss.omp_set_num_threads(1)
+        training_bags(getattr(neighbours, search)(features, 50)[0], 7, features=features)
+
+    return work
+
+
+def _compressed_neighbours(count: int, folder: Path) -> Part:
+    """All images are searched in one index, as by one worker of `captionrl bags --mode neighbours --approximate`."""
+    import faiss
+    import torch
+
+    from hf_captionrl.retrieval.compressed_index import CompressedIndex, build_compressed_index
+    from hf_captionrl.retrieval.neighbours import neighbour_recall, normalised, rank_rows
+
+    unit = normalised(features_of(count, 512, cluster=200))
+    faiss.omp_set_num_threads(1)
+
+    def work() -> Callable[[], dict[str, float]]:
+        started = time.process_time()
+        path = build_compressed_index(unit.numpy(), folder / "index")
+        built = time.process_time()
+        indices, _ = CompressedIndex(path, unit.numpy()).search(range(count), 50)
+        searched = time.process_time()
+        sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:256]
+
+        def further() -> dict[str, float]:
+            recall = neighbour_recall(indices[sample], rank_rows(unit, 50, rows=sample)[0])
+            return {"build_s": built - started, "search_s": searched - built, "recall": recall}
+
+        return further
+
+    return work
+
+
+def _retrieval(count: int, folder: Path) -> Part:
+    from hf_captionrl.metrics.self_retrieval_recall import self_retrieval
+
+    images = features_of(count, 256)
+    texts = images + features_of(count, 256, seed=1)
+
+    def work() -> None:
+        self_retrieval(texts, images, num_distractors=99, num_bootstrap=1000)
+
+    return work
+
+
+def captions_of(count: int, folder: Path) -> Any:
+    """A column of six captions per image, mapped from a file; word frequencies like those of a language."""
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    rng = np.random.default_rng(0)
+    words = [f"w{n}" for n in range(20_000)]
+    schema = pa.schema({"captions": pa.list_(pa.string())})
+    with pa.parquet.ParquetWriter(folder / "captions.parquet", schema) as file:
+        for start in range(0, count, 1000):
+            drawn = rng.zipf(1.3, size=(min(1000, count - start), 6, 10)) % len(words)
+            texts = [[" ".join(words[w] for w in caption) for caption in image] for image in drawn]
+            file.write_table(pa.table({"captions": texts}, schema=schema))
+    return datasets.Dataset.from_parquet(str(folder / "captions.parquet"), cache_dir=str(folder / "cache"))
+
+
+def _cider(count: int, folder: Path) -> Part:
+    from hf_captionrl.metrics import cider_d
+
+    groups = list(captions_of(count, folder)["captions"])
+    candidates, references = [group[0] for group in groups], [group[1:] for group in groups]
+
+    def work() -> None:
+        cider_d(candidates, references)
+
+    return work
+
+
+def _boosting(count: int, folder: Path) -> Part:
+    from hf_captionrl.boosting import SceneDescriber, SceneWriter, boost_shard
+    from hf_captionrl.scenes import load_scenes
+
+    rows = load_scenes(num_train=count, num_validation=0, num_test=0)["train"]
+    facts = dict(zip(rows["image_id"], rows["facts"], strict=True))
+
+    def work() -> None:
+        boost_shard(rows, folder, text=SceneWriter(), vision=SceneDescriber(facts))
+
+    return work
+
+
+STAGES: dict[str, tuple[str, Callable[[int, Path], Part], tuple[int, int, int]]] = {
+    "features_write": (
+        "Features: written to the cache, 512 numbers per row",
+        lambda count, folder: _cache(count, folder)[0],
+        (8_000, 32_000, 128_000),
+    ),
+    "features_read": ("Features: read and checked", _read_features, (8_000, 32_000, 128_000)),
+    "bags_exact": (
+        "Bags: exact neighbours of 256 numbers, bags of 7",
+        lambda count, folder: _bags(count, "nearest_neighbours"),
+        (4_000, 16_000, 64_000),
+    ),
+    "bags_faiss": (
+        "Bags: faiss instead",
+        lambda count, folder: _bags(count, "approximate_neighbours"),
+        (4_000, 16_000, 64_000),
+    ),
+    "ivf_pq": (
+        "Neighbours: IVF-PQ of 512 numbers, built, and searched for 50 neighbours of every row",
+        _compressed_neighbours,
+        (16_000, 48_000, 144_000),
+    ),
+    "retrieval": ("Evaluation: ranks in the whole pool, RD100, bootstrap", _retrieval, (4_000, 16_000, 64_000)),
+    "cider": ("Evaluation: CIDEr-D with five references", _cider, (4_000, 16_000, 64_000)),
+    "boosting": ("Boosting: three captions per image by rule", _boosting, (100, 400, 1_600)),
+}
+"""Description, preparation and sizes in rows, by name."""
 
 
 def memory_mib(what: str) -> float:
@@ -82,67 +246,23 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
-def render(results: Mapping[str, Any]) -> str:
-    """The table of the page."""
-    lines = [
-        "| | rows | CPU s | peak MiB | time ~ rows^e | memory ~ rows^e |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for name, runs in results["stages"].items():
-        rows, seconds = [run["rows"] for run in runs], [run["cpu_s"] for run in runs]
-        memory = [max(run["peak_mib"], 0.1) for run in runs]
-        cells = [
-            " / ".join(f"{n:,}" for n in rows),
-            " / ".join(f"{s:.2f}" for s in seconds),
-            " / ".join(f"{m:.0f}" for m in memory),
-            f"{exponent(rows, seconds):.2f}",
-            f"{exponent(rows, memory):.2f}",
-        ]
-        lines.append(f"| {STAGES[name][0]} | " + " | ".join(cells) + " |")
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    parts = [
-        f"{run['rows']:,} rows: {run['build_s']:.1f} s to build, {1000 * run['search_s'] / run['rows']:.2f} ms per search, "
-        f"recall {run['recall']:.3f}"
-        for run in results["stages"].get("ivf_pq", ())
-    ]
-    lines += ["", f"IVF-PQ, in clusters of 200 rows: {'; '.join(parts)}."] if parts else []
-    for run in results["stages"].get("pixel_shards", ())[-1:]:
-        kilobytes = [run[name] / run["rows"] / 1000 for name in ("shards_bytes", "cache_bytes")]
-        lines += [
-            "",
-            f"Prepared pixels, 384 x 384, per image: {kilobytes[0]:.1f} kB in the shards and {kilobytes[1]:.1f} kB in the cache.",
-        ]
-    return "\n".join(lines) + f"\n\nOne thread of a CPU. {versions}.\n"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write the numbers, render the page."""
+    """Measure, and write the numbers after each stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--render", action="store_true", help="measure nothing, render existing numbers")
-    parser.add_argument(
-        "--stages",
-        nargs="+",
-        choices=STAGES,
-        default=list(STAGES),
-        help="stages to measure; others keep their numbers",
-    )
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="(default: all)")
     args = parser.parse_args(argv)
-    if not args.render:
-        before = json.loads(RESULTS.read_text(encoding="utf-8"))["stages"] if RESULTS.is_file() else {}
-        found = {name: runs for name, runs in before.items() if name not in args.stages}
-        versions = installed_versions()
-        kept = {name: versions[name] for name in ("python", "torch", "datasets") if name in versions}
-        for name in args.stages:
-            found[name] = [measure(name, count) for count in STAGES[name][2]]
-            print(
-                name,
-                [(run["rows"], round(run["cpu_s"], 2), round(run["peak_mib"])) for run in found[name]],
-                flush=True,
-            )
-            # After each stage, so that an interrupted run keeps finished stages.
-            write_json(RESULTS, {"stages": {name: found[name] for name in STAGES if name in found}, "versions": kept})
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    write_section(PAGE, "scaling", render(results))
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))["stages"] if RESULTS.is_file() else {}
+    versions = installed_versions()
+    kept = {name: versions[name] for name in ("python", "torch", "datasets") if name in versions}
+    for name in args.stages:
+        title, _, sizes = STAGES[name]
+        found[name] = runs = [measure(name, count) for count in sizes]
+        write_json(RESULTS, {"stages": found, "versions": kept})
+        slopes = [exponent(sizes, [max(run[key], 0.1) for run in runs]) for key in ("cpu_s", "peak_mib")]
+        print(f"{title}: time ~ rows^{slopes[0]:.2f}, memory ~ rows^{slopes[1]:.2f}")
+        print(
+            *(f"  {run['rows']:,} rows: {run['cpu_s']:.2f} CPU s, {run['peak_mib']:.0f} MiB" for run in runs), sep="\n"
+        )
     return 0
 
 

@@ -17,7 +17,7 @@ from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scene
 from hf_captionrl.scenes.models import MODELS, model_path
 from hf_captionrl.scenes.world import Facts
 from hf_captionrl.trainers.caption_generation import generate_captions
-from scripts.scenes_models.scorers import swap_objects
+from scripts.train_scenes_models import swap_objects
 from tests.tolerances import assert_close
 
 CHECKPOINTS = Path(model_path("scenes:blip-mle")).parent

