@@ -14,7 +14,7 @@ import functools
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,17 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl.experiments.rows import read_yaml  # noqa: E402
 from hf_captionrl.io import atomic_write_text  # noqa: E402
-from scripts.reproduction.findings import verdicts_of  # noqa: E402
-from scripts.reproduction.index_rows import start_and_data  # noqa: E402
-from scripts.reproduction.index_rows import to_markdown as table_rows  # noqa: E402
+from scripts.reproduction.findings import verdicts_of, verdicts_of_row  # noqa: E402
 from scripts.reproduction.numbers import look_up  # noqa: E402
-from scripts.reproduction.real import is_embedded, preset_names  # noqa: E402
+from scripts.reproduction.real import (  # noqa: E402
+    columns_of,
+    is_embedded,
+    needs_of,
+    preset_names,
+    result_path,
+    settings_of,
+)
+from scripts.reproduction.runs import Run  # noqa: E402
 
 ROWS = ROOT / "docs" / "paper_index.yaml"
 PAGE = ROOT / "docs" / "paper_index.md"
@@ -46,7 +52,7 @@ STATUSES = {
     "not run": "code, settings and tests exist; the note says what is missing to run it",
     "not applicable": "there is nothing to run; the note says why",
 }
-_HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
+HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
 
 
 def load_index(path: Path = ROWS) -> dict[str, Any]:
@@ -118,6 +124,193 @@ def _where(row: dict[str, Any]) -> str:
     return "<br>".join(part for part in [*parts, ", ".join(links)] if part)
 
 
+# --- rows of the papers' tables: what their presets state, their status and verdict, and what is wrong ---------------
+
+KEYS = {"row", "preset", "preset_at", "run", "at", "start", "data", "command", "measures", "until", "status", "note"}
+NOT_APPLICABLE, NOT_RUN, SMALL, FULL = "not applicable", "not run", "measured in small", "measured"
+SETTINGS = ["settings"]
+"""What a table measures that lists settings."""
+_IN_SMALL = {"reward_blocks_recall_at_1": "rd100_recall_at_1"}
+"""Columns that another column stands for on the embedded world."""
+NOT_COMPARED = "not compared"
+"""Verdict of a measured row that no finding compares; `faults` reports it."""
+
+
+def start_and_data(preset: str) -> tuple[str, str]:
+    """Start and data of a preset."""
+    settings = settings_of(preset)
+    parts = [settings[key] for key in ("vision_model", "language_model") if key in settings]
+    start = settings.get("model_name_or_path") or " and ".join(parts)
+    # The folder of an image folder names the data; the name of a published data set does.
+    name = settings.get("dataset_name", "scenes")
+    data = [settings["data_dir"] if name == "imagefolder" else name]
+    data += [settings[key] for key in ("table_split", "caption_column") if key in settings]
+    more = [settings[key] for key in ("train_captions", "test_references", "pool", "bags") if settings.get(key)]
+    if settings.get("train_captions") and "train_captions_column" in settings:
+        more[0] += f" ({settings['train_captions_column']})"
+    return str(start), " with ".join(filter(None, [", ".join(map(str, data)), ", ".join(more)]))
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Every row of every table, with its table."""
+    for table in rows:
+        for line in table.get("lines", ()):
+            yield table, line
+
+
+def until_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """For presets whose row is their learning curve where it reaches another preset's number: that preset and the number's place."""
+    return {line["preset"]: line["until"] for _, line in lines_of(rows) if "until" in line}
+
+
+def measures_of(table: Mapping[str, Any], line: Mapping[str, Any]) -> list[str]:
+    """Columns of a row in the paper, by the keys of our results."""
+    return list(line.get("measures", table["measures"]))
+
+
+def missing_columns(table: Mapping[str, Any], line: Mapping[str, Any], record: Any) -> list[str]:
+    """Columns of the paper that the result does not have; the held-out scorer may stand for the scorer of the reward."""
+    row = look_up(line["at"], record)
+    wanted = {key: {key, key.removeprefix("reward_"), _IN_SMALL.get(key, key)} for key in measures_of(table, line)}
+    if line["at"].startswith("recall_at_1/"):  # boosting_quality has CLIPScore in another place
+        row = {**row, **({"clip_score": 0} if line["at"].rpartition("/")[2] in record["clip_score"] else {})}
+    return [key for key, keys in wanted.items() if not any(row.get(each) is not None for each in keys)]
+
+
+def is_measured(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any]) -> bool:
+    """Whether a result has at least one of the row's columns; its preset may have got them after the run."""
+    record = results.get(line.get("run", ""))
+    return record is not None and len(missing_columns(table, line, record)) < len(measures_of(table, line))
+
+
+def status_of(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any], output: Path) -> str:
+    """Status of a row: it follows from what the row names and from which results there are."""
+    if "status" in line:
+        return str(line["status"])
+    if "preset" in line and result_path(line["preset"], output).exists():
+        return FULL
+    return SMALL if is_measured(table, line, results) else NOT_RUN
+
+
+def faults(rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Run], results: Mapping[str, Any]) -> list[str]:
+    """What rows of tables name that does not exist, or do not say."""
+    names, found = set(preset_names()), []
+    found += [f"{row['id']}: no rows" for row in rows if row["kind"] == "table" and not row.get("lines")]
+    for table in rows:
+        counted = Counter(line["row"] for line in table.get("lines", ()))
+        found += [f"{table['id']}: {name!r} is there {n} times" for name, n in counted.items() if n > 1]
+    for table, line in lines_of(rows):
+        found += [f"{table['id']}, {line['row']}: {why}" for why in _faults(table, line, names, runs, results)]
+    return found
+
+
+def _faults(
+    table: Mapping[str, Any],
+    line: Mapping[str, Any],
+    names: set[str],
+    runs: Mapping[str, Run],
+    results: Mapping[str, Any],
+) -> list[str]:
+    found = [f"key {key}" for key in sorted(line.keys() - KEYS)]
+    if "status" in line:
+        found += ["its status follows from run and preset"] * (line["status"] != NOT_APPLICABLE)
+        found += ["not applicable without note"] * ("note" not in line)
+        return found + ["not applicable, but has a run or preset"] * bool({"run", "preset"} & line.keys())
+    if "preset" in line:
+        found += _faults_of_preset(table, line, names)
+    else:
+        found += [f"no preset and no {key}" for key in ("start", "data") if key not in line]
+        found += ["not run, without a preset or a note of what is missing"] * (
+            "note" not in line and not is_measured(table, line, results)
+        )
+    if "run" in line:
+        if line["run"] not in runs:
+            found.append(f"run {line['run']}")
+        elif line["run"] in results:
+            try:
+                missing_columns(table, line, results[line["run"]])
+                if verdict_of(table, line, results) == NOT_COMPARED:
+                    found.append("measured, but no finding of docs/findings.yaml that names its table compares it")
+            except (KeyError, AttributeError) as error:
+                found.append(f"{line['run']}: {error}")
+    return found
+
+
+def _faults_of_preset(table: Mapping[str, Any], line: Mapping[str, Any], names: set[str]) -> list[str]:
+    if line["preset"] not in names:
+        return [f"preset {line['preset']}"]
+    found = [f"{key} is what the preset states" for key in ("start", "data") if key in line]
+    place, trains = line.get("preset_at", ""), settings_of(line["preset"]).get("num_train_epochs") != 0
+    if place not in ("start", "trained", "reached") and not place.startswith("rows/"):
+        found.append(f"preset_at {place!r}")
+    found += ["trained, but its preset only evaluates"] * (place == "trained" and not trains)
+    if ("until" in line) != (place == "reached"):
+        found.append("until belongs to preset_at: reached")
+    if "until" in line:
+        found += [f"until names {line['until'][0]}"] * (line["until"][0] not in names)
+        found += ["until, but its preset writes no curve"] * (not settings_of(line["preset"]).get("learning_curves"))
+    wanted = [key for key in measures_of(table, line) if [key] != SETTINGS]
+    return found + [f"the table of its preset has no {key}" for key in wanted if key not in columns_of(line["preset"])]
+
+
+def verdict_of(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+    """Verdicts of the comparisons that the row takes part in; empty if it was not measured."""
+    if not is_measured(table, line, results):
+        return ""
+    found = verdicts_of_row((table["paper"], table["kind"], table["number"]), line["run"], line["at"], results)
+    counted = Counter(verdict for _, verdict in found)
+    return ", ".join(f"{verdict} {n}" for verdict, n in sorted(counted.items())) or NOT_COMPARED
+
+
+def _cells(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any], output: Path) -> list[str]:
+    start, data = start_and_data(line["preset"]) if "preset" in line else (line.get("start", ""), line.get("data", ""))
+    if line.get("preset_at") == "rows/references":
+        start = "annotators"
+    status = status_of(table, line, results, output)
+    notes = [status]
+    if status == SMALL:
+        record = results[line["run"]]
+        # A place such as SLL-ME does not say the settings of its row; the row does.
+        row = look_up(line["at"], record)
+        name = row.get("name", line["at"].removeprefix("rows/"))
+        notes = [f"{status}: {name} of [{line['run']}](results/{line['run']}.json)"]
+        lost = missing_columns(table, line, record)
+        notes += [f"without {', '.join(f'`{key}`' for key in lost)}"] if lost else []
+    elif status == NOT_RUN and "run" in line:
+        notes.append(f"{line['run']} has {'none of the columns' if line['run'] in results else 'no result'}")
+    if status == NOT_RUN and "preset" in line:
+        notes.append(needs_of(line["preset"]))
+    notes += [line["note"]] if "note" in line else []
+    preset = f"`{line['preset']}`" if "preset" in line else f"`{line['command']}`" if "command" in line else ""
+    columns = "" if "measures" not in line else ", ".join(f"`{key}`" for key in line["measures"])
+    cells = [line["row"], preset, start, data, columns, "; ".join(notes), verdict_of(table, line, results)]
+    return [cell.replace("|", "\\|") for cell in cells]
+
+
+def table_rows(rows: Sequence[Mapping[str, Any]], results: Mapping[str, Any], output: Path) -> list[str]:
+    """A table per table of the papers; a column that is empty for all rows is left out."""
+    lines = []
+    heads = ["row", "preset or command", "start", "data", "columns", "status", "verdict"]
+    for table in rows:
+        if not table.get("lines"):
+            continue
+        cells = [_cells(table, line, results, output) for line in table["lines"]]
+        kept = [n for n in range(len(heads)) if n == 0 or any(row[n] for row in cells)]
+        measures = ", ".join(f"`{key}`" if " " not in key else key for key in table["measures"])
+        lines += [
+            "",
+            f"**Table {table['number']}: {table['title']}.** Columns: {measures}.",
+            "",
+            f"| {' | '.join(heads[n] for n in kept)} |",
+            "|" + ":--|" * len(kept),
+            *(f"| {' | '.join(row[n] for n in kept)} |" for row in cells),
+        ]
+    return lines
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
 def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The page."""
     counted = Counter(row["status"] for row in rows)
@@ -146,7 +339,7 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
     for paper, title in PAPERS.items():
         lines += [
             "",
-            f"## {_HEADINGS[paper]}",
+            f"## {HEADINGS[paper]}",
             "",
             title.split(": ", 1)[1] + ".",
             "",
@@ -159,7 +352,7 @@ def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
                 kind = f"{row['kind'].capitalize()} {number}: " if number else ""
                 lines.append(f'| <a id="{row["id"]}"></a>{kind}{row["title"]} | {_said(row)} | {_where(row)} |')
         of_paper = [row for row in rows if row["paper"] == paper]
-        lines += ["", f"### Rows of {_HEADINGS[paper]}'s tables", *table_rows(of_paper, _all_results(), RESULTS)]
+        lines += ["", f"### Rows of {HEADINGS[paper]}'s tables", *table_rows(of_paper, _all_results(), RESULTS)]
     return "\n".join(lines) + "\n"
 
 

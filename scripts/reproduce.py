@@ -4,7 +4,6 @@
     python scripts/reproduce.py --processes 2                   # run what is missing, then write the pages
     python scripts/reproduce.py --only smile-table-1            # rows or runs by name
     python scripts/reproduce.py --data_root DATA                # also rows on the papers' data
-    python scripts/reproduce.py --measure_again smile_blip_seeds  # new columns of finished runs; trains nothing
     python scripts/reproduce.py --pages                         # write the pages of finished results; runs nothing
     python scripts/reproduce.py --check                         # exit code 1 if pages are out of date or rows of tables are wrong
 
@@ -28,23 +27,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl.io import atomic_write_text  # noqa: E402
-from scripts import docs_tables  # noqa: E402
-from scripts.make_paper_index import ROWS, load_index, load_rows  # noqa: E402
-from scripts.reproduction import findings, hacking, index_rows, leaderboard  # noqa: E402
-from scripts.reproduction.again import measure_again  # noqa: E402
-from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
-from scripts.reproduction.page import to_markdown  # noqa: E402
+from scripts import make_paper_index as index  # noqa: E402
+from scripts.reproduction import findings  # noqa: E402
+from scripts.reproduction.pages import leaderboard_page, reproduction_page, table_pages  # noqa: E402
 from scripts.reproduction.real import is_embedded, missing_of, result_path, run_preset, with_makers  # noqa: E402
 from scripts.reproduction.runs import Run, execute, finished, in_order, moved_targets, to_run  # noqa: E402
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
-CHECKS = "reproduction_rows.json"
 
 
-def load_runs(path: Path = ROWS) -> dict[str, Run]:
+def load_runs(path: Path = index.ROWS) -> dict[str, Run]:
     """The runs of the embedded world by name; runs that others need come first."""
-    return {run["name"]: Run(**run) for run in load_index(path)["runs"]}
+    return {run["name"]: Run(**run) for run in index.load_index(path)["runs"]}
 
 
 def _seeds(run: Run, asked: Sequence[int] | None) -> Sequence[int]:
@@ -63,14 +58,13 @@ def pages(
 
     Returns Markdown by file name; of docs/results, also the pages that show its tables or columns of them.
     """
-    rows, runs = load_rows(), load_runs()
+    rows, runs = index.load_rows(), load_runs()
     results = _results(runs, output, seeds)
-    checks = current_checks(rows, output / CHECKS)
-    made = {"reproduction.md": to_markdown(rows, runs, results, output, checks=checks, reasons=reasons)}
+    made = {"reproduction.md": reproduction_page(rows, runs, results, output, reasons)}
     made |= findings.pages(results)
     if output.resolve() != RESULTS.resolve():
         return made
-    return made | docs_tables.pages() | leaderboard.page(runs, results) | hacking.page(results)
+    return made | table_pages() | {"leaderboard.md": leaderboard_page(runs, results)}
 
 
 def _asked(
@@ -105,7 +99,6 @@ def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argp
     left = {name for name, run in runs.items() if to_run(run, _seeds(run, args.seeds), args.output)}
     results = _results(runs, args.output, args.seeds)
     stale = {name for name, record in results.items() if "stale" in runs[name].changed(record).values()}
-    checks = current_checks(rows, args.output / CHECKS)
     table = Table("row", "status", "embedded world", "the paper's data")
     for row in rows:
         names = dict.fromkeys(entry["run"] for entry in row.get("numbers", ()) if "run" in entry)
@@ -114,14 +107,10 @@ def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argp
             + (", stale" if name in stale else "")
             for name in names
         ]
-        if not has_figure(row) and row["status"] in ("runs", "tested"):
-            said = ["done" if row["id"] in checks else "to run"]
         presets = _presets([row])
         missing = list(dict.fromkeys(path for preset in presets for path in missing_of(preset, args.data_root)))
         theirs = ("missing: " + ", ".join(missing) if missing else "to run") if presets else ""
-        makers = [
-            name for name in with_makers(presets, args.data_root, index_rows.until_of(rows)) if name not in presets
-        ]
+        makers = [name for name in with_makers(presets, args.data_root, index.until_of(rows)) if name not in presets]
         theirs += f"; runs {', '.join(makers)} first" if makers else ""
         if presets and all(result_path(preset, args.output).exists() for preset in presets):
             theirs = "finished"
@@ -144,12 +133,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data_root", type=Path, help="folder of the papers' data and captioners")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time; use about one per core")
-    parser.add_argument(
-        "--measure_again",
-        nargs="+",
-        metavar="RUN",
-        help="measure the models of finished runs for columns that their tables did not have; trains nothing",
-    )
     parser.add_argument("--list", action="store_true", help="show what is finished and what is missing; runs nothing")
     parser.add_argument("--pages", action="store_true", help="write the pages of finished results; runs nothing")
     parser.add_argument(
@@ -170,7 +153,7 @@ def _stale() -> list[str]:
 def index_faults(rows: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
     """What is wrong with the rows of the papers' tables in docs/paper_index.yaml."""
     runs = load_runs()
-    return index_rows.faults(load_rows() if rows is None else rows, runs, _results(runs, RESULTS, None))
+    return index.faults(index.load_rows() if rows is None else rows, runs, _results(runs, RESULTS, None))
 
 
 def changed_presets() -> list[tuple[str, str, str]]:
@@ -201,12 +184,12 @@ def _run_all(
         for name in _wanted(rows, args.only, runs)
         if to_run(runs[name], _seeds(runs[name], args.seeds), args.output)
     ]
-    until = index_rows.until_of(rows)
+    until = index.until_of(rows)
     presets = with_makers(_presets(rows), args.data_root, until) if args.data_root else []
     folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("runs", total=len(wanted) + len(presets) + 1)
+        bar = progress.add_task("runs", total=len(wanted) + len(presets))
 
         def work(name: str) -> None:
             progress.update(bar, description=name)
@@ -228,22 +211,7 @@ def _run_all(
             if why is not None:
                 reasons[preset] = why
             progress.advance(bar)
-        progress.update(bar, description="rows without a figure")
-        reasons |= check_rows(rows, args.output / CHECKS, folders["runs_dir"], told=progress.console.print)
-        progress.advance(bar)
     return reasons
-
-
-def _measure_all_again(runs: Mapping[str, Run], args: argparse.Namespace) -> dict[str, str]:
-    """Measure the models of finished runs again; returns the reasons of runs that could not be, by name."""
-    if unknown := set(args.measure_again) - runs.keys():
-        raise SystemExit(f"--measure_again {' '.join(sorted(unknown))}: there is no such run. See --list.")
-    folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}
-    found = {
-        name: measure_again(runs[name], _seeds(runs[name], args.seeds), others=runs, **folders)
-        for name in args.measure_again
-    }
-    return {name: why for name, why in found.items() if why is not None}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -273,14 +241,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         return int(bool(stale or wrong or moved or any(why == "stale" for *_, why in changed)))
     runs = load_runs()
-    rows = _asked(load_rows(), args.only, runs)
+    rows = _asked(index.load_rows(), args.only, runs)
     if args.list:
         console.print(_listing(rows, runs, args))
         return 0
     if args.pages:
         reasons = {}
-    elif args.measure_again:
-        reasons = _measure_all_again(runs, args)
     else:
         reasons = _run_all(rows, runs, args, console)
     own = args.output.resolve() == RESULTS.resolve()
