@@ -40,8 +40,6 @@ SECTIONS: dict[str, tuple[Callable[..., Case], Mapping[str, Any]]] = {
     "generation": (reinforcement.generation_case, {k: v for k, v in models.RL_SHAPES.items() if k != "scenes"}),
     "metrics": (data.metrics_case, data.METRICS),
     "loader": (data.loader_case, data.SIDES),
-    "scorer": (data.scorer_case, data.SCORERS),
-    "mining": (data.mining_case, data.MINES),
 }
 """What makes the case of a shape, and the shapes."""
 

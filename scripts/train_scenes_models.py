@@ -254,13 +254,7 @@ def _in_cells(scenes: list[Scene]) -> dict[str, Tensor]:
 
 
 def learn_facts(
-    tower: nn.Module,
-    pool: ScenePool,
-    names: tuple[str, ...],
-    width: int,
-    seed: int,
-    steps: int,
-    log: dict[str, Any],
+    tower: nn.Module, pool: ScenePool, names: tuple[str, ...], width: int, seed: int, steps: int, log: dict[str, Any]
 ) -> None:
     """Teach a vision tower to see, with linear heads that are discarded: facts from its pooled output, things from its patches.
 
@@ -326,12 +320,7 @@ def swap_objects(facts: Facts) -> Facts:
 
 def _towers(tokenizer: Any, width: int, mlp: int, heads: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Configurations of the text and the vision tower."""
-    shared = {
-        "hidden_size": width,
-        "intermediate_size": mlp,
-        "num_hidden_layers": 2,
-        "num_attention_heads": heads,
-    }
+    shared = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": 2, "num_attention_heads": heads}
     text = {
         **shared,
         "vocab_size": len(tokenizer),
@@ -580,10 +569,7 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
     vision_config = scorer.config.vision_config
     vision_config.projection_dim = scorer.config.projection_dim
     config = ClipCapConfig(
-        vision_config,
-        gpt2_config(tokenizer, positions=52, layers=2),
-        prefix_length=5,
-        normalize_image_embeds=True,
+        vision_config, gpt2_config(tokenizer, positions=52, layers=2), prefix_length=5, normalize_image_embeds=True
     )
     model = ClipCapForConditionalGeneration(config)
     encoder = model.vision_tower.encoder

@@ -1,7 +1,4 @@
-r"""What surrounds the captioner: metrics that are also rewards, the loading of images, the scorer and the search for look-alikes.
-
-Legend: B images, G captions per image, N = B * G captions, Q queries, D features.
-"""
+"""What surrounds the captioner: metrics that are also rewards, and the loading of images."""
 
 from __future__ import annotations
 
@@ -22,15 +19,11 @@ from hf_captionrl.captioners.model_inputs import Encoding
 from hf_captionrl.data import DecodedPixels, cached_pixels, open_image
 from hf_captionrl.data.caption_columns import undecoded
 from hf_captionrl.metrics import self_retrieval
-from hf_captionrl.retrieval.neighbours import normalised, rank_rows
 from hf_captionrl.retrieval.ranking import ranks
-from hf_captionrl.rewards.self_retrieval import retrieval_rewards
 from hf_captionrl.text.bleu import pairwise_bleu
 from hf_captionrl.text.cider_d import CiderScorer
 from hf_captionrl.text.frequencies import DocumentFrequencies
 from hf_captionrl.text.ngrams import encode_words
-from scripts.benchmarks.models import TINY, Shape, build_scorer, made_up_images, scorer_pixels
-from scripts.benchmarks.reinforcement import padded_text
 from scripts.benchmarks.timing import Case
 from tests.data.sample_photo import photographs
 
@@ -181,55 +174,3 @@ def loader_case(name: str, device: str, dtype: torch.dtype, seed: int) -> Case:
     first, *others = works
     bars = {"image_decoder=torchvision": 1.8, "cache_pixels=uint8": 15.0}
     return Case(f"{number} JPEGs, {side} pixels", works, [(first, other, bars.get(other)) for other in others])
-
-
-# --- scorer and search ----------------------------------------------------------------------------------------------
-
-SCORERS = {"clip-vit-b-32": Shape("blip", 100), "tiny": TINY}
-MINES = {"coco-118k": (118_000, 1024, 200, 8192, 1024), "tiny": (300, 8, 5, 32, 16)}
-"""COCO's training images, features of image and text, neighbours of an image, queries, and queries at once."""
-
-
-def scorer_case(name: str, device: str, dtype: torch.dtype, seed: int) -> Case:
-    """What a scorer does for a rollout of 100 images and 500 captions."""
-    shape = SCORERS[name]
-    torch.manual_seed(seed)
-    images = made_up_images(shape, seed)
-    scorer = build_scorer(shape).to(device)
-    scorer.dtype = dtype
-    scorer.model.to(dtype).requires_grad_(False)
-    pixels = scorer_pixels(scorer, images).to(device, dtype)
-    words = torch.randint(shape.scorer_vocab_size - 4, (shape.batch_size * shape.group_size, shape.num_tokens))
-    captions = [" ".join(f"w{word}" for word in row) for row in words.tolist()]
-    similarity = torch.randn(len(captions), len(images), device=device)
-    columns = torch.arange(len(captions), device=device) // shape.group_size
-    text = scorer.model.get_text_features
-    works: dict[str, Callable[[], Any]] = {
-        "captions, padded to the longest": lambda: scorer.text_features(captions),
-        "captions, padded to the full length": lambda: text(**padded_text(scorer, captions).to(device)),
-        "images, from pixels on the device": lambda: scorer.model.get_image_features(pixel_values=pixels),
-        "images, from pictures": lambda: scorer.image_features(list(images["image"])),
-        "rewards": lambda: retrieval_rewards(similarity, columns, scale=100.0),
-    }
-    return Case(f"{len(images)} images, {len(captions)} captions", works)
-
-
-def mining_case(name: str, device: str, dtype: torch.dtype, seed: int) -> Case:
-    """The exact nearest neighbours beside the bare blocked product, in fp32."""
-    images, width, top, queries, block = MINES[name]
-    generator = torch.Generator().manual_seed(seed)
-    # Clusters of about 20 images, as look-alikes are.
-    centres = torch.randn(max(images // 20, 1), width, generator=generator)
-    features = torch.randn(images, width, generator=generator)
-    features.add_(centres[torch.randint(len(centres), (images,), generator=generator)])
-    unit = normalised(features).to(device)
-    rows = torch.randperm(images, generator=generator)[:queries]
-    buffer = torch.empty(block, images, device=device)
-
-    def bare() -> None:
-        for part in rows.split(block):
-            torch.mm(unit[part.to(device)], unit.T, out=buffer[: len(part)])
-
-    works = {"neighbours": lambda: rank_rows(unit, top, rows=rows, block_size=block), "bare product": bare}
-    size = f"{top} nearest of {queries} among {images} images x {width} features"
-    return Case(size, works, [("bare product", "neighbours", None)])

@@ -284,7 +284,7 @@ def _tokenizer(vocab_size: int, *, framed: bool = False, max_length: int = 10**6
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **names)
 
 
-def image_processor(size: int) -> CLIPImageProcessor:
+def _image_processor(size: int) -> CLIPImageProcessor:
     """CLIP's, for another size."""
     return CLIPImageProcessor(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
 
@@ -303,7 +303,7 @@ def _policy(shape: Shape) -> Any:
     return model
 
 
-def build_scorer(shape: Shape) -> HFScorer:
+def _scorer(shape: Shape) -> HFScorer:
     """A scorer in the shape of CLIP ViT-B/32."""
     layers = {"num_hidden_layers": shape.scorer_layers}
     text = {
@@ -319,10 +319,10 @@ def build_scorer(shape: Shape) -> HFScorer:
         projection_dim=shape.scorer_text_width,
     )
     tokenizer = _tokenizer(shape.scorer_vocab_size, framed=True, max_length=77)
-    return HFScorer(CLIPModel(config), ProcessorPair(image_processor(shape.image_size), tokenizer))
+    return HFScorer(CLIPModel(config), ProcessorPair(_image_processor(shape.image_size), tokenizer))
 
 
-def made_up_images(shape: Shape, seed: int) -> datasets.Dataset:
+def _images(shape: Shape, seed: int) -> datasets.Dataset:
     """Images of noise with one caption each."""
     size = (shape.batch_size, shape.image_size, shape.image_size, 3)
     pixels = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
@@ -332,12 +332,6 @@ def made_up_images(shape: Shape, seed: int) -> datasets.Dataset:
         "captions": [["w1 w2 w3"] for _ in pixels],
     }
     return datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
-
-
-def scorer_pixels(scorer: Any, images: datasets.Dataset) -> Tensor:
-    """Images as the scorer reads them `(B, 3, H, W)`."""
-    opened = [open_image(image).convert("RGB") for image in images["image"]]
-    return scorer.image_processor(images=opened, return_tensors="pt")["pixel_values"]
 
 
 def build_world(shape: Shape, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> World:
@@ -351,12 +345,12 @@ def build_world(shape: Shape, seed: int, dtype: torch.dtype = torch.float32, dev
         stock: Any = BlipForConditionalGeneration(model.config).to(dtype)
         scorer, suppressed = load_scorer(model_path("scenes:clip-reward")), []
     else:
-        images = made_up_images(shape, seed)
+        images = _images(shape, seed)
         model = _policy(shape).to(dtype)
         stock = copy.deepcopy(model)
-        pair = ProcessorPair(image_processor(shape.image_size), _tokenizer(shape.vocab_size))
+        pair = ProcessorPair(_image_processor(shape.image_size), _tokenizer(shape.vocab_size))
         captioner = load_captioner(model, processor=pair, prompt="")
-        scorer, suppressed = build_scorer(shape), list(range(len(_NAMES)))
+        scorer, suppressed = _scorer(shape), list(range(len(_NAMES)))
     # The very same parameters, not copies of them.
     stock.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     captioner.freeze_vision()
@@ -382,5 +376,6 @@ def build_world(shape: Shape, seed: int, dtype: torch.dtype = torch.float32, dev
     batch["pixel_values"] = batch["pixel_values"].to(dtype)
     model.train()
     stock.train()
-    pixels = scorer_pixels(scorer, images.select(batch["rows"].tolist())).to(device)
+    opened = [open_image(image).convert("RGB") for image in images.select(batch["rows"].tolist())["image"]]
+    pixels = scorer.image_processor(images=opened, return_tensors="pt")["pixel_values"].to(device)
     return World(shape, captioner, stock, scorer, trainer, batch, pixels, suppressed)
