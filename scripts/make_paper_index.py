@@ -151,16 +151,9 @@ def start_and_data(preset: str) -> tuple[str, str]:
     return str(start), " with ".join(filter(None, [", ".join(map(str, data)), ", ".join(more)]))
 
 
-def lines_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Every row of every table, with its table."""
-    for table in rows:
-        for line in table.get("lines", ()):
-            yield table, line
-
-
 def until_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """For presets whose row is their learning curve where it reaches another preset's number: that preset and the number's place."""
-    return {line["preset"]: line["until"] for _, line in lines_of(rows) if "until" in line}
+    return {line["preset"]: line["until"] for row in rows for line in row.get("lines", ()) if "until" in line}
 
 
 def measures_of(table: Mapping[str, Any], line: Mapping[str, Any]) -> list[str]:
@@ -194,63 +187,53 @@ def status_of(table: Mapping[str, Any], line: Mapping[str, Any], results: Mappin
 
 def faults(rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Run], results: Mapping[str, Any]) -> list[str]:
     """What rows of tables name that does not exist, or do not say."""
-    names, found = set(preset_names()), []
-    found += [f"{row['id']}: no rows" for row in rows if row["kind"] == "table" and not row.get("lines")]
+    found = [f"{row['id']}: no rows" for row in rows if row["kind"] == "table" and not row.get("lines")]
     for table in rows:
         counted = Counter(line["row"] for line in table.get("lines", ()))
         found += [f"{table['id']}: {name!r} is there {n} times" for name, n in counted.items() if n > 1]
-    for table, line in lines_of(rows):
-        found += [f"{table['id']}, {line['row']}: {why}" for why in _faults(table, line, names, runs, results)]
+        for line in table.get("lines", ()):
+            found += [f"{table['id']}, {line['row']}: {why}" for why in _faults(table, line, runs, results)]
     return found
 
 
 def _faults(
-    table: Mapping[str, Any],
-    line: Mapping[str, Any],
-    names: set[str],
-    runs: Mapping[str, Run],
-    results: Mapping[str, Any],
-) -> list[str]:
-    found = [f"key {key}" for key in sorted(line.keys() - KEYS)]
+    table: Mapping[str, Any], line: Mapping[str, Any], runs: Mapping[str, Run], results: Mapping[str, Any]
+) -> Iterator[str]:
+    yield from (f"key {key}" for key in sorted(line.keys() - KEYS))
+    preset, run, place = line.get("preset"), line.get("run"), line.get("preset_at", "")
     if "status" in line:
-        found += ["its status follows from run and preset"] * (line["status"] != NOT_APPLICABLE)
-        found += ["not applicable without note"] * ("note" not in line)
-        return found + ["not applicable, but has a run or preset"] * bool({"run", "preset"} & line.keys())
-    if "preset" in line:
-        found += _faults_of_preset(table, line, names)
+        if line["status"] != NOT_APPLICABLE or preset or run or "note" not in line:
+            yield "its status follows from run and preset; only rows that are not applicable have one, with a note"
+        return
+    if preset is None:
+        yield from (f"no preset and no {key}" for key in ("start", "data") if key not in line)
+        if "note" not in line and not is_measured(table, line, results):
+            yield "not run, without a preset or a note of what is missing"
+    elif preset not in preset_names():
+        yield f"preset {preset}"
     else:
-        found += [f"no preset and no {key}" for key in ("start", "data") if key not in line]
-        found += ["not run, without a preset or a note of what is missing"] * (
-            "note" not in line and not is_measured(table, line, results)
-        )
-    if "run" in line:
-        if line["run"] not in runs:
-            found.append(f"run {line['run']}")
-        elif line["run"] in results:
-            try:
-                missing_columns(table, line, results[line["run"]])
-                if verdict_of(table, line, results) == NOT_COMPARED:
-                    found.append("measured, but no finding of docs/findings.yaml that names its table compares it")
-            except (KeyError, AttributeError) as error:
-                found.append(f"{line['run']}: {error}")
-    return found
-
-
-def _faults_of_preset(table: Mapping[str, Any], line: Mapping[str, Any], names: set[str]) -> list[str]:
-    if line["preset"] not in names:
-        return [f"preset {line['preset']}"]
-    found = [f"{key} is what the preset states" for key in ("start", "data") if key in line]
-    place, trains = line.get("preset_at", ""), settings_of(line["preset"]).get("num_train_epochs") != 0
-    if place not in ("start", "trained", "reached") and not place.startswith("rows/"):
-        found.append(f"preset_at {place!r}")
-    found += ["trained, but its preset only evaluates"] * (place == "trained" and not trains)
-    if ("until" in line) != (place == "reached"):
-        found.append("until belongs to preset_at: reached")
-    if "until" in line:
-        found += [f"until names {line['until'][0]}"] * (line["until"][0] not in names)
-        found += ["until, but its preset writes no curve"] * (not settings_of(line["preset"]).get("learning_curves"))
-    wanted = [key for key in measures_of(table, line) if [key] != SETTINGS]
-    return found + [f"the table of its preset has no {key}" for key in wanted if key not in columns_of(line["preset"])]
+        yield from (f"{key} is what the preset states" for key in ("start", "data") if key in line)
+        if place not in ("start", "trained", "reached") and not place.startswith("rows/"):
+            yield f"preset_at {place!r}"
+        if place == "trained" and settings_of(preset).get("num_train_epochs") == 0:
+            yield "trained, but its preset only evaluates"
+        if ("until" in line) != (place == "reached"):
+            yield "until belongs to preset_at: reached"
+        elif "until" in line and line["until"][0] not in preset_names():
+            yield f"until names {line['until'][0]}"
+        elif "until" in line and not settings_of(preset).get("learning_curves"):
+            yield "until, but its preset writes no curve"
+        wanted = [key for key in measures_of(table, line) if [key] != SETTINGS]
+        yield from (f"the table of its preset has no {key}" for key in wanted if key not in columns_of(preset))
+    if run is not None and run not in runs:
+        yield f"run {run}"
+    elif run in results:
+        try:
+            missing_columns(table, line, results[run])
+            if verdict_of(table, line, results) == NOT_COMPARED:
+                yield "measured, but no finding of docs/findings.yaml that names its table compares it"
+        except (KeyError, AttributeError) as error:
+            yield f"{run}: {error}"
 
 
 def verdict_of(table: Mapping[str, Any], line: Mapping[str, Any], results: Mapping[str, Any]) -> str:

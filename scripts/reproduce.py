@@ -69,23 +69,17 @@ def pages(
 
 def _asked(
     rows: Sequence[dict[str, Any]], only: Sequence[str] | None, runs: Mapping[str, Run]
-) -> list[dict[str, Any]]:
-    """The rows that --only names."""
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows that --only names, and the runs that they need, in the order of the file."""
     if not only:
-        return list(rows)
-    unknown = set(only) - {row["id"] for row in rows} - runs.keys()
-    if unknown:
+        return list(rows), list(runs)
+    if unknown := set(only) - {row["id"] for row in rows} - runs.keys():
         raise SystemExit(f"--only {' '.join(sorted(unknown))} is neither a row nor a run. See --list.")
-    return [row for row in rows if row["id"] in only]
-
-
-def _wanted(rows: Sequence[Mapping[str, Any]], only: Sequence[str] | None, runs: Mapping[str, Run]) -> list[str]:
-    """Runs of the rows, and the runs that they need, in the order of the file."""
+    rows = [row for row in rows if row["id"] in only]
     names = {entry["run"] for row in rows for entry in row.get("numbers", ()) if "run" in entry}
-    names |= set(runs) if not only else set(only) & runs.keys()
-    for name in list(names):
-        names |= set(runs[name].after)
-    return [name for name in runs if name in names]
+    names |= set(only) & runs.keys()
+    names |= {other for name in names for other in runs[name].after}
+    return rows, [name for name in runs if name in names]
 
 
 def _presets(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,11 +96,10 @@ def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argp
     table = Table("row", "status", "embedded world", "the paper's data")
     for row in rows:
         names = dict.fromkeys(entry["run"] for entry in row.get("numbers", ()) if "run" in entry)
-        said = [
-            f"{name}: {f'to run, about {runs[name].minutes} minutes' if name in left else 'finished'}"
-            + (", stale" if name in stale else "")
-            for name in names
-        ]
+        said = []
+        for name in names:
+            state = f"to run, about {runs[name].minutes} minutes" if name in left else "finished"
+            said.append(f"{name}: {state}{', stale' if name in stale else ''}")
         presets = _presets([row])
         missing = list(dict.fromkeys(path for preset in presets for path in missing_of(preset, args.data_root)))
         theirs = ("missing: " + ", ".join(missing) if missing else "to run") if presets else ""
@@ -118,72 +111,39 @@ def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argp
     return table
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="ID", help="rows of the index, or runs")
-    parser.add_argument("--seeds", type=int, nargs="+", help="replace the seeds of each run; 0 for the papers' data")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=RESULTS,
-        help="folder of the results; pages of any folder other than docs/results are written into it",
-    )
-    parser.add_argument(
-        "--runs_dir", type=Path, default=ROOT / "outputs" / "reproduction", help="folder of the models"
-    )
-    parser.add_argument("--data_root", type=Path, help="folder of the papers' data and captioners")
-    parser.add_argument("--processes", type=int, default=1, help="runs at a time; use about one per core")
-    parser.add_argument("--list", action="store_true", help="show what is finished and what is missing; runs nothing")
-    parser.add_argument("--pages", action="store_true", help="write the pages of finished results; runs nothing")
-    parser.add_argument(
-        "--check", action="store_true", help="exit code 1 if the committed pages are out of date; writes nothing"
-    )
-    return parser
-
-
-def _stale() -> list[str]:
-    made = pages()
-    return [
-        name
-        for name, text in made.items()
-        if not (DOCS / name).exists() or (DOCS / name).read_text(encoding="utf-8") != text
-    ]
-
-
-def index_faults(rows: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
-    """What is wrong with the rows of the papers' tables in docs/paper_index.yaml."""
-    runs = load_runs()
-    return index.faults(index.load_rows() if rows is None else rows, runs, _results(runs, RESULTS, None))
-
-
-def changed_presets() -> list[tuple[str, str, str]]:
-    """Committed results and presets that are "stale" or "unknown"."""
-    runs = load_runs()
+def check() -> tuple[list[str], list[str]]:
+    """What is out of date or wrong, and what is not known of the committed results."""
+    rows, runs = index.load_rows(), load_runs()
     results = _results(runs, RESULTS, None)
-    return [(name, *each) for name, record in results.items() for each in runs[name].changed(record).items()]
-
-
-def changed_targets() -> list[tuple[str, str, str]]:
-    """Committed results, their rows for which the number of another result has changed, and the other result."""
-    runs = load_runs()
-    results = _results(runs, RESULTS, None)
-    return [
-        (name, title, runs[name].until[title][0])
-        for name, record in results.items()
-        for title in moved_targets(runs[name], record, RESULTS)
-    ]
+    wrong, unknown = [], []
+    for name, text in pages().items():
+        if not (DOCS / name).exists() or (DOCS / name).read_text(encoding="utf-8") != text:
+            wrong.append(f"docs/{name} is out of date. Run python scripts/reproduce.py --pages.")
+    wrong += [f"docs/paper_index.yaml: {fault}" for fault in index.faults(rows, runs, results)]
+    for name, record in results.items():
+        for preset, why in runs[name].changed(record).items():
+            if why == "stale":
+                wrong.append(f"docs/results/{name}.json is stale: its preset {preset} changed after it was made.")
+            else:
+                unknown.append(f"docs/results/{name}.json does not say the settings of its preset {preset}.")
+        for title in moved_targets(runs[name], record, RESULTS):
+            wrong.append(
+                f"docs/results/{name}.json: {title} is where a curve reaches numbers of {runs[name].until[title][0]} that have "
+                f"changed. Run python scripts/reproduce.py --only {name}."
+            )
+    return wrong, unknown
 
 
 def _run_all(
-    rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace, console: Console
+    rows: Sequence[dict[str, Any]],
+    wanted: Sequence[str],
+    runs: Mapping[str, Run],
+    args: argparse.Namespace,
+    console: Console,
 ) -> dict[str, str]:
     """Run what is missing, with a progress bar; returns the reasons of runs that were not run, by name."""
     reasons: dict[str, str] = {}
-    wanted = [
-        name
-        for name in _wanted(rows, args.only, runs)
-        if to_run(runs[name], _seeds(runs[name], args.seeds), args.output)
-    ]
+    wanted = [name for name in wanted if to_run(runs[name], _seeds(runs[name], args.seeds), args.output)]
     until = index.until_of(rows)
     presets = with_makers(_presets(rows), args.data_root, until) if args.data_root else []
     folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}
@@ -202,12 +162,8 @@ def _run_all(
         in_order({name: set(runs[name].after) for name in wanted}, work, args.processes)
         for preset in presets:
             progress.update(bar, description=result_path(preset, args.output).stem)
-            why = run_preset(
-                *(preset, args.data_root, args.seeds or [0]),
-                until=until.get(preset),
-                told=progress.console.print,
-                **folders,
-            )
+            more = {"until": until.get(preset), "told": progress.console.print}
+            why = run_preset(preset, args.data_root, args.seeds or [0], **more, **folders)
             if why is not None:
                 reasons[preset] = why
             progress.advance(bar)
@@ -216,39 +172,30 @@ def _run_all(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    args = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="ID", help="rows of the index, or runs")
+    parser.add_argument("--seeds", type=int, nargs="+", help="replace the seeds of each run; 0 for the papers' data")
+    where = "folder of the results; pages of any folder other than docs/results are written into it"
+    parser.add_argument("--output", type=Path, default=RESULTS, help=where)
+    models = ROOT / "outputs" / "reproduction"
+    parser.add_argument("--runs_dir", type=Path, default=models, help="folder of the models")
+    parser.add_argument("--data_root", type=Path, help="folder of the papers' data and captioners")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time; use about one per core")
+    parser.add_argument("--list", action="store_true", help="show what is finished and what is missing; runs nothing")
+    parser.add_argument("--pages", action="store_true", help="write the pages of finished results; runs nothing")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if something is out of date or wrong")
+    args = parser.parse_args(argv)
     console = Console()
     if args.check:
-        stale, wrong = _stale(), index_faults()
-        print(
-            f"out of date: {', '.join(stale)}. Run python scripts/reproduce.py --pages."
-            if stale
-            else "The pages are up to date."
-        )
-        for fault in wrong:
-            print(f"docs/paper_index.yaml: {fault}")
-        changed = changed_presets()
-        for name, preset, why in changed:
-            said = f"stale: its preset {preset} changed after it was made"
-            if why != "stale":
-                said = f"unknown whether its preset {preset} changed after it was made"
-            print(f"docs/results/{name}.json: {said}.")
-        moved = changed_targets()
-        for name, title, other in moved:
-            print(
-                f"docs/results/{name}.json: {title} is where a curve reaches numbers of {other} that have changed. Run python "
-                f"scripts/reproduce.py --only {name}."
-            )
-        return int(bool(stale or wrong or moved or any(why == "stale" for *_, why in changed)))
+        wrong, unknown = check()
+        print(*wrong, *unknown, *([] if wrong else ["The pages are up to date."]), sep="\n")
+        return int(bool(wrong))
     runs = load_runs()
-    rows = _asked(index.load_rows(), args.only, runs)
+    rows, wanted = _asked(index.load_rows(), args.only, runs)
     if args.list:
         console.print(_listing(rows, runs, args))
         return 0
-    if args.pages:
-        reasons = {}
-    else:
-        reasons = _run_all(rows, runs, args, console)
+    reasons = {} if args.pages else _run_all(rows, wanted, runs, args, console)
     own = args.output.resolve() == RESULTS.resolve()
     for name, text in pages(args.output, seeds=None if own else args.seeds, reasons=None if own else reasons).items():
         atomic_write_text((DOCS if own else args.output) / name, text)
