@@ -5,8 +5,6 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from hf_captionrl.io import atomic_write_text
-
 
 def replace_section(page: str, name: str, text: str) -> str:
     """The page with another text between `<!-- begin NAME -->` and `<!-- end NAME -->`; without them, it is appended."""
@@ -16,11 +14,6 @@ def replace_section(page: str, name: str, text: str) -> str:
         before, rest = page.split(begin, 1)
         return before + section + rest.split(end, 1)[1]
     return f"{page.rstrip()}\n\n{section}\n"
-
-
-def write_section(path: Path, name: str, text: str) -> None:
-    """Rewrite a section of a page file."""
-    atomic_write_text(path, replace_section(path.read_text(encoding="utf-8"), name, text))
 
 
 def processor_name() -> str:

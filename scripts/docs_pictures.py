@@ -80,7 +80,6 @@ class BeforeAfter(Picture):
         return {"columns": [key for key, _ in self.columns], "rows": table}
 
     def draw(self, path: Path) -> Path:
-        """Draw and write the picture."""
         table = self.values()["rows"]
         figure, axis = new_figure(9.6, 2.9)
         figure.patch.set_facecolor("white")
@@ -133,7 +132,6 @@ class Plot(Picture):
         return {"rows": self.rows, "columns": [key for key, _ in self.columns], "cells": cells}
 
     def draw(self, path: Path) -> Path:
-        """Draw and write the picture."""
         figure, axes = new_figure(9.6, 0.9 + 0.3 * len(self.rows), columns=len(self.columns))
         cells = self.values()["cells"]
         for column, (axis, (_, title)) in enumerate(zip(axes, self.columns, strict=True)):
@@ -174,12 +172,10 @@ class TradeoffPlot(Picture):
     result: str
 
     def values(self) -> dict[str, Any]:
-        """The points of each row."""
         keys = ("cider_d", "div_2", "mbleu_4_per_image")
         return _with_errors(_result(self.result)["over_temperatures"], "temperature", keys)
 
     def draw(self, path: Path) -> Path:
-        """Draw and write the picture."""
         return write_diversity_tradeoff(path, self.values(), text={"Numbers": self.numbers()})
 
 
@@ -192,11 +188,9 @@ class CurvePlot(Picture):
     panels: tuple[tuple[str, str], ...] = tuple(CURVES)
 
     def values(self) -> dict[str, Any]:
-        """The points of each row."""
         return _with_errors(_result(self.result)["learning_curves"], "step", [key for key, _ in self.panels])
 
     def draw(self, path: Path) -> Path:
-        """Draw and write the picture."""
         return write_curves(path, self.values(), x="step", panels=self.panels, text={"Numbers": self.numbers()})
 
 

@@ -200,7 +200,7 @@ def _faults(
     table: Mapping[str, Any], line: Mapping[str, Any], runs: Mapping[str, Run], results: Mapping[str, Any]
 ) -> Iterator[str]:
     yield from (f"key {key}" for key in sorted(line.keys() - KEYS))
-    preset, run, place = line.get("preset"), line.get("run"), line.get("preset_at", "")
+    preset, run, place = line.get("preset"), line.get("run", ""), line.get("preset_at", "")
     if "status" in line:
         if line["status"] != NOT_APPLICABLE or preset or run or "note" not in line:
             yield "its status follows from run and preset; only rows that are not applicable have one, with a note"
@@ -225,7 +225,7 @@ def _faults(
             yield "until, but its preset writes no curve"
         wanted = [key for key in measures_of(table, line) if [key] != SETTINGS]
         yield from (f"the table of its preset has no {key}" for key in wanted if key not in columns_of(preset))
-    if run is not None and run not in runs:
+    if run and run not in runs:
         yield f"run {run}"
     elif run in results:
         try:
@@ -294,41 +294,36 @@ def table_rows(rows: Sequence[Mapping[str, Any]], results: Mapping[str, Any], ou
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
+INTRODUCTION = """# Index of the papers
+
+This page lists every table, figure, numbered equation and algorithm of the four papers, with the code, recipe, command, tests and page
+for it. No number of a paper was reproduced on the paper's own data, because neither the images nor the papers' captioners were
+available. All experiments were run on the embedded world. Verdicts count the findings of a row in [the findings](findings_smile.md) of its
+paper: holds, does not hold, open, no difference seen; not compared, where no finding names the table.
+
+Below the items of each paper are the rows of its tables. Preset, start and data are those of the paper's experiment, read from the preset.
+Rows that were not run say what they need, by the names in a folder for `scripts/reproduce.py --data_root`; rows measured in small name
+the row of the result that measures them. Columns are keys of our results:
+`reward_` is the scorer of the reward, as in the papers; in small, the held-out scorer may stand for it, and R@1 among 100 drawn images for
+P@1 in blocks of 100. The verdict of a row counts the comparisons of the findings that it takes part in.
+
+| status | rows | meaning |
+|:--|--:|:--|
+{statuses}
+
+`python scripts/make_paper_index.py` generates this page from [paper_index.yaml](paper_index.yaml). A test checks that every file, test and
+number on it exists, and that no item of a paper is missing. ± is one standard error over seeds. [Reproduction](reproduction.md) shows the
+papers' numbers beside ours, with intervals."""
+
+
 def to_markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The page."""
     counted = Counter(row["status"] for row in rows)
-    lines = [
-        "# Index of the papers",
-        "",
-        "This page lists every table, figure, numbered equation and algorithm of the four papers, with the code, recipe, command, tests and page",
-        "for it. No number of a paper was reproduced on the paper's own data, because neither the images nor the papers' captioners were",
-        "available. All experiments were run on the embedded world. Verdicts count the findings of a row in [the findings](findings_smile.md) of its",
-        "paper: holds, does not hold, open, no difference seen; not compared, where no finding names the table.",
-        "",
-        "Below the items of each paper are the rows of its tables. Preset, start and data are those of the paper's experiment, read from the preset.",
-        "Rows that were not run say what they need, by the names in a folder for `scripts/reproduce.py --data_root`; rows measured in small name",
-        "the row of the result that measures them. Columns are keys of our results:",
-        "`reward_` is the scorer of the reward, as in the papers; in small, the held-out scorer may stand for it, and R@1 among 100 drawn images for",
-        "P@1 in blocks of 100. The verdict of a row counts the comparisons of the findings that it takes part in.",
-        "",
-        "| status | rows | meaning |",
-        "|:--|--:|:--|",
-        *(f"| {status} | {counted[status]} | {meaning} |" for status, meaning in STATUSES.items()),
-        "",
-        "`python scripts/make_paper_index.py` generates this page from [paper_index.yaml](paper_index.yaml). A test checks that every file, test and",
-        "number on it exists, and that no item of a paper is missing. ± is one standard error over seeds. [Reproduction](reproduction.md) shows the",
-        "papers' numbers beside ours, with intervals.",
-    ]
+    statuses = [f"| {status} | {counted[status]} | {meaning} |" for status, meaning in STATUSES.items()]
+    lines = [INTRODUCTION.format(statuses="\n".join(statuses))]
     for paper, title in PAPERS.items():
-        lines += [
-            "",
-            f"## {HEADINGS[paper]}",
-            "",
-            title.split(": ", 1)[1] + ".",
-            "",
-            "| | status | where |",
-            "|:--|:--|:--|",
-        ]
+        lines += ["", f"## {HEADINGS[paper]}", "", title.split(": ", 1)[1] + "."]
+        lines += ["", "| | status | where |", "|:--|:--|:--|"]
         for row in rows:
             if row["paper"] == paper:
                 number = row["number"] if row["number"].isdigit() else ""

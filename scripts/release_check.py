@@ -20,17 +20,15 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "outputs" / "release"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
 
-REQUIRED = (
-    "hf_captionrl/py.typed",
-    "hf_captionrl/reports/templates/gallery.html",
-    "hf_captionrl/scenes/checkpoints/blip-mle/model.safetensors",
-    "recipes/smile_blip.py",
-    "recipes/accelerate/",
-    "recipes/configs/smile_blip/scenes.yaml",
-    "hub_cards/model.md",
-    "LICENSE",
-    "NOTICE",
-)
+REQUIRED = """hf_captionrl/py.typed
+hf_captionrl/reports/templates/gallery.html
+hf_captionrl/scenes/checkpoints/blip-mle/model.safetensors
+recipes/smile_blip.py
+recipes/accelerate/
+recipes/configs/smile_blip/scenes.yaml
+hub_cards/model.md
+LICENSE
+NOTICE""".split()
 """Parts of paths that both archives must contain."""
 
 

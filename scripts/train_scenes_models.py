@@ -773,9 +773,9 @@ def main() -> None:
     parser.add_argument("--fact_steps", type=int, default=2500)
     parser.add_argument("--steps", type=int)
     args = parser.parse_args()
-    known = {"measure": MODELS, "adapter": ADAPTERS}.get(args.stage)
-    if known is not None and args.name not in known:
-        parser.error(f"--name is {args.name!r}; use one of {sorted(known)}.")  # before training
+    known = list({"measure": MODELS, "adapter": ADAPTERS}.get(args.stage, [args.name]))  # type: ignore[arg-type]
+    if args.name not in known:
+        parser.error(f"--name is {args.name!r}; use one of {known}.")  # before training
     torch.set_num_threads(1)  # enough for these models, and results do not depend on the number of cores
     if args.stage == "measure":
         file = CHECKPOINTS / "training_log.json"

@@ -1,4 +1,4 @@
-r"""SMILE: head and loss beside Algorithm 1, cross-entropy and the losses of other libraries; and whole training steps beside MLE.
+r"""SMILE: head and loss beside Algorithm 1 and cross-entropy; and whole training steps beside MLE.
 
 Legend: B captions, T tokens, V vocabulary, D features.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
 from hf_captionrl.trainers.smile_trainer import SmileObjective
 from scripts.benchmarks.models import STEP_SHAPES, build_model, draw_batch, for_device
-from scripts.benchmarks.timing import Case, Work, in_a_line
+from scripts.benchmarks.timing import Case, Work
 
 LAMBDA = 0.01
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -103,46 +102,6 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def _liger() -> Loss:
-    module = importlib.import_module("liger_kernel.transformers")
-    loss = module.LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORE_INDEX)
-    return lambda hidden, weight, labels: loss(weight, hidden.flatten(0, 1), labels.flatten())
-
-
-def _cut() -> Loss:
-    loss = importlib.import_module("cut_cross_entropy").linear_cross_entropy
-    given = {"ignore_index": IGNORE_INDEX, "reduction": "mean"}
-    return lambda hidden, weight, labels: loss(hidden.flatten(0, 1), weight, labels.flatten(), **given)
-
-
-def _trl() -> Loss:
-    log_probs = importlib.import_module("trl.kernels").ChunkedLogProbFunction
-    chunk_size = importlib.import_module("trl.trainer.utils")._CHUNKED_LOGPROB_CHUNK_SIZE
-
-    def loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        # As its SFTTrainer calls it on a GPU: with supervised rows only.
-        supervised = labels != IGNORE_INDEX
-        found = log_probs.apply(hidden[supervised], weight, None, labels[supervised], 1.0, chunk_size, None, 1.0, ())
-        return -found[0].mean()
-
-    return loss
-
-
-OTHERS = {"Liger-Kernel": _liger, "cut-cross-entropy": _cut, "TRL, chunked": _trl}
-"""Cross-entropy by other libraries, where they are installed."""
-
-
-def other_losses() -> tuple[dict[str, Loss], dict[str, str]]:
-    """Those that can be had, and why the others cannot."""
-    found, refused = {}, {}
-    for name, make in OTHERS.items():
-        try:
-            found[name] = make()
-        except (ImportError, AttributeError):  # not installed, or without the loss
-            refused[name] = "not installed"
-    return found, refused
-
-
 def head_batch(head: Head, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states `(B, T, D)`, weight `(V, D)`, labels `(B, T)` padded to the longest caption."""
     generator = torch.Generator().manual_seed(seed)
@@ -167,35 +126,22 @@ def _backward(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, traina
     return value.detach(), hidden.grad
 
 
-def check_head(
-    losses: dict[str, Loss], batch: tuple[Tensor, Tensor, Tensor], tolerance: float
-) -> tuple[dict[str, float], dict[str, str]]:
-    """How far each loss and its gradient lie from plain logits in fp32, and why a loss of another library is not timed.
-
-    A wrong loss of ours is an error.
-    """
+def check_head(batch: tuple[Tensor, Tensor, Tensor], tolerance: float) -> dict[str, float]:
+    """How far each loss and its gradient lie from plain logits in fp32; a wrong loss is an error."""
     hidden, weight, labels = batch
-    exact: dict[str, Loss] = {
-        name: lambda h, w, y, rate=rate: smile_loss(F.linear(h, w), y, mle_weight=rate)  # type: ignore[misc]
-        for names, rate in ((("smile", "algorithm_1"), 0.0), (("mixture", "naive_mixture"), LAMBDA))
-        for name in names
-    }
-    worst, refused = {}, {}
-    for name, loss in losses.items():
-        try:
-            mine = _backward(loss, hidden, weight, labels, False)
-        except (RuntimeError, TypeError, ValueError) as error:  # an incompatible version, say
-            if name not in OTHERS or isinstance(error, torch.OutOfMemoryError):
-                raise
-            refused[name] = in_a_line(error)
-            continue
-        theirs = _backward(exact.get(name, LOSSES["cross_entropy"]), hidden.float(), weight.float(), labels, False)
-        worst[name] = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(mine, theirs, strict=True))
-        if not worst[name] <= tolerance:
-            refused[name] = f"differs from plain logits by {worst[name]:.1e}, more than {tolerance:.0e}"
-            if name not in OTHERS:
-                raise RuntimeError(f"{name} {refused[name]}; a wrong loss is not timed. Run the tests of the losses.")
-    return worst, refused
+    rates = {"smile": 0.0, "algorithm_1": 0.0, "mixture": LAMBDA, "naive_mixture": LAMBDA}
+    found = {}
+    for name, loss in LOSSES.items():
+
+        def exact(h: Tensor, w: Tensor, y: Tensor, rate: float = rates.get(name, 1.0)) -> Tensor:
+            return smile_loss(F.linear(h, w), y, mle_weight=rate)
+
+        mine = _backward(loss, hidden, weight, labels, False)
+        theirs = _backward(exact, hidden.float(), weight.float(), labels, False)
+        found[name] = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(mine, theirs, strict=True))
+        if not found[name] <= tolerance:
+            raise RuntimeError(f"{name} differs by {found[name]:.1e} from plain logits. Run the tests of the losses.")
+    return found
 
 
 def head_case(name: str, device: str, dtype: torch.dtype, seed: int, *, trainable: bool) -> Case:
@@ -203,18 +149,14 @@ def head_case(name: str, device: str, dtype: torch.dtype, seed: int, *, trainabl
     head = HEADS[name]
     hidden, weight, labels = head_batch(head, seed)
     batch = (hidden.to(device, dtype), weight.to(device, dtype), labels.to(device))
-    others, missing = other_losses()
-    losses = {**LOSSES, **others}
-    worst, refused = check_head(losses, batch, 1e-4 if dtype == torch.float32 else 5e-2)
+    differences = check_head(batch, 1e-4 if dtype == torch.float32 else 5e-2)
     works: dict[str, Work] = {
-        key: functools.partial(_backward, loss, *batch, trainable)
-        for key, loss in losses.items()
-        if key not in refused
+        key: functools.partial(_backward, loss, *batch, trainable) for key, loss in LOSSES.items()
     }
     bars = [(slow, fast, least[not trainable]) for (slow, fast), least in HEAD_BARS.items()]
     supervised = int((labels != IGNORE_INDEX).sum())
     size = f"B {head.B}, T {labels.size(1)}, {supervised} supervised, V {head.V}, D {head.D}"
-    return Case(size, works, bars, notes={"differences": worst, "not_timed": missing | refused})
+    return Case(size, works, bars, notes={"differences": differences})
 
 
 # --- whole steps ----------------------------------------------------------------------------------------------------

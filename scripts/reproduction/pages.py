@@ -72,7 +72,7 @@ def _lines(
     anchor = HEADINGS[row["paper"]].lower().replace(" ", "-")
     source = f"[{row['kind'].capitalize()} {row['number']}](paper_index.md#{anchor})"
     number = [source, entry["what"], shown(entry["paper"]) if "paper" in entry else ""]
-    preset, name, lines = entry.get("preset", ""), entry.get("run"), []
+    preset, name, lines = entry.get("preset", ""), entry.get("run", ""), []
     real = result_path(preset, output) if preset else None
     if name in results:
         record, run = results[name], runs[name]
@@ -94,7 +94,7 @@ def _lines(
             cells = [shown(ours.value), _interval(ours)]
         lines.append([*number, *cells, _code(preset), str(record.get("hardware", "CPU, not recorded")), place])
     elif not lines:
-        if name is not None:
+        if name:
             why = reasons.get(name, "no result")
         elif preset:
             missing = f"{', '.join(missing_of(preset, None))} and a GPU were not available"
