@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts import docs_tables
-from scripts.docs_tables import FULL, select_columns
+from scripts.reproduction.pages import FULL, select_columns, table_pages
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -96,7 +95,7 @@ def test_no_guide_has_a_table_wider_than_a_page():
 
 
 def test_guides_show_columns_of_the_full_tables():
-    made = docs_tables.pages()
+    made = table_pages()
     assert {"smile.md", "self_retrieval.md", "sle.md", FULL} <= made.keys()
     for name, text in made.items():
         assert (DOCS / name).read_text(encoding="utf-8") == text, name

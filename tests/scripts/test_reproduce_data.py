@@ -9,11 +9,11 @@ import pytest
 
 from hf_captionrl.io import write_json
 from scripts import reproduce
-from scripts.make_paper_index import load_rows
-from scripts.reproduction import index_rows, page, real
+from scripts.make_paper_index import load_rows, until_of
+from scripts.reproduction import pages, real
 from scripts.reproduction.numbers import measured
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NDLB_DATA = (
     "dataset_coco.json",
     "images",
@@ -127,10 +127,9 @@ def test_a_missing_start_is_made_first_and_read_from_its_folder(tmp_path, monkey
         return 0
 
     row = {"id": "ndlb-table-9", "kind": "table", "lines": [{"preset": "ndlb/table5/row8"}]}
-    monkeypatch.setattr(reproduce, "load_rows", lambda: [row])
+    monkeypatch.setattr(reproduce.index, "load_rows", lambda: [row])
     monkeypatch.setattr(reproduce, "load_runs", dict)
     monkeypatch.setattr(reproduce, "pages", lambda *_, **__: {})
-    monkeypatch.setattr(reproduce, "check_rows", lambda *_, **__: {})
     monkeypatch.setattr(real.run_preset, "__kwdefaults__", {**real.run_preset.__kwdefaults__, "caller": caller})
     folders = ["--output", str(tmp_path / "out"), "--runs_dir", str(tmp_path / "runs")]
     assert reproduce.main(["--data_root", str(tmp_path / "data"), "--seeds", "1", *folders]) == 0, capsys.readouterr()
@@ -143,7 +142,7 @@ def test_a_missing_start_is_made_first_and_read_from_its_folder(tmp_path, monkey
 
 def test_a_row_is_where_the_curve_reaches_the_result_of_another_preset(tmp_path):
     preset, other = "ndlb/table14/coco", "ndlb/table4/row2"
-    assert index_rows.until_of(load_rows())[preset] == [other, "trained/reward_rd100_recall_at_1"]
+    assert until_of(load_rows())[preset] == [other, "trained/reward_rd100_recall_at_1"]
     until = {preset: [other, "trained/x"]}
     assert real.with_makers([preset], None, until)[-2:] == [other, preset]
     make_data(tmp_path / "data")
@@ -175,7 +174,7 @@ def test_a_row_is_where_the_curve_reaches_the_result_of_another_preset(tmp_path)
     assert measured("learning_curves/SR/last/x", record).value == pytest.approx(0.8)
     entry = {"what": "CIDEr-D", "preset": preset, "preset_at": "reached/cider_d"}
     row = {"kind": "table", "number": "14", "paper": "ndlb"}
-    (line,) = page._lines(row, entry, {}, {}, tmp_path / "out", {})
+    (line,) = pages._lines(row, entry, {}, {}, tmp_path / "out", {})
     assert "the curve does not reach the other result" in line
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 PROGRAMS = [str(path) for path in sorted(SCRIPTS.glob("*.py")) if '__name__ == "__main__"' in path.read_text()]
 
 # In one interpreter, because each of them would import the libraries again.

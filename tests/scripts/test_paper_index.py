@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from scripts import make_paper_index, reproduce
+from scripts import make_paper_index as index_rows
 from scripts.make_paper_index import PAPERS, STATUSES, find_number, load_index, load_rows, to_markdown
-from scripts.reproduction import index_rows
 from scripts.reproduction.findings import verdicts_of
 from scripts.reproduction.real import settings_of
 from tests.test_docs import parse
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROWS = load_rows()
 RUNS = {run["name"] for run in load_index()["runs"]}
 NAMES = index_rows.preset_names()
@@ -53,6 +53,10 @@ COUNTED = {
 }
 IN_SMALL_ONLY = ", in small only"
 RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs/results").glob("*.json")}
+
+
+def index_faults(rows):
+    return make_paper_index.faults(rows, reproduce.load_runs(), RESULTS)
 
 
 @functools.cache
@@ -260,8 +264,7 @@ def test_every_row_of_every_table_is_there():
 
 
 def test_rows_of_tables_name_what_is_there():
-    assert reproduce.index_faults() == []
-    for _, line in index_rows.lines_of(ROWS):
+    for line in (line for row in ROWS for line in row.get("lines", ())):
         if "command" in line:
             for each in line["command"].split(" && "):
                 parse(shlex.split(each))
@@ -284,7 +287,7 @@ def test_rows_of_tables_name_what_is_there():
         ({"measures": ["length", "spice"]}, "the table of its preset has no spice"),
         ({"run": "no_seeds"}, "run no_seeds"),
         ({"at": "rows/GAN"}, 'smile_blip_seeds: "rows/GAN leads nowhere'),
-        ({"status": "not applicable", "note": "x"}, "not applicable, but has a run or preset"),
+        ({"status": "not applicable", "note": "x"}, "its status follows from run and preset"),
         (
             {"at": "rows/SMILE (lambda=0.01)"},
             "measured, but no finding of docs/findings.yaml that names its table compares it",
@@ -297,23 +300,23 @@ def test_a_wrong_row_of_a_table_is_seen(changes, expected, monkeypatch, capsys):
     table = next(row for row in ROWS if row["id"] == "smile-table-1")
     line = next(line for line in table["lines"] if line["row"] == "COCO: BLIP, SMILE")
     wrong = {**table, "lines": [{**line, **changes}]}
-    assert any(expected in fault for fault in reproduce.index_faults([wrong]))
-    monkeypatch.setattr(reproduce, "load_rows", lambda: [wrong])
-    monkeypatch.setattr(reproduce, "_stale", list)
+    assert any(expected in fault for fault in index_faults([wrong]))
+    monkeypatch.setattr(make_paper_index, "load_rows", lambda: [wrong])
+    monkeypatch.setattr(reproduce, "pages", dict)
     assert reproduce.main(["--check"]) == 1
     assert expected in capsys.readouterr().out
 
 
 def test_a_row_without_preset_says_start_data_and_why():
     table = {"id": "x", "kind": "table", "measures": ["length"]}
-    found = reproduce.index_faults([{**table, "lines": [{"row": "a"}, {"row": "a", "status": "not applicable"}]}])
+    found = index_faults([{**table, "lines": [{"row": "a"}, {"row": "a", "status": "not applicable"}]}])
     assert found == [
         "x: 'a' is there 2 times",
         *(f"x, a: {why}" for why in ("no preset and no start", "no preset and no data")),
         "x, a: not run, without a preset or a note of what is missing",
-        "x, a: not applicable without note",
+        "x, a: its status follows from run and preset; only rows that are not applicable have one, with a note",
     ]
-    assert reproduce.index_faults([table]) == ["x: no rows"]
+    assert index_faults([table]) == ["x: no rows"]
 
 
 def test_status_of_a_row_follows_from_its_result(tmp_path):

@@ -5,7 +5,7 @@ import json
 from scipy import stats
 
 from scripts.reproduce import DOCS, RESULTS, load_runs
-from scripts.reproduction import leaderboard
+from scripts.reproduction import pages as leaderboard
 from scripts.reproduction.runs import Run, world_version
 
 
@@ -26,13 +26,12 @@ def test_methods_of_this_world_are_sorted_by_bags_of_7():
             "rows": [_row("a", 0.1, 0.3), _row("b", 0.5, 0.6, 0.7), _row("not listed", 1.0)],
         },
     }
-    found = leaderboard.entries(runs, results)
-    assert [(title, name) for title, name, _, _ in found] == [("better", "new"), ("worse", "new")]
-    table = leaderboard.section(runs, results, {"bars": [{"name": "full_captions/bag_7_recall_at_1", "mean": 0.889}]})
+    table = leaderboard.leaderboard(runs, results, leaderboard.COLUMNS, ["", "", "0.889", "", "", ""])
     half = stats.t.interval(0.95, 2, loc=0, scale=stats.sem([0.5, 0.6, 0.7]))[1]
     lines = table.splitlines()
     assert lines[2] == "| *full captions* |  |  | 0.889 |  |  |  |"
     assert lines[3].startswith(f"| [better](reproduction.md) | 0.600 ±{half:.3f} |")
+    assert lines[4].startswith("| [worse](reproduction.md) | 0.200 ")
     assert len(lines) == 5
 
 
@@ -41,7 +40,7 @@ def test_parts_are_shown_in_the_order_of_the_leaderboard_and_older_results_have_
     parts = dict(zip(leaderboard.PARTS, (0.1, 0.2, 0.7, 0.6), strict=True))
     row = _row("b", 0.5, 0.7) | {key: {"values": [value, value]} for key, value in parts.items()}
     results = {"run": {"world": world_version(), "rows": [_row("a", 0.1, 0.3), row]}}
-    assert leaderboard.parts_section(runs, results).splitlines()[2:] == [
+    assert leaderboard.leaderboard(runs, results, leaderboard.PARTS).splitlines()[2:] == [
         "| [better](reproduction.md) | 0.100 | 0.200 | 0.700 | 0.600 |",
         "| [worse](reproduction.md) | – | – | – | – |",
     ]
@@ -50,7 +49,7 @@ def test_parts_are_shown_in_the_order_of_the_leaderboard_and_older_results_have_
 def test_the_page_shows_the_parts_of_the_results_that_have_them():
     record = json.loads((RESULTS / "smile_blip_seeds.json").read_text(encoding="utf-8"))
     row = next(row for row in record["rows"] if row["name"] == "SMILE")
-    text = (DOCS / leaderboard.PAGE).read_text(encoding="utf-8")
+    text = (DOCS / "leaderboard.md").read_text(encoding="utf-8")
     (line,) = [line for line in text.partition("begin leaderboard of parts")[2].splitlines() if "[SMILE](" in line]
     found = [cell.split()[0] for cell in line.split("|")[2:-1]]
     assert found == [f"{row[key]['mean']:.3f}" for key in leaderboard.PARTS]
@@ -60,7 +59,7 @@ def test_the_page_shows_the_parts_of_the_results_that_have_them():
 def test_listed_rows_exist_in_the_committed_results():
     listed = {name: run for name, run in load_runs().items() if run.leaderboard}
     assert "smile_blip_seeds" in listed
-    text = (DOCS / leaderboard.PAGE).read_text(encoding="utf-8")
+    text = (DOCS / "leaderboard.md").read_text(encoding="utf-8")
     for name, run in listed.items():
         if (RESULTS / f"{name}.json").exists():
             assert all(f"[{title}](" in text for title in run.leaderboard.values()), name

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from scripts import reproduce
-from scripts.reproduction import settings
+from scripts.reproduction import runs as settings
+from scripts.reproduction.pages import reproduction_page
 from scripts.reproduction.runs import CONFIGS, Run, execute
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RUNS = reproduce.load_runs()
 PRESET = "smile/scenes/table5"
 
@@ -75,17 +76,17 @@ def test_a_run_records_the_digests_of_its_presets(tmp_path):
 
 
 def test_check_says_which_result_is_stale(monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "_stale", list)
-    monkeypatch.setattr(reproduce, "index_faults", list)
+    monkeypatch.setattr(reproduce, "pages", dict)
+    monkeypatch.setattr(reproduce.index, "faults", lambda *_: [])
     assert reproduce.main(["--check"]) == 0
     record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
     record["settings"]["smile_blip/scenes"] = "0" * 16
     monkeypatch.setattr(reproduce, "_results", lambda *_: {"smile_blip_seeds": record})
     assert reproduce.main(["--check"]) == 1
-    assert "smile_blip_seeds.json: stale: its preset smile_blip/scenes changed" in capsys.readouterr().out
+    assert "smile_blip_seeds.json is stale: its preset smile_blip/scenes changed" in capsys.readouterr().out
     record["settings"]["smile_blip/scenes"] = "unknown"
     assert reproduce.main(["--check"]) == 0
-    assert "unknown whether its preset smile_blip/scenes changed" in capsys.readouterr().out
+    assert "smile_blip_seeds.json does not say the settings of its preset smile_blip/scenes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [name for name, run in RUNS.items() if run.presets])
@@ -96,12 +97,10 @@ def test_committed_results_say_their_settings(name):
 
 
 def test_the_page_names_all_presets_and_what_changed():
-    from scripts.reproduction.page import to_markdown
-
-    row = next(row for row in reproduce.load_rows() if row["id"] == "smile-table-1")
+    row = next(row for row in reproduce.index.load_rows() if row["id"] == "smile-table-1")
     record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
     record["settings"]["smile_blip/scenes"] = "0" * 16
-    page = to_markdown([row], RUNS, {"smile_blip_seeds": record}, ROOT / "docs/results", checks={})
+    page = reproduction_page([row], RUNS, {"smile_blip_seeds": record}, ROOT / "docs/results")
     assert "embedded world; made before `smile_blip/scenes` changed" in page
     committed = (ROOT / "docs/reproduction.md").read_text()
     assert all(f"`{preset}`" in committed for preset in RUNS["ndlb_matched_seeds"].presets)
