@@ -773,7 +773,8 @@ def main() -> None:
     parser.add_argument("--fact_steps", type=int, default=2500)
     parser.add_argument("--steps", type=int)
     args = parser.parse_args()
-    known = list({"measure": MODELS, "adapter": ADAPTERS}.get(args.stage, [args.name]))  # type: ignore[arg-type]
+    named = {"measure": [*MODELS], "adapter": [*ADAPTERS]}
+    known = named.get(args.stage, [args.name])
     if args.name not in known:
         parser.error(f"--name is {args.name!r}; use one of {known}.")  # before training
     torch.set_num_threads(1)  # enough for these models, and results do not depend on the number of cores
