@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.evaluate_modules.evaluate_load import extend_evaluate
-from hf_captionrl.models.registration import register_auto_classes
+from hf_captionrl.captioners.clipcap.registration import register_auto_classes
+from hf_captionrl.metrics.evaluate_modules.load import extend_evaluate
 
 __version__ = "0.1.0"
 
@@ -71,11 +71,11 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from hf_captionrl.album.album import describe_album
+    from hf_captionrl.apps.album.album import describe_album
     from hf_captionrl.captioners import Captioner, both_lora, language_lora, load_captioner, vision_lora
+    from hf_captionrl.captioners.pipeline import pipeline
     from hf_captionrl.data import load_captions
     from hf_captionrl.losses import fused_smile_loss, smile_loss
-    from hf_captionrl.pipelines import pipeline
     from hf_captionrl.retrieval.scorer import load_scorer
     from hf_captionrl.scenes import load_scenes
     from hf_captionrl.trainers import (

@@ -28,20 +28,24 @@ from typing import Any
 import torch
 from transformers import set_seed
 
+from hf_captionrl.apps.experiments.arguments import (
+    DataArguments,
+    ModelArguments,
+    RecipeDefaults,
+    output_folder,
+    parse_arguments,
+)
+from hf_captionrl.apps.experiments.data import load_data
+from hf_captionrl.apps.experiments.logs import print_heading, use_log_lines
+from hf_captionrl.apps.experiments.report import Comparison, alone_in, defer_push, finish, measured, should_resume
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.console import run_main
-from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
+from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
-from hf_captionrl.experiments.comparison import Comparison, alone_in, defer_push, finish, measured, should_resume
-from hf_captionrl.experiments.data import load_data
-from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
-from hf_captionrl.experiments.parsing import parse_arguments
-from hf_captionrl.experiments.recipe_defaults import RecipeDefaults, output_folder
-from hf_captionrl.models.clipcap.assembly import assemble
-from hf_captionrl.scenes.models import PREFIX, model_path
+from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.checkpoints import has_checkpoint
+from hf_captionrl.utils.console import run_main
+from hf_captionrl.utils.model_files import PREFIX, model_path
 
 __all__ = ["main", "parse_args"]
 

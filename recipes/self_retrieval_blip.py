@@ -21,8 +21,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from hf_captionrl.console import run_main
-from hf_captionrl.experiments import self_retrieval
+from hf_captionrl.apps.experiments import self_retrieval
+from hf_captionrl.utils.console import run_main
 
 __all__ = ["main", "parse_args"]
 

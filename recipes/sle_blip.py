@@ -30,13 +30,15 @@ from typing import Any
 import datasets
 import torch
 
-from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.console import run_main
-from hf_captionrl.evaluate_modules.results_columns import COLUMNS, SAMPLE_COLUMNS
-from hf_captionrl.evaluation.arguments import EvaluationArguments, optional_scorer
-from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
-from hf_captionrl.experiments.comparison import (
+from hf_captionrl.apps.experiments.arguments import (
+    DataArguments,
+    GuardedRecipe,
+    ModelArguments,
+    output_folder,
+    parse_arguments,
+)
+from hf_captionrl.apps.experiments.data import SampleArguments, Sampler, load_data, write_samples
+from hf_captionrl.apps.experiments.report import (
     START,
     Run,
     alone_in,
@@ -47,16 +49,13 @@ from hf_captionrl.experiments.comparison import (
     should_resume,
     train_runs,
 )
-from hf_captionrl.experiments.data import load_data
-from hf_captionrl.experiments.parsing import parse_arguments
-from hf_captionrl.experiments.recipe_defaults import GuardedRecipe, output_folder
-from hf_captionrl.experiments.samples import (
-    SampleArguments,
-    Sampler,
-    write_samples,
-)
+from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
+from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SLEConfig, SLETrainer
+from hf_captionrl.utils.console import run_main
 
 __all__ = ["main", "parse_args"]
 

@@ -25,27 +25,33 @@ from typing import Any
 
 from transformers.utils import is_torch_bf16_gpu_available
 
-from hf_captionrl.console import run_main
-from hf_captionrl.experiments.arguments import DataArguments, ModelArguments, describe
-from hf_captionrl.experiments.comparison import alone_in, plan_runs, settings_of, should_resume
-from hf_captionrl.experiments.log_lines import print_heading, use_log_lines
-from hf_captionrl.experiments.parsing import parse_arguments
-from hf_captionrl.experiments.recipe_defaults import SaveEveryEpoch, output_folder, with_default
-from hf_captionrl.instruct.answers import (
+from hf_captionrl.apps.experiments.arguments import (
+    DataArguments,
+    ModelArguments,
+    SaveEveryEpoch,
+    describe,
+    output_folder,
+    parse_arguments,
+    with_default,
+)
+from hf_captionrl.apps.experiments.logs import print_heading, use_log_lines
+from hf_captionrl.apps.experiments.report import alone_in, plan_runs, settings_of, should_resume
+from hf_captionrl.apps.instruct.instructions import TINY_LLAMA, format_prompt, load_instructions, tiny_llama
+from hf_captionrl.apps.instruct.judges import (
     ANSWER_COLUMNS,
     TEXT_COLUMNS,
     JudgeArguments,
+    Question,
+    answer_questions,
     answer_row,
+    load_questions,
     read_answers,
     write_answers,
 )
-from hf_captionrl.instruct.instructions import format_prompt, load_instructions
-from hf_captionrl.instruct.questions import Question, answer_questions, load_questions
-from hf_captionrl.instruct.tiny_llama import TINY_LLAMA, tiny_llama
-from hf_captionrl.reports.table import print_table, write_results
+from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.trainers.checkpoints import begin_run, has_checkpoint
-from hf_captionrl.trainers.smile_sft_config import SCOPES, SmileSFTConfig
-from hf_captionrl.trainers.smile_sft_trainer import SmileSFTTrainer
+from hf_captionrl.trainers.trl_smile_sft import SCOPES, SmileSFTConfig, SmileSFTTrainer
+from hf_captionrl.utils.console import run_main
 
 __all__ = ["main", "parse_args"]
 

@@ -20,14 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.console import run_main
-from hf_captionrl.evaluate_modules.results_columns import COLUMNS
-from hf_captionrl.evaluation.arguments import EvaluationArguments
-from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
-from hf_captionrl.experiments.parsing import parse_arguments
-from hf_captionrl.experiments.recipe_defaults import output_folder
-from hf_captionrl.experiments.smile import SmileArguments, SmileRecipeConfig, compare_smile
-from hf_captionrl.experiments.video import VIDEO_COLUMNS, VideoEvaluator
+from hf_captionrl.apps.experiments.arguments import DataArguments, ModelArguments, output_folder, parse_arguments
+from hf_captionrl.apps.experiments.smile import (
+    VIDEO_COLUMNS,
+    SmileArguments,
+    SmileRecipeConfig,
+    VideoEvaluator,
+    compare_smile,
+)
+from hf_captionrl.evaluation.options import EvaluationArguments
+from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.utils.console import run_main
 
 __all__ = ["main", "parse_args"]
 

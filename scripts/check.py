@@ -219,7 +219,7 @@ def check_modules(root: Path) -> Iterator[str]:
 
 def check_configs(root: Path) -> Iterator[str]:
     """Every `recipes/configs/RECIPE/NAME.yaml` and every row passes through `parse_args` of its recipe."""
-    rows = importlib.import_module("hf_captionrl.experiments.rows")
+    rows = importlib.import_module("hf_captionrl.apps.experiments.arguments")
     folder = root / "recipes" / "configs"
     files = [path for path in sorted(folder.rglob("*.yaml")) if path.parent != folder / "rows"]
     todo = [(path.parent.name, ["--config", str(path)]) for path in files]

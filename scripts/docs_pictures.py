@@ -18,9 +18,16 @@ from typing import Any
 
 from PIL import Image
 
-from hf_captionrl.reports.curves import CURVES, write_curves
-from hf_captionrl.reports.plot_style import COLOURS, new_figure, plain_label, save_figure, tidy
-from hf_captionrl.reports.tradeoff import write_diversity_tradeoff
+from hf_captionrl.evaluation.plots import (
+    COLOURS,
+    CURVES,
+    new_figure,
+    plain_label,
+    save_figure,
+    tidy,
+    write_curves,
+    write_diversity_tradeoff,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"

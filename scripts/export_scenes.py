@@ -22,11 +22,11 @@ import PIL
 from huggingface_hub import DatasetCardData
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from hf_captionrl.hub.publish_checks import check_card, check_name
-from hf_captionrl.hub.templates import render_template
-from hf_captionrl.io import atomic_write_text, write_json
+from hf_captionrl.hub.cards import render_template
+from hf_captionrl.hub.push import check_card, check_name
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.dataset import CONFIGURATIONS, WORLD_VERSION
+from hf_captionrl.utils.io import atomic_write_text, write_json
 
 COLUMNS: dict[str, str] = {
     "image": "72 x 72 pixels, PNG",

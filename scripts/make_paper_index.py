@@ -21,8 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.experiments.rows import read_yaml  # noqa: E402
-from hf_captionrl.io import atomic_write_text  # noqa: E402
+from hf_captionrl.apps.experiments.arguments import read_yaml  # noqa: E402
+from hf_captionrl.utils.io import atomic_write_text  # noqa: E402
 from scripts.reproduction.findings import verdicts_of, verdicts_of_row  # noqa: E402
 from scripts.reproduction.numbers import look_up  # noqa: E402
 from scripts.reproduction.real import (  # noqa: E402

@@ -16,7 +16,7 @@ _TABLE = re.compile(r"(?<=<!-- begin metrics -->\n).*?(?=<!-- end metrics -->)",
 
 def metrics_table() -> str:
     """The metrics with their functions and main keys, as Markdown."""
-    from hf_captionrl.evaluate_modules.metric import all_metrics
+    from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
 
     rows = ["| module | function | main keys |", "|:--|:--|:--|"]
     for name, metric in all_metrics().items():
@@ -27,8 +27,8 @@ def metrics_table() -> str:
 
 def generated_files(root: Path) -> dict[Path, str]:
     """All generated files with their contents."""
-    from hf_captionrl.evaluate_modules import MODULES
-    from hf_captionrl.evaluate_modules.hub_space import space_files
+    from hf_captionrl.hub.spaces import space_files
+    from hf_captionrl.metrics.evaluate_modules import MODULES
 
     page = root / "docs" / "metrics.md"
     files = {page: _TABLE.sub(metrics_table().replace("\\", r"\\"), page.read_text(encoding="utf-8"))}

@@ -21,7 +21,7 @@ OUTPUT = ROOT / "outputs" / "release"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
 
 REQUIRED = """hf_captionrl/py.typed
-hf_captionrl/reports/templates/gallery.html
+hf_captionrl/evaluation/templates/gallery.html
 hf_captionrl/scenes/checkpoints/blip-mle/model.safetensors
 recipes/smile_blip.py
 recipes/accelerate/

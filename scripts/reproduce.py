@@ -26,7 +26,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.io import atomic_write_text  # noqa: E402
+from hf_captionrl.utils.io import atomic_write_text  # noqa: E402
 from scripts import make_paper_index as index  # noqa: E402
 from scripts.reproduction import findings  # noqa: E402
 from scripts.reproduction.pages import leaderboard_page, reproduction_page, table_pages  # noqa: E402

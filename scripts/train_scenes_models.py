@@ -54,19 +54,25 @@ from transformers import (
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, only scripts/ is on the path
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.io import write_json
+from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
+from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.suites import smile_suite
-from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
-from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, annotate
-from hf_captionrl.scenes.models import MODELS
-from hf_captionrl.scenes.object_kinds import EMOJI_KINDS
+from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, annotate, vocabulary
 from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
-from hf_captionrl.scenes.vocabulary import vocabulary
-from hf_captionrl.scenes.world import FACT_VALUES, Facts, Scene, sample_look_alikes, sample_scene, vary_scene
-from hf_captionrl.trainers.caption_generation import generate_captions
+from hf_captionrl.scenes.world import (
+    EMOJI_KINDS,
+    FACT_VALUES,
+    Facts,
+    Scene,
+    sample_look_alikes,
+    sample_scene,
+    vary_scene,
+)
+from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.model_files import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINTS = ROOT / "hf_captionrl" / "scenes" / "checkpoints"

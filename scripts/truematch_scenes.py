@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+from hf_captionrl.apps.truematch.build import load_truematch
+from hf_captionrl.apps.truematch.review import ReviewServer, review_images
 from hf_captionrl.cli import main as captionrl
-from hf_captionrl.evaluation.dataset_options import DatasetOptions
-from hf_captionrl.io import write_json, write_jsonl
+from hf_captionrl.data.options import DatasetOptions
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.truematch.benchmark_files import load_truematch
-from hf_captionrl.truematch.review import review_images
-from hf_captionrl.truematch.review_server import ReviewServer
+from hf_captionrl.utils.io import write_json, write_jsonl
 
 MOST_FACTS = 2
 """Facts in which an image of a kept bag may differ from the query."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.captioners.captioner_loading import FAMILIES
+from hf_captionrl.captioners.loading import FAMILIES
 from tests.link_tree import link_tree
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def test_a_new_file_of_a_family_is_found(tmp_path):
     path, source = files_of("Add a model family")[0]
     link_tree(ROOT, tmp_path / "tree", [Path(path)])
     (tmp_path / "tree" / path).write_text(source)
-    code = "from hf_captionrl.captioners.captioner_loading import FAMILIES; print(FAMILIES['vipllava'].__name__)"
+    code = "from hf_captionrl.captioners.loading import FAMILIES; print(FAMILIES['vipllava'].__name__)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "tree")}
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

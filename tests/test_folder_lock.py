@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from hf_captionrl.io import FolderLock
+from hf_captionrl.utils.io import FolderLock
 
 
 def forked(function):
@@ -74,7 +74,7 @@ def test_a_full_disk_is_found_and_the_folder_free_again(tmp_path, monkeypatch):
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hf_captionrl.io.atomic_write_bytes", full)
+    monkeypatch.setattr("hf_captionrl.utils.io.atomic_write_bytes", full)
     with pytest.raises(OSError, match=r"^Nothing can be written to '.*' \(No space left on device\)\. Make room"):
         FolderLock(tmp_path)
     monkeypatch.undo()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_captionrl.io import atomic_write_bytes, atomic_write_text, read_jsonl, to_plain, write_json, write_jsonl
+from hf_captionrl.utils.io import atomic_write_bytes, atomic_write_text, read_jsonl, to_plain, write_json, write_jsonl
 
 
 def test_writes_and_replaces(tmp_path):
@@ -54,7 +54,7 @@ def test_long_names_fit(tmp_path):
 def test_a_killed_writer_leaves_a_whole_file(tmp_path):
     path, size = tmp_path / "file", 2_000_000
     code = (
-        "import sys; from hf_captionrl.io import atomic_write_bytes\n"
+        "import sys; from hf_captionrl.utils.io import atomic_write_bytes\n"
         "for n in range(10**6):\n"
         f"    atomic_write_bytes(sys.argv[1], (b'a' if n % 2 else b'b') * {size})\n"
         "    print(n, flush=True)"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.lazy_import import call_after_import
+from hf_captionrl.utils.lazy_import import call_after_import
 
 ROOT = Path(__file__).parents[1]
 IMPORTS = """

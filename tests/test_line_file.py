@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hf_captionrl.io import LineFile
+from hf_captionrl.utils.io import LineFile
 
 
 class Counting(LineFile):

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from hf_captionrl.album.page import _OnlyFromHere, own_hosts
+from hf_captionrl.apps.album.demo import _OnlyFromHere, own_hosts
 from hf_captionrl.cli.main import build_parser
-from hf_captionrl.local_server import OwnHosts
+from hf_captionrl.utils.local_server import OwnHosts
 
 HERE = "127.0.0.1:7860"
 

@@ -17,18 +17,16 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_captionrl.cli.evaluate import rows_to_encode
+from hf_captionrl.cli.features import FeaturesOptions, FeatureStage
 from hf_captionrl.data import ImageReader, check_captions, exchange_captions
-from hf_captionrl.data.arrow_columns import arrow_column, id_column, select_rows
-from hf_captionrl.data.caption_columns import replace_column
-from hf_captionrl.data.source_keys import source_keys
-from hf_captionrl.evaluation.dataset_options import ids_digest, load_split
-from hf_captionrl.evaluation.evaluate_on_shards import rows_to_encode
-from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.evaluation.image_pools import bags_and_images, pool_images
+from hf_captionrl.data.columns import arrow_column, id_column, replace_column, select_rows
+from hf_captionrl.data.features import source_keys
+from hf_captionrl.data.options import ids_digest, load_split
+from hf_captionrl.evaluation.evaluator import Evaluator, bags_and_images, pool_images
 from hf_captionrl.evaluation.scored_captions import human_captions
-from hf_captionrl.evaluation.write_features import FeaturesOptions, FeatureStage
 from hf_captionrl.retrieval import FeatureCache, Scorer
-from hf_captionrl.retrieval.bag_files import NeighbourFile, load_neighbours, save_neighbours
+from hf_captionrl.retrieval.bags import NeighbourFile, load_neighbours, save_neighbours
 from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner

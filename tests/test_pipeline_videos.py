@@ -5,14 +5,13 @@ import json
 import pytest
 import torch
 
+from hf_captionrl.apps.experiments.data import SampleArguments, Sampler
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.pipeline import VideoFeatures, pipeline
 from hf_captionrl.data import sample_frames
-from hf_captionrl.data.feature_extraction import pool_frames
-from hf_captionrl.experiments.samples import SampleArguments, Sampler
-from hf_captionrl.pipelines import pipeline
+from hf_captionrl.data.features import pool_frames
 from hf_captionrl.scenes import load_moving_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from hf_captionrl.trainers.caption_generation import VideoFeatures
 from tests.tiny import tiny_captioner
 from tests.tiny_chat import tiny_chat
 from tests.tolerances import assert_close

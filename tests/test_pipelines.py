@@ -7,8 +7,8 @@ import datasets
 import pytest
 from PIL import Image
 
+from hf_captionrl.captioners.pipeline import CaptionPipeline, fetch, pipeline
 from hf_captionrl.data import ImageError, open_image, sample_frames
-from hf_captionrl.pipelines import CaptionPipeline, fetch, pipeline
 from tests.tiny import tiny_captioner, tiny_images
 
 SETTINGS = {"num_beams": 1, "max_new_tokens": 6}
@@ -143,7 +143,7 @@ def test_addresses_that_are_none_are_named(address):
 
 
 def test_a_download_has_a_limit(captioner, web, monkeypatch):
-    monkeypatch.setattr("hf_captionrl.pipelines.MAX_DOWNLOAD_BYTES", 10)
+    monkeypatch.setattr("hf_captionrl.captioners.pipeline.MAX_DOWNLOAD_BYTES", 10)
     with pytest.raises(ValueError, match="more than 10 bytes"):
         CaptionPipeline(captioner, allow_urls=True)(f"{web[0]}/a.png")
 

@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from hf_captionrl.captioners import Captioner, ProcessorPair, load_captioner
-from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
+from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
 
 WORDS = (
     "a an the of picture photo is on in with and two three red green blue yellow small large cat dog bird tree house "

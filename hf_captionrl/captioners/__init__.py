@@ -3,16 +3,19 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from hf_captionrl.captioners.blip import BlipCaptioner
-from hf_captionrl.captioners.blip2 import Blip2Captioner, Blip2EncoderDecoderCaptioner
-from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.captioners.captioner_loading import load_captioner, register
-from hf_captionrl.captioners.chat import ChatCaptioner
-from hf_captionrl.captioners.clipcap import ClipCapCaptioner
-from hf_captionrl.captioners.encoder_decoder import EncoderDecoderCaptioner
-from hf_captionrl.captioners.florence2 import Florence2Captioner
-from hf_captionrl.captioners.generation import Completions
-from hf_captionrl.captioners.git import GitCaptioner
+from hf_captionrl.captioners.captioner import Captioner, Completions, ProcessorPair
+from hf_captionrl.captioners.chat import ChatCaptioner, PaliGemmaCaptioner
+from hf_captionrl.captioners.families import (
+    Blip2Captioner,
+    Blip2EncoderDecoderCaptioner,
+    BlipCaptioner,
+    ClipCapCaptioner,
+    EncoderDecoderCaptioner,
+    Florence2Captioner,
+    GitCaptioner,
+    Kosmos2Captioner,
+    Pix2StructCaptioner,
+)
 from hf_captionrl.captioners.head_tap import (
     HeadInputs,
     HeadObjective,
@@ -20,11 +23,7 @@ from hf_captionrl.captioners.head_tap import (
     LogProbsObjective,
     mean_cross_entropy,
 )
-from hf_captionrl.captioners.kosmos2 import Kosmos2Captioner
-from hf_captionrl.captioners.lora_presets import both_lora, language_lora, vision_lora
-from hf_captionrl.captioners.paligemma import PaliGemmaCaptioner
-from hf_captionrl.captioners.pix2struct import Pix2StructCaptioner
-from hf_captionrl.captioners.saving import ProcessorPair
+from hf_captionrl.captioners.loading import both_lora, language_lora, load_captioner, register, vision_lora
 
 __all__ = [
     "Blip2Captioner",

@@ -12,7 +12,6 @@ import torch
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig
 
-__all__ = ["Adapting"]
 
 _STANDARD_NORMAL = "captionrl_standard_normal"
 """Attribute of a `LoraConfig`: PEFT has no N(0, 1), its "gaussian" has standard deviation 1/r. It is not a field, so that PEFT

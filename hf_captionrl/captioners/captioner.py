@@ -1,4 +1,4 @@
-r"""The common interface of all captioners: encode, score, generate, adapt, save.
+"""The common interface of all captioners: encode, score, generate, adapt, save.
 
 Legend: B images or captions, N = B * captions per image, T tokens, V vocabulary, D features, M image tokens.
 """
@@ -6,25 +6,1020 @@ Legend: B images or captions, N = B * captions per image, T tokens, V vocabulary
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
+import json
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar
+import re
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+import PIL
 import torch
+import torch.nn.functional as F
+import torchvision
+from PIL import Image
 from torch import Tensor, nn
 
 from hf_captionrl.captioners.adapters import Adapting
-from hf_captionrl.captioners.generation import Writing
-from hf_captionrl.captioners.head_tap import LogProbsObjective, bypass_vision_tower, tap_head
-from hf_captionrl.captioners.head_tap_check import check_tap
-from hf_captionrl.captioners.prepared_pixels import processor_settings
-from hf_captionrl.captioners.processor_checks import check_image_size, check_special_tokens
-from hf_captionrl.captioners.saving import Saving
-from hf_captionrl.captioners.sharding import with_gathered_weights
+from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError, check_compiler
+from hf_captionrl.captioners.head_tap import (
+    LogProbsObjective,
+    bypass_vision_tower,
+    check_tap,
+    evaluating,
+    floating_dtype,
+    tap_head,
+)
 from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
+from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
+from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.model_files import find_file, read_object, shown
 
-__all__ = ["Captioner"]
+# --- Converts captions to token ids with prompt and labels -----------------------------------------------------------
+# Legend: B captions, T tokens.
+
+
+def start_token_settings(processor: Any, chat: str) -> dict[str, Any]:
+    """Settings that prevent a processor from writing the start token of a chat twice."""
+    start = getattr(getattr(processor, "tokenizer", processor), "bos_token", None)
+    templated = getattr(processor, "chat_template", None) is not None
+    return {"add_special_tokens": False} if templated and start and chat.startswith(start) else {}
+
+
+def _split_prompt(prompt: str) -> tuple[str, str]:
+    """The prompt without trailing spaces, and the separator: byte-level tokens begin, not end, with the space."""
+    prompt = prompt.rstrip(" ")
+    return prompt, "" if not prompt or prompt[-1].isspace() else " "
+
+
+def prompt_token_ids(tokenizer: Any, prompt: str) -> list[int]:
+    """Token ids of a prompt, without special tokens."""
+    text, _ = _split_prompt(prompt)
+    return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
+
+
+def _caption_token_ids(tokenizer: Any, prompt: str, captions: Sequence[str], lead: str) -> list[list[int]]:
+    """Ids of each caption after the prompt."""
+    text, joint = _split_prompt(prompt)
+    joint = joint or lead
+    before = prompt_token_ids(tokenizer, prompt)
+    ids = tokenizer([text + joint + caption.strip() for caption in captions], add_special_tokens=False).input_ids
+    rows = []
+    for caption, row in zip(captions, ids, strict=True):
+        if list(row[: len(before)]) == before:
+            rows.append(list(row[len(before) :]))
+        else:  # the tokenizer merged the last word of the prompt with the first word of the caption
+            rows.append(list(tokenizer(caption.strip(), add_special_tokens=False).input_ids))
+    return rows
+
+
+def encode(
+    tokenizer: Any,
+    captions: Sequence[str],
+    *,
+    prompt: str,
+    lead: str = "",
+    start_id: int,
+    forced_ids: Sequence[int] = (),
+    end_id: int,
+    pad_id: int,
+    max_length: int,
+) -> dict[str, Tensor]:
+    """`input_ids`, `attention_mask` and `labels` `(B, T)` of `[start] prompt caption [end]`, padded on the right.
+
+    Supervised are the caption and its end token.
+    """
+    if not captions:
+        raise ValueError("There are no captions to encode. Pass at least one caption per image.")
+    for row, caption in enumerate(captions):
+        if not isinstance(caption, str):
+            raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")
+        if not caption.strip():
+            raise ValueError(f"Caption {row} ({caption!r}) is empty. Remove it; check_captions finds such rows.")
+    before = [start_id, *forced_ids, *prompt_token_ids(tokenizer, prompt)]
+    if len(before) >= max_length:
+        raise ValueError(
+            f"The prompt {prompt!r} takes {len(before)} tokens with the start token, which leaves no tokens for the "
+            f"caption within max_length ({max_length}). Raise max_length or shorten the prompt."
+        )
+    rows = [(before + ids + [end_id])[:max_length] for ids in _caption_token_ids(tokenizer, prompt, captions, lead)]
+    return pad_rows(rows, ignored=len(before), pad_id=pad_id)
+
+
+def pad_rows(rows: Sequence[Sequence[int]], *, ignored: int, pad_id: int) -> dict[str, Tensor]:
+    """`input_ids`, `attention_mask`, `labels` `(B, T)`, padded on the right; `ignored` leading ids are not supervised."""
+    shape = (len(rows), max(len(row) for row in rows))
+    input_ids = torch.full(shape, pad_id)
+    attention_mask = torch.zeros(shape, dtype=torch.long)
+    labels = torch.full(shape, IGNORE_INDEX)
+    for index, row in enumerate(rows):
+        input_ids[index, : len(row)] = torch.tensor(row)
+        attention_mask[index, : len(row)] = 1
+        labels[index, ignored : len(row)] = torch.tensor(row[ignored:])
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def completion_mask(ids: Tensor, *, end_ids: Sequence[int], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Mask `(B, T)` of generated `ids` up to and including the first end token, and whether there is one `(B,)`."""
+    is_end = torch.isin(ids, torch.tensor(list(end_ids), device=ids.device))  # (B, T)
+    mask = is_end.cumsum(1) - is_end.long() == 0
+    if pad_id not in end_ids:
+        # Rows without an end token are padded too.
+        mask &= ((ids != pad_id).flip(1).cumsum(1) > 0).flip(1)
+    return mask, is_end.any(1)
+
+
+# --- An image processor in two parts: images to 8-bit pixels, and pixels to inputs of the vision tower ---------------
+# Legend: B images, H x W the input size of the vision tower.
+
+_ONLY_RESIZED: dict[str, Any] = {"do_rescale": False, "do_normalize": False}
+_ONLY_SCALED: dict[str, Any] = {
+    **dict.fromkeys(("do_resize", "do_center_crop", "do_pad", "do_convert_rgb"), False),
+    "input_data_format": "channels_first",
+}
+_PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20))
+
+
+def processor_settings(image_processor: Any) -> str:
+    """All settings of an image processor as JSON, with its class: those of Pillow and torchvision round differently."""
+    settings = {key: str(value) for key, value in image_processor.to_dict().items()}
+    return json.dumps({**settings, "class": type(image_processor).__name__}, sort_keys=True)
+
+
+class PreparedPixels:
+    """The two parts of a captioner's image processor.
+
+    The two parts are compared with the captioner's own `pixel_values` of noise images. If the results are not bit-identical,
+    a ValueError states the reason.
+
+    Args:
+        processor: The image processor.
+        encode: From images to the captioner's `pixel_values`.
+    """
+
+    def __init__(self, processor: Any, encode: Callable[[Sequence[Image.Image]], Tensor]) -> None:
+        self.processor = processor
+        noise = np.random.default_rng(0)
+        probes = [Image.fromarray(noise.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in _PROBE_SIZES]
+        if "pixel_values" not in (found := self.processor(images=probes[:1], return_tensors="pt")):
+            raise self._refusal(f"returns {', '.join(found)}: patches, normalised by the mean of their image")
+        whole = encode(probes)
+        self.row_shape = whole.shape[1:]
+        rows = [self.prepare(torch.from_numpy(np.array(image)).permute(2, 0, 1)) for image in probes]
+        self.shape = tuple(rows[0].shape)  # (3, H, W)
+        if len({row.shape for row in rows}) > 1 or self.row_shape.numel() != rows[0].numel():
+            raise self._refusal("returns tiles or keeps the size of an image")
+        self._fused = _fused_normalisation(self.processor)
+        if self._fused is not None and not torch.equal(self.normalise(rows), whole):
+            self._fused = None  # processors of Pillow and NumPy round differently
+        if self._fused is None and not torch.equal(self.normalise(rows), whole):
+            raise self._refusal("changes pixels after normalising them")
+
+    def _refusal(self, reason: str) -> ValueError:
+        return ValueError(
+            f"The {type(self.processor).__name__} cannot be split into pixels and their normalisation: it {reason}. Leave out "
+            "cache_pixels and image_decoder."
+        )
+
+    @property
+    def signature(self) -> str:
+        """Hash of all that determines the pixels."""
+        parts = [processor_settings(self.processor), PIL.__version__, torchvision.__version__, str(self.shape)]
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
+
+    def prepare(self, image: Any) -> Tensor:
+        """`(3, H, W)` uint8: the image as the vision tower reads it, before it is rescaled and normalised."""
+        found = self.processor(images=[image], **_ONLY_RESIZED, return_tensors="pt")["pixel_values"]
+        pixels = found.to(torch.uint8).flatten(0, -4).squeeze(0)
+        if (
+            found.dtype != torch.uint8 and not (pixels == found).all()
+        ):  # processors that pad return whole numbers as floats
+            raise self._refusal("does more with pixels than resize and crop them")
+        return pixels
+
+    def normalise(self, pixels: Sequence[Tensor]) -> Tensor:
+        """B tensors `(3, H, W)`, uint8 -> `pixel_values`."""
+        if self._fused is None:
+            rows = self.processor(images=list(pixels), **_ONLY_SCALED, return_tensors="pt")["pixel_values"]
+        else:
+            mean, std = self._fused
+            rows = torch.empty(len(pixels), *self.shape)
+            for row, target in zip(pixels, rows, strict=True):  # one at a time, which stays in the CPU's cache
+                target.copy_(row).sub_(mean).div_(std)
+        return rows.view(-1, *self.row_shape)
+
+
+def _fused_normalisation(processor: Any) -> tuple[Tensor, Tensor] | None:
+    """Mean and standard deviation of 8-bit values, `(3, 1, 1)`, as torchvision's processors compute them."""
+    if not (processor.do_rescale and processor.do_normalize):
+        return None
+    scale = 1.0 / processor.rescale_factor
+    mean, std = (torch.tensor(value).view(-1, 1, 1) * scale for value in (processor.image_mean, processor.image_std))
+    return mean, std
+
+
+# --- Checks that model and processor match ---------------------------------------------------------------------------
+# They cannot detect a processor that differs only in its vocabulary or colour normalisation.
+
+logger = logging.getLogger(__name__)
+
+FIXED_SIZE = frozenset(
+    {
+        "blip_vision_model",
+        "git_vision_model",
+        "clip_vision_model",
+        "siglip_vision_model",
+        "blip_2_vision_model",
+        "instructblip_vision_model",
+        "kosmos_2_vision_model",
+        "vit",
+        "deit",
+    }
+)
+"""Vision towers that accept one image size only; others interpolate their positions, or have none."""
+PIXEL_AXES = {"idefics3": 5, "smolvlm": 5, "llava_onevision": 5}
+"""Axes of `pixel_values` of models with tiles: images, tiles, channels, H, W."""
+
+
+def check_special_tokens(tokenizer: Any, model: Any, start: int, end: int | None, *, refuse: bool = False) -> None:
+    """Raise if the tokenizer lacks the end token; warn, or raise if `refuse`, if start or end token is an ordinary word."""
+    name, special = type(model).__name__, {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    if end is not None and end >= len(tokenizer) and end not in special:
+        raise ValueError(
+            f"The end token of {name} has the id {end}, but the tokenizer has only {len(tokenizer)} tokens. Pass the "
+            "processor of the model."
+        )
+    for what, token in (("start", start), ("end", end)):
+        if token is None or token >= len(tokenizer) or token in special:
+            continue
+        word = tokenizer.convert_ids_to_tokens(token)
+        if re.fullmatch(r"\[.+\]|<.+>", str(word)):  # a special token that the tokenizer does not list as one
+            continue
+        if refuse:
+            raise ValueError(
+                f"The {what} token of {name} (id {token}) is the word {word!r} in the tokenizer. Pass the processor of "
+                "the model, or correct the id in model.config."
+            )
+        logger.warning(
+            "The %s token of %s (id %d) is the word %r in the tokenizer. Check that this is the processor of the model.",
+            what,
+            name,
+            token,
+            word,
+        )
+
+
+def check_image_size(tower: Any, pixels_of: Callable[[Image.Image], Tensor | None], model: Any) -> None:
+    """Raise if the image processor's output size is not the input size of the vision tower."""
+    config = getattr(getattr(tower, "encoder", tower), "config", getattr(tower, "config", None))  # ClipCap's wraps one
+    if config is None or config.model_type not in FIXED_SIZE:
+        return
+    size = config.image_size
+    expected = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+    pixels = pixels_of(blank_image())
+    if pixels is None:
+        raise ValueError(
+            f"The image processor returns no pixel_values, which {type(model).__name__} needs. Pass the processor of the "
+            "model."
+        )
+    found = tuple(pixels.shape[-2:])
+    if found != expected:
+        raise ValueError(
+            f"The image processor returns {' x '.join(map(str, found))} pixels, but the vision tower of "
+            f"{type(model).__name__} expects {' x '.join(map(str, expected))}. Pass the processor of the model, or set "
+            "size (and crop_size) of the image processor."
+        )
+
+
+def blank_image() -> Image.Image:
+    """A small image, to inspect the output of a processor."""
+    return Image.new("RGB", (32, 32))
+
+
+def check_chat_processor(processor: Any, model: Any, image_token_id: int, kind: str | None = None) -> None:
+    """Raise if the processor does not produce the image tokens that the model expects."""
+    name, own = type(model).__name__, type(processor).__name__
+    token = getattr(processor, "image_token", None)  # a string, or an AddedToken
+    if not callable(processor) or token is None:
+        raise ValueError(
+            f"The {own} does not process images and text with image tokens together, which {name} needs. Pass the "
+            "processor of the model, for instance from AutoProcessor.from_pretrained."
+        )
+    if kind is not None and kind not in (base.__name__ for base in type(processor).__mro__):
+        raise ValueError(f"{name} needs a {kind}, not a {own}. Pass the processor of the model.")
+    tokenizer = processor.tokenizer
+    known = tokenizer.convert_tokens_to_ids(str(token))
+    # Gemma 3's image_token is a placeholder of the template, which the processor replaces with the tokenizer's token.
+    if image_token_id not in (known, getattr(tokenizer, "image_token_id", None)):
+        raise ValueError(
+            f"The token {token} has the id {known} in the tokenizer and {image_token_id} in the configuration of this {name}. "
+            "Pass the processor of the model."
+        )
+
+
+def check_chat_row(row: dict[str, Any], model: Any, processor: Any) -> None:
+    """Raise if the image outputs of the processor are not the inputs of the model."""
+    name, own = type(model).__name__, type(processor).__name__
+    axes, expected = row["pixel_values"].dim(), PIXEL_AXES.get(model.config.model_type)
+    if expected is not None and axes != expected:
+        raise ValueError(
+            f"The pixel_values of the {own} have {axes} axes, but {name} expects {expected}. Pass the processor of the "
+            "model."
+        )
+    accepted = inspect.signature(model.model.get_image_features).parameters
+    for side in ("image_grid_thw", "image_sizes"):
+        grid = side == "image_grid_thw"
+        needed = side in accepted and (grid or accepted[side].default is inspect.Parameter.empty)
+        if (needed and side not in row) or (grid and not needed and side in row):
+            raise ValueError(
+                f"The {own} returns {'' if side in row else 'no '}{side}, which {name} "
+                f"{'needs' if needed else 'does not accept'}. Pass the processor of the model."
+            )
+
+
+# --- Calls methods other than `forward` on a model that FSDP2 shards -------------------------------------------------
+
+Result = TypeVar("Result")
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether FSDP2 shards the model."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(model, FSDPModule)
+
+
+def with_gathered_weights(model: Any, function: Callable[[], Result]) -> Result:
+    """Call a function as if it were the model's forward, so that FSDP2 gathers the outermost weights for it.
+
+    Generation and image encoding call submodules directly, while FSDP2 gathers these weights in forward only.
+    """
+    if not is_sharded(model):
+        return function()
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    model.call_gathered = types.MethodType(lambda self: function(), model)
+    register_fsdp_forward_method(model, "call_gathered")
+    try:
+        return model.call_gathered()
+    finally:
+        del model.call_gathered
+
+
+# --- Saves a captioner: model or adapter, processor and prompt in one folder -----------------------------------------
+
+SETTINGS_FILE = "captioner.json"
+"""File of the settings that belong to neither model nor processor: family, prompt, frame pooling."""
+
+_SETTINGS: dict[str, tuple[type, str]] = {
+    "family": (str, "a string"),
+    "prompt": (str, "a string"),
+    "frame_pooling": (str, "a string"),
+    "num_frames": (int, "a whole number"),
+}
+
+
+def read_settings(name: str, revision: str | None) -> dict[str, Any]:
+    """Read the settings that a captioner was saved with."""
+    file = find_file(name, SETTINGS_FILE, revision)
+    if file is None:
+        return {}
+    settings = read_object(file)
+    for key, (kind, what) in _SETTINGS.items():
+        if key in settings and (not isinstance(settings[key], kind) or isinstance(settings[key], bool)):
+            raise ValueError(
+                f"{key} is {settings[key]!r} in {shown(file)}, but must be {what}. Use an intact copy of the checkpoint."
+            )
+    return settings
+
+
+@dataclass
+class ProcessorPair:
+    """An image processor and a tokenizer, for families without a joint processor.
+
+    Args:
+        image_processor: Image processor of transformers.
+        tokenizer: Tokenizer of transformers.
+    """
+
+    image_processor: Any
+    tokenizer: Any
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Save both into one folder.
+
+        Args:
+            folder: Destination.
+            kwargs: Passed to both `save_pretrained` methods.
+        """
+        self.image_processor.save_pretrained(folder, **kwargs)
+        self.tokenizer.save_pretrained(folder, **kwargs)
+
+
+class Saving:
+    """The part of [`Captioner`] that saves checkpoints to disk and to the Hub."""
+
+    family: ClassVar[str]
+    model: Any
+    processor: Any
+    prompt: str
+    frame_pooling: str
+    num_frames: int
+
+    @classmethod
+    def complete_processor(cls, model: Any, processor: Any) -> None:
+        """Convert model and processor of an older release to the current form. Families may override it.
+
+        Args:
+            model: The loaded model.
+            processor: The loaded processor.
+        """
+
+    def save_processor(self, folder: str | os.PathLike[str]) -> None:
+        """Save the processor, the prompt and the frame pooling.
+
+        Args:
+            folder: Destination.
+        """
+        self.processor.save_pretrained(folder)
+        settings: dict[str, Any] = {"family": self.family, "prompt": self.prompt}
+        if self.num_frames:
+            settings |= {"frame_pooling": self.frame_pooling, "num_frames": self.num_frames}
+        write_json(os.path.join(folder, SETTINGS_FILE), settings)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Save everything that `load_captioner` needs: the model, or only its adapter.
+
+        Args:
+            folder: Destination.
+        """
+        self.model.save_pretrained(folder)
+        self.save_processor(folder)
+
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, token: str | None = None, overwrite: bool = False
+    ) -> str:
+        """Save with a model card and push to the Hub, after the checks of every push: safetensors only, no secrets.
+
+        Args:
+            repo_id (`str`): `owner/name`; created if missing.
+            private (`bool`, *optional*): Whether a new repository is private; None means yes.
+            token (`str`, *optional*): Access token; by default the one stored by `hf auth login`.
+            overwrite (`bool`): Also push to a repository that has other content.
+
+        Returns:
+            `str`: URL of the commit.
+        """
+        # `hub` is in a higher layer. Importing it at the call avoids an import cycle.
+        hub = importlib.import_module("hf_captionrl.hub")
+        is_private = private is None or private
+        return str(hub.push_captioner(self, repo_id, private=is_private, token=token, overwrite=overwrite))
+
+
+# --- Converts images and captions to batches, and token ids to captions ----------------------------------------------
+# Legend: B images or captions, N captions, T tokens, M image tokens, D features, H x W pixels of the vision tower's input.
+
+
+class Encoding(ABC):
+    """The part of [`Captioner`] that creates batches and decodes completions."""
+
+    side_inputs: ClassVar[tuple[str, ...]] = ()
+    """Names of the inputs per image other than the pixels; each has one row per image."""
+    lead: str = ""
+    """Separator between a caption and the text before it, if the prompt does not define it."""
+    forced_token_ids: tuple[int, ...] = ()
+    """Tokens that always follow the start token; they are neither generated nor supervised."""
+
+    can_join_frames: ClassVar[bool] = False
+    """Whether the model accepts the concatenated image tokens of several frames."""
+    native_frames: int = 0
+    """Number of frames of the videos in `image_features`; 0 for images."""
+    frame_pooling: str = "mean"
+    """Frame pooling in training, see `check_frame_pooling`; saved with models that were trained on videos."""
+    num_frames: int = 0
+    """Frames per video in training; 0 if the model was trained on images."""
+
+    base_model: Any
+    tokenizer: Any
+    image_processor: Any
+    prompt: str
+    start_token_id: int
+    eos_token_id: int
+    pad_token_id: int
+    _prepared: PreparedPixels | None = None
+
+    @property
+    @abstractmethod
+    def max_text_tokens(self) -> int:
+        """Longest text that the model has positions for, in tokens."""
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a generated caption; the first one, `eos_token_id`, ends captions in training."""
+        return (self.eos_token_id,)
+
+    @property
+    def image_inputs(self) -> tuple[str, ...]:
+        """Names of the image inputs of a batch; each has one row per image."""
+        return ("pixel_values", "image_features", *self.side_inputs)
+
+    @property
+    def text_prompt(self) -> str:
+        """The part of the prompt that is in the same sequence as the caption."""
+        return self.prompt
+
+    def prompt_ids(self) -> list[int]:
+        """Token ids before every caption.
+
+        Returns:
+            `list[int]`: Ids of the start token, of `forced_token_ids`, and of the prompt.
+        """
+        return [self.start_token_id, *self.forced_token_ids, *prompt_token_ids(self.tokenizer, self.text_prompt)]
+
+    def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """Prepare images for the model.
+
+        Args:
+            images (`Sequence[PIL.Image.Image]`): B images.
+
+        Returns:
+            `dict`: `pixel_values` of shape `(B, 3, H, W)` (chat models: `(B, tiles, ...)`), and the other inputs
+            named in `side_inputs`; each has one row per image.
+        """
+        pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
+        return {"pixel_values": pixels, **self.fixed_side_inputs(len(images))}
+
+    @property
+    def prepared_pixels(self) -> PreparedPixels:
+        """The image processor in two parts; raises ValueError, with the reason, if it cannot be split."""
+        if self._prepared is None or self._prepared.processor is not self.image_processor:
+            self.fixed_side_inputs(1)  # raises if inputs besides the pixels depend on the image
+            self._prepared = PreparedPixels(
+                self.image_processor, lambda images: self.encode_images(images)["pixel_values"]
+            )
+        return self._prepared
+
+    def prepare_pixels(self, images: Sequence[Image.Image]) -> Tensor:
+        """Resize and crop images as the vision tower reads them, without rescaling and normalising them.
+
+        Args:
+            images (`Sequence[PIL.Image.Image]`): B images.
+
+        Returns:
+            `torch.Tensor` of shape `(B, 3, H, W)`: uint8.
+
+        Raises:
+            ValueError: If the image processor does more than resize, crop, rescale and normalise.
+        """
+        return torch.stack([self.prepared_pixels.prepare(image) for image in images])
+
+    def encode_pixels(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Prepare pixels for the model; with `prepare_pixels` bit-exactly `encode_images`.
+
+        Args:
+            pixels (`Sequence[torch.Tensor]`): B tensors of shape `(3, H, W)`, rows of `prepare_pixels`.
+
+        Returns:
+            `dict`: As for `encode_images`.
+
+        Raises:
+            ValueError: As for `prepare_pixels`.
+        """
+        return {"pixel_values": self.prepared_pixels.normalise(pixels), **self.fixed_side_inputs(len(pixels))}
+
+    def encode_inputs(self, images: Sequence[Any]) -> dict[str, Tensor]:
+        """`encode_images`, or `encode_pixels` if the images are prepared.
+
+        Args:
+            images (`Sequence`): B images, or rows of `prepare_pixels`.
+
+        Returns:
+            `dict`: As for `encode_images`.
+        """
+        return self.encode_pixels(images) if isinstance(images[0], Tensor) else self.encode_images(images)
+
+    def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
+        """Check that the model supports a frame pooling.
+
+        Args:
+            pooling (`str`): `"mean"`, `"concat"` or `"ordered"`, see `data.pool_frames`; or `"native"`, the model's own
+                video inputs. After `"native"`, features without side inputs are those of videos (`native_frames`).
+            num_frames (`int`): F.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        name = type(self.base_model).__name__
+        if pooling == "native":
+            raise ValueError(
+                f"frame_pooling is 'native', but {name} is only supported with image inputs, not with video inputs. Use "
+                "frame_pooling='mean'."
+            )
+        if pooling != "mean" and not self.can_join_frames:
+            raise ValueError(
+                f"frame_pooling is {pooling!r}, but {name} accepts the image tokens of one frame, not of {num_frames}. "
+                "Use frame_pooling='mean', or a captioner with cross-attention (BLIP, VisionEncoderDecoder)."
+            )
+
+    def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
+        """Prepare videos for a model with video inputs.
+
+        Args:
+            videos (`Sequence`): B videos of F frames each, in temporal order.
+
+        Returns:
+            `dict`: As for `encode_images`, one row per video.
+
+        Raises:
+            ValueError: If the model has no video inputs.
+        """
+        raise ValueError(f"{type(self.base_model).__name__} has no video inputs. Use frame_pooling='mean'.")
+
+    def video_signature(self) -> str:
+        """Identifies how the model's processor prepares videos.
+
+        Returns:
+            `str`: A hash of its settings; empty if the model has no video inputs.
+        """
+        return ""
+
+    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
+        """The side inputs, if they are the same for all images.
+
+        Args:
+            number (`int`): B.
+
+        Returns:
+            `dict`: The tensors named in `side_inputs`, each with B rows; empty if the family has none.
+
+        Raises:
+            ValueError: If they depend on the image, so that features alone do not determine the inputs.
+        """
+        return {}
+
+    def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
+        """Token ids and labels of captions, with the prompt.
+
+        Args:
+            captions (`Sequence[str]`): B captions.
+            max_length (`int`): Longest row in tokens; longer captions are truncated and then lack the end token.
+
+        Returns:
+            `dict`: `input_ids`, `attention_mask`, `labels`, each `(B, T)`. The caption and the end token are
+            supervised; start token, prompt and padding are not.
+
+        Raises:
+            TypeError: If a caption is not a string.
+            ValueError: If a caption is empty or the prompt leaves no room for one.
+        """
+        return encode(
+            self.tokenizer,
+            captions,
+            prompt=self.text_prompt,
+            lead=self.lead,
+            start_id=self.start_token_id,
+            forced_ids=self.forced_token_ids,
+            end_id=self.eos_token_id,
+            pad_id=self.pad_token_id,
+            max_length=min(max_length, self.max_text_tokens),
+        )
+
+    def encode_completions(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Token ids and labels of generated completions, to score them with `log_probs`.
+
+        Args:
+            ids (`torch.Tensor` of shape `(N, T)`): Ids after the prompt, as `generate` returns them.
+            mask (`torch.Tensor` of shape `(N, T)`, *optional*): True for ids of the caption; by default those up to
+                the end token.
+
+        Returns:
+            `dict`: `input_ids`, `attention_mask`, `labels`, on the device of `ids`.
+        """
+        if mask is None:
+            mask, _ = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
+        before = self.prompt_ids()
+        rows = [before + row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+        batch = pad_rows(rows, ignored=len(before), pad_id=self.pad_token_id)
+        return {name: value.to(ids.device) for name, value in batch.items()}
+
+    def collate(
+        self,
+        images: Sequence[Image.Image] | Sequence[Tensor] | None,
+        captions: Sequence[str],
+        *,
+        image_features: Tensor | None = None,
+        max_length: int = 40,
+    ) -> dict[str, Tensor]:
+        """Create a batch from images, or their features, and captions.
+
+        Args:
+            images (`Sequence`, *optional*): B images (`PIL.Image.Image`), or rows of `prepare_pixels`.
+            captions (`Sequence[str]`): B captions, or a multiple of B; the captions of one image are consecutive.
+            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features to use instead of images.
+            max_length (`int`): Longest row in tokens, including start token, prompt and end token.
+
+        Returns:
+            `dict`: The inputs of the model.
+
+        Raises:
+            ValueError: If both or neither of images and features are given.
+        """
+        if (images is None) == (image_features is None):
+            raise ValueError("A batch needs images once. Pass either images or image_features.")
+        batch = self.encode_captions(captions, max_length=max_length)
+        if images is not None:
+            batch |= self.encode_inputs(images)
+        elif image_features is not None:
+            batch |= {"image_features": image_features, **self.fixed_side_inputs(len(image_features))}
+        return batch
+
+    @staticmethod
+    def align_labels(labels: Tensor) -> Tensor:
+        """The labels as a head objective gets them: position t of the hidden states predicts position t.
+
+        Args:
+            labels (`torch.Tensor` of shape `(B, T)`): Labels of a batch.
+
+        Returns:
+            `torch.Tensor` of shape `(B, T - 1)`.
+        """
+        return labels[:, 1:]
+
+    def decode(self, ids: Tensor, mask: Tensor | None = None) -> list[str]:
+        """Decode completions to captions.
+
+        Args:
+            ids (`torch.Tensor` of shape `(N, T)`): Ids after the prompt.
+            mask (`torch.Tensor` of shape `(N, T)`, *optional*): True for ids of the caption; by default those up to
+                the end token.
+
+        Returns:
+            `list[str]`: Stripped captions without special tokens.
+        """
+        if mask is None:
+            mask, _ = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
+        rows = [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+        return [self.tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]
+
+
+# --- Generates captions ----------------------------------------------------------------------------------------------
+# Legend: B images, N = B * captions per image, P tokens of start and prompt, T tokens, M image tokens, D features.
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+
+@dataclass
+class Completions:
+    """Generated captions.
+
+    Args:
+        ids (`torch.Tensor` of shape `(N, T)`): Token ids after the prompt, including the end token, right-padded.
+        captions (`list[str]`): N captions without prompt and special tokens.
+        ended (`torch.Tensor` of shape `(N,)`): True if the caption has an end token, false if it was truncated.
+        mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption, including the end token.
+    """
+
+    ids: Tensor
+    captions: list[str]
+    ended: Tensor
+    mask: Tensor
+
+    def rows(self, index: Tensor) -> Completions:
+        """Some of the captions, without the columns that only the others use.
+
+        Args:
+            index (`torch.Tensor` of shape `(K,)`): Rows to keep.
+
+        Returns:
+            [`Completions`]: K captions.
+        """
+        mask = self.mask[index]
+        width = max(1, int(mask.any(0).sum()))
+        return Completions(
+            ids=self.ids[index][:, :width],
+            captions=[self.captions[row] for row in index.tolist()],
+            ended=self.ended[index],
+            mask=mask[:, :width],
+        )
+
+
+def split_greedy(together: Completions, group_size: int) -> tuple[Completions, Completions]:
+    """Split the result of `generate(greedy_first=True)` into the G captions and the greedy caption of each image."""
+    rows = torch.arange(len(together.captions))
+    is_greedy = rows % (group_size + 1) == 0
+    return together.rows(rows[~is_greedy]), together.rows(rows[is_greedy])
+
+
+class Writing(Encoding):
+    """The part of [`Captioner`] that generates."""
+
+    model: Any
+    base_model: Any
+    supports_static_cache: ClassVar[bool] = True
+    """Whether transformers decodes the family with `cache_implementation="static"`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return next(self.model.parameters()).device
+
+    @property
+    def writer(self) -> Any:
+        """The module whose `generate` decodes."""
+        return self.base_model
+
+    @classmethod
+    @abstractmethod
+    def find_vision_tower(cls, model: Any) -> Any:
+        """The vision tower.
+
+        Args:
+            model (`nn.Module`): The model without PEFT's outermost wrapper.
+
+        Returns:
+            `nn.Module`: For most families, its `last_hidden_state` is `image_features`.
+        """
+
+    @property
+    def vision_tower(self) -> Any:
+        """The vision tower."""
+        return self.find_vision_tower(self.base_model)
+
+    @classmethod
+    @abstractmethod
+    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Compute `image_features`.
+
+        Args:
+            model (`nn.Module`): The model without PEFT's outermost wrapper.
+            inputs (`dict`): Output of `encode_images`.
+
+        Returns:
+            `torch.Tensor` of shape `(B, M, D)`.
+        """
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        """Generate a continuation of the prompt.
+
+        Args:
+            image_features (`torch.Tensor` of shape `(B, M, D)`): Output of the vision tower.
+            prompt_ids (`torch.Tensor` of shape `(B, P)`): Start token and prompt.
+            side_inputs (`dict`): Other inputs per image, see `Captioner.side_inputs`.
+            kwargs: Arguments of the model's `generate`.
+
+        Returns:
+            `torch.Tensor` of shape `(N, P + T)`: Prompt and continuation.
+        """
+        model = self.base_model
+        with bypass_vision_tower(self.find_vision_tower(model), image_features) as pixel_values:
+            return model.generate(
+                input_ids=prompt_ids,
+                attention_mask=torch.ones_like(prompt_ids),
+                pixel_values=pixel_values,
+                **kwargs,
+            )
+
+    def generate(
+        self,
+        *,
+        pixel_values: Tensor | None = None,
+        image_features: Tensor | None = None,
+        max_new_tokens: int = 40,
+        greedy_first: bool = False,
+        compile_decoding: bool = False,
+        **kwargs: Any,
+    ) -> Completions:
+        """Generate captions in eval mode. Each image is encoded once for all its captions and beams.
+
+        Args:
+            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Output of `encode_images`.
+            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features that replace the pixels.
+            max_new_tokens (`int`): Longest caption, including the end token; limited by the model's positions.
+            greedy_first (`bool`): Whether the sampled captions of each image follow its greedy caption.
+            compile_decoding (`bool`): Whether `torch.compile` compiles the forward of every token after the first, once for
+                all numbers of images and tokens. For greedy and sampled captions.
+            kwargs: The other outputs of `encode_images`, and arguments of transformers' `generate`: `num_beams`,
+                `do_sample`, `num_return_sequences`, `cache_implementation`, ...
+
+        Returns:
+            [`Completions`]: N = B * `num_return_sequences` captions, or B * (1 + `num_return_sequences`) with
+                `greedy_first`; those of one image are consecutive.
+
+        Raises:
+            ValueError: If both or neither of `pixel_values` and `image_features` are given, the family does not support the
+                cache, or `compile_decoding` is set but there is no compiler, or other settings exclude it.
+        """
+        if (pixel_values is None) == (image_features is None):
+            raise ValueError("generate needs images once. Pass either pixel_values or image_features.")
+        cache = self._known(kwargs, "cache_implementation")
+        if isinstance(cache, str) and "static" in cache and not self.supports_static_cache:
+            raise ValueError(
+                f"cache_implementation is {cache!r}, but {type(self.base_model).__name__} cannot decode with a static cache. "
+                "Use 'dynamic'; compile_decoding=True compiles the decoding step with it."
+            )
+        if compile_decoding:
+            check_compiler(self.device)
+        with evaluating(self.model), torch.no_grad():
+            images = {name: kwargs.pop(name) for name in self.side_inputs if name in kwargs}
+            if pixel_values is not None:
+                images["pixel_values"] = pixel_values
+            elif image_features is not None:
+                images["image_features"] = image_features
+            images |= self.fixed_side_inputs_missing_in(images)
+            settings = {"max_new_tokens": max_new_tokens, **kwargs}
+            ids = with_gathered_weights(
+                self.model, lambda: self._write(images, settings, greedy_first, compile_decoding)
+            )
+        mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
+        return Completions(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
+
+    def fixed_side_inputs_missing_in(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """`fixed_side_inputs` for inputs that do not contain them.
+
+        Args:
+            inputs (`dict`): Inputs with `pixel_values` or `image_features`.
+
+        Returns:
+            `dict`: The missing side inputs; empty if there are none.
+
+        Raises:
+            ValueError: If the side inputs depend on the image.
+        """
+        if not self.side_inputs or any(name in inputs for name in self.side_inputs):
+            return {}
+        return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
+
+    def _write(
+        self, images: dict[str, Tensor], settings: dict[str, Any], greedy_first: bool, compiled: bool
+    ) -> Tensor:
+        images = {name: value.to(self.device) for name, value in images.items()}
+        features = images.pop("image_features", None)
+        if features is None:
+            features = self.encode(self.base_model, images)
+            del images["pixel_values"]
+        features = features.to(floating_dtype(self.vision_tower, features.dtype))  # (B, M, D)
+        before = self.prompt_ids()
+        prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
+        settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}
+        settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
+
+        def write(further: dict[str, Any]) -> Tensor:
+            return self.generate_ids(features, prompt_ids, dict(images), **further)[:, len(before) :]  # (N, T)
+
+        if is_sharded(self.model):
+            # All processes must run until the last one has finished, because they gather the weights together.
+            settings.setdefault("synced_gpus", True)
+        do_sample, number, num_beams = (
+            self._known(settings, name) or 0 for name in ("do_sample", "num_return_sequences", "num_beams")
+        )
+        number = max(1, number)
+        # With beams, `generate` would prepare (and in an encoder-decoder encode) the inputs before the loop could refuse.
+        decodable = num_beams <= 1 and (do_sample or (number == 1 and not greedy_first))
+        if decodable and not is_sharded(self.model) and settings.get("custom_generate") is None:
+            with suppress(UndecodableError):
+                loop = DecodingLoop(
+                    num_sampled=number if do_sample else 0,
+                    greedy=greedy_first or not do_sample,
+                    folded=self.base_model.folds_cross_attention,
+                    compiled=compiled,
+                )
+                return write({**settings, "num_return_sequences": 1, "custom_generate": loop})
+        if compiled:
+            raise ValueError(
+                "compile_decoding is True, but these settings need the decoding loop of transformers, which it does not compile. "
+                "Use greedy or sampled captions (num_beams=1) with the default cache on unsharded models, or leave it out."
+            )
+        if not greedy_first:
+            return write(settings)
+        plain = {name: value for name, value in settings.items() if name not in _SAMPLING}
+        greedy = write({**plain, "do_sample": False, "num_beams": 1, "num_return_sequences": 1})
+        return self._interleave(greedy, write(settings))
+
+    def _known(self, settings: dict[str, Any], name: str) -> Any:
+        """A setting of `generate`: from the arguments, a given configuration, or the configuration of the model."""
+        configs = (settings.get("generation_config"), self.writer.generation_config)
+        sources = [settings, *(vars(config) for config in configs if config is not None)]
+        return next((source[name] for source in sources if source.get(name) is not None), None)
+
+    def _interleave(self, greedy: Tensor, sampled: Tensor) -> Tensor:
+        """`(B, S)` and `(B * G, T)` -> `(B * (1 + G), max(S, T))`, the greedy caption of each image first."""
+        width = max(greedy.size(1), sampled.size(1))
+        parts = [F.pad(part, (0, width - part.size(1)), value=self.pad_token_id) for part in (greedy, sampled)]
+        return torch.cat([part.view(len(greedy), -1, width) for part in parts], 1).flatten(0, 1)
+
+
+# --- The common interface of all captioners: encode, score, generate, adapt, save ------------------------------------
 
 
 class Captioner(Writing, Adapting, Saving):

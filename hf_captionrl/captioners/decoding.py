@@ -1,4 +1,4 @@
-r"""Decodes greedy and sampled captions of an image from one prefill; finished rows leave the batch.
+"""Decodes greedy and sampled captions of an image from one prefill; finished rows leave the batch.
 
 `generate` of transformers calls [`DecodingLoop`] in place of its loop, after it prepared inputs, cache and settings.
 
@@ -7,8 +7,12 @@ Legend: B images, R captions per image, N = B * R rows, P tokens of the prompt, 
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,9 +24,34 @@ from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from hf_captionrl.captioners.compiled_decoding import compiled_forward
+# --- `torch.compile` of the decoding step ----------------------------------------------------------------------------
 
-__all__ = ["DecodingLoop", "UndecodableError", "draw_tokens"]
+
+def check_compiler(device: torch.device) -> None:
+    """Raise if the machine lacks what `torch.compile` needs to generate code for a device."""
+    if device.type == "cpu":
+        # As torch's inductor chooses it.
+        compiler = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+        if shutil.which(compiler) is not None:
+            return
+        missing = f"a C++ compiler ({compiler}), which is not on the PATH"
+    else:
+        if find_spec("triton") is not None:
+            return
+        missing = "Triton, which is not installed"
+    raise ValueError(
+        f"compile_decoding is True, but torch.compile needs {missing}. Install it, or leave compile_decoding out."
+    )
+
+
+def compiled_forward(model: Any) -> Callable[..., Any]:
+    """The model's forward, compiled once for any number of rows and tokens."""
+    from transformers import CompileConfig
+
+    return model.get_compiled_call(CompileConfig(dynamic=True, mode="default"))
+
+
+# --- Decodes greedy and sampled captions of an image from one prefill; finished rows leave the batch -----------------
 
 _ROWWISE = tuple(
     getattr(logits_process, name)

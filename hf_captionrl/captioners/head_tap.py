@@ -1,16 +1,10 @@
-r"""The head tap: the only code that accesses the output projection of a captioner.
+"""Checks the head tap against the model's own loss on the first batch."""
 
-Legend: B captions, T tokens, V vocabulary, D features, M image tokens.
-
-`tap_head` gives the model a subclass of its class whose `forward` takes two more arguments. With `head_objective` the
-output projection is skipped, so that `(B, T, V)` logits are never built; the objective gets the projection's input and
-weight and returns a loss or per-token values, which become the model's output. With `image_features` the vision tower
-is skipped. All of this happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside breaks FSDP2.
-"""
+from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,20 +15,185 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 
-from hf_captionrl.captioners.output_projection import head_projection, is_tappable
-from hf_captionrl.captioners.prompt_prefix import captions_per_image, repeat_rows
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX, linear_log_probs
 
-__all__ = [
-    "HeadInputs",
-    "HeadObjective",
-    "HeadOutput",
-    "LogProbsObjective",
-    "bypass_vision_tower",
-    "floating_dtype",
-    "mean_cross_entropy",
-    "tap_head",
-]
+# --- Eval mode as a context ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Context in which a module is in eval mode; restores the mode of each submodule."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+# --- Represents an output projection, possibly wrapped by PEFT, as a single weight -----------------------------------
+# Legend: B captions, T tokens, V vocabulary, D features, r rank.
+
+
+def _active(module: nn.Module) -> Any:
+    """The module that computes the output: PEFT's trained copy, or the base layer of a disabled or merged adapter."""
+    if isinstance(module, nn.Linear):
+        return module
+    from peft.tuners.lora import Linear as LoraLinear
+    from peft.utils.other import ModulesToSaveWrapper
+
+    if isinstance(module, ModulesToSaveWrapper):
+        if module.disable_adapters or not module.active_adapters:
+            return _active(module.original_module)
+        return _active(module.modules_to_save[module.active_adapters[0]])
+    if isinstance(module, LoraLinear) and (module.disable_adapters or module.merged or not _adapters(module)):
+        return _active(module.base_layer)
+    return module
+
+
+def _adapters(module: Any) -> list[str]:
+    return [name for name in module.active_adapters if name in module.lora_A]
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether the module is a dense linear layer; quantised layers pack their weight."""
+    return isinstance(module, nn.Linear) and module.weight.dim() == 2 and module.weight.is_floating_point()
+
+
+def is_tappable(head: nn.Module) -> bool:
+    """Whether the projection is a linear layer, possibly with LoRA or as one of PEFT's `modules_to_save`."""
+    module = _active(head)
+    if _is_plain(module):
+        return True
+    from peft.tuners.lora import Linear as LoraLinear
+
+    return (
+        type(module) is LoraLinear
+        and _is_plain(module.base_layer)
+        and not module.fan_in_fan_out
+        and not any(name in module.lora_variant for name in _adapters(module))
+    )
+
+
+def head_projection(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    r"""Input `(B, T, D')`, weight `(V, D')` and bias such that `F.linear` of them equals the projection of `hidden`.
+
+    LoRA on the head is `h W^T + s * dropout(h) A^T B^T = [h, s * dropout(h) A^T] [W, B]^T`, so that `D' = D + r`. This
+    is exact, also with dropout. Without LoRA, `D' = D`.
+    """
+    module = _active(head)
+    base = module if isinstance(module, nn.Linear) else module.base_layer
+    weight, bias = base.weight, base.bias
+    if hasattr(weight, "placements"):
+        raise ValueError(
+            "The output projection is a sharded DTensor. Use FSDP2 or ZeRO-3, which gather it in the model's "
+            "forward, and exclude the output projection from the tensor-parallel plan."
+        )
+    if base is module:
+        return hidden, weight, bias
+    inputs, weights = [hidden], [weight]
+    for name in _adapters(module):
+        lora_a, lora_b, scaling = module.lora_A[name], module.lora_B[name], module.scaling[name]
+        low_rank = lora_a(module.lora_dropout[name](hidden.to(lora_a.weight.dtype))) * scaling  # (B, T, r)
+        inputs.append(low_rank.to(hidden.dtype))
+        weights.append(lora_b.weight.to(weight.dtype))  # (V, r)
+        if lora_b.bias is not None:
+            extra = lora_b.bias.to(weight.dtype) * scaling
+            bias = extra if bias is None else bias + extra
+    return torch.cat(inputs, -1), torch.cat(weights, -1), bias
+
+
+# --- The prefix of the text: image tokens and the words around them, for models that read image and text as one sequence ---
+# Legend: B images, G captions per image, N = B * G rows, P tokens of the prefix, T tokens of the text, M image tokens.
+#
+# In every family, the text of a batch is `(N, T)`, without the prefix. The prefix has one row per image: `prefix_ids` and
+# `prefix_mask` `(B, P)`, padded on the left because images may differ in their number of tokens, and other inputs per
+# image. The model's forward joins prefix and text, so that labels and supervised tokens are the same for all families.
+
+PREFIX_INPUTS = ("prefix_ids", "prefix_mask")
+
+
+def left_padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]:
+    """`prefix_ids` and `prefix_mask` `(B, P)`, padded on the left."""
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), pad_id)
+    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    for index, row in enumerate(rows):
+        if len(row):
+            ids[index, -len(row) :] = torch.as_tensor(row)
+            mask[index, -len(row) :] = 1
+    return {"prefix_ids": ids, "prefix_mask": mask}
+
+
+def stack_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Stack tensors of different sizes to `(B, ...)`, padded with zeros at the end of each dimension."""
+    sizes = [max(part.size(d) for part in parts) for d in range(parts[0].dim())]
+    padded = []
+    for part in parts:
+        missing = [sizes[d] - part.size(d) for d in range(part.dim())]
+        # F.pad counts dimensions from the last.
+        padded.append(F.pad(part, [n for size in reversed(missing) for n in (0, size)]))
+    return torch.stack(padded)
+
+
+def captions_per_image(rows: int, images: int) -> int:
+    """G; raises if it is not an integer."""
+    if rows % images:
+        raise ValueError(
+            f"{rows} captions cannot be divided evenly among {images} images. Pass one image per caption, or the same "
+            "number of consecutive captions for each image."
+        )
+    return rows // images
+
+
+def repeat_rows(value: Tensor, rows: int) -> Tensor:
+    """One row per image `(B, ...)` -> one row per caption `(N, ...)`; captions of one image are consecutive."""
+    times = captions_per_image(rows, value.size(0))
+    return value if times == 1 else value.repeat_interleave(times, dim=0)
+
+
+def join_prefix(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Put the prefix before the text: `input_ids` and `attention_mask` become `(N, P + T)`, labels stay `(N, T)`."""
+    inputs = dict(inputs)
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    before, before_mask = (repeat_rows(inputs.pop(name), len(ids)) for name in PREFIX_INPUTS)
+    inputs["input_ids"] = torch.cat([before, ids], 1)
+    inputs["attention_mask"] = torch.cat([before_mask, mask], 1)
+    return inputs
+
+
+def decoder_text(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Make the text the input of a decoder: `decoder_input_ids`, `decoder_attention_mask` and `labels` `(N, T - 1)`.
+
+    The decoder reads the text without the last token, and predicts it without the first.
+    """
+    inputs = dict(inputs)
+    if (ids := inputs.pop("input_ids", None)) is not None:
+        inputs["decoder_input_ids"] = ids[:, :-1]
+        if (mask := inputs.pop("attention_mask", None)) is not None:
+            inputs["decoder_attention_mask"] = mask[:, :-1]
+        if inputs.get("labels") is not None:
+            inputs["labels"] = inputs["labels"][:, 1:].contiguous()  # the losses of T5 and BART need it
+    return inputs
+
+
+def split_prefix(inputs: dict[str, Any]) -> dict[str, Any]:
+    """`decoder_text`, with the prefix as `input_ids` and `attention_mask` `(N, P)` of the encoder."""
+    rows = len(inputs["input_ids"])
+    inputs = decoder_text(inputs)
+    inputs["input_ids"], inputs["attention_mask"] = (repeat_rows(inputs.pop(name), rows) for name in PREFIX_INPUTS)
+    return inputs
+
+
+# --- The head tap: the only code that accesses the output projection of a captioner ----------------------------------
+# Legend: B captions, T tokens, V vocabulary, D features, M image tokens.
+#
+# `tap_head` gives the model a subclass of its class whose `forward` takes two more arguments. With `head_objective` the
+# output projection is skipped, so that `(B, T, V)` logits are never built; the objective gets the projection's input and
+# weight and returns a loss or per-token values, which become the model's output. With `image_features` the vision tower
+# is skipped. All of this happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside breaks FSDP2.
 
 logger = logging.getLogger(__name__)
 
@@ -351,3 +510,63 @@ def tap_head(model: nn.Module, family: type) -> None:
         )
     made: Any = _tapped_class(type(model), family)  # type: ignore[arg-type]
     model.__class__ = made
+
+
+# --- Checks the head tap against the model's own loss on the first batch ---------------------------------------------
+
+
+def first_rows(batch: dict[str, Any], number: int = 2) -> dict[str, Any]:
+    """The first captions of a batch with their images; the whole batch if images are not rows, or nothing is supervised."""
+    images = batch.get("image_features", batch.get("pixel_values"))
+    captions = len(batch["labels"])
+    if images is None or captions % len(images) or not bool((batch["labels"][:number] != IGNORE_INDEX).any()):
+        return batch
+    per_image = captions // len(images)
+    kept = {captions: number, len(images): number}
+    if per_image > 1:  # captions of one image
+        kept = {captions: min(number, per_image), len(images): 1}
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
+    if any(len(value) not in kept for value in tensors.values()):
+        return batch
+    return {**batch, **{name: value[: kept[len(value)]] for name, value in tensors.items()}}
+
+
+def check_tap(captioner: Any, batch: dict[str, Any], atol: float | None = None) -> float:
+    """See `Captioner.self_check`."""
+    model, batch = captioner.model, first_rows(batch)
+    if atol is None:
+        half = torch.is_autocast_enabled(captioner.device.type) or next(model.parameters()).element_size() < 4
+        atol = 0.05 if half else 1e-3
+    with evaluating(model), torch.no_grad():  # with dropout, two forwards would differ
+        own = float(captioner.own_loss(batch))
+        try:
+            tapped = float(model(**batch, head_objective=mean_cross_entropy).loss)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            logger.warning("The head tap failed: %s", error)
+            tapped = float("nan")
+        difference = abs(tapped - own)
+        if difference <= atol:
+            return difference
+        was_full, captioner.use_full_logits = captioner.use_full_logits, True
+        full = float(model(**batch, head_objective=mean_cross_entropy).loss)
+    name = type(captioner.base_model).__name__
+    if abs(full - tapped) <= atol:
+        captioner.use_full_logits = was_full
+        logger.warning(
+            "SELF-CHECK: cross-entropy is %.6f, both through the head tap and from full logits, but %s itself computes "
+            "a loss of %.6f. Its loss smooths, weights or shifts differently. Training uses the cross-entropy.",
+            tapped,
+            name,
+            own,
+        )
+    else:
+        logger.warning(
+            "SELF-CHECK FAILED: cross-entropy is %.6f through the head tap, but %s itself computes a loss of %.6f. It "
+            "changes the logits after the output projection. Full logits (%.6f) are used from now on: correct, but "
+            "they need more time and memory.",
+            tapped,
+            name,
+            own,
+            full,
+        )
+    return difference

@@ -1,4 +1,4 @@
-r"""Shares the keys and values of an image in cross-attention among its captions.
+"""Shares the keys and values of an image in cross-attention among its captions.
 
 Legend: B images, G captions per image, N = B * G, T tokens, M image tokens, D features, H heads.
 
@@ -21,10 +21,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_captionrl.captioners.head_tap import replaced_forward
-from hf_captionrl.captioners.prompt_prefix import captions_per_image, repeat_rows
-
-__all__ = ["computed_once", "fold_cross_attention"]
+from hf_captionrl.captioners.head_tap import captions_per_image, repeat_rows, replaced_forward
 
 FOLDABLE = frozenset(
     """BertCrossAttention BertGenerationCrossAttention CamembertCrossAttention Data2VecTextCrossAttention

@@ -12,9 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hf_captionrl.options import CommandOptions
-
-__all__ = ["DoctorOptions", "Finding", "examine", "report"]
+from hf_captionrl.utils.options import CommandOptions
 
 _HUB_TIMEOUT_S = 5.0
 
@@ -118,7 +116,7 @@ def _programs() -> list[Finding]:
 def _places() -> list[Finding]:
     from huggingface_hub import constants
 
-    from hf_captionrl.evaluate_modules import MODULES
+    from hf_captionrl.metrics.evaluate_modules import MODULES
     from hf_captionrl.retrieval.feature_cache import default_cache_dir
 
     found = []
@@ -155,7 +153,7 @@ def _hub() -> Finding:
 
 
 def _shipped_models() -> list[Finding]:
-    from hf_captionrl.scenes.models import MODELS, PREFIX, model_path
+    from hf_captionrl.utils.model_files import MODELS, PREFIX, model_path
 
     found = []
     for name in MODELS:

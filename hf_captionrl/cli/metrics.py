@@ -6,9 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hf_captionrl.options import CommandOptions, option
-
-__all__ = ["InstallOptions", "PathOptions", "install_metrics", "print_path"]
+from hf_captionrl.utils.options import CommandOptions, option
 
 
 @dataclass
@@ -39,7 +37,7 @@ def install_metrics(options: InstallOptions) -> None:
     """Install the modules."""
     import warnings
 
-    from hf_captionrl.evaluate_modules import MODULES, install
+    from hf_captionrl.metrics.evaluate_modules import MODULES, install
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -54,7 +52,7 @@ def install_metrics(options: InstallOptions) -> None:
 
 def print_path(options: PathOptions) -> None:
     """Print the folder of a module."""
-    from hf_captionrl.evaluate_modules import path
+    from hf_captionrl.metrics.evaluate_modules import path
 
     folder = path(options.name)
     print(json.dumps({"name": options.name, "path": folder}) if options.json else folder)

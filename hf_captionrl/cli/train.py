@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hf_captionrl.options import CommandOptions, option
-
-__all__ = ["METHODS", "TrainOptions", "recipe_path", "train"]
+from hf_captionrl.utils.options import CommandOptions, option
 
 METHODS = {
     "smile": ("smile_blip.py", "SMILE for any captioner: cross-entropy over only the words of the caption"),

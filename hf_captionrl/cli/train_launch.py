@@ -14,8 +14,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["launch"]
-
 
 def launch(argv: Sequence[str]) -> int:
     """Run a recipe in several processes."""
@@ -24,7 +22,7 @@ def launch(argv: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from hf_captionrl.console import ERROR_FOLDER
+    from hf_captionrl.utils.console import ERROR_FOLDER
 
     os.environ["PYTHONSAFEPATH"] = "1"
     # It would add the working folder to PYTHONPATH for DeepSpeed.
@@ -54,6 +52,6 @@ def launch(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     if not sys.flags.safe_path:  # else this file's folder, whose `metrics.py` and others would hide packages
         del sys.path[0]
-    from hf_captionrl.console import run_main
+    from hf_captionrl.utils.console import run_main
 
     run_main(lambda: sys.exit(launch(sys.argv[1:])), "captionrl train")

@@ -11,12 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["run_recipe"]
-
 
 def run_recipe(said: str, recipe: str, arguments: Sequence[str]) -> Path | None:
     """Run a recipe in this process."""
-    from hf_captionrl.io import write_json
+    from hf_captionrl.utils.io import write_json
 
     sys.argv = [recipe, *arguments]  # the manifest says how the recipe was called
     spec = importlib.util.spec_from_file_location(Path(recipe).stem, recipe)
@@ -34,6 +32,6 @@ def run_recipe(said: str, recipe: str, arguments: Sequence[str]) -> Path | None:
 if __name__ == "__main__":
     if not sys.flags.safe_path:  # else this file's folder, whose `metrics.py` and others would hide packages
         del sys.path[0]
-    from hf_captionrl.console import run_main
+    from hf_captionrl.utils.console import run_main
 
     run_main(lambda: run_recipe(sys.argv[1], sys.argv[2], sys.argv[3:]), Path(sys.argv[2]).name)

@@ -1,27 +1,38 @@
 """Images with captions: load from anywhere, check every row, draw one caption per epoch, collate."""
 
 from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE, BagCurriculumSampler
-from hf_captionrl.data.caption_cleaning import CAPTION_REMEDIES, MAX_CAPTION_WORDS, clean_caption
-from hf_captionrl.data.caption_dataset import CaptionDataset, CaptionItem, draw_caption
-from hf_captionrl.data.caption_exchange import exchange_captions
-from hf_captionrl.data.collator import CaptionCollator
-from hf_captionrl.data.feature_extraction import FramePooling, cached_features, pool_frames
-from hf_captionrl.data.image_reader import ImageReader
-from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, open_image, verify_image
-from hf_captionrl.data.loading import (
-    SPLITS,
-    ChosenSplit,
-    choose_split,
-    hash_split,
-    load_caption_splits,
-    load_captions,
+from hf_captionrl.data.caption_dataset import (
+    CaptionCollator,
+    CaptionDataset,
+    CaptionItem,
+    StreamedCaptions,
+    draw_caption,
+    evaluation_rows,
+    training_rows,
 )
-from hf_captionrl.data.pixel_cache import CachedPixels, DecodedPixels, PixelForm, cached_pixels
-from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, QuarantineReport, check_captions
-from hf_captionrl.data.raw_splits import SourceArguments
-from hf_captionrl.data.streaming import StreamedCaptions
-from hf_captionrl.data.trainer_rows import evaluation_rows, training_rows
+from hf_captionrl.data.columns import CAPTION_REMEDIES, MAX_CAPTION_WORDS, SourceArguments, clean_caption
+from hf_captionrl.data.features import (
+    CachedPixels,
+    DecodedPixels,
+    FramePooling,
+    PixelForm,
+    cached_features,
+    cached_pixels,
+    pool_frames,
+)
+from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, open_image, verify_image
+from hf_captionrl.data.loading import SPLITS, ChosenSplit, choose_split, hash_split, load_caption_splits, load_captions
+from hf_captionrl.data.quarantine import (
+    ImageReader,
+    QuarantineEntry,
+    QuarantineError,
+    QuarantineReport,
+    check_captions,
+)
+from hf_captionrl.data.simplifying import exchange_captions
 from hf_captionrl.data.video import (
+    VIDEO_REMEDIES,
+    VideoError,
     frames_of,
     is_video,
     open_still,
@@ -29,7 +40,6 @@ from hf_captionrl.data.video import (
     verify_video,
     video_hash,
 )
-from hf_captionrl.data.video_files import VIDEO_REMEDIES, VideoError
 
 __all__ = [
     "CAPTION_REMEDIES",

@@ -13,8 +13,6 @@ from torch.utils.data import Sampler
 
 from hf_captionrl.retrieval.bags import TOP_NEIGHBOURS, check_neighbours, training_bags
 
-__all__ = ["PAPER_SCHEDULE", "BagCurriculumSampler", "parse_bag_schedule"]
-
 PAPER_SCHEDULE: dict[int, int] = {3: 2, 8: 3, 10: 5, 12: 7, 14: 10, 17: 15, 20: 20}
 """Last epoch of each bag size: bags of 2 up to epoch 3, of 3 up to epoch 8, and so on."""
 

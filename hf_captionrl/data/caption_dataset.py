@@ -1,22 +1,37 @@
-"""One caption per image and epoch, the same in every process, worker and platform; or all captions of every image."""
+"""Converts the data sets given to trainers to the columns that trainers read."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypedDict
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypedDict
 
 import datasets
 import numpy as np
 import torch
 from PIL import Image
 
-from hf_captionrl.data.arrow_columns import caption_column
-from hf_captionrl.data.caption_columns import undecoded
+from hf_captionrl.data.columns import (
+    USUAL_NAMES,
+    ColumnView,
+    by_split_column,
+    caption_column,
+    clean_caption,
+    id_column,
+    pick_column,
+    replace_column,
+    to_caption_list,
+    undecoded,
+)
 from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
+from hf_captionrl.data.loading import load_captions
 from hf_captionrl.data.video import frames_of
+from hf_captionrl.retrieval.feature_cache import RowLookup
 
-__all__ = ["CaptionDataset", "CaptionDraw", "CaptionItem", "draw_caption"]
+# --- One caption per image and epoch, the same in every process, worker and platform; or all captions of every image ---
 
 
 class CaptionItem(TypedDict):
@@ -230,3 +245,295 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
 
 def _as_list(captions: str | Sequence[str] | None) -> Sequence[str]:
     return [captions] if isinstance(captions, str) else captions or []
+
+
+# --- Captions of iterable data sets ----------------------------------------------------------------------------------
+
+
+class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
+    """Images of an iterable data set with one caption each, as items of a `CaptionDataset`.
+
+    Images are opened by the collator, because with several processes each reads the whole stream and keeps its rows.
+    The workers of a DataLoader share the shards of the stream.
+
+    Args:
+        rows (`datasets.IterableDataset`): An image column and one of captions. Ids come from `image_id`, else they are the
+            row numbers.
+        seed (`int`): Seed of the draw of a caption.
+        name (`str`): Name of the data in messages.
+
+    Raises:
+        ValueError: If a column is missing or ambiguous, or images are paths in a text column.
+    """
+
+    def __init__(self, rows: datasets.IterableDataset, *, seed: int = 0, name: str = "train_dataset") -> None:
+        super().__init__(seed)
+        names = rows.column_names
+        if names is None:  # a generator without features: its first row shows them
+            names = list(next(iter(rows.take(1)), {}))
+        self._name = name
+        self._image = pick_column(names, "image", "image_column", name)
+        self._captions = pick_column(names, "captions", "caption_column", name)
+        if isinstance((rows.features or {}).get(self._image), datasets.Image):
+            rows = rows.cast_column(self._image, datasets.Image(decode=False))
+        self._rows = rows
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._rows.set_epoch(int(epoch))  # the order of a shuffled stream depends on the epoch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number, row in zip(itertools.count(), self._rows):
+            yield self._item(number, row)
+
+    def _item(self, number: int, row: dict[str, Any]) -> dict[str, Any]:
+        image, image_id = row[self._image], row.get("image_id")
+        image_id = str(number) if image_id is None else str(image_id)
+        where = f"{self._name}: row {number} (image_id {image_id!r})"
+        if isinstance(image, str):
+            raise ValueError(
+                f"{where} holds text as its image, but paths need an image_root, which streams do not have. Load the rows "
+                "with load_captions and image_root, or cast the column to datasets.Image."
+            )
+        captions = [text for text in to_caption_list(row[self._captions]) if text is not None and clean_caption(text)]
+        if not captions:
+            raise ValueError(
+                f"{where} has no caption: {row[self._captions]!r:.60}. Filter such rows out of the stream."
+            )
+        return {
+            "image": image,
+            "image_features": None,
+            "caption": self.draw(captions, image_id),
+            "image_id": image_id,
+            "index": number,
+        }
+
+
+# --- Collates items of a `CaptionDataset` to a batch of a captioner --------------------------------------------------
+
+
+class Collates(Protocol):
+    """Protocol of a captioner for the collator."""
+
+    def collate(
+        self,
+        images: Sequence[Image.Image] | Sequence[torch.Tensor] | None,
+        captions: Sequence[str],
+        *,
+        image_features: torch.Tensor | None = None,
+        max_length: int = 40,
+    ) -> dict[str, Any]:
+        """Make one batch.
+
+        Args:
+            images (`Sequence`, *optional*): B images, or their prepared pixels, `(3, H, W)` each.
+            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of the images.
+        """
+        ...
+
+
+@dataclass
+class CaptionCollator:
+    """Collate items of a `CaptionDataset` with a captioner.
+
+    Args:
+        captioner (`Collates`): The captioner whose `collate` makes the batch.
+        max_length (`int`): Longest caption in tokens, with the prompt (40 in the papers).
+
+    Raises:
+        ValueError: If `max_length` is below 1.
+    """
+
+    captioner: Collates
+    max_length: int = 40
+
+    def __post_init__(self) -> None:
+        if self.max_length < 1:
+            raise ValueError(f"max_length ({self.max_length}) must be 1 or more. The papers use 40.")
+
+    def __call__(self, items: Sequence[CaptionItem]) -> dict[str, Any]:
+        """Collate B items, all with images or all with features of the same shape."""
+        captions = [item["caption"] for item in items]
+        features = [item["image_features"] for item in items if item["image_features"] is not None]
+        if not features:
+            # Images of a stream are decoded here.
+            images = [
+                item["image"] if isinstance(item["image"], Image.Image | torch.Tensor) else open_image(item["image"])
+                for item in items
+                if item["image"] is not None
+            ]
+            if len(images) != len(items):
+                raise ValueError(
+                    f"{len(items) - len(images)} of {len(items)} items have neither image nor image_features, "
+                    f"and each needs one. Use the items of a CaptionDataset."
+                )
+            return self.captioner.collate(images, captions, image_features=None, max_length=self.max_length)
+        shapes = sorted({tuple(feature.shape) for feature in features})
+        if len(features) != len(items) or len(shapes) > 1:
+            raise ValueError(
+                f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs them "
+                f"for all, of one shape. Use one CaptionDataset and one image processor for the whole run."
+            )
+        return self.captioner.collate(None, captions, image_features=torch.stack(features), max_length=self.max_length)
+
+
+# --- Converts the data sets given to trainers to the columns that trainers read --------------------------------------
+
+_COLUMNS = {"image", "image_id", "captions"}
+_TEXT = ("string", "large_string")
+_Stream = datasets.IterableDataset | datasets.IterableDatasetDict
+_checked: set[str] = set()
+
+
+def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None = None) -> Any:
+    """Training data in the columns that trainers read; every row is checked for captions before training.
+
+    Args:
+        dataset (`Any`): What `load_captions` accepts: a `datasets.Dataset`, also with other usual column names and
+            without ids; a `DatasetDict`, of which `train` is used; a name or path. Or a `datasets.IterableDataset`.
+            None stays None.
+        args (`TrainingArguments`, *optional*): `max_steps` must be set for an iterable data set; its
+            `accelerator_config.dispatch_batches` becomes False, because batches of captions differ in length.
+        whole_set_for (`str`, *optional*): Why a trainer with rewards needs the whole data set; iterable data are
+            then refused, and captions may be missing.
+
+    Returns:
+        `datasets.Dataset` with `image`, `image_id` and `captions`, the same object if it has them; or
+        [`StreamedCaptions`].
+
+    Raises:
+        ValueError: If a column is missing or ambiguous, a row has no caption or an empty one, or iterable data cannot be
+            used.
+    """
+    if dataset is None or isinstance(dataset, StreamedCaptions):
+        return dataset
+    if isinstance(dataset, _Stream):
+        return _stream(dataset, args, whole_set_for)
+    # Rewards check captions themselves; self-retrieval needs none.
+    rewarded = whole_set_for is not None
+    rows = _with_columns(dataset, "training", "train", require_captions=not rewarded)
+    if not len(rows):
+        raise ValueError("The training data hold no rows. Use a data set with at least one image.")
+    if whole_set_for is not None:
+        _refuse_repeated(rows, whole_set_for)
+    if not rewarded and rows._fingerprint not in _checked:
+        _refuse_empty(rows)
+        _checked.add(rows._fingerprint)
+    return rows
+
+
+def evaluation_rows(dataset: Any) -> Any:
+    """Evaluation data in the columns that trainers read; captions may be missing.
+
+    Args:
+        dataset (`Any`): As for `training_rows`; of a `DatasetDict`, `validation` is used. In a dict of several data sets,
+            each is converted. None stays None.
+
+    Returns:
+        `datasets.Dataset`, or a dict of such.
+
+    Raises:
+        ValueError: If a column is missing or ambiguous, or the data are iterable.
+    """
+    if dataset is None or (isinstance(dataset, str) and not Path(dataset).exists()):
+        return dataset  # transformers' `eval_dataset` may also be the name of one of several
+    if isinstance(dataset, Mapping) and not isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
+        return {name: evaluation_rows(rows) for name, rows in dataset.items()}
+    if isinstance(dataset, _Stream):
+        raise ValueError(_refused("eval_dataset", dataset, "evaluation ranks each image among all others"))
+    return _with_columns(dataset, "evaluation", "validation", require_captions=False)
+
+
+def _with_columns(dataset: Any, data: str, split: str, **source: Any) -> datasets.Dataset:
+    if isinstance(dataset, datasets.Dataset):
+        if _is_ready(dataset):
+            return dataset
+        missing = [
+            name
+            for name, names in (("image", USUAL_NAMES["image_column"]), ("captions", USUAL_NAMES["caption_column"]))
+            if not set(names) & set(dataset.column_names) and (name == "image" or source.get("require_captions", True))
+        ]
+        if missing:
+            raise ValueError(
+                f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. Rename the columns, or "
+                "load the data with hf_captionrl.data.loading, which takes image_column and caption_column."
+            )
+        split = split if by_split_column(dataset) else "all"
+    found: Any = load_captions(dataset, split=split, **source)
+    given = dataset.get(split) if isinstance(dataset, datasets.DatasetDict) else dataset
+    return _with_own_names(found, given) if isinstance(given, datasets.Dataset) else found
+
+
+def _is_ready(rows: datasets.Dataset) -> bool:
+    """Whether the columns have the types that `load_captions` returns: images instead of paths, texts instead of mappings."""
+    if not set(rows.column_names) >= _COLUMNS:
+        return False
+    captions = rows.features["captions"]
+    texts = getattr(captions, "feature", captions)
+    return isinstance(texts, datasets.Value) and getattr(rows.features["image"], "dtype", None) not in _TEXT
+
+
+def _with_own_names(rows: datasets.Dataset, given: datasets.Dataset) -> datasets.Dataset:
+    """Rows with the captions also under the caller's name, because reward functions use the column names of the data."""
+    names = [
+        name for name in USUAL_NAMES["caption_column"] if name in set(given.column_names) - set(rows.column_names)
+    ]
+    if len(rows) != len(given):  # rows of one image were joined
+        return rows
+    for name in names:
+        rows = replace_column(rows, name, ColumnView(given, name), given.features[name])
+    return rows
+
+
+def _refused(name: str, dataset: Any, reason: str) -> str:
+    return (
+        f"{name} is an {type(dataset).__name__}, which is read row by row, but {reason}. Use a Dataset: "
+        "load_dataset without streaming=True, or Dataset.from_list(list(rows.take(n)))."
+    )
+
+
+def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCaptions:
+    if isinstance(dataset, datasets.IterableDatasetDict):
+        raise ValueError(
+            f"train_dataset is an IterableDatasetDict of {list(dataset)}. Pass one of them, e.g. ['train']."
+        )
+    for name, verb in (("cache_image_features", "encodes"), ("cache_pixels", "prepares")):
+        if getattr(args, name, None):
+            whole_set_for = whole_set_for or f"{name} {verb} every image before training"
+    if getattr(args, "image_decoder", "pillow") != "pillow":
+        whole_set_for = whole_set_for or f"image_decoder={args.image_decoder!r} reads images by their row"
+    if whole_set_for is not None:
+        raise ValueError(_refused("train_dataset", dataset, whole_set_for))
+    if args is None or args.max_steps <= 0:
+        raise ValueError(
+            "train_dataset is an IterableDataset, whose length is unknown, and max_steps is not set. Set max_steps to the "
+            "number of optimizer steps."
+        )
+    if args.accelerator_config.dispatch_batches is None:
+        # By default accelerate reads on the main process and joins batches, but their texts differ in length.
+        args.accelerator_config.dispatch_batches = False
+    seed = args.seed if args.data_seed is None else args.data_seed
+    return StreamedCaptions(dataset, seed=seed)
+
+
+def _refuse_repeated(rows: datasets.Dataset, whole_set_for: str) -> None:
+    ids = id_column(rows)
+    is_repeated = np.bincount(RowLookup(ids).first_rows()) > 1
+    if is_repeated.any():
+        raise ValueError(
+            f"image_id {ids[int(is_repeated.argmax())]!r} occurs in several rows of the training data, and {whole_set_for}: an image "
+            "would be its own distractor. Use one row per image, or load the data with load_captions, which joins such rows."
+        )
+
+
+def _refuse_empty(rows: datasets.Dataset) -> None:
+    """Refuse rows without captions and empty captions, which would stop training in the middle of an epoch."""
+    for row, texts in enumerate(caption_column(rows)):
+        empty = next((n for n, text in enumerate(texts) if not isinstance(text, str) or not clean_caption(text)), None)
+        if texts and empty is None:
+            continue
+        fault = "has no caption" if empty is None else f"has an empty caption: captions[{empty}] is {texts[empty]!r}"
+        raise ValueError(
+            f"train_dataset: row {row} (image_id {rows[row : row + 1]['image_id'][0]!r}) {fault}. Write one, or remove "
+            "such rows and captions with hf_captionrl.data.check_captions."
+        )

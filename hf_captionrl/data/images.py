@@ -1,4 +1,4 @@
-"""Opens images from untrusted sources: any file, bytes or PIL image becomes RGB or raises an `ImageError`."""
+"""Remembers which images decode, by the bytes of their files, so that the next check does not decode them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,85 @@ import contextlib
 import functools
 import io
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import datasets
+import huggingface_hub
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
 from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg
 
-from hf_captionrl.data.image_paths import is_address
+from hf_captionrl.retrieval import FeatureCache
 
-__all__ = ["IMAGE_REMEDIES", "MAX_PIXELS", "MIN_SIDE", "ImageError", "open_image", "verify_image"]
+# --- Checks the files named by rows: only files below the folder of the data are allowed -----------------------------
+
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def is_address(path: str) -> bool:
+    """Whether a path is not a local file: a URL, or a member of an archive (`zip://a::b`)."""
+    return _ADDRESS.match(path) is not None
+
+
+def resolved(path: str, folders: dict[str, str]) -> str:
+    """The target of a path, with every link and `..` resolved."""
+    folder, name = os.path.split(path)
+    if name in ("", ".", "..") or os.path.islink(path):
+        return os.path.realpath(path)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    return os.path.join(folders[folder], name)
+
+
+def _caches() -> list[str]:
+    """Folders of the files that `datasets` and the Hub client downloaded and unpacked."""
+    return [
+        *(str(getattr(datasets.config, name)) for name in ("HF_DATASETS_CACHE", "EXTRACTED_DATASETS_PATH")),
+        huggingface_hub.constants.HF_HUB_CACHE,
+    ]
+
+
+def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: str) -> None:
+    """Refuse rows that name files elsewhere: a list of images from others must not show or publish other files.
+
+    Links are resolved as they are now. The root may be a link, and a path may be absolute, as long as it leads below the
+    root or into the caches of `datasets` and the Hub.
+    """
+    roots = [*([] if root is None else [str(root)]), *_caches()]
+    tops = tuple(os.path.join(os.path.realpath(top), "") for top in roots)
+    folders: dict[str, str] = {}
+    for row, path in enumerate(paths):
+        if not path or is_address(path) or "\0" in path:
+            continue
+        if not resolved(path, folders).startswith(tops):
+            below = f"image_root ({str(root)!r})" if root is not None else "any folder of the data (there is none)"
+            raise ValueError(
+                f"{where}: row {row} names the file {path!r}, which is not below {below}. Set image_root to the folder "
+                "that holds the files themselves, behind any links."
+            )
+
+
+def paths_without_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Path per row of a column of `bytes` and `path`; None for rows with bytes, empty for columns of other types."""
+    kind = column.type
+    nothing = pa.chunked_array([], pa.string())
+    if not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
+        return nothing
+    paths = pc.struct_field(column, "path")
+    if kind.get_field_index("bytes") >= 0:
+        held = pc.is_valid(pc.struct_field(column, "bytes"))
+        paths = pc.if_else(held, pa.scalar(None, paths.type), paths)
+    return nothing if paths.null_count == len(paths) else paths
+
+
+# --- Opens images from untrusted sources: any file, bytes or PIL image becomes RGB or raises an `ImageError` ---------
 
 MAX_PIXELS = 89_478_485
 """Largest accepted width * height: Pillow's default limit (a quarter of a GiB as RGB)."""
@@ -246,3 +316,43 @@ def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pi
             if image is not value and isinstance(image, JpegImagePlugin.JpegImageFile):
                 image.draft(None, (_DRAFT_SIDE, _DRAFT_SIDE))
             image.load()
+
+
+# --- Decodes JPEGs with torchvision: the pixels of `open_image`, without copies between Pillow, NumPy and torch ------
+
+_ORIENTATION = 0x0112
+
+
+def decode_image(value: Any) -> Tensor:
+    """`(3, H, W)` uint8: the pixels of `open_image`, which opens the images that torchvision might decode differently."""
+    source, name = media_source(value)
+    if not isinstance(source, Image.Image):
+        data = source.getvalue() if isinstance(source, io.BytesIO) else Path(source).read_bytes()
+        if _is_plain_jpeg(data, name):
+            try:
+                return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
+            except RuntimeError:  # damaged: `open_image` names the fault
+                pass
+    return torch.from_numpy(np.array(open_image(value))).permute(2, 0, 1)
+
+
+def _is_plain_jpeg(data: bytes, name: str) -> bool:
+    """Whether this is a complete JPEG in RGB, upright and of a size that `open_image` accepts."""
+    if not (data.startswith(b"\xff\xd8\xff") and data.endswith(b"\xff\xd9")):
+        return False
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+            check_size(image.size, name, MAX_PIXELS)
+            return image.mode == "RGB" and image.getexif().get(_ORIENTATION, 1) == 1
+    except Exception:  # a damaged header: `open_image` names the fault
+        return False
+
+
+# --- Remembers which images decode, by the bytes of their files, so that the next check does not decode them ---------
+
+
+def checked_images(cache_dir: str | os.PathLike[str] | None, max_pixels: int = MAX_PIXELS) -> FeatureCache:
+    """Rows `(1,)` uint8 by the keys of `source_keys`: 1 for an image that decodes."""
+    return FeatureCache(
+        cache_dir, model_id="checked_images", revision=f"1|{max_pixels}", what="is_good", dtype="uint8"
+    )

@@ -2,36 +2,615 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import functools
+import glob
+import hashlib
+import itertools
+import logging
+import os
+import posixpath
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
+import pyarrow as pa
+from PIL import Image
 
-from hf_captionrl.data.caption_columns import replace_column, to_caption_columns, with_split
-from hf_captionrl.data.raw_splits import SPLIT_NAMES, Source, SourceArguments, by_split_column
-from hf_captionrl.data.source_reading import read_source
-from hf_captionrl.data.splits import (
-    ALL,
-    SPLITS,
-    carve_missing,
-    hash_split,
-    join_splits,
-    parse_split,
-    tell_splits_apart,
+from hf_captionrl.data.benchmarks import (
+    NOCAPS_DOMAINS,
+    find_video_source,
+    load_concadia,
+    load_imagecode,
+    load_nocaps,
+    read_video_source,
 )
+from hf_captionrl.data.columns import (
+    SPLIT_NAMES,
+    Row,
+    Source,
+    SourceArguments,
+    arrow_column,
+    by_split_column,
+    id_column,
+    is_json_lines,
+    merge_rows_of_one_image,
+    parse_json,
+    read_json_lines,
+    read_rows,
+    read_text,
+    replace_column,
+    select_rows,
+    source_of_rows,
+    to_caption_columns,
+    undecoded,
+    with_split,
+)
+from hf_captionrl.data.images import image_formats
 from hf_captionrl.data.video import VIDEO_FRAMES
+from hf_captionrl.retrieval.feature_cache import RowLookup
 
-__all__ = [
-    "SPLITS",
-    "SPLIT_SHARES",
-    "ChosenSplit",
-    "choose_split",
-    "hash_split",
-    "load_caption_splits",
-    "load_captions",
-]
+# --- Lists the files of image folders, with or without metadata ------------------------------------------------------
+# The reader of `datasets` (`imagefolder`) is not used because it reads folder names as labels, follows links, drops files
+# without metadata silently, and does not report why it skips a file.
+
+logger = logging.getLogger(__name__)
+
+METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+"""Metadata files of a folder of images."""
+
+# Files that systems add: resource forks of macOS, thumbnails of network drives, the recycle bin of Windows.
+_SYSTEM_NAMES = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
+_SHOWN = 5
+
+
+@functools.cache
+def image_suffixes() -> frozenset[str]:
+    """Suffixes of the files that `open_image` can open."""
+    known = set(image_formats())
+    return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in known)
+
+
+@dataclass
+class FolderListing:
+    """Files of a folder and its subfolders; none of them has been opened."""
+
+    images: list[str] = field(default_factory=list)  # paths relative to the folder, sorted, with `/`
+    metadata: list[str] = field(default_factory=list)  # paths of metadata files
+    # Number of other files by suffix; hidden files and those of systems are not counted.
+    others: Counter[str] = field(default_factory=Counter)
+    # Files and folders that could not be read, by the reason.
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+    def describe_others(self) -> str:
+        """Describe the other files."""
+        order = sorted(self.others.items(), key=lambda item: (-item[1], not item[0], item[0]))
+        kinds = ", ".join(f"{number} {kind or 'without a suffix'}" for kind, number in order[:_SHOWN])
+        more = ", ..." if len(self.others) > _SHOWN else ""
+        return f"{sum(self.others.values())} other files ({kinds}{more})" if self.others else "no other files"
+
+    def report(self, where: str) -> None:
+        """Log the files that are not used."""
+        for reason, names in self.left_out.items():
+            logger.warning("%s: %d %s, such as %s.", where, len(names), reason, names[0])
+        if self.others:
+            logger.warning("%s: %s are not images and are not used.", where, self.describe_others())
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _SYSTEM_NAMES
+
+
+def list_images(folder: Path) -> FolderListing:
+    """List the files of a folder and its subfolders.
+
+    Hidden files and folders and those of systems (`__MACOSX`, `Thumbs.db`, ...) are skipped. Links to files are listed;
+    the code that opens them checks their targets. Links to folders are reported and not followed.
+    """
+    found = FolderListing()
+    suffixes = image_suffixes()
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            with os.scandir(folder / below) as scanned:
+                entries = list(scanned)
+        except OSError as error:
+            found.left_out.setdefault("folders cannot be read", []).append(f"{below!r} ({error.strerror})")
+            continue
+        for entry in entries:
+            if _is_hidden(entry.name):
+                continue
+            path = below + entry.name
+            if not _is_text(path):
+                found.left_out.setdefault("names are not UTF-8 (rename them)", []).append(ascii(path))
+            elif entry.is_dir(follow_symlinks=False):
+                waiting.append(path + "/")
+            elif entry.is_symlink() and entry.is_dir():
+                found.left_out.setdefault("links to folders are not followed", []).append(repr(path))
+            elif entry.name in METADATA_FILES:
+                found.metadata.append(path)
+            elif (suffix := os.path.splitext(entry.name)[1].lower()) in suffixes:
+                found.images.append(path)
+            else:
+                found.others[suffix] += 1
+    found.images.sort()
+    found.metadata.sort()
+    return found
+
+
+def _is_text(path: str) -> bool:
+    # A name of other bytes has no place in a table of text.
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def metadata_file(folder: Path) -> Path | None:
+    """The metadata file of a folder."""
+    found = [folder / name for name in METADATA_FILES if (folder / name).is_file()]
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise ValueError(f"{folder} has {names}, and only one can be read. Keep one of them.")
+    return found[0] if found else None
+
+
+def report_unnamed(folder: Path, rows_of: Mapping[Path, Iterable[Row]]) -> None:
+    """Log images of a folder that no row of its metadata names, and metadata files that are not read."""
+    listing = list_images(folder)
+    texts = {value for rows in rows_of.values() for row in rows for value in row.values() if isinstance(value, str)}
+    named = {posixpath.normpath(text) for text in texts}
+    unnamed = [path for path in listing.images if path not in named]
+    if unnamed:
+        logger.warning(
+            "%s: %d of %d images are not named by any row of %s and are not used, such as %r.",
+            *(folder, len(unnamed), len(listing.images)),
+            *(" and ".join(str(path.relative_to(folder)) for path in rows_of), unnamed[0]),
+        )
+    used = {path.relative_to(folder).as_posix() for path in rows_of}
+    if unread := [path for path in listing.metadata if path not in used]:
+        logger.warning("%s: %s is not read. Set data_dir to its folder to use it.", folder, " and ".join(unread))
+    for reason, names in listing.left_out.items():
+        logger.warning("%s: %d %s, such as %s.", folder, len(names), reason, names[0])
+
+
+def metadata_rows(path: Path) -> list[Row]:
+    """The rows of a metadata file."""
+    rows = read_rows(path)
+    if not rows:
+        raise ValueError(f"{path} holds no rows. Check that it is the right file.")
+    return rows
+
+
+# --- Published data sets by name, in their published layouts: nocaps, Concadia and the described images of ImageCoDe ---
+# nocaps     nocaps_val_4500_captions.json and images/; its domains are the splits in_domain, near_domain and out_domain
+# concadia   wiki_split.json and images/; caption_column is "caption" (the default) or "description"
+# imagecode  valid_data.json and image-sets/, one folder per set; only described images, as the split validation
+
+PUBLISHED = ("nocaps", "concadia", "imagecode")
+
+
+def read_published(name: str, arguments: SourceArguments) -> Source:
+    """Read one of `PUBLISHED` from `data_dir`."""
+    if arguments.data_dir is None:
+        raise ValueError(f"dataset_name {name!r} needs the folder of its files. Set data_dir.")
+    folder = Path(arguments.data_dir).expanduser()
+    root = Path(arguments.image_root or folder / ("image-sets" if name == "imagecode" else "images"))
+    splits: dict[str, Any] = {}
+    if name == "nocaps":
+        domain: Any
+        for domain in NOCAPS_DOMAINS:
+            rows = load_nocaps(folder / "nocaps_val_4500_captions.json", root, domain=domain)
+            splits[domain.replace("-", "_")] = rows
+    elif name == "concadia":
+        text: Any = "caption" if arguments.caption_column == "captions" else arguments.caption_column
+        for split in ("train", "validation", "test"):
+            rows = load_concadia(folder / "wiki_split.json", root, split=split, text=text)
+            named = arguments.caption_column != "captions"
+            splits[split] = rows.rename_column("captions", arguments.caption_column) if named else rows
+    else:
+        splits["validation"] = _described(folder / "valid_data.json", root)
+    return Source(name, splits, root, "image")
+
+
+def _described(path: Path, root: Path) -> datasets.Dataset:
+    """The described images of ImageCoDe, with their descriptions."""
+    sets = load_imagecode(path, root)
+    texts: dict[int, list[str]] = {}
+    for row, text in zip(sets.targets, sets.descriptions, strict=True):
+        texts.setdefault(row, []).append(text)
+    columns = {
+        "image": [str(sets.paths[row]) for row in texts],
+        "image_id": [sets.image_ids[row] for row in texts],
+        "captions": list(texts.values()),
+    }
+    return datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+
+
+# --- Reads a source of captions (folder, Karpathy JSON, table, Hub) into splits of raw rows --------------------------
+
+_ROW_FILES = {".json", ".jsonl", ".ndjson", ".csv"}
+_SAVED_FILES = ("state.json", "dataset_dict.json")  # of `save_to_disk`
+_DATA_SUFFIXES = {".parquet", ".arrow", ".tar"}  # files of a data set; a .csv or .zip may be anything
+_HUB_FILES = "hf://"
+_LOADERS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+_SUFFIXES = ".jpg, .png, .webp"
+
+
+def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
+    """Determine the kind of `dataset_name` and read it."""
+    data_dir, require_captions = arguments.data_dir, arguments.require_captions
+    root = None if arguments.image_root is None else Path(arguments.image_root)
+    if root is not None and not root.is_dir():
+        raise FileNotFoundError(f"image_root ({str(root)!r}) is not a folder. Use the folder that holds the images.")
+    path = Path(dataset_name).expanduser()
+    if dataset_name.startswith(_HUB_FILES):
+        return _read_with_datasets(dataset_name, path, arguments, root)
+    if dataset_name == "imagefolder":
+        if data_dir is None:
+            raise ValueError("dataset_name 'imagefolder' needs a folder. Set data_dir to a folder of images.")
+        return _read_image_folder(Path(data_dir).expanduser(), root, require_captions)
+    if dataset_name in PUBLISHED:
+        return read_published(dataset_name, arguments)
+    if video_source := find_video_source(dataset_name, path, data_dir):
+        return read_video_source(video_source, root)
+    if path.is_file() and path.suffix.lower() in _ROW_FILES:
+        return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))
+    if path.is_dir() and _holds_metadata(path):
+        return _read_image_folder(path, root, require_captions)
+    if path.is_dir() and (listing := _is_bare_folder(path)) is not None:
+        return _read_bare_folder(path, listing, root, require_captions)
+    if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
+        raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
+    return _read_with_datasets(dataset_name, path, arguments, root)
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def _read_row_file(path: Path, root: Path | None) -> Source:
+    if path.suffix.lower() == ".json":
+        text = read_text(path)
+        # Many files called .json hold one object per line.
+        lines = text.lstrip().startswith("{") and is_json_lines(text)
+        content = read_json_lines(path) if lines else parse_json(text, str(path))
+        if isinstance(content, dict):
+            return _read_karpathy(content, path, root)
+        if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+            raise ValueError(
+                f"{path} must contain a list of objects, one per image. Write it that way, or as JSON lines."
+            )
+        rows = content
+    else:
+        rows = read_rows(path)
+    return source_of_rows(str(path), rows, str(path), root or path.parent)
+
+
+def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
+    images = content.get("images")
+    if not isinstance(images, list) or not images or not all(isinstance(image, dict) for image in images):
+        raise ValueError(
+            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has a list `images`. "
+            f"Use a Karpathy-split JSON, a list of objects, or JSON lines."
+        )
+    if not any("sentences" in image for image in images):
+        raise ValueError(
+            f"{path}: no entry of `images` has `sentences`; the first has {sorted(images[0])}. Annotation files "
+            f"of COCO keep captions elsewhere: give the Karpathy-split JSON (dataset_coco.json)."
+        )
+    if root is None:
+        raise ValueError(f"{path} holds paths only. Set image_root to the folder with the images (COCO: of val2014/).")
+    unknown = sorted({str(image.get("split", "train")) for image in images} - set(SPLIT_NAMES))
+    if unknown:
+        raise ValueError(f"{path} has the splits {unknown}; known are {sorted(SPLIT_NAMES)}. Rename them in the file.")
+    rows = []
+    for image in images:
+        parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
+        named = isinstance(image.get("filename"), str)
+        # cocoid first: imgid is a position in the file, and other files use the same numbers for other images.
+        ids = [image[key] for key in ("cocoid", "imgid", "filename") if image.get(key) is not None]
+        sentences = image.get("sentences")
+        rows.append(
+            {
+                "image": "/".join(parts) if named else None,
+                "image_id": str(ids[0]) if ids else None,
+                "captions": sentences if isinstance(sentences, list) else [],
+                "split": image.get("split", "train"),
+            }
+        )
+    return source_of_rows(str(path), rows, str(path), root, "image")
+
+
+# --- folders ------------------------------------------------------------------------------------------------------
+
+
+def _split_folders(folder: Path) -> dict[str, Path]:
+    return {
+        child.name: metadata
+        for child in sorted(folder.iterdir())
+        if child.is_dir() and child.name in SPLIT_NAMES and (metadata := metadata_file(child)) is not None
+    }
+
+
+def _holds_metadata(folder: Path) -> bool:
+    return metadata_file(folder) is not None or bool(_split_folders(folder))
+
+
+def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) -> Source:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"data_dir ({str(folder)!r}) is not a folder. Set it to a folder of images.")
+    metadata, parts = metadata_file(folder), _split_folders(folder)
+    if metadata is not None and parts:
+        others = " and ".join(str(path.relative_to(folder)) for path in parts.values())
+        raise ValueError(f"{folder} has {metadata.name} and {others}, and only one can be read. Remove the others.")
+    if metadata is not None:
+        rows = metadata_rows(metadata)
+        if root is None:
+            report_unnamed(folder, {metadata: rows})
+        return source_of_rows(str(folder), rows, str(metadata), root or folder, "file_name")
+    if not parts:
+        return _read_bare_folder(folder, list_images(folder), root, require_captions)
+    splits: dict[str, datasets.Dataset | list[Row]] = {}
+    rows_of: dict[Path, list[Row]] = {}
+    for name, metadata in parts.items():
+        rows = rows_of[metadata] = metadata_rows(metadata)
+        for row in rows:
+            # Paths are relative to their metadata file; the name of the folder makes them unique over splits.
+            if root is None and isinstance(row.get("file_name"), str):
+                row["file_name"] = f"{name}/{row['file_name']}"
+        splits.setdefault(SPLIT_NAMES[name], []).extend(rows)  # type: ignore[union-attr]
+    if root is None:
+        report_unnamed(folder, rows_of)
+    return Source(str(folder), splits, root or folder, "file_name")
+
+
+def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, require_captions: bool) -> Source:
+    """All images of a folder without metadata; they have no captions."""
+    found = sorted(child.name for child in folder.iterdir())
+    content = f"{found[:10]}{' ...' if len(found) > 10 else ''}" if found else "nothing"
+    if not listing.images:
+        raise ValueError(
+            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)} and no images ({_SUFFIXES} and others); it has "
+            f"{content}, {listing.describe_others()}. Set data_dir to a folder of images."
+        )
+    if require_captions:
+        raise ValueError(
+            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}, nor train/, validation/, test/ with "
+            f"one, so its {len(listing.images)} images have no captions; it has {content}. Write one line per image into "
+            f'metadata.jsonl: {{"file_name": "a.jpg", "captions": ["...", "..."]}}.'
+        )
+    listing.report(str(folder))
+    if listing.metadata:
+        logger.warning(
+            "%s: %s is not read. Set data_dir to its folder to use it.", folder, " and ".join(listing.metadata)
+        )
+    rows: list[Row] = []
+    for path in listing.images:
+        # image_root, to which links may lead, can differ from the folder that the names are relative to.
+        file_name = path if root is None else str((folder / path).absolute())
+        rows.append({"file_name": file_name, "image_id": path})
+    tops = {path.partition("/")[0] if "/" in path else "" for path in listing.images}
+    if tops <= set(SPLIT_NAMES):
+        for row in rows:
+            row["split"] = row["image_id"].partition("/")[0]
+    source = source_of_rows(str(folder), rows, str(folder), root or folder, "file_name")
+    return replace(source, has_captions=False)
+
+
+def _is_bare_folder(folder: Path) -> FolderListing | None:
+    """The files of a folder that contains images and no other data; None for any other folder."""
+    if any((folder / name).is_file() for name in _SAVED_FILES):
+        return None
+    listing = list_images(folder)
+    return listing if listing.images and not listing.others.keys() & _DATA_SUFFIXES else None
+
+
+# --- everything else ----------------------------------------------------------------------------------------------
+
+
+def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArguments, root: Path | None) -> Source:
+    try:
+        if is_hub_file := dataset_name.startswith(_HUB_FILES):
+            if path.suffix not in _LOADERS:
+                raise ValueError(f"hf:// needs files that end in {', '.join(_LOADERS)}, or leave hf://datasets/ out")
+            if arguments.revision is not None:
+                raise ValueError(
+                    f"files on the Hub name their revision: hf://datasets/OWNER/NAME@{arguments.revision}/..."
+                )
+            loaded = datasets.load_dataset(_LOADERS[path.suffix], data_files=dataset_name)
+        elif path.is_dir() and any((path / name).is_file() for name in _SAVED_FILES):
+            loaded = datasets.load_from_disk(str(path))
+        elif path.is_file():
+            kind = path.suffix.lower().lstrip(".")
+            if kind not in ("parquet", "arrow"):
+                # load_dataset would interpret any other kind as the name of a data set on the Hub.
+                raise ValueError(f"a file {path.suffix or 'without a suffix'} holds no table")
+            loaded = datasets.load_dataset(kind, data_files=glob.escape(str(path)))  # a name, not a pattern
+            root = root or path.parent
+        else:
+            folder = None if arguments.data_dir is None else str(arguments.data_dir)
+            loaded = datasets.load_dataset(
+                dataset_name, arguments.dataset_config, revision=arguments.revision, data_dir=folder
+            )
+    except Exception as error:
+        # The Hub raises many kinds of errors (missing file, no network, a script), which have the same remedy.
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        raise ValueError(
+            f"dataset_name {dataset_name!r} could not be loaded ({reason}). "
+            f"It must be 'scenes', 'imagefolder' with data_dir, a Karpathy-split JSON with image_root, a .jsonl, .csv "
+            f"or .parquet file, a folder, or a data set on the Hub (dataset_config chooses its configuration)."
+        ) from error
+    # datasets names a file, and a data set saved without splits, "train".
+    named = isinstance(loaded, dict) and not path.is_file() and not is_hub_file
+    if not isinstance(loaded, dict):
+        loaded = {"train": loaded}
+    splits: dict[str, datasets.Dataset | list[Row]] = {}
+    for name, rows in loaded.items():
+        ours = SPLIT_NAMES.get(str(name), str(name))
+        earlier = splits.get(ours)
+        splits[ours] = rows if earlier is None else datasets.concatenate_datasets([earlier, rows])
+    if len(splits) == 1 and (parts := by_split_column(*splits.values())):
+        splits, named = parts, True
+    return Source(dataset_name, splits, path if root is None and path.is_dir() else root, has_named_splits=named)
+
+
+# --- Splits of a data set: parsing of requested splits, joining, and dividing by the hash of the image ids -----------
+
+SPLITS = ("train", "validation", "test")
+"""The splits that every recipe uses."""
+
+ALL = "all"
+"""Name for all splits together."""
+
+# Enough to detect different images with the same ids, without reading all images.
+_OVERLAP_PROBES = 100
+
+
+def parse_split(split: str) -> tuple[str, ...]:
+    """Parse `--split` and `split=`: a split, several (`"validation+test"`), or `"all"`."""
+    names = [name.strip() for name in split.split("+")]
+    if names == [ALL]:
+        return ()
+    # Karpathy's restval is a part of train, not another name for it.
+    names = [name if name == "restval" else SPLIT_NAMES.get(name, name) for name in names]
+    if not all(names):
+        raise ValueError(f"split is {split!r}, which has an empty name. Use a split, 'validation+test', or 'all'.")
+    if ALL in names or len(set(names)) < len(names):
+        raise ValueError(f"split is {split!r}, which has images twice. Name each split once, or only 'all'.")
+    return tuple(names)
+
+
+def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], where: str) -> datasets.Dataset:
+    """Several splits as one data set."""
+    names = list(names) or list(splits)
+    for name in names:
+        if name not in splits:
+            raise ValueError(
+                f"{where} has no split {name!r}; it has {list(splits)}. Use one of them, several ('a+b') or 'all'."
+            )
+    if len(names) == 1:
+        return with_split(splits[names[0]], names[0])
+    parts = [splits[name] for name in names]
+    # If one split has addresses among its paths, no image is decoded on access.
+    if not all(getattr(part.features["image"], "decode", False) for part in parts):
+        parts = [undecoded(part) for part in parts]
+    different = {
+        column
+        for one, other in itertools.combinations(parts, 2)
+        for column in set(one.column_names) & set(other.column_names)
+        if one.features[column] != other.features[column]
+    }
+    if different:
+        logger.warning("%s: the columns %s differ between splits and are left out.", where, sorted(different))
+    parts = [part.remove_columns([name for name in part.column_names if name in different]) for part in parts]
+    joined = datasets.concatenate_datasets(parts)
+    return with_split(merge_rows_of_one_image(joined, where), "+".join(names))
+
+
+def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
+    """Divide a data set by the hash of its image ids.
+
+    Images are ranked by hash and divided at the fractions: sizes are exact, the order of the rows does not matter, and
+    adding images moves only those near the boundaries. A fraction above 0 gets at least one image, if there are enough.
+
+    Args:
+        ds (`datasets.Dataset`): Data set with unique `image_id`s.
+        fractions (`dict[str, float]`): Share of each part in [0, 1], with sum 1. The first above 0 gets the remainder.
+        seed (`int`): Seed of the hash.
+
+    Returns:
+        `dict[str, datasets.Dataset]`: The parts that are not empty, with rows in their original order.
+
+    Raises:
+        ValueError: If the fractions are not in [0, 1] or do not add up to 1.
+    """
+    _check_fractions(fractions)
+
+    order = np.lexsort(_hash_ranks(ds, seed).T[::-1])
+    names = [name for name, share in fractions.items() if share > 0]
+    parts = {}
+    start = 0
+    for name in reversed(names[1:]):
+        size = min(round(fractions[name] * len(ds)) or 1, max(0, len(order) - start - 1))
+        parts[name] = order[start : start + size]
+        start += size
+    parts[names[0]] = order[start:]
+    return {name: select_rows(ds, np.sort(parts[name])) for name in names if len(parts[name])}
+
+
+def _hash_ranks(ds: datasets.Dataset, seed: int) -> np.ndarray:
+    """16 bytes per row that depend on the id and the seed, as a higher and a lower number: `(N, 2)`."""
+    ranks: np.ndarray = np.empty((len(ds), 2), ">u8")
+    for row, image_id in enumerate(id_column(ds)):
+        digest = hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        ranks[row] = np.frombuffer(digest, ranks.dtype)
+    return ranks
+
+
+def _check_fractions(fractions: dict[str, float]) -> None:
+    if not all(0 <= share <= 1 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
+        raise ValueError(f"Split fractions {fractions} must be in [0, 1] and add up to 1. Correct split_fractions.")
+
+
+def carve_missing(
+    splits: dict[str, datasets.Dataset], fractions: tuple[float, float, float], seed: int, where: str
+) -> dict[str, datasets.Dataset]:
+    """Split missing `validation` and `test` splits off `train`, and log the sizes; `fractions` has all three shares."""
+    shares = dict(zip(SPLITS, fractions, strict=True))
+    missing = [name for name in SPLITS[1:] if name not in splits]
+    if "train" not in splits or not any(shares[name] for name in missing):
+        return splits
+    _check_fractions(shares)
+    wanted = {name: shares[name] for name in missing}
+    # The share of an existing split stays in train.
+    train = shares["train"] + sum(shares[name] for name in SPLITS[1:] if name not in missing)
+    used = {"train": train, **wanted}
+    parts = hash_split(splits["train"], used, seed=seed)
+    logger.warning(
+        "%s has no split %s: its %d images are divided by the hash of image_id (seed %d) into %s.",
+        *(where, " and ".join(missing), len(splits["train"]), seed),
+        ", ".join(f"{len(part)} {name} ({used[name]:.3g})" for name, part in parts.items()),
+    )
+    # With a share of 0 nothing is left in train.
+    return {**{name: split for name, split in splits.items() if name != "train"}, **parts}
+
+
+def tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:
+    """Make ids unique over the splits: cached features and reports identify images by id only."""
+    ids = {name: id_column(ds) for name, ds in splits.items()}
+    lookups = {name: RowLookup(column) for name, column in ids.items()}
+    shared = {}
+    for one, other in itertools.combinations(splits, 2):
+        rows = lookups[other].rows(ids[one])  # (N,) row in `other` of each row of `one`
+        if len(common := np.flatnonzero(rows >= 0)):
+            probes = common[:_OVERLAP_PROBES]
+            shared[one, other] = len(common), list(zip(probes.tolist(), rows[probes].tolist(), strict=True))
+    for (one, other), (number, pairs) in shared.items():
+        left, right = (undecoded(splits[name]).select_columns("image") for name in (one, other))
+        if any(left[row] != right[same] for row, same in pairs):
+            logger.warning("%s: splits use the same ids for different images; image_id becomes '<split>/<id>'.", where)
+            return {
+                name: replace_column(
+                    ds,
+                    "image_id",
+                    arrow_column((f"{name}/{i}" for i in ids[name]), pa.string()),
+                    datasets.Value("string"),
+                )
+                for name, ds in splits.items()
+            }
+        logger.warning(
+            "%s: %d images are in %s and in %s (%s, ...): results on one split include images of the other.",
+            *(where, number, one, other, ids[one][pairs[0][0]]),
+        )
+    return splits
+
+
+# --- Loads images with captions from any source, with the same columns -----------------------------------------------
 
 SPLIT_SHARES = (0.8, 0.1, 0.1)
 """Shares of train, validation and test for training on data without splits."""

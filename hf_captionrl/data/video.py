@@ -5,11 +5,15 @@ Legend: F frames that are taken, n frames that the video has.
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import hashlib
+import io
 import itertools
 import os
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import datasets
 from PIL import Image
@@ -18,30 +22,211 @@ from hf_captionrl.data.images import (
     MAX_PIXELS,
     ImageError,
     check_all_frames,
+    check_size,
+    media_source,
     open_image,
     opened_image,
     to_rgb,
 )
-from hf_captionrl.data.video_decoding import sample_film
-from hf_captionrl.data.video_files import (
-    ANIMATIONS,
-    HEAD_BYTES,
-    VIDEO_SUFFIXES,
-    VideoError,
-    frames_on_screen,
-    opened_video,
-    video_format,
-)
 
-__all__ = [
-    "VIDEO_FRAMES",
-    "frames_of",
-    "is_video",
-    "open_still",
-    "sample_frames",
-    "verify_video",
-    "video_hash",
-]
+# --- Video files: formats, faults and their remedies, and the frames on screen at given times ------------------------
+
+VIDEO_REMEDIES: dict[str, str] = {
+    "video_unreadable": "re-export the video as GIF or MP4, or remove the row",
+    "video_truncated": "download or copy the file again, or remove the row",
+    "video_no_frames": "replace the video by one with pictures, or remove the row",
+}
+"""Faults of videos in addition to those of images, and the remedy for each."""
+
+VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".ts", ".flv"})
+"""Suffixes of films; `.gif` is not included, because a data set of images may contain GIFs."""
+
+ANIMATIONS = ("gif", "webp", "png")
+"""Formats that Pillow reads; FFmpeg reads the others."""
+HEAD_BYTES = 65536
+"""First bytes of a file that `video_format` needs."""
+# Still pictures and sound use the same container format as MP4.
+_NOT_VIDEO_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"M4A ", b"M4B ", b"crx ")
+
+
+class VideoError(ImageError):
+    """A video that cannot be used.
+
+    Args:
+        reason (`str`): What is wrong, a key of `VIDEO_REMEDIES`.
+        detail (`str`): The value and the rule it broke.
+    """
+
+    remedies: ClassVar[dict[str, str]] = VIDEO_REMEDIES
+
+
+def video_format(head: bytes) -> str | None:
+    """Format by the first bytes: one of `ANIMATIONS`, a demuxer of FFmpeg, or None."""
+    found = None
+    if head[:6] in (b"GIF87a", b"GIF89a"):
+        found = "gif"
+    elif head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        found = "webp" if head[12:16] == b"VP8X" and head[20:21] and head[20] & 2 else None
+    elif head[:8] == b"\x89PNG\r\n\x1a\n":
+        found = "png" if b"acTL" in head.partition(b"IDAT")[0] else None
+    elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        found = "avi"
+    elif head[:4] == b"\x1a\x45\xdf\xa3":
+        found = "matroska"  # WebM as well
+    elif head[4:8] == b"ftyp":
+        found = None if head[8:12] in _NOT_VIDEO_BRANDS else "mp4"
+    elif head[4:8] in (b"moov", b"mdat", b"wide"):
+        found = "mov"
+    elif head[:4] == b"\x00\x00\x01\xba":
+        found = "mpeg"
+    elif head[:4] == b"FLV\x01":
+        found = "flv"
+    elif head[:1] == b"\x47" == head[188:189]:
+        found = "mpegts"
+    return found
+
+
+@contextlib.contextmanager
+def opened_video(value: Any) -> Iterator[tuple[BinaryIO, str]]:
+    """The bytes of a video, and its name in messages."""
+    try:
+        source, name = media_source(value, "video")
+    except ImageError as error:
+        if error.reason != "image_unreadable":
+            raise
+        # The remedy for images does not apply; an empty file is left by a broken download.
+        empty = error.detail.endswith("0 bytes")
+        raise VideoError("video_truncated" if empty else "video_unreadable", error.detail) from None
+    if isinstance(source, Image.Image):
+        raise VideoError("video_unreadable", f"a PIL image ({name}) is a picture; a video is a path or bytes")
+    if isinstance(source, io.BytesIO):
+        yield source, name
+        return
+    try:
+        file = open(source, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise VideoError("video_unreadable", f"{name} cannot be opened ({error.strerror})") from None
+    with file:
+        yield file, name
+
+
+def frames_on_screen(starts: list[int], end: int, num_frames: int, how: str) -> list[int]:
+    """Frames on screen at the F times of `sample_frames`, in integer arithmetic: no frame is missed by rounding."""
+    if how == "uniform":
+        moments = [(2 * i + 1) * end // (2 * num_frames) for i in range(num_frames)]
+    else:
+        moments = [starts[-1] * i // max(num_frames - 1, 1) for i in range(num_frames)]
+    return [max(bisect.bisect_right(starts, moment) - 1, 0) for moment in moments]
+
+
+# --- Decodes films with PyAV, from the start; only the requested frames are kept -------------------------------------
+
+# Films whose last frames are never shown, or whose header counts too many frames, are common and harmless.
+_ENOUGH = 0.9
+# Pixels of all frames: an hour of 720p. A film of a single colour compresses a thousand times better than others.
+_MAX_FILM_PIXELS = 1024 * MAX_PIXELS
+
+
+def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str, max_pixels: int) -> list[Image.Image]:
+    """Take frames of a film."""
+    try:
+        import av
+    except ImportError:
+        raise ImportError(
+            f"{name} is a film, and reading it needs PyAV. Install hf-captionrl[video], or convert it to GIF."
+        ) from None
+    read = "its header"
+    try:
+        # The format is given: by guessing, FFmpeg would also accept playlists, which contain addresses.
+        with av.open(file, mode="r", format=kind) as container:
+            if not container.streams.video:
+                raise VideoError("video_no_frames", f"{name} has no pictures, only {_streams(container)}")
+            stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise VideoError(
+                    "video_unreadable", f"{name} has pictures in a codec that this FFmpeg does not support"
+                )
+            check_size((stream.codec_context.width, stream.codec_context.height), name, max_pixels)
+            tick = stream.time_base or Fraction(1, 1)  # seconds
+            starts, end = _packet_times(container, stream)
+            announced = max(stream.frames, len(starts))
+            read = f"{len(starts)} of {announced} frames"
+            if not starts:
+                raise VideoError(
+                    "video_truncated" if announced else "video_no_frames",
+                    f"{name} holds no frame ({announced} announced)",
+                )
+            size = stream.codec_context.width, stream.codec_context.height
+            check_all_frames(size, len(starts), name, _MAX_FILM_PIXELS)
+            # Matroska stores the duration, not the number of frames; in other formats sound may be longer.
+            plays = stream.duration
+            if plays is None and container.duration and len(container.streams) == 1:
+                plays = int(container.duration / 1_000_000 / tick)
+            if len(starts) < _ENOUGH * announced or (plays and end < _ENOUGH * plays):
+                seconds = [float((time or 0) * tick) for time in (end, plays)]
+                of_time = f", {seconds[0]:.2f} of {seconds[1]:.2f} s" if plays else ""
+                raise VideoError("video_truncated", f"{name} ends early: {read}{of_time} are present")
+            container.seek(0)
+            chosen = frames_on_screen(starts, end, num_frames, how)
+            frames: dict[int, Image.Image] = {}
+            decoded = 0
+            last = None
+            for frame in container.decode(stream):
+                check_size((frame.width, frame.height), name, max_pixels)  # it may change on the way
+                if decoded in chosen:
+                    frames[decoded] = frame.to_image().convert("RGB")
+                last = frame
+                decoded += 1
+                read = f"{decoded} of {announced} frames"
+                if decoded > chosen[-1]:
+                    break
+            if last is None or decoded < _ENOUGH * (chosen[-1] + 1):
+                raise VideoError("video_truncated", f"{name} decodes to {read}")
+            if decoded <= chosen[-1]:
+                frames |= dict.fromkeys(set(chosen) - set(frames), last.to_image().convert("RGB"))
+            return [frames[k] for k in chosen]
+    except ImageError:
+        raise
+    except MemoryError:
+        raise ImageError("image_too_large", f"{name} does not fit into memory") from None
+    except Exception as error:
+        # FFmpeg's errors are OSError, ValueError and more, by their number.
+        reason = "video_truncated" if isinstance(error, EOFError) or kind in ("mp4", "mov") else "video_unreadable"
+        raise VideoError(reason, f"{name} does not decode beyond {read} ({_said(error)})") from error
+
+
+def _packet_times(container: Any, stream: Any) -> tuple[list[int], int]:
+    """Start time of each frame and end time of the last one, in units of the stream, without decoding."""
+    times: list[int] = []
+    lengths: list[int] = []
+    for packet in container.demux(stream):
+        if packet.size and not packet.is_discard:
+            time = packet.pts if packet.pts is not None else packet.dts
+            times.append(len(times) if time is None else time)
+            lengths.append(packet.duration or 0)
+    if not times:
+        return [], 0
+    times.sort()  # packets come in the order of decoding
+    first = times[0]
+    starts = [time - first for time in times]
+    usual = lengths[-1] or (starts[-1] // max(len(starts) - 1, 1)) or 1
+    return starts, starts[-1] + usual
+
+
+def _streams(container: Any) -> str:
+    """For instance "1 stream of audio"."""
+    kinds = [stream.type for stream in container.streams]
+    number = f"{len(kinds)} stream{'s' if len(kinds) != 1 else ''}"
+    return f"{number} of {' and '.join(sorted(set(kinds)))}" if kinds else "an empty container"
+
+
+def _said(error: BaseException) -> str:
+    """The error message of FFmpeg without its number and path."""
+    said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return said.splitlines()[0].rstrip(".")
+
+
+# --- Videos as a few frames: GIF, WebP and PNG animations through Pillow, films through PyAV -------------------------
 
 VIDEO_FRAMES = "video_frames"
 """Column of data sets of videos: the number of frames that are sampled from each video."""

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.data import cached_features
-from hf_captionrl.data.arrow_columns import ColumnView, id_column
+from hf_captionrl.data.columns import ColumnView, id_column
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer
-from hf_captionrl.retrieval.bags import multimodal_features
-from hf_captionrl.scenes.models import model_path
-
-__all__ = ["features_of", "mean_text_features", "similarity_features", "similarity_scorer"]
+from hf_captionrl.retrieval.neighbours import multimodal_features
+from hf_captionrl.utils.model_files import model_path
 
 
 def similarity_features(

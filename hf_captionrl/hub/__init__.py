@@ -3,21 +3,36 @@
 Cards and folders are checked before anything is uploaded, and a failed push can be repeated.
 """
 
-from hf_captionrl.hub.dataset_card import DatasetCardFacts, render_dataset_card, write_dataset_card
-from hf_captionrl.hub.manifest import MANIFEST_FILE, public_command, public_values, write_manifest
-from hf_captionrl.hub.metric_card import push_metric, render_metric_card, write_space
-from hf_captionrl.hub.model_card import (
+from hf_captionrl.hub.cards import (
+    DatasetCardFacts,
     ModelCardFacts,
     eval_results_yaml,
+    push_captioner,
+    push_trained,
     read_facts,
+    render_dataset_card,
     render_model_card,
+    write_dataset_card,
     write_model_card,
+    write_trained_card,
+    write_unmeasured_card,
 )
-from hf_captionrl.hub.publish_checks import check_card
-from hf_captionrl.hub.publishable_files import Contents, folder_contents, local_base_model
-from hf_captionrl.hub.push import STATE_FILE, pin_examples, push_folder, read_push_state
-from hf_captionrl.hub.push_errors import PushError
-from hf_captionrl.hub.unmeasured_cards import push_captioner, push_trained, write_trained_card, write_unmeasured_card
+from hf_captionrl.hub.push import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    Contents,
+    PushError,
+    check_card,
+    folder_contents,
+    local_base_model,
+    pin_examples,
+    public_command,
+    public_values,
+    push_folder,
+    read_push_state,
+    write_manifest,
+)
+from hf_captionrl.hub.spaces import push_metric, render_metric_card, write_space
 
 __all__ = [
     "MANIFEST_FILE",

@@ -4,23 +4,567 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import html
 import json
+import math
 import os
 import re
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from hf_captionrl.hub.manifest import MANIFEST_FILE
-from hf_captionrl.hub.merge import write_merged
-from hf_captionrl.hub.publish_checks import check_name
-from hf_captionrl.hub.publishable_files import NEVER, Contents, folder_contents, local_base_model
-from hf_captionrl.hub.push_errors import PushError, explain, is_transient
-from hf_captionrl.io import atomic_write_text, write_json
+import yaml
 
-__all__ = ["STATE_FILE", "check_name", "pin_examples", "push_folder", "read_push_state"]
+from hf_captionrl.metrics.table import installed_versions, is_secret, plain_config
+from hf_captionrl.utils.console import error_chain
+from hf_captionrl.utils.io import atomic_write_text, write_json
+
+# --- Rejects content that must not be published: placeholders, secrets, HTML, local paths, and links out of the folder ---
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""`owner/name`."""
+
+_PLACEHOLDER = re.compile(
+    # TODO only in capitals: "todo" is a Spanish word.
+    r"\b(TODO|TBD|FIXME|XXX|ORGANISATION)\b|(?i:more information needed|lorem ipsum|<your|\byour[-_ ](name|org|model|username)\b)"
+    r"|\{\{|\{%|^\W*$"
+)
+_MACHINE_PATH = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)|(^|/)\.\.(/|$)")
+# A local path within a sentence: two parts or more after a space, a quote or a bracket, or a drive.
+_DRIVE = r"(?<![\w/])[A-Za-z]:(?:\\{1,2}|/(?!/))\w|(?<![\w\\])\\{2,4}[\w.-]+\\{1,2}\w|\bfile:/"
+_PATH_IN_PROSE = re.compile(rf"(?<![\w/:.~)\]}}$-])/(?:[\w@+~.-]|\\_)+/[\w@+~.-]|(?<![\w~])~\w*/[\w.]|{_DRIVE}")
+_HOME = re.compile(rf"(?<![\w/:.])/(?:home|Users|root)/[\w.]|{_DRIVE}")
+# Prefixes of the keys of services: Hugging Face, OpenAI-like endpoints, GitHub, GitLab, AWS, Google, Slack, Stripe, ...
+_TOKEN = re.compile(
+    r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b|(?<![A-Za-z0-9])sk-(?=[\w-]*?\w{16})(?=[\w-]*\d)[\w-]{20,}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{30,}\b|\bgithub_pat_\w{20,}|\bgl[a-z]{2,6}-[\w-]{20,}|\bA(?:KIA|SIA|ROA|IDA)[0-9A-Z]{16}\b"
+    r"|\bAIza[\w-]{35}\b|\bya29\.[\w-]{20,}|\bxox[abeoprs]-[\w-]{10,}|\b[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}\b"
+    r"|\bnpm_[A-Za-z0-9]{36}\b|\bpypi-[\w-]{40,}|\bdckr_pat_[\w-]{20,}|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bATATT3[\w=-]{20,}"
+    r"|\b(?:gsk|r8|xai|nvapi|pplx|tgp_v1|dop_v1|wandb_v1|lin_api|ntn|sntrys|tvly|pat)[_-][\w-]{24,}"
+    r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|.*)",
+    re.DOTALL,
+)
+# Keys of other services: a value assigned to a name such as `api_key`, and a word with a prefix and random characters.
+_NAMED_SECRET = re.compile(
+    r"(?i)(?:api[_-]?key|access[_-]?key|secret(?:[_-]?key)?|auth[_-]?token|access[_-]?token|hub[_-]?token|password|passwd|bearer)"
+    r"[\"']?(?:\s*[:=]\s*|\s+)[\"']?([A-Za-z0-9+/_=.~-]{16,})"
+)
+_PREFIXED_WORD = re.compile(
+    r"(?<![\w/+=.-])(?!sha\d)[A-Za-z][A-Za-z0-9]{1,11}[_-](?:[a-z0-9]{1,8}[_-])?([A-Za-z0-9]{24,})(?![\w/+=])"
+)
+_MIN_BITS = 3.7
+"""Bits per character above which a text of 24 letters and digits counts as random; natural language has about 3."""
+# A run of backticks is closed by one of the same length.
+_CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$|(?<!`)(`+)(?!`)[^\n]+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)
+# On one line, without spaces next to the dollars: "from $5 to $6" is not a formula.
+_FORMULA = re.compile(r"\$\$.*?\$\$|\$(?!\s)[^$\n]+(?<!\s)\$(?!\d)", re.DOTALL)
+_HTML = re.compile(r"(?<!\\)<(?!https?://)(?:[A-Za-z][^>\n]*|/[^>\n]*|!--)>?")
+_TAG = re.compile(r"(?<!\\)<(?!https?://)[A-Za-z/!][^<>$\n]*>")
+_SCHEMES = ("", "http", "https", "mailto")
+"""Schemes of the links of a card; a link without a scheme is relative to the folder."""
+
+
+def check_name(value: str, name: str = "repo_id") -> None:
+    """Raise if the Hub does not accept a name of a repository."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(value)
+    except HFValidationError as error:
+        raise ValueError(
+            f"{name} is {value!r}, not a name that the Hub accepts ({error}). Use owner/name, with letters, digits, '-', "
+            "'_' and '.'."
+        ) from None
+
+
+def check_secret(name: str, text: str, token: str | None = None) -> None:
+    """Raise if a text contains an access token or a private key."""
+    if _TOKEN.search(text) or (token and token in text) or next(_random_values(text), None) is not None:
+        raise ValueError(
+            f"{name} contains an access token or a private key. Remove it, and revoke it if anyone has seen it."
+        )
+
+
+def redact(text: str, token: str | None = None) -> str:
+    """The text without tokens."""
+    text = _TOKEN.sub("[removed]", text.replace(token, "[removed]") if token else text)
+    for value in sorted(set(_random_values(text)), key=len, reverse=True):
+        text = text.replace(value, "[removed]")
+    return text
+
+
+def _random_values(text: str) -> Iterator[str]:
+    """Values that look like a key of any service."""
+    for pattern in (_NAMED_SECRET, _PREFIXED_WORD):
+        for found in pattern.finditer(text):
+            if _looks_random(found.group(1), strict=pattern is _PREFIXED_WORD):
+                yield found.group(1)
+
+
+def _looks_random(value: str, *, strict: bool) -> bool:
+    kinds = [sum(map(test, value)) for test in (str.islower, str.isupper, str.isdigit)]
+    # Without a name such as `api_key`, require all three kinds; hexadecimal checksums and ids have two.
+    enough = all(count >= 3 for count in kinds) if strict else sum(count >= 2 for count in kinds) >= 2
+    counts = Counter(value).values()
+    bits = -sum(count / len(value) * math.log2(count / len(value)) for count in counts)
+    return enough and bits >= (_MIN_BITS if strict else 3.0)
+
+
+def check_text(name: str, value: str) -> None:
+    """Raise if a text contains a placeholder, a local path or a secret."""
+    check_secret(name, value)
+    if _PLACEHOLDER.search(value):
+        raise ValueError(f"{name} is {value!r}, a placeholder. Replace it, because cards are published.")
+    if _MACHINE_PATH.search(value) or _PATH_IN_PROSE.search(value):
+        raise ValueError(f"{name} is {value!r}, which contains a local path. Use a name instead.")
+
+
+def check_card(text: str) -> Mapping[str, Any]:
+    """Check that a generated or edited card may be published.
+
+    Args:
+        text: Content of a `README.md`: Markdown that begins with metadata.
+
+    Returns:
+        `Mapping`: The metadata.
+
+    Raises:
+        ValueError: If it lacks metadata or a licence, or contains a placeholder, a token, HTML, a local path, or a link
+            to a place outside its folder.
+    """
+    check_secret("The card", text)
+    parts = re.split(r"^---\s*$", text, maxsplit=2, flags=re.MULTILINE)
+    if len(parts) != 3 or parts[0].strip():
+        raise ValueError(
+            "The card does not begin with metadata between two lines of '---'. Write it with `captionrl card`."
+        )
+    try:
+        metadata = yaml.safe_load(parts[1])
+    except yaml.YAMLError as error:
+        raise ValueError(
+            f"The card's metadata are not valid YAML ({str(error).splitlines()[0]}). Correct them."
+        ) from None
+    if not isinstance(metadata, dict) or not metadata.get("license"):
+        raise ValueError("The card has no licence. Add `license:` to its metadata.")
+    # Check what a browser would execute or follow: not code, which is shown verbatim, and not formulas.
+    prose = _CODE.sub("", parts[2])
+    body = _FORMULA.sub("", prose)
+    if not body.strip():
+        raise ValueError("The card is empty. Write it with `captionrl card`.")
+    if found := _PLACEHOLDER.search(body):
+        raise ValueError(f"The card contains {found.group(0)!r}, a placeholder. Replace it, or remove the sentence.")
+    # Complete tags are rejected in formulas too, because not all renderers support formulas.
+    if found := _HTML.search(body) or _TAG.search(prose):
+        raise ValueError(f"The card contains HTML, {found.group(0)[:60]!r}. Use Markdown, or escape the '<'.")
+    for target in _link_targets(parts[2]):
+        if _MACHINE_PATH.search(target) or _scheme(target) not in _SCHEMES:
+            raise ValueError(
+                f"The card links to {target[:60]!r}, which is outside its folder. Put the file into the folder, or use a "
+                "URL that begins with https://."
+            )
+    if found := _PATH_IN_PROSE.search(body) or _HOME.search(text):
+        raise ValueError(
+            f"The card contains {_around(found)!r}, a local path. Use the name of the file, or a relative path."
+        )
+    return metadata
+
+
+def _around(found: re.Match[str]) -> str:
+    return found.string[found.start() : found.start() + 60].split()[0]
+
+
+def _link_targets(markdown: str) -> Iterator[str]:
+    """Targets of links and images, as a browser reads them: entities, escapes and spaces are resolved."""
+    from markdown_it import MarkdownIt
+
+    parser: Any = MarkdownIt("commonmark").enable("table")
+    parser.validateLink = lambda url: (
+        True
+    )  # by default, dangerous links are rendered as text, but other renderers do not do this
+    parser.normalizeLink = lambda url: url
+    references: dict[str, Any] = {}
+    for token in parser.parse(markdown, references):
+        for child in token.children or []:
+            target = child.attrs.get("href") or child.attrs.get("src")
+            if target:
+                yield _resolved(str(target))
+    for reference in references.get("references", {}).values():
+        yield _resolved(str(reference["href"]))
+
+
+def _resolved(target: str) -> str:
+    # Browsers ignore spaces and control characters within a scheme.
+    return re.sub(r"[\x00-\x20\x7f-\xa0\u200b-\u200f\u2028-\u202e\ufeff]", "", html.unescape(unquote(target)))
+
+
+def _scheme(target: str) -> str:
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", target)
+    return found.group(1).lower() if found else ""
+
+
+# --- The training manifest: versions, command, data and configuration of a published model, without local paths ------
+
+MANIFEST_FILE = "training_manifest.json"
+"""File name in a published repository; it identifies repositories that this package has pushed."""
+
+_ABSOLUTE = re.compile(r"(?:/|~|[A-Za-z]:[\\/]|\\\\)[^\s]")
+
+
+def public_values(value: Any) -> Any:
+    """A configuration for publication: without secrets, and with names instead of local paths.
+
+    Args:
+        value: A dataclass, a mapping, or nested ones.
+
+    Returns:
+        Dicts, lists, numbers, text and None.
+    """
+    return _public(plain_config(value))
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _public(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_public(item) for item in value]
+    return _public_text(value) if isinstance(value, str) else value
+
+
+def _public_text(text: str) -> str:
+    """Text without tokens; a local path is reduced to its last part."""
+    if _ABSOLUTE.match(text) or ".." in re.split(r"[\\/]", text):
+        text = re.split(r"[\\/]", text.rstrip("\\/"))[-1]
+    return redact(text)
+
+
+def public_command(argv: Sequence[str]) -> list[str]:
+    """A command line for publication.
+
+    Args:
+        argv: The arguments, as in `sys.argv`.
+
+    Returns:
+        `list[str]`: The arguments; secrets are replaced by `***`, and local paths by names.
+    """
+    command: list[str] = []
+    option = ""  # the option whose value is the next argument
+    for part in argv:
+        name, equals, value = part.partition("=")
+        if option and is_secret(option, part):
+            command.append("***")
+        elif equals and name.startswith("-"):
+            command.append(f"{name}={'***' if is_secret(name, value) else _public_text(value)}")
+        else:
+            command.append(_public_text(part))
+        option = part if part.startswith("-") and not equals else ""
+    return command
+
+
+def public_versions(versions: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Versions, by default the installed ones, without the revision of a private checkout."""
+    versions = installed_versions() if versions is None else versions
+    return {name: version for name, version in versions.items() if name != "git_revision"}
+
+
+def write_manifest(
+    folder: str | os.PathLike[str],
+    *,
+    command: Sequence[str],
+    seeds: Mapping[str, int | None],
+    data: Mapping[str, Any],
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write `training_manifest.json`: versions, command, data, seeds and configuration.
+
+    Args:
+        folder: Folder of the checkpoint.
+        command: The arguments of the program, as in `sys.argv`.
+        seeds: From what is seeded to the seed.
+        data: Name, configuration and revision of the data, and a fingerprint of each split.
+        config: Configuration of the run.
+
+    Returns:
+        `pathlib.Path`: The file.
+    """
+    manifest = {
+        "made_with": "hf_captionrl",
+        "versions": public_versions(),
+        "command": public_command(command),
+        "data": public_values(data),
+        "seeds": dict(seeds),
+        "config": public_values(config or {}),
+    }
+    return write_json(Path(folder) / MANIFEST_FILE, manifest)
+
+
+# --- Selects the files of a folder that are published ----------------------------------------------------------------
+
+_PUBLISHED = {
+    "model": (
+        *("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md", "*.html", "*.png"),
+        *("adapter/*.safetensors", "adapter/*.json", "adapter/*.md", ".eval_results/*.yaml"),
+    ),
+    "space": ("*.py", "*.md", "*.txt"),
+    "dataset": ("*.parquet", "*.json", "*.jsonl", "*.csv", "*.md", "*.safetensors", "data/*.parquet"),
+}
+"""Patterns of the files that are published. All other files are omitted."""
+
+NEVER = (
+    *("checkpoint-*", "checkpoint-*/**", "*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.npy", "*.npz"),
+    *("push_state.json", "card.json", "trainer_state.json", "*.run.json", "quarantine.jsonl", "journal-*"),
+)
+"""Files that are never published: pickles, which can execute code when they are opened, and the state of a Trainer."""
+
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+"""Files of an image processor."""
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
+_MAX_SCANNED = 64 * 2**20
+_BINARY = (".safetensors", ".parquet", ".png")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Files of a folder, relative to it, with `/`.
+
+    Args:
+        published: Files that are uploaded.
+        left_out: Files that are not uploaded.
+    """
+
+    published: Sequence[str]
+    left_out: Sequence[str]
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() or path.is_symlink():
+            yield path.relative_to(folder).as_posix()
+
+
+def folder_contents(
+    folder: str | os.PathLike[str],
+    repo_type: str = "model",
+    *,
+    token: str | None = None,
+    gallery: bool | None = None,
+) -> Contents:
+    """Select and check the files of a folder before anything is uploaded.
+
+    Args:
+        folder: Folder to publish.
+        repo_type: `model`, `dataset` or `space`.
+        token: The token used for the push.
+        gallery: Whether to publish HTML pages of a model, such as `gallery.html`, which contain the test images. By
+            default only if these are public according to the manifest.
+
+    Returns:
+        [`Contents`]: The published files and the others.
+
+    Raises:
+        FileNotFoundError: If card, weights, processor or manifest are missing.
+        ValueError: If a file is a link out of the folder or contains a token, or the card must not be published.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {str(folder)!r}. Use the folder of a finished model.")
+    published: list[str] = []
+    left_out: list[str] = []
+    shows_images = _has_public_images(folder) if gallery is None else gallery
+    for name in _files(folder):
+        # fnmatch lets * match a slash, so compare only patterns with the same number of slashes.
+        kinds = [kind for kind in _PUBLISHED[repo_type] if kind.count("/") == name.count("/")]
+        allowed = any(fnmatch(name, kind) for kind in kinds) and not any(
+            fnmatch(name, never) or fnmatch(name.rpartition("/")[2], never) for never in NEVER
+        )
+        if repo_type == "model" and name.endswith(".html"):
+            allowed = allowed and shows_images
+        (published if allowed else left_out).append(name)
+    for name in published:
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"{name} in {folder} is a link to a place outside the folder. Replace it with the file, or remove it."
+            )
+        if path.suffix not in _BINARY and path.stat().st_size < _MAX_SCANNED:
+            check_secret(name, path.read_text(encoding="utf-8", errors="replace"), token)
+        if path.suffix == ".parquet":
+            _check_image_paths(name, path)
+    _check_complete(folder, repo_type, published)
+    return Contents(published, left_out)
+
+
+def _has_public_images(folder: Path) -> bool:
+    """Whether the images of the run are public according to the manifest."""
+    try:
+        manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        return manifest["data"]["public_images"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _check_image_paths(name: str, path: Path) -> None:
+    """Raise if a table refers to images by local paths."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        columns = [file.schema.column(i).path for i in range(len(file.schema.names))]
+        for column in (c for c in columns if c.endswith(".path")):
+            for group in range(file.num_row_groups):
+                values = file.read_row_group(group, columns=[column]).column(0).to_pylist()
+                found = next((v["path"] for v in values if v and v.get("path") and os.path.isabs(v["path"])), None)
+                if found:
+                    raise ValueError(
+                        f"{name} refers to images by local paths, such as {os.path.basename(found)!r}, which others cannot "
+                        "access. Embed the images, or omit them (`captionrl boost ... --embed_images`, or "
+                        "--no_images)."
+                    )
+
+
+def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> None:
+    if "README.md" not in published:
+        raise FileNotFoundError(f"{folder} has no README.md. Write the card first: captionrl card {folder}")
+    metadata = check_card((folder / "README.md").read_text(encoding="utf-8"))
+    if repo_type == "model":
+        if not any(fnmatch(name, "*.safetensors") for name in published):
+            raise FileNotFoundError(
+                f"{folder} has no *.safetensors. Other formats are not uploaded, because pickles can execute code when "
+                "they are opened. Save with save_pretrained."
+            )
+        for parts, what in ((PROCESSORS, "image processor"), (_TOKENIZERS, "tokenizer")):
+            if parts is PROCESSORS and metadata.get("pipeline_tag") == "text-generation":
+                continue  # it only reads text
+            if not any(part in published for part in parts):
+                raise FileNotFoundError(
+                    f"{folder} has no {what} ({', '.join(parts)}), so the model cannot be used. "
+                    "Save it with captioner.save_pretrained."
+                )
+        if MANIFEST_FILE not in published:
+            raise FileNotFoundError(
+                f"{folder} has no {MANIFEST_FILE}, which describes the training. Write it with "
+                f"hf_captionrl.hub.write_manifest, or write card and manifest: captionrl card {folder}"
+            )
+    # The card of a model that was not measured says so, and has no results.
+    is_measured = "model-index" in metadata or "results.json" in published
+    if repo_type == "model" and is_measured and not _metrics(metadata):
+        raise ValueError(
+            f"The card in {folder} has no retrieval number in its model-index. Write it from results.json with `captionrl "
+            "card`."
+        )
+
+
+def _metrics(metadata: object) -> list[str]:
+    """Retrieval metrics with a number in the `model-index` of a card."""
+    found = []
+    index = metadata.get("model-index") if isinstance(metadata, dict) else None
+    for model in index or []:
+        for result in model.get("results", []):
+            for metric in result.get("metrics", []):
+                if "recall_at" in str(metric.get("type")) and isinstance(metric.get("value"), int | float):
+                    found.append(metric["type"])
+    return found
+
+
+def local_base_model(folder: str | os.PathLike[str]) -> str | None:
+    """The base model of an adapter if it is a local folder, which others cannot load.
+
+    Args:
+        folder: Folder of a checkpoint.
+
+    Returns:
+        `str`: The folder; None if there is no adapter, or its base model is on the Hub.
+    """
+    path = Path(folder) / "adapter_config.json"
+    if not path.is_file():
+        return None
+    base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path") or ""
+    return base if os.path.isabs(base) or base.startswith((".", "~")) or os.path.isdir(base) else None
+
+
+# --- Errors of the Hub: whether to retry, and their explanation for users --------------------------------------------
+
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+# The client's HTTP library is httpx in one major version and httpx2 in the next.
+_TRANSIENT_KINDS = frozenset({"TransportError", "ConnectionError", "TimeoutError", "JSONDecodeError"})
+
+
+class PushError(RuntimeError):
+    """A push that the Hub refused or that failed; the folder is unchanged."""
+
+
+def _status(error: BaseException) -> int | None:
+    """HTTP status of an error, from anywhere in its chain."""
+    for link in error_chain(error):
+        status = getattr(getattr(link, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return status
+    return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether a retry may succeed."""
+    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
+        return False
+    status = _status(error)
+    if status is not None and status != 200:
+        return status in _TRANSIENT_STATUS
+    return any(
+        isinstance(link, json.JSONDecodeError) or {kind.__name__ for kind in type(link).__mro__} & _TRANSIENT_KINDS
+        for link in error_chain(error)
+    )
+
+
+def explain(error: BaseException, repo_id: str, *, has_token: bool) -> str:
+    """Explanation of an error, with the remedy."""
+    status = _status(error)
+    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
+        return "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."
+    if status == 401:
+        if not has_token:
+            return "The Hub needs a token, but there is none. Log in with `hf auth login`, or set HF_TOKEN."
+        return "The Hub does not accept the token (401). Create a new one and log in with `hf auth login`."
+    if status == 403:
+        return f"The token may not write to {repo_id!r} (403). Use a token with write permission for it."
+    if status == 404:
+        return f"{repo_id!r} does not exist on the Hub, or this token has no access to it (404). Check name and token."
+    if status is not None and status != 200:
+        return f"The Hub answered {status}."
+    last = list(error_chain(error))[-1]
+    return f"{type(last).__name__}: {' '.join(str(last).split()) or 'the connection was lost'}"
+
+
+# --- Merges an adapter into its base model, for users who do not have the base model ---------------------------------
+
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def write_merged(folder: str | Path, target: str | Path, names: Sequence[str]) -> None:
+    """Write a folder with the merged model, and the adapter in `adapter/`."""
+    from hf_captionrl.captioners import load_captioner
+
+    folder, target = Path(folder), Path(target)
+    for name in names:
+        place = target / "adapter" / name if name in _ADAPTER else target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, place)
+    captioner = load_captioner(str(folder))
+    captioner.model = captioner.model.merge_and_unload()
+    captioner.save_pretrained(target)
+    # The base model was a local folder: keep only its name.
+    path = target / "adapter" / "adapter_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = Path(config.get("base_model_name_or_path") or "").name
+    write_json(path, config)
+
+
+# --- Uploads a folder to the Hub, after checks and with retries. A failed push can be repeated -----------------------
 
 STATE_FILE = "push_state.json"
 """State and destination of the last push; saved in the folder of the model, never uploaded."""

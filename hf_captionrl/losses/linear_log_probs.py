@@ -1,9 +1,11 @@
-r"""Log-probabilities of tokens, computed from hidden states and the head's weight.
+"""Log-probabilities of tokens, computed from hidden states and the head's weight.
 
 Legend: B captions, T tokens, V vocabulary, D features, R rows of one chunk.
 
 All functions process the supervised rows in chunks, so that the logits of a whole batch, `(B, T, V)`, are never built.
 """
+
+from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-__all__ = ["IGNORE_INDEX", "linear_log_probs"]
 
 IGNORE_INDEX = -100
 

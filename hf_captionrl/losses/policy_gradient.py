@@ -1,4 +1,4 @@
-r"""REINFORCE and the clipped policy gradient, as a pure function of per-token log-probabilities.
+"""REINFORCE and the clipped policy gradient, as a pure function of per-token log-probabilities.
 
 Legend: N captions, T tokens.
 """
@@ -9,8 +9,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-
-__all__ = ["LOSS_TYPES", "LossType", "caption_log_probs", "loss_normalizer", "policy_gradient_loss"]
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "sum"]
 """How the terms of the tokens are added up, with TRL's names: `"grpo"`, the mean over the tokens of each caption, then over

@@ -1,4 +1,4 @@
-r"""The vocabulary subsets of SMILE as columns of scores.
+"""The vocabulary subsets of SMILE as columns of scores.
 
 Legend: B captions, T tokens, V vocabulary, R random ids, K columns.
 
@@ -7,14 +7,14 @@ target of position t is column t. `-log(multiplicity)` is added to each column, 
 normaliser.
 """
 
+from __future__ import annotations
+
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Generator, Tensor
 
 from hf_captionrl.losses.linear_log_probs import check_label_range
-
-__all__ = ["FILL", "FirstToken", "RandomDraw", "Reduction", "Subset", "SubsetColumns", "draw_random_ids"]
 
 FirstToken = Literal["mle", "smile"]
 Subset = Literal["caption", "random", "reverse"]

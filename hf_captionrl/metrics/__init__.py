@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hf_captionrl.metrics.bootstrap import bootstrap_interval, exact_interval, paired_test, proportion_interval
     from hf_captionrl.metrics.caption_faithfulness import chair, faithfulness
-    from hf_captionrl.metrics.clip_scores import clip_score, ref_clip_score
-    from hf_captionrl.metrics.diversity import caption_diversity, caption_statistics
+    from hf_captionrl.metrics.clip_scores import clip_score, emscore, ref_clip_score
     from hf_captionrl.metrics.meteor_spice import meteor, spice
+    from hf_captionrl.metrics.nlg import bleu, cider, cider_d, rouge_l
     from hf_captionrl.metrics.perplexity import caption_perplexity
-    from hf_captionrl.metrics.reference_similarity import bleu, cider, cider_d, rouge_l
-    from hf_captionrl.metrics.self_retrieval_recall import self_retrieval
-    from hf_captionrl.metrics.video_matching import emscore
-    from hf_captionrl.metrics.word_statistics import characteristic_words, length_statistics, local_mutual_information
+    from hf_captionrl.metrics.recall import self_retrieval
+    from hf_captionrl.metrics.words import (
+        caption_diversity,
+        caption_statistics,
+        characteristic_words,
+        length_statistics,
+        local_mutual_information,
+    )
 
 __all__ = [
     "bleu",
@@ -70,7 +74,7 @@ def path(name: str) -> str:
     Raises:
         ValueError: If there is no such module.
     """
-    return str(import_module("hf_captionrl.evaluate_modules").path(name))
+    return str(import_module("hf_captionrl.metrics.evaluate_modules").path(name))
 
 
 def __getattr__(name: str) -> Any:

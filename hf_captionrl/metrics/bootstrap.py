@@ -3,13 +3,36 @@
 Legend: N samples (captions), R resamples.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from importlib import metadata
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-__all__ = ["bootstrap_interval", "exact_interval", "paired_test", "proportion_interval"]
+# --- A signature as in sacrebleu: one line that states how a number was computed -------------------------------------
+
+
+def signature(**parts: Any) -> str:
+    """Everything that a result depends on, such as `"pool:5000|ties:against|dtype:float32|hf_captionrl:0.1.0"`."""
+    written = []
+    for name, value in parts.items():
+        if value is None or value == "":
+            continue
+        text = (str(value).lower() if isinstance(value, bool) else str(value)).replace("|", ",")
+        if "\n" in text:
+            raise ValueError(f"{name}={text!r} contains a line break, but a signature is one line. Rename it.")
+        written.append(f"{name}:{text}")
+    try:
+        version = metadata.version("hf-captionrl")
+    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        version = "unknown"
+    return "|".join([*written, f"hf_captionrl:{version}"])
+
+
+# --- Bootstrap intervals over images or bags, exact intervals of proportions, and a paired test of two captioners ----
 
 # Draws per block: limits the memory to 64 MiB for any N and R.
 _DRAWS = 2**22
@@ -261,7 +284,6 @@ def paired_test(
     Raises:
         ValueError: If lengths differ or a score is not finite.
     """
-    from hf_captionrl.metrics.signature import signature
 
     first, second = check_values(a, "a"), check_values(b, "b")
     if len(first) != len(second):

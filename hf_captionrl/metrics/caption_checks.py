@@ -1,19 +1,9 @@
 """Checks of the texts that caption metrics take."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-__all__ = [
-    "as_sequence",
-    "check_caption",
-    "check_captions",
-    "check_groups",
-    "check_pairs",
-    "checked_captions",
-    "checked_groups",
-    "checked_pairs",
-    "listed_texts",
-]
 
 
 def _iterable(texts: Any, name: str) -> Iterable[Any]:

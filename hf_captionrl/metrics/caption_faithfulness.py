@@ -3,15 +3,15 @@
 Every retrieval number is shown with one of these, because captions that retrieve their image can still be wrong.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_captions, listed_texts
-from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.tokenize import ptb_tokenize
-
-__all__ = ["chair", "faithfulness"]
 
 
 def faithfulness(captions: Any, facts: Sequence[Any], check: Callable[[str, Any], Any]) -> dict[str, Any]:

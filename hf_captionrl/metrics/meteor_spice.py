@@ -4,6 +4,8 @@ METEOR's process stays alive between calls, because loading its paraphrases take
 file per run. Memory and time are limited. If a part is missing, the error names it: "not run: ...".
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import functools
@@ -24,11 +26,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_pairs
-from hf_captionrl.metrics.signature import signature
 from hf_captionrl.text.tokenize import ptb_tokenize
-
-__all__ = ["JavaError", "MeteorProcess", "find_java", "meteor", "spice"]
 
 _INSTALL = "Install it with: pip install 'hf-captionrl[java]'"
 
@@ -114,7 +114,7 @@ class MeteorProcess:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def __enter__(self) -> "MeteorProcess":
+    def __enter__(self) -> MeteorProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,6 +3,8 @@
 Legend: B captions per batch, T tokens.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_captions
-from hf_captionrl.metrics.signature import signature
-
-__all__ = ["CaptionLosses", "caption_losses", "caption_perplexity", "perplexity_of"]
 
 
 def caption_perplexity(

@@ -5,26 +5,510 @@ Legend: N captions, T tokens.
 
 from __future__ import annotations
 
+import abc
+import difflib
 import hashlib
 import inspect
+import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.checkpoints.files import TOKENIZER_FILES, check_json_files, find_file, hub_name
-from hf_captionrl.checkpoints.loading import check_complete, load_pretrained
-from hf_captionrl.checkpoints.shipped_models import model_path
-from hf_captionrl.checkpoints.weights import usable_revision
-from hf_captionrl.retrieval.content_hashes import model_fingerprint
-from hf_captionrl.retrieval.open_clip_scorer import OpenClipScorer
-from hf_captionrl.retrieval.scorer_base import DualEncoder, Scorer, TokenScorer
+from hf_captionrl.retrieval.feature_cache import model_fingerprint
+from hf_captionrl.retrieval.ranking import unit_length
+from hf_captionrl.utils.model_files import (
+    TOKENIZER_FILES,
+    check_complete,
+    check_json_files,
+    convert_command,
+    find_file,
+    hub_name,
+    load_pretrained,
+    model_path,
+    usable_revision,
+)
 
-__all__ = ["HFScorer", "OpenClipScorer", "Scorer", "TokenScorer", "load_scorer"]
+# --- Interface and base class of scorers: frozen models that map captions and images to unit vectors -----------------
+# Legend: N captions, B images, D features.
+
+_DTYPES = {
+    **dict.fromkeys(("float32", "fp32", "torch.float32"), torch.float32),
+    **dict.fromkeys(("float16", "fp16", "torch.float16"), torch.float16),
+    **dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), torch.bfloat16),
+}
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """A frozen image-text model. The similarity is `logit_scale * text_features @ image_features.T`, in fp32.
+
+    Attributes:
+        logit_scale: The model's factor on the cosine similarity (100 for OpenAI's CLIP), after the exponential.
+        max_text_tokens: Longer captions are truncated; includes special tokens.
+    """
+
+    logit_scale: float
+    max_text_tokens: int
+
+    @property
+    def signature(self) -> str:
+        """`model@revision|dtype|...`: the model and the settings that computed a result."""
+        ...
+
+    def text_features(self, captions: Sequence[str]) -> Tensor:
+        """Captions as unit vectors.
+
+        Args:
+            captions: N captions; empty captions are allowed, because a policy may generate them.
+
+        Returns:
+            `torch.Tensor` of shape `(N, D)`: float32, each row of norm 1.
+        """
+        ...
+
+    def image_features(self, images: Sequence[Image.Image]) -> Tensor:
+        """Images as unit vectors.
+
+        Args:
+            images: B PIL images.
+
+        Returns:
+            `torch.Tensor` of shape `(B, D)`: float32, each row of norm 1.
+        """
+        ...
+
+    def count_truncated(self, captions: Sequence[str]) -> int:
+        """Number of captions that are longer than `max_text_tokens`.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `int`: Between 0 and N.
+        """
+        ...
+
+
+@runtime_checkable
+class TokenScorer(Scorer, Protocol):
+    """A scorer that also returns the tokens of captions and their features, such as `HFScorer` and `OpenClipScorer`."""
+
+    def count_tokens(self, captions: Sequence[str]) -> list[int]:
+        """Number of tokens of captions, before truncation.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `list[int]`: N numbers, including special tokens.
+        """
+        ...
+
+    def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
+        """Token ids of captions, after truncation.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `list[list[int]]`: At most `max_text_tokens` ids per caption, including start and end token.
+        """
+        ...
+
+    def token_features(self, captions: Sequence[str]) -> list[Tensor]:
+        """Features of each token in the space of the image features.
+
+        Args:
+            captions: N captions.
+
+        Returns:
+            `list[torch.Tensor]`: N tensors of shape `(T, D)`, float32, not normalised; one row per id of `token_ids`.
+
+        Raises:
+            ValueError: If the model has no such features.
+        """
+        ...
+
+
+class DualEncoder(TokenScorer, abc.ABC):
+    """Base class of scorers with batching, freezing, precision and checks. Subclasses tokenise and run the model.
+
+    The weights may be fp16 or bf16. Normalisation and results are fp32, also under autocast, because a similarity in
+    bf16 has an error of 0.2 nats at scale 100.
+
+    Args:
+        model: Dual encoder; it is frozen, set to eval mode, cast and moved in place.
+        model_id: Name in the signature.
+        fingerprint: Hash of weights, config and image processor.
+        revision: Short revision in the signature (a commit, or the beginning of the fingerprint).
+        logit_scale: Factor on the cosine similarity.
+        max_text_tokens: Longer captions are truncated.
+        dtype: Data type of the weights: `"float32"`, `"float16"`, `"bfloat16"` or the torch dtype.
+        device: By default the GPU if there is one.
+        batch_size: Captions or images per forward pass.
+        extra: More parts of the signature.
+
+    Raises:
+        ValueError: If `dtype` or `batch_size` is not supported.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        model_id: str,
+        fingerprint: str,
+        revision: str,
+        logit_scale: float,
+        max_text_tokens: int,
+        dtype: str | torch.dtype = "float32",
+        device: str | torch.device | None = None,
+        batch_size: int = 64,
+        extra: Sequence[str] = (),
+    ):
+        if str(dtype) not in _DTYPES:
+            raise ValueError(f"dtype is {dtype!r}. Use 'float32', 'float16' or 'bfloat16'.")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}. Use at least 1.")
+        self.dtype = _DTYPES[str(dtype)]
+        self.device = torch.device(device) if device is not None else _default_device()
+        self.model: Any = model.requires_grad_(False).eval().to(device=self.device, dtype=self.dtype)
+        self.model_id, self.fingerprint, self.revision = model_id, fingerprint, revision
+        self.logit_scale = logit_scale
+        self.max_text_tokens = max_text_tokens
+        self.batch_size = batch_size
+        self.extra = tuple(extra)
+
+    @property
+    def signature(self) -> str:
+        precision = str(self.dtype).removeprefix("torch.")
+        return "|".join((f"{self.model_id}@{self.revision}", precision, f"text:{self.max_text_tokens}", *self.extra))
+
+    @property
+    def cache_revision(self) -> str:
+        """Identifies everything that affects image features: weights, config, image processor and dtype."""
+        return f"{self.fingerprint}|{str(self.dtype).removeprefix('torch.')}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.signature!r}, device={str(self.device)!r})"
+
+    def to(self, device: str | torch.device) -> DualEncoder:
+        """Move the model.
+
+        Args:
+            device: The new device.
+
+        Returns:
+            `DualEncoder`: The same object.
+        """
+        self.device = torch.device(device)
+        self.model.to(self.device)
+        return self
+
+    @abc.abstractmethod
+    def _tokenize(self, captions: list[str]) -> list[dict[str, list[int]]]:
+        """One dict of token lists per caption, truncated to `max_text_tokens` but with EOS."""
+
+    @abc.abstractmethod
+    def _num_tokens(self, captions: list[str]) -> list[int]:
+        """Tokens of each caption before truncation."""
+
+    @abc.abstractmethod
+    def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        """Features of tokenised captions, not normalised."""
+
+    @abc.abstractmethod
+    def _encode_images(self, images: list[Image.Image]) -> Tensor:
+        """Features of RGB images, not normalised."""
+
+    def _encode_tokens(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        """Features `(N, T, D)` of the tokens of tokenised captions, padded to the longest, not normalised."""
+        raise ValueError(
+            f"{self.model_id} has features of captions, but not of their tokens. Use a CLIP model, or compute the "
+            "features of the tokens yourself."
+        )
+
+    def text_features(self, captions: Sequence[str]) -> Tensor:
+        """Captions as unit vectors on the device; equal captions are encoded once and have bit-equal features."""
+        captions = _check_captions(captions)
+        unique = {caption: i for i, caption in enumerate(dict.fromkeys(captions or [""]))}
+        rows = self._tokenize(list(unique))
+        # Batches of captions with similar lengths need little padding.
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            parts = [self._encode_text([rows[i] for i in part]) for part in _batches(order, self.batch_size)]
+        place = torch.empty(len(order), dtype=torch.long)
+        place[torch.tensor(order)] = torch.arange(len(order))
+        index = place[torch.tensor([unique[caption] for caption in captions], dtype=torch.long)]  # (N,)
+        features = torch.cat(parts)[index.to(self.device)]  # (N, D)
+        return _unit(features, "caption", self.dtype)
+
+    def image_features(self, images: Sequence[Image.Image]) -> Tensor:
+        pictures = []
+        for i, image in enumerate(images):
+            if not isinstance(image, Image.Image):
+                raise ValueError(f"images[{i}] is a {type(image).__name__}, but must be a PIL image. Open it first.")
+            pictures.append(image if image.mode == "RGB" else image.convert("RGB"))
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            # Without images, encode a grey square to get D.
+            batches = list(_batches(pictures, self.batch_size)) or [[Image.new("RGB", (32, 32), "grey")]]
+            features = torch.cat([self._encode_images(part) for part in batches])[: len(pictures)]  # (B, D)
+        return _unit(features, "image", self.dtype)
+
+    def count_truncated(self, captions: Sequence[str]) -> int:
+        return sum(number > self.max_text_tokens for number in self.count_tokens(captions))
+
+    def count_tokens(self, captions: Sequence[str]) -> list[int]:
+        captions = _check_captions(captions)
+        return self._num_tokens(captions) if captions else []
+
+    def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
+        captions = _check_captions(captions)
+        if not captions:
+            return []
+        # Rows are already padded if the model always reads its full length.
+        pairs = zip(self._tokenize(captions), self._num_tokens(captions), strict=True)
+        return [row["input_ids"][:number] for row, number in pairs]
+
+    def token_features(self, captions: Sequence[str]) -> list[Tensor]:
+        """As [`TokenScorer.token_features`]; the last token has the direction of the caption."""
+        rows = self._tokenize(texts) if (texts := _check_captions(captions)) else []
+        found: list[Tensor] = []
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            for part in _batches(rows, self.batch_size):
+                encoded = self._encode_tokens(part).float()  # (B, T, D)
+                found += [features[: len(row["input_ids"])] for features, row in zip(encoded, part, strict=True)]
+        return found
+
+
+_Item = TypeVar("_Item")
+
+
+def _batches(items: Sequence[_Item], size: int) -> list[list[_Item]]:
+    return [list(items[i : i + size]) for i in range(0, len(items), size)]
+
+
+def _default_device() -> torch.device:
+    # `current_device` is this process's GPU in a multi-process run.
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _check_captions(captions: Sequence[str]) -> list[str]:
+    if isinstance(captions, str):
+        raise ValueError(f"captions is the string {captions!r}, but must be a list of strings. Write [caption].")
+    captions = list(captions)
+    for i, caption in enumerate(captions):
+        if not isinstance(caption, str):
+            raise ValueError(f"captions[{i}] is {caption!r} ({type(caption).__name__}). Pass strings.")
+    return captions
+
+
+def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
+    if features.ndim != 2:
+        raise ValueError(
+            f"The model returns {what} features of shape {tuple(features.shape)}, but a scorer needs one vector per "
+            f"{what}. Use a model with a pooled embedding, such as CLIP or SigLIP."
+        )
+    features = features.float()
+    largest = torch.linalg.vector_norm(features, ord=torch.inf, dim=1)
+    good = torch.isfinite(largest) & (largest > 0)
+    if not bool(good.all()):
+        i = int((~good).nonzero()[0, 0])
+        raise ValueError(
+            f"The features of {what} {i} have norm {float(features[i].norm())} in {dtype}, but must be finite and not zero "
+            f"({int((~good).sum())} of {len(good)} rows). Load the scorer with dtype='float32' or 'bfloat16'."
+        )
+    return unit_length(features)
+
+
+# --- Scorers from open_clip models -----------------------------------------------------------------------------------
+# Legend: N captions, B images, T tokens.
+
+
+class OpenClipScorer(DualEncoder):
+    """Scorer from an open_clip model.
+
+    Args:
+        name_or_model: An architecture of open_clip (`"ViT-B-32"`, with `pretrained`), `"hf-hub:org/repo"`, a folder
+            with `open_clip_config.json` and weights, or a model in memory (frozen, cast and moved in place).
+        pretrained: Tag of released weights (`"openai"`, `"laion2b_s34b_b79k"`) or a file of weights in safetensors.
+        tokenizer: By default the tokenizer of the model (CLIP's BPE for a model in memory).
+        preprocess: Function from a PIL image to a tensor; by default from the preprocessing settings of the model.
+        dtype: Data type of the weights; results are always fp32.
+        device: By default the GPU if there is one, or the device of a model in memory.
+        batch_size: Captions or images per forward pass.
+
+    Raises:
+        ValueError: If the name is unknown, weights are missing or not in safetensors, or the model would not pool at
+            EOS.
+    """
+
+    def __init__(
+        self,
+        name_or_model: Any,
+        pretrained: str | None = None,
+        *,
+        tokenizer: Any = None,
+        preprocess: Any = None,
+        dtype: str | torch.dtype = "float32",
+        device: str | torch.device | None = None,
+        batch_size: int = 64,
+    ):
+        import open_clip
+        from open_clip.transform import PreprocessCfg, image_transform_v2
+
+        if isinstance(name_or_model, torch.nn.Module):
+            model, model_id = name_or_model, f"open_clip:{type(name_or_model).__name__}"
+            device = device if device is not None else next(model.parameters()).device
+        else:
+            model, model_id, name = _open_clip_model(os.fspath(name_or_model), pretrained)
+            tokenizer = tokenizer if tokenizer is not None else open_clip.get_tokenizer(name)
+        self.context_length = int(model.context_length)
+        if tokenizer is None:
+            tokenizer = open_clip.SimpleTokenizer(context_length=self.context_length)
+            if (vocab := getattr(model, "vocab_size", None)) != tokenizer.vocab_size:
+                raise ValueError(
+                    f"The model has a vocabulary of {vocab}, but CLIP's has {tokenizer.vocab_size}. Pass tokenizer=."
+                )
+        self.tokenizer = tokenizer
+        settings = dict(open_clip.get_model_preprocess_cfg(model))
+        self.preprocess = preprocess or image_transform_v2(PreprocessCfg(**settings), is_train=False)
+        heads = [module.num_heads for module in model.modules() if hasattr(module, "num_heads")]
+        # The model has no config; its repr contains what the weights do not determine (activations, norms).
+        fingerprint = model_fingerprint(model, json.dumps(settings, default=str), repr(model), str(heads))
+        # Causal towers can process fewer positions, while open_clip's forward always processes all of them.
+        self._trim = (
+            type(model) is open_clip.CLIP
+            and model.attn_mask is not None
+            and model.text_pool_type in ("argmax", "eos")
+            and isinstance(tokenizer, open_clip.SimpleTokenizer)
+        )
+        super().__init__(
+            model,
+            model_id=model_id,
+            fingerprint=fingerprint,
+            revision=fingerprint[:12],
+            logit_scale=float(model.logit_scale.detach().double().exp()),
+            max_text_tokens=self.context_length,
+            dtype=dtype,
+            device=device,
+            batch_size=batch_size,
+            extra=(f"open_clip:{open_clip.__version__}",),
+        )
+        if self._trim:
+            probe = self.tokenizer(["a"], context_length=self.context_length)[0]
+            eos = self.tokenizer.eot_token_id if model.text_pool_type == "argmax" else model.text_eos_id
+            if int((probe == eos).sum()) != 1 or int(probe[2]) != eos:
+                raise ValueError(
+                    f"The text tower pools at token {eos}, but the tokenizer ends a caption with {int(probe[2])}. "
+                    "Set text_cfg.eos_id to the tokenizer's end token."
+                )
+
+    def _num_tokens(self, captions: list[str]) -> list[int]:
+        if hasattr(self.tokenizer, "encode"):
+            return [len(self.tokenizer.encode(caption)) + 2 for caption in captions]
+        # Other tokenizers always truncate and pad. With one token per byte nothing is truncated, and a caption ends at
+        # the first end token, or at the padding token if they are the same; a row may also begin with this token.
+        inner = getattr(self.tokenizer, "tokenizer", None)
+        ends = {getattr(inner, "eos_token_id", None), getattr(inner, "sep_token_id", None)}
+        ends.add(getattr(inner, "pad_token_id", 0))
+        room = max(len(caption.encode("utf-8", "surrogatepass")) for caption in captions) + 8
+        rows = self.tokenizer(captions, context_length=max(room, self.max_text_tokens + 1)).tolist()
+        return [next((i for i, token in enumerate(row) if i and token in ends), len(row) - 1) + 1 for row in rows]
+
+    def _tokenize(self, captions: list[str]) -> list[dict[str, list[int]]]:
+        tokens = self.tokenizer(
+            captions, context_length=self.context_length
+        )  # (N, context); EOS is kept in truncated captions
+        if not self._trim:
+            return [{"input_ids": row} for row in tokens.tolist()]
+        eos = self.tokenizer.eot_token_id
+        ends = [int((row == eos).nonzero()[-1, 0]) + 1 for row in tokens]
+        return [{"input_ids": row[:end].tolist()} for row, end in zip(tokens, ends, strict=True)]
+
+    def _padded(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        longest = max(len(row["input_ids"]) for row in rows)
+        tokens = torch.tensor([row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows])
+        return tokens.to(self.device)  # (N, T)
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        model, longest = self.model, tokens.shape[1]
+        x = model.token_embedding(tokens) + model.positional_embedding[:longest]
+        return model.ln_final(model.transformer(x, attn_mask=model.attn_mask[:longest, :longest]))  # (N, T, width)
+
+    def _project(self, x: Tensor) -> Tensor:
+        projection = self.model.text_projection
+        if projection is None:
+            return x
+        return projection(x) if isinstance(projection, torch.nn.Module) else x @ projection
+
+    def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        tokens = self._padded(rows)
+        if not self._trim:
+            return self.model.encode_text(tokens)
+        from open_clip.transformer import text_global_pool
+
+        pooled = text_global_pool(
+            self._hidden(tokens), tokens, self.model.text_pool_type, eos_token_id=self.model.text_eos_id
+        )
+        return self._project(pooled)
+
+    def _encode_tokens(self, rows: list[dict[str, list[int]]]) -> Tensor:
+        return self._project(self._hidden(self._padded(rows))) if self._trim else super()._encode_tokens(rows)
+
+    def _encode_images(self, images: list[Image.Image]) -> Tensor:
+        pixels = torch.stack([self.preprocess(image) for image in images])  # (B, 3, H, W)
+        return self.model.encode_image(pixels.to(self.device, self.dtype))
+
+
+def _refuse_pickles(name: str, pretrained: str | None) -> None:
+    """Raise if local weights are not safetensors; open_clip reads its released pickles as tensors only."""
+    from open_clip.factory import _find_checkpoint_in_dir
+
+    chosen = pretrained if pretrained and Path(pretrained).is_file() else None
+    if Path(name).is_dir():
+        # open_clip prefers a pickle with a common name to safetensors with another name.
+        chosen = _find_checkpoint_in_dir(Path(name)) or name
+    if chosen and Path(chosen).suffix != ".safetensors":
+        raise ValueError(
+            f"The weights {chosen!r} cannot be loaded because they are not in safetensors, and other formats can execute "
+            f"code when they are opened. Use {convert_command((Path(name).is_dir() and name) or str(chosen))} and "
+            + ("load OUT." if Path(name).is_dir() else "pass pretrained=OUT, a name that ends in .safetensors.")
+        )
+
+
+def _open_clip_model(name: str, pretrained: str | None) -> tuple[Any, str, str]:
+    """The model with its weights, its name for the signature, and its name for open_clip's tokenizer."""
+    import open_clip
+
+    name = name.removeprefix("local-dir:")  # open_clip's prefix for folders
+    model_id = f"open_clip:{name}" + (f"/{Path(pretrained).name}" if pretrained else "")
+    _refuse_pickles(name, pretrained)
+    if Path(name).is_dir():
+        name, model_id = f"local-dir:{name}", f"open_clip:{Path(name).resolve().name}"
+    elif not name.startswith("hf-hub:"):
+        if name not in open_clip.list_models():
+            close = ", ".join(difflib.get_close_matches(name, open_clip.list_models(), n=3, cutoff=0.4))
+            raise ValueError(f"{name!r} is neither an architecture of open_clip nor a folder. Similar names: {close}.")
+        if not pretrained:
+            tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none are released"
+            raise ValueError(
+                f"open_clip:{name} does not specify weights. Use 'open_clip:{name}@TAG' with TAG one of: {tags}; or "
+                "pretrained='a weights file'."
+            )
+    try:
+        return open_clip.create_model(name, pretrained, require_pretrained=True), model_id, name
+    except (RuntimeError, FileNotFoundError, ValueError) as error:
+        raise ValueError(f"The open_clip scorer {name!r} cannot be loaded: {error}") from error
+
+
+# --- Frozen image-text scorers: CLIP, SigLIP and other dual encoders of transformers; loads any scorer by name -------
 
 logger = logging.getLogger(__name__)
 

@@ -4,15 +4,29 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from hf_captionrl.rewards.advantages import BASELINES, Baseline, RunningMeanBaseline, make_baseline
-from hf_captionrl.rewards.bank_reward_function import BankRewardFunction
-from hf_captionrl.rewards.base import Reward, RewardContext, RewardData, WeightedRewards
-from hf_captionrl.rewards.cider_reward import CiderReward
-from hf_captionrl.rewards.diversity import PairwiseDiversity, bleu34_distance, edit_distance
-from hf_captionrl.rewards.image_bank import ImageBank
-from hf_captionrl.rewards.penalties import LengthPenalty, RepetitionPenalty, TruncationPenalty, repeated_share
-from hf_captionrl.rewards.registry import REWARDS, RewardLike, register_reward, resolve_rewards
-from hf_captionrl.rewards.self_retrieval import SelfRetrieval, retrieval_rewards
-from hf_captionrl.rewards.trl_reward_functions import CompletionReward, FunctionReward
+from hf_captionrl.rewards.base import (
+    REWARDS,
+    CompletionReward,
+    FunctionReward,
+    Reward,
+    RewardContext,
+    RewardData,
+    RewardLike,
+    WeightedRewards,
+    register_reward,
+    resolve_rewards,
+)
+from hf_captionrl.rewards.self_retrieval import BankRewardFunction, ImageBank, SelfRetrieval, retrieval_rewards
+from hf_captionrl.rewards.text_rewards import (
+    CiderReward,
+    LengthPenalty,
+    PairwiseDiversity,
+    RepetitionPenalty,
+    TruncationPenalty,
+    bleu34_distance,
+    edit_distance,
+    repeated_share,
+)
 
 __all__ = [
     "BASELINES",

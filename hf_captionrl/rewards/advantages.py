@@ -1,4 +1,4 @@
-r"""Baselines of rewards, and the advantages of a rollout.
+"""Baselines of rewards, and the advantages of a rollout.
 
 A baseline changes the variance of the policy gradient, not its mean. Exceptions: `group_mean` scales the mean by (G-1)/G,
 `group_floor` changes it, and `running_mean_inclusive` contains each caption's reward (with a share that falls with the
@@ -17,21 +17,6 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.rewards.base import RewardContext, WeightedRewards
-
-__all__ = [
-    "AGGREGATIONS",
-    "BASELINES",
-    "REWARD_SCALES",
-    "Baseline",
-    "BatchMeanBaseline",
-    "GreedyBaseline",
-    "GroupFloorBaseline",
-    "GroupMeanBaseline",
-    "LeaveOneOutBaseline",
-    "RunningMeanBaseline",
-    "compute_advantages",
-    "make_baseline",
-]
 
 REWARD_SCALES: tuple[str, ...] = ("group", "batch", "none")
 AGGREGATIONS: tuple[str, ...] = ("sum_then_normalize", "normalize_then_sum")

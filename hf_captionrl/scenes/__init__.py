@@ -1,12 +1,10 @@
 """The embedded world: scenes whose truth is known, so that hallucination and recall are exact."""
 
-from hf_captionrl.scenes.check_result import CheckResult, Claim
-from hf_captionrl.scenes.dataset import BAG_SIZES, bags, load_scenes, scene_stream
+from hf_captionrl.scenes.dataset import BAG_SIZES, bags, load_moving_scenes, load_scenes, scene_stream
 from hf_captionrl.scenes.grammar import full_caption
-from hf_captionrl.scenes.moving_dataset import load_moving_scenes
 from hf_captionrl.scenes.moving_world import Clip, MovingFacts, sample_clip
 from hf_captionrl.scenes.render import render_clip, render_scene
-from hf_captionrl.scenes.truth_checker import check
+from hf_captionrl.scenes.truth_checker import CheckResult, Claim, check
 from hf_captionrl.scenes.world import Facts, Scene, sample_look_alikes, sample_scene, vary_scene
 
 __all__ = [

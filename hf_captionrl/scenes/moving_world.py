@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.scenes.look_alike_sets import sample_look_alikes_of
-from hf_captionrl.scenes.object_kinds import EMOJI_KINDS, NATURAL_COLOURS
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
     COLOURS,
+    EMOJI_KINDS,
+    NATURAL_COLOURS,
     ORIENTATIONS,
     PATTERNS,
     POSITIONS,
@@ -26,21 +26,9 @@ from hf_captionrl.scenes.world import (
     draw_kind,
     marked,
     preferences,
+    sample_look_alikes_of,
     usual,
 )
-
-__all__ = [
-    "ADVERBS",
-    "DIRECTIONS",
-    "MOTION_PHRASES",
-    "SPEEDS",
-    "STILL",
-    "Clip",
-    "MotionReader",
-    "MovingFacts",
-    "sample_clip",
-    "sample_clips_alike",
-]
 
 DIRECTIONS: tuple[str, ...] = ("left", "right", "up", "down")
 STILL = "still"

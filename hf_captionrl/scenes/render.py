@@ -14,10 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from hf_captionrl.scenes.moving_world import Clip
-from hf_captionrl.scenes.object_kinds import EMOJI_KINDS
-from hf_captionrl.scenes.world import Facts, Scene
-
-__all__ = ["CELL", "IMAGE_SIZE", "SPRITES_DIR", "Thing", "place_things", "render_clip", "render_scene"]
+from hf_captionrl.scenes.world import EMOJI_KINDS, Facts, Scene
 
 CELL = 24
 """Side of a grid cell in pixels."""

@@ -12,20 +12,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from hf_captionrl.scenes.grammar import OPINIONS, WORDS, write_sentence
-from hf_captionrl.scenes.object_kinds import CATEGORIES, EMOJI_KINDS, SHAPE_KINDS, category_of, names_of, plural
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
+    CATEGORIES,
     COLOURS,
+    EMOJI_KINDS,
     ORIENTATIONS,
     PATTERNS,
     POSITIONS,
     RELATIONS,
+    SHAPE_KINDS,
     SIZES,
     TIMES,
     WEATHERS,
+    category_of,
+    names_of,
+    plural,
 )
-
-__all__ = ["SceneClaims", "blend_claims", "combine_claims", "read_claims", "write_claims"]
 
 _NUMBERS = {"a": 1, "an": 1, "two": 2, "three": 3, "some": 0}
 

@@ -4,14 +4,14 @@ All three equal pycocoevalcap's numbers, including its smoothing constants, with
 is not exactly 0. Other toolkits use other constants, so their numbers differ.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, group_blocks, positions
-
-__all__ = ["bleu_matches", "bleu_scores", "corpus_bleu", "pairwise_bleu", "sibling_bleu"]
 
 # pycocoevalcap's constants, which prevent division by zero.
 _SMALL = 1e-9

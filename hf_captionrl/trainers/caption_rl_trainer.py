@@ -1,4 +1,4 @@
-r"""Reinforcement learning of captioners.
+"""Reinforcement learning of captioners.
 
 Legend: B images of this process, G captions per image, N = B * G captions, T tokens, P processes.
 """
@@ -6,9 +6,11 @@ Legend: B images of this process, G captions per image, N = B * G captions, T to
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import torch
@@ -18,32 +20,336 @@ from transformers import PreTrainedModel
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import training_rows
-from hf_captionrl.io import write_json
+from hf_captionrl.data.bag_curriculum import BagCurriculumSampler, parse_bag_schedule
 from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
+from hf_captionrl.losses.policy_gradient import LOSS_TYPES
 from hf_captionrl.retrieval import Scorer
-from hf_captionrl.rewards import (
-    RewardData,
-    RewardLike,
-    SelfRetrieval,
-    resolve_rewards,
+from hf_captionrl.rewards import BASELINES, RewardData, RewardLike, SelfRetrieval, make_baseline, resolve_rewards
+from hf_captionrl.rewards.advantages import AGGREGATIONS, REWARD_SCALES
+from hf_captionrl.trainers.caption_config import RL_FIELDS, CaptionConfig, Support
+from hf_captionrl.trainers.caption_trainer import CaptionTrainer, EpochCallback, loader_settings
+from hf_captionrl.trainers.checkpoints import gather_values, means_over_processes
+from hf_captionrl.trainers.guard import (
+    GUARD_ACTIONS,
+    GuardCallback,
+    GuardThresholds,
+    RewardHackingGuard,
+    RolloutMonitor,
 )
-from hf_captionrl.trainers.caption_rl_config import REWARD_METRIC, CaptionRLConfig
-from hf_captionrl.trainers.caption_trainer import CaptionTrainer
-from hf_captionrl.trainers.guard_callback import GuardCallback
-from hf_captionrl.trainers.loaders import loader_settings
-from hf_captionrl.trainers.processes import gather_values, means_over_processes
-from hf_captionrl.trainers.reward_hacking import GuardThresholds, RewardHackingGuard
-from hf_captionrl.trainers.rollout import reference_ids, token_log_probs
-from hf_captionrl.trainers.rollout_engine import RolloutEngine
-from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
-from hf_captionrl.trainers.rollout_sampler import (
-    CurriculumCallback,
-    RolloutBatches,
-    RolloutCollator,
-    batch_sampler_for,
-)
+from hf_captionrl.trainers.rollout import RolloutEngine, reference_ids, token_log_probs
+from hf_captionrl.utils.io import write_json
 
-__all__ = ["CaptionRLTrainer"]
+# --- Arguments shared by the reinforcement-learning trainers ---------------------------------------------------------
+
+REWARD_METRIC = "reward_recall_at_1"
+"""Default metric for the best model: R@1 by the reward scorer, because the held-out scorer must not select."""
+
+
+_ONLY_IN_TRL = ("cispo", "luspo", "sapo", "vespo")
+"""Values of `loss_type` in TRL that are not implemented here."""
+
+
+@dataclass
+class CaptionRLConfig(CaptionConfig):
+    r"""Arguments of [`CaptionRLTrainer`], with TRL's names where TRL has them.
+
+    One optimizer step is one rollout: `per_device_train_batch_size * gradient_accumulation_steps * processes` images, all
+    of them distractors of each other, and `num_generations` captions each. `per_device_train_batch_size` is the number
+    of images in one forward pass.
+    """
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*CaptionConfig._VALID_DICT_FIELDS, "generation_kwargs", "bag_schedule"]
+    field_support: ClassVar[Mapping[str, Support]] = RL_FIELDS
+
+    num_generations: int = field(default=1, metadata={"help": "G, captions generated for each image in training."})
+    do_sample: bool = field(default=True, metadata={"help": "Sample captions in training; False: greedy decoding."})
+    temperature: float = field(
+        default=1.0, metadata={"help": "Sampling temperature. Log-probabilities are those of the same distribution."}
+    )
+    top_p: float = field(default=1.0, metadata={"help": "Nucleus sampling; 1 keeps every token."})
+    top_k: int = field(default=0, metadata={"help": "Sample only from this many tokens; 0 keeps every token."})
+    max_completion_length: int = field(
+        default=40, metadata={"help": "Longest caption generated in training, in tokens, the end token included."}
+    )
+    generation_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "More arguments of generate in training, e.g. {'min_new_tokens': 3}."}
+    )
+    reward_weights: list[float] | None = field(
+        default=None, metadata={"help": "Weight of each reward, in the order of reward_funcs. None: 1 each."}
+    )
+    baseline: str | None = field(
+        default="running_mean",
+        metadata={
+            "help": f"Baseline that is subtracted from rewards: one of {sorted(BASELINES)}. A reward may have another."
+        },
+    )
+    scale_rewards: str = field(
+        default="none",
+        metadata={
+            "help": "Divide advantages by the standard deviation of the rewards: of the captions of an image ('group' or True), "
+            "of all captions of a step ('batch'), or not ('none' or False). GRPO: 'group' with baseline='group_mean'."
+        },
+    )
+    multi_objective_aggregation: str = field(
+        default="sum_then_normalize",
+        metadata={
+            "help": "Several rewards: their weighted sum is compared with the baseline and scaled ('sum_then_normalize'), or "
+            "each is centred and scaled within its group, and the weighted sum within the step ('normalize_then_sum', GDPO)."
+        },
+    )
+    loss_type: str = field(
+        default="grpo",
+        metadata={
+            "help": "Loss of a step from its tokens: 'grpo', the mean over the tokens of each caption; 'dapo', the sum divided by "
+            "all tokens of the step; 'dr_grpo', the sum divided by captions times max_completion_length; 'sum', the sum "
+            "divided by captions, as the papers print it."
+        },
+    )
+    entropy_weight: float = field(
+        default=0.0, metadata={"help": "Bonus for the entropy of each token's distribution, in nats."}
+    )
+    beta: float = field(
+        default=0.0,
+        metadata={
+            "help": "Weight of the KL divergence from the initial captioner; with 0 no reference model is kept."
+        },
+    )
+    num_iterations: int = field(
+        default=1, metadata={"help": "Optimizer steps for each rollout; above 1 with an importance ratio."}
+    )
+    epsilon: float = field(default=0.2, metadata={"help": "The importance ratio is clipped to [1 - eps, 1 + eps]."})
+    bag_schedule: dict[Any, int] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Bag sizes, with neighbours given to the trainer: {last epoch: size}, 'paper', 'adaptive', or a number."
+        },
+    )
+    bag_distractors: str = field(
+        default="nearest",
+        metadata={"help": "Images of a bag: the 'nearest' images, or 'random' ones in bags of the same sizes."},
+    )
+    bag_recall_threshold: float = field(
+        default=0.8,
+        metadata={
+            "help": "bag_schedule='adaptive' continues with the next size when the training R@1 of an epoch reaches this."
+        },
+    )
+    guard: str = field(
+        default="warn",
+        metadata={
+            "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint. Unless "
+            "it is 'off', an evaluation with degenerate captions selects no checkpoint, and a recipe delivers no model whose captions "
+            "have collapsed."
+        },
+    )
+
+    lr_scheduler_type: str = field(
+        default="constant", metadata={"help": "Schedule of the learning rate; constant in the papers."}
+    )
+
+    metric_for_best_model: str | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "help": "Metric of load_best_model_at_end. None: reward_recall_at_1, by the reward scorer; recall_at_1 if there is "
+            "only one scorer."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model = REWARD_METRIC
+        super().__post_init__()
+        self.check()
+
+    @property
+    def is_exploring(self) -> bool:
+        """Whether training generates other captions than greedy ones: samples, or beam search."""
+        beams = self.generation_kwargs.get("num_beams", 1) if isinstance(self.generation_kwargs, dict) else 1
+        return bool(self.do_sample) or beams > 1
+
+    def check(self) -> None:
+        """Refuse values that contradict each other; also for a copy with changed fields.
+
+        Raises:
+            ValueError: Naming the value and the remedy.
+        """
+        if self.num_generations < 1:
+            raise ValueError(f"num_generations is {self.num_generations}. Use 1 or more captions per image.")
+        if not self.do_sample and self.num_generations > 1:
+            raise ValueError(
+                f"do_sample=False writes the same caption {self.num_generations} times. Set do_sample=True or "
+                "num_generations=1."
+            )
+        if self.do_sample and not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}. Use a positive number, or do_sample=False.")
+        if self.do_sample and (not 0 < self.top_p <= 1 or self.top_k < 0):
+            raise ValueError(f"top_p is {self.top_p} and top_k {self.top_k}. Use 0 < top_p <= 1 and top_k >= 0.")
+        if self.max_completion_length < 1:
+            raise ValueError(f"max_completion_length is {self.max_completion_length}. Use at least 1 token.")
+        if self.beta < 0 or self.entropy_weight < 0:
+            raise ValueError(f"beta is {self.beta} and entropy_weight {self.entropy_weight}. Use 0 or more.")
+        if self.num_iterations < 1:
+            raise ValueError(f"num_iterations is {self.num_iterations}. Use 1 or more.")
+        if not 0 < self.epsilon < 1:
+            raise ValueError(f"epsilon is {self.epsilon}. Use a number between 0 and 1.")
+        if self.guard not in GUARD_ACTIONS:
+            raise ValueError(f"guard is {self.guard!r}. Use one of {GUARD_ACTIONS}.")
+        if self.bag_distractors not in ("nearest", "random"):
+            raise ValueError(f"bag_distractors is {self.bag_distractors!r}. Use 'nearest' or 'random'.")
+        if not 0 < self.bag_recall_threshold <= 1:
+            raise ValueError(f"bag_recall_threshold is {self.bag_recall_threshold}. Use a share above 0, at most 1.")
+        self.baseline = self.baseline or "none"
+        make_baseline(self.baseline, self.num_generations, do_sample=self.is_exploring)
+        self._check_objective()
+        self.bag_schedule = parse_bag_schedule(self.bag_schedule, ("paper", "adaptive"))  # type: ignore[assignment]
+
+    def _check_objective(self) -> None:
+        """Refuse ways of forming advantages and the loss that are unknown or contradict each other."""
+        if self.loss_type == "bnpo":
+            raise ValueError(
+                "loss_type is 'bnpo', which divides by the tokens of each micro-batch, so that the gradient depends on how a "
+                "step is split. Use 'dapo', which divides by the tokens of the whole step."
+            )
+        if self.loss_type in _ONLY_IN_TRL:
+            raise ValueError(
+                f"loss_type is {self.loss_type!r}, which TRL has and this trainer does not. Use one of {LOSS_TYPES}, or "
+                "SelfRetrievalGRPOTrainer, which trains with TRL's losses."
+            )
+        if self.loss_type not in LOSS_TYPES:
+            raise ValueError(f"loss_type is {self.loss_type!r}. Use one of {LOSS_TYPES}.")
+        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
+        if self.scale_rewards not in REWARD_SCALES:
+            raise ValueError(f"scale_rewards is {self.scale_rewards!r}. Use one of {REWARD_SCALES}, True or False.")
+        if self.scale_rewards == "group" and self.num_generations < 2:
+            raise ValueError(
+                "scale_rewards='group' divides by the standard deviation of the captions of an image, and num_generations is "
+                f"{self.num_generations}. Use num_generations=2 or more, or scale_rewards='batch'."
+            )
+        if self.multi_objective_aggregation not in AGGREGATIONS:
+            raise ValueError(
+                f"multi_objective_aggregation is {self.multi_objective_aggregation!r}. Use one of {AGGREGATIONS}."
+            )
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            if self.scale_rewards != "none":
+                raise ValueError(
+                    f"multi_objective_aggregation='normalize_then_sum' scales each reward itself, so scale_rewards="
+                    f"{self.scale_rewards!r} would have no effect. Use scale_rewards='none'."
+                )
+            if self.baseline != "group_mean":
+                raise ValueError(
+                    "multi_objective_aggregation='normalize_then_sum' subtracts the mean of the captions of an image, and "
+                    f"baseline is {self.baseline!r}. Use baseline='group_mean'."
+                )
+
+
+# --- Images of a rollout, and its split into micro-batches -----------------------------------------------------------
+
+
+class CurriculumCallback(EpochCallback):
+    """Sets the epoch of a [`BagCurriculumSampler`], and with it the size of the bags."""
+
+
+class RolloutCollator:
+    """Adds `rows` `(B,)`, the rows of the data set, to the batch of a [`CaptionCollator`]."""
+
+    def __init__(self, collator: Any) -> None:
+        self.collator = collator
+
+    def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
+        return {**self.collator(items), "rows": torch.tensor([item["index"] for item in items])}
+
+
+class RolloutBatches:
+    """Splits each rollout of a batch sampler into the micro-batches of an optimizer step.
+
+    It has neither `set_epoch` nor an attribute `batch_sampler`, which Trainer and accelerate would use to set the epoch too.
+    Only [`CurriculumCallback`] sets it.
+
+    The sizes of the `pieces` differ by at most one; `repeats` is the number of optimizer steps per rollout.
+    """
+
+    def __init__(self, rollouts: Any, pieces: int, repeats: int = 1) -> None:
+        self.rollouts = rollouts
+        self.pieces = pieces
+        self.repeats = repeats
+
+    def __len__(self) -> int:
+        return len(self.rollouts) * self.pieces * self.repeats
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for rows in self.rollouts:
+            size, rest = divmod(len(rows), self.pieces)
+            if not size:
+                raise ValueError(
+                    f"A rollout of {len(rows)} images cannot be split into {self.pieces} micro-batches. Lower "
+                    "gradient_accumulation_steps or raise per_device_train_batch_size."
+                )
+            ends = [0]
+            for piece in range(self.pieces):
+                ends.append(ends[-1] + size + (piece < rest))
+            for _ in range(self.repeats):
+                for start, end in pairwise(ends):
+                    yield list(rows[start:end])
+
+
+def batch_sampler_for(
+    number: int, args: CaptionRLConfig, *, neighbours: Any | None, process_index: int, num_processes: int
+) -> Any:
+    """The sampler of a [`CaptionRLConfig`] for `number` images; `neighbours` has shape `(number, k)`."""
+    batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
+    if number < batch_size:
+        raise ValueError(
+            f"One optimizer step needs {batch_size} different images (per_device_train_batch_size x "
+            f"gradient_accumulation_steps x processes), and there are {number}. Lower one of these."
+        )
+    return make_bag_sampler(
+        args,
+        batch_size,
+        number,
+        neighbours=neighbours,
+        random=args.bag_distractors == "random",
+        recall_threshold=args.bag_recall_threshold,
+        process_index=process_index,
+        num_processes=num_processes,
+    )
+
+
+def make_bag_sampler(
+    args: Any,
+    batch_size: int,
+    num_images: int,
+    *,
+    neighbours: Any | None,
+    random: bool = False,
+    recall_threshold: float | None = None,
+    **processes: int,
+) -> BagCurriculumSampler:
+    """The sampler for `args.bag_schedule`; an adaptive schedule needs `recall_threshold`."""
+    seed = args.seed if args.data_seed is None else args.data_seed
+    if args.bag_schedule is None and neighbours is None:
+        return BagCurriculumSampler(
+            None, batch_size, 1, seed, distractors="random", num_images=num_images, **processes
+        )
+    if neighbours is None and not random:
+        raise ValueError(
+            f"bag_schedule is {args.bag_schedule!r}, but there are no neighbours to make bags of. Pass neighbours, which "
+            "`captionrl bags` makes, or leave bag_schedule out."
+        )
+    adaptive = recall_threshold is not None and args.bag_schedule == "adaptive"
+    schedule: Any = None if adaptive or args.bag_schedule in (None, "paper") else args.bag_schedule
+    return BagCurriculumSampler(
+        None if random else neighbours,
+        batch_size,
+        int(schedule) if isinstance(schedule, str) else schedule,
+        seed,
+        distractors="random" if random else "nearest",
+        num_images=num_images,
+        adaptive=recall_threshold if adaptive else None,
+        **processes,
+    )
+
+
+# --- Reinforcement learning of captioners ----------------------------------------------------------------------------
 
 STATE_FILE = "caption_rl_state.json"
 

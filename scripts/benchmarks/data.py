@@ -15,14 +15,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from hf_captionrl.captioners.model_inputs import Encoding
+from hf_captionrl.captioners.captioner import Encoding
 from hf_captionrl.data import DecodedPixels, cached_pixels, open_image
-from hf_captionrl.data.caption_columns import undecoded
+from hf_captionrl.data.columns import undecoded
 from hf_captionrl.metrics import self_retrieval
 from hf_captionrl.retrieval.ranking import ranks
 from hf_captionrl.text.bleu import pairwise_bleu
-from hf_captionrl.text.cider_d import CiderScorer
-from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import encode_words
 from scripts.benchmarks.timing import Case
 from tests.data.sample_photo import photographs

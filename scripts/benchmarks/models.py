@@ -40,16 +40,15 @@ from transformers import (
 )
 
 from hf_captionrl.captioners import Captioner, ProcessorPair, load_captioner
-from hf_captionrl.captioners.blip import BlipCaptioner
-from hf_captionrl.captioners.encoder_decoder import EncoderDecoderCaptioner
+from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
+from hf_captionrl.captioners.families import BlipCaptioner, EncoderDecoderCaptioner
 from hf_captionrl.captioners.head_tap import tap_head
 from hf_captionrl.data import open_image
 from hf_captionrl.losses import IGNORE_INDEX
-from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
 from hf_captionrl.retrieval import HFScorer, load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.utils.model_files import model_path
 
 # Words and punctuation marks per caption, counted in the 25,000 captions of COCO's Karpathy test split: 11.3 on average.
 _LENGTHS = {7: 106, 8: 1277, 9: 4226, 10: 5211, 11: 4879, 12: 3546, 13: 2187, 14: 1319, 15: 842, 16: 462, 17: 314,

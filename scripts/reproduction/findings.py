@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.experiments.rows import read_yaml
+from hf_captionrl.apps.experiments.arguments import read_yaml
 from scripts.reproduction.numbers import Measured, difference, look_up, measured, scaled, shown
 from scripts.reproduction.real import settings_of
 from scripts.reproduction.runs import ROOT, of_older_world

@@ -23,14 +23,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS
-from hf_captionrl.evaluation.arguments import EMBEDDED
-from hf_captionrl.evaluation.paper_columns import more_columns
-from hf_captionrl.experiments.rows import Row, load_row, read_yaml, row_names
-from hf_captionrl.experiments.video import VIDEO_COLUMNS
-from hf_captionrl.instruct.answers import ANSWER_COLUMNS
-from hf_captionrl.io import write_json
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.apps.experiments.arguments import Row, load_row, read_yaml, row_names
+from hf_captionrl.apps.experiments.smile import VIDEO_COLUMNS
+from hf_captionrl.apps.instruct.judges import ANSWER_COLUMNS
+from hf_captionrl.evaluation.evaluator import more_columns
+from hf_captionrl.evaluation.options import EMBEDDED
+from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS
+from hf_captionrl.metrics.table import installed_versions
+from hf_captionrl.utils.io import write_json
 from scripts.reproduction.runs import CONFIGS, Caller, UnreachedError, by_seed, call, hardware, reached
 from scripts.run_seeds import aggregate, aggregate_curves
 

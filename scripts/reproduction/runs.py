@@ -23,10 +23,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.evaluate_modules.results_columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
-from hf_captionrl.experiments.rows import load_row, read_yaml
-from hf_captionrl.io import atomic_write_text, write_json
-from hf_captionrl.reports.versions import installed_versions
+from hf_captionrl.apps.experiments.arguments import load_row, read_yaml
+from hf_captionrl.metrics.evaluate_modules.results_columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
+from hf_captionrl.metrics.table import installed_versions
+from hf_captionrl.utils.io import atomic_write_text, write_json
 from scripts.common import processor_name
 from scripts.reproduction.numbers import look_up
 from scripts.run_seeds import aggregate, aggregate_curves, to_markdown

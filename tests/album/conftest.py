@@ -4,7 +4,7 @@ import pytest
 
 from hf_captionrl import load_captioner, load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.hub.conftest import hub
 
 __all__ = ["captioner", "hub", "images", "scenes", "scorer"]

@@ -5,7 +5,7 @@ import signal
 from functools import cached_property
 from pathlib import Path
 
-from hf_captionrl.album.loading import AlbumModels
+from hf_captionrl.apps.album.run import AlbumModels
 
 
 class DyingModels(AlbumModels):

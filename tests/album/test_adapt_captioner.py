@@ -7,14 +7,15 @@ import pytest
 import torch
 from peft import get_peft_model
 
-from hf_captionrl import load_captioner, load_scorer, pipelines
-from hf_captionrl.album import adapt_captioner
-from hf_captionrl.album.adapt_captioner import adapt_to_album
-from hf_captionrl.album.loading import check_scorers, load_adapted
-from hf_captionrl.album.options import AlbumOptions
+from hf_captionrl import load_captioner, load_scorer
+from hf_captionrl.apps.album import candidates as adapt_captioner
+from hf_captionrl.apps.album.candidates import adapt_to_album
+from hf_captionrl.apps.album.options import AlbumOptions
+from hf_captionrl.apps.album.run import check_scorers, load_adapted
+from hf_captionrl.captioners import pipeline as pipelines
 from hf_captionrl.cli import main
-from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers.reward_hacking import RewardHackingGuard
+from hf_captionrl.trainers.guard import RewardHackingGuard
+from hf_captionrl.utils.model_files import model_path
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState
 
 from hf_captionrl import load_captioner, load_scorer
-from hf_captionrl.album import adapt_captioner
-from hf_captionrl.album.adapt_captioner import _Clock, adapt_to_album
-from hf_captionrl.album.album_run import AlbumRun
-from hf_captionrl.album.options import AlbumOptions
-from hf_captionrl.album.sources import AlbumSource
+from hf_captionrl.apps.album import candidates as adapt_captioner
+from hf_captionrl.apps.album.candidates import _Clock, adapt_to_album
+from hf_captionrl.apps.album.options import AlbumOptions
+from hf_captionrl.apps.album.run import AlbumRun
+from hf_captionrl.apps.album.sources import AlbumSource
 from hf_captionrl.cli import main
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.processes import Forked
 
 

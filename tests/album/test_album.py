@@ -6,16 +6,17 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.album import album, image_facts
-from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.candidates import generate_candidates
-from hf_captionrl.album.captions import compare_captioners
-from hf_captionrl.album.distinct_captions import same_text
-from hf_captionrl.album.image_copies import saved_again
-from hf_captionrl.album.settings import AlbumSettings
+from hf_captionrl.apps.album import album
+from hf_captionrl.apps.album import sources as image_facts
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.candidates import generate_candidates
+from hf_captionrl.apps.album.demo import compare_captioners
+from hf_captionrl.apps.album.distinct import same_text
+from hf_captionrl.apps.album.settings import AlbumSettings
+from hf_captionrl.apps.album.sources import saved_again
+from hf_captionrl.captioners import pipeline as caption_generation
 from hf_captionrl.data import ImageError
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.trainers import caption_generation
 from tests.album.axes import Axes, picture
 
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.album import candidate_scores
-from hf_captionrl.album.candidate_assignment import choose_candidates
-from hf_captionrl.album.candidate_scores import CandidateScores, confusions_of, score_candidates
-from hf_captionrl.album.sparse_assignment import best_assignment
+from hf_captionrl.apps.album import candidates as candidate_scores
+from hf_captionrl.apps.album.assignment import best_assignment, choose_candidates
+from hf_captionrl.apps.album.candidates import CandidateScores, confusions_of, score_candidates
 from tests.tolerances import assert_close
 
 

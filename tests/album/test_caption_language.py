@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from hf_captionrl.album import caption_language
-from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.caption_language import MARGIN, LanguageIdentifier, load_language_identifier
-from hf_captionrl.album.constraints import check_candidates, meets_constraints
-from hf_captionrl.album.settings import AlbumSettings
+from hf_captionrl.apps.album import candidates as caption_language
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.candidates import MARGIN, LanguageIdentifier, load_language_identifier
+from hf_captionrl.apps.album.distinct import check_candidates, meets_constraints
+from hf_captionrl.apps.album.settings import AlbumSettings
 from hf_captionrl.cli import main
 
 CAPTIONS = {

@@ -9,12 +9,13 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from hf_captionrl.album import album_result, outputs
-from hf_captionrl.album.album_result import Album, AlbumImage
-from hf_captionrl.album.durations import duration
-from hf_captionrl.album.sources import AlbumSource, load_album_source, read_captions_for
+from hf_captionrl.apps.album import result as album_result
+from hf_captionrl.apps.album import result as outputs
+from hf_captionrl.apps.album.result import Album, AlbumImage
+from hf_captionrl.apps.album.settings import duration
+from hf_captionrl.apps.album.sources import AlbumSource, load_album_source, read_captions_for
 from hf_captionrl.cli import main
-from hf_captionrl.io import LineFile
+from hf_captionrl.utils.io import LineFile
 
 QUICK = [
     "--scorer",
@@ -350,7 +351,7 @@ def test_durations_are_parsed_with_their_unit():
 
 
 def test_photographs_of_24_megapixels_are_opened_one_by_one(tmp_path):
-    from hf_captionrl.album.image_facts import opened_chunks
+    from hf_captionrl.apps.album.sources import opened_chunks
 
     for number in range(3):
         Image.new("L", (6000, 4000), number).save(tmp_path / f"{number}.jpg")

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.caption_language import script_of
-from hf_captionrl.album.constraints import check_candidates, with_word
-from hf_captionrl.album.settings import AlbumSettings
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.candidates import script_of
+from hf_captionrl.apps.album.distinct import check_candidates, with_word
+from hf_captionrl.apps.album.settings import AlbumSettings
 from tests.tolerances import assert_close
 
 

@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 
 from hf_captionrl import load_captioner, load_scorer, pipeline
-from hf_captionrl.album import demo as command
-from hf_captionrl.album import page as demo_page
-from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.page import AlbumDemo, serve
+from hf_captionrl.apps.album import demo as command
+from hf_captionrl.apps.album import demo as demo_page
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.demo import AlbumDemo, serve
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.album.demo_server import TAB, compare, open_demo, pick, running_demo, wait_for_images
 from tests.browser import CHROMIUM, Browser
 

@@ -4,8 +4,8 @@ import csv
 import json
 from pathlib import Path
 
-from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.album_result import summary_text
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.result import summary_text
 from hf_captionrl.cli import main
 from tests.album.axes import Axes, picture
 

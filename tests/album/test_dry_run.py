@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.album import candidates, dry_run
+from hf_captionrl.apps.album import candidates
+from hf_captionrl.apps.album import run as dry_run
 from hf_captionrl.cli import main
 
 QUICK = "--num_beams 1 --num_samples 1 --max_new_tokens 6 --batch_size 2 --cache_dir cache".split()

@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from hf_captionrl.album.album_result import Album, AlbumImage
-from hf_captionrl.album.distinct_captions import Finding
-from hf_captionrl.album.html import album_style, render_album, render_comparison, spoken_list
+from hf_captionrl.apps.album.demo import album_style, render_album, render_comparison, spoken_list
+from hf_captionrl.apps.album.distinct import Finding
+from hf_captionrl.apps.album.result import Album, AlbumImage
 from tests.reports.test_gallery import HOSTILE
 
 ALLOWED = set("section div table thead tbody tr th td p b i span bdi figure figcaption img ol li".split())

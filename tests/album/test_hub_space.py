@@ -5,12 +5,12 @@ import runpy
 
 import pytest
 
-from hf_captionrl.album.demo import named_models
-from hf_captionrl.album.hub_space import push_demo, write_demo_space
+from hf_captionrl.apps.album.demo import named_models
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.hub import PushError
-from hf_captionrl.hub.publish_checks import check_card
+from hf_captionrl.hub.push import check_card
+from hf_captionrl.hub.spaces import push_demo, write_demo_space
 from tests.hub.server import READ, WRITE
 
 MODELS = {"MLE": "Salesforce/blip-image-captioning-base", "my SR": "me/blip-sr"}

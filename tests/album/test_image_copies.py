@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.album.image_copies import copy_cosine, copy_leaders, saved_again, small_picture, threshold_of
+from hf_captionrl.apps.album.sources import copy_cosine, copy_leaders, saved_again, small_picture, threshold_of
 
 
 def pictures(*levels):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.album.image_facts import read_images
+from hf_captionrl.apps.album.sources import read_images
 from hf_captionrl.data import cached_features
 from hf_captionrl.retrieval import FeatureCache
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hf_captionrl.album.kept_files import KeptFiles
+from hf_captionrl.apps.album.run import KeptFiles
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.album.image_facts import copy_threshold, read_images
+from hf_captionrl.apps.album.sources import copy_threshold, read_images
 from hf_captionrl.cli import main
 from hf_captionrl.retrieval import FeatureCache
 from tests.album.test_image_facts import Counted, cache_of, paths

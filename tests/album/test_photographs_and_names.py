@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hf_captionrl.album import image_facts, report_page
-from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.sources import load_album_source, read_captions_for
+from hf_captionrl.apps.album import page as report_page
+from hf_captionrl.apps.album import sources as image_facts
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.sources import load_album_source, read_captions_for
 from hf_captionrl.cli import main
 
 QUICK = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
-from hf_captionrl.album.pragmatic_decoding import PragmaticProcessor, pragmatic_captions
+from hf_captionrl.apps.album.candidates import PragmaticProcessor, pragmatic_captions
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tolerances import assert_close
 

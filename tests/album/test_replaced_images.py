@@ -9,8 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hf_captionrl.album import candidates, image_facts
-from hf_captionrl.album.sources import AlbumSource, load_album_source
+from hf_captionrl.apps.album import candidates
+from hf_captionrl.apps.album import sources as image_facts
+from hf_captionrl.apps.album.sources import AlbumSource, load_album_source
 from hf_captionrl.cli import main
 
 QUICK = "--num_beams 1 --num_samples 1 --max_new_tokens 6 --batch_size 2 --cache_dir cache --json".split()

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from hf_captionrl.album.album_result import Album, AlbumImage
-from hf_captionrl.album.report_page import render_report, write_report
-from hf_captionrl.album.shared_phrases import GroupFacts
-from hf_captionrl.album.sources import AlbumSource, read_captions_for
+from hf_captionrl.apps.album.distinct import GroupFacts
+from hf_captionrl.apps.album.page import render_report, write_report
+from hf_captionrl.apps.album.result import Album, AlbumImage
+from hf_captionrl.apps.album.sources import AlbumSource, read_captions_for
 from tests.browser import CHROMIUM, Browser
 
 

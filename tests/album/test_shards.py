@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from hf_captionrl import load_captioner, load_scorer
-from hf_captionrl.album import candidates, loading
-from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.loading import AlbumModels
-from hf_captionrl.album.model_work_on_shards import ShardWork
-from hf_captionrl.album.options import AlbumOptions
-from hf_captionrl.album.sources import AlbumSource, load_album_source
+from hf_captionrl.apps.album import candidates
+from hf_captionrl.apps.album import run as loading
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.options import AlbumOptions
+from hf_captionrl.apps.album.run import AlbumModels, ShardWork
+from hf_captionrl.apps.album.sources import AlbumSource, load_album_source
 from hf_captionrl.cli import main
-from hf_captionrl.engine import ray_engine, read_shards
-from hf_captionrl.engine.ray_engine import RayActor
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils import ray_engine
+from hf_captionrl.utils.model_files import model_path
+from hf_captionrl.utils.parts import read_shards
+from hf_captionrl.utils.ray_engine import RayActor
 from tests.album.dying import DyingModels
 from tests.tiny import tiny_images
 from tests.tiny_chat import tiny_chat

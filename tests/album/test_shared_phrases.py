@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_captionrl.album.phrase_removal import drop_shared
-from hf_captionrl.album.shared_phrases import group_facts, shared_phrases
-from hf_captionrl.text import spacy_models
+from hf_captionrl.apps.album.distinct import drop_shared, group_facts, shared_phrases
+from hf_captionrl.text import tokenize as spacy_models
 
 DOGS = [
     "a photo of a brown dog on a red sofa",

@@ -2,11 +2,9 @@
 
 import functools
 
-from hf_captionrl.boosting import SceneDescriber, SceneWriter
+from hf_captionrl.apps.boosting import SceneDescriber, SceneWriter
+from hf_captionrl.captioners.language_models import HTTPBackend, Prompt, image_url
 from hf_captionrl.data import open_image
-from hf_captionrl.language_models import HTTPBackend
-from hf_captionrl.language_models.endpoint import image_url
-from hf_captionrl.language_models.prompt import Prompt
 from hf_captionrl.scenes import load_scenes
 from tests.boosting.server import texts_of
 

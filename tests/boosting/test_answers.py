@@ -2,9 +2,8 @@
 
 import pytest
 
-from hf_captionrl.boosting import answer_fault, blend_prompt, clean_answer, holistic_prompt, visual_prompt
-from hf_captionrl.boosting.answers import is_truncated
-from hf_captionrl.boosting.prompts import BLEND_EXAMPLES, HOLISTIC_EXAMPLES
+from hf_captionrl.apps.boosting import answer_fault, blend_prompt, clean_answer, holistic_prompt, visual_prompt
+from hf_captionrl.apps.boosting.prompts import BLEND_EXAMPLES, HOLISTIC_EXAMPLES, is_truncated
 from hf_captionrl.scenes import load_scenes
 
 BLEND = blend_prompt("1", ["A dog.", "A black dog."])

@@ -10,9 +10,10 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from hf_captionrl.boosting import boosted_file, write_boosted_captions
-from hf_captionrl.boosting.boost import write_statistics
-from hf_captionrl.boosting.prompts import STAGES
+from hf_captionrl.apps.boosting import boost as boosted_file
+from hf_captionrl.apps.boosting import write_boosted_captions
+from hf_captionrl.apps.boosting.boost import write_statistics
+from hf_captionrl.apps.boosting.prompts import STAGES
 
 STRING = datasets.Value("string")
 SOURCE = dict.fromkeys(("model", "revision", "prompt_hash", "time"), STRING) | {"attempt": datasets.Value("int32")}
@@ -165,11 +166,11 @@ def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch):
 
 
 def test_statistics_of_a_file_equal_those_of_lists(tmp_path, monkeypatch, mixed):
-    from hf_captionrl.boosting.caption_statistics import source_statistics
+    from hf_captionrl.apps.boosting.conflicts import source_statistics
 
     written = write_boosted_captions(mixed, tmp_path, map(row_of, range(250)))
     monkeypatch.setattr(boosted_file, "_ROWS_OF_TEXT", 7)
-    monkeypatch.setattr("hf_captionrl.metrics.word_statistics._AT_ONCE", 5)
+    monkeypatch.setattr("hf_captionrl.metrics.words._AT_ONCE", 5)
     found = write_statistics(written.path, None)
     done = [row for row in map(row_of, range(250)) if row["quarantine"] is None]
     lists = {"references": [text for row in done for text in row["references"]]}

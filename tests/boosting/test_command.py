@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from hf_captionrl.boosting.journal import journals, read_journals
+from hf_captionrl.apps.boosting.boost import journals, read_journals
 from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.boosting.doubles import content, endpoint_answer, scenes
 from tests.boosting.server import ChatServer
 

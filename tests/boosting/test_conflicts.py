@@ -2,8 +2,8 @@
 
 import pytest
 
-from hf_captionrl.boosting import SceneWriter, holistic_prompt, scene_conflicts, text_conflicts
-from hf_captionrl.boosting.prompts import HOLISTIC_EXAMPLES
+from hf_captionrl.apps.boosting import SceneWriter, holistic_prompt, scene_conflicts, text_conflicts
+from hf_captionrl.apps.boosting.prompts import HOLISTIC_EXAMPLES
 from hf_captionrl.scenes import Facts, full_caption
 
 FACTS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hf_captionrl.boosting.journal import JournalWriter, journal_name, journals, read_journal
+from hf_captionrl.apps.boosting.boost import JournalWriter, journal_name, journals, read_journal
 
 ENTRY = {"image_id": "1", "stage": "blend", "text": "half \ud83d of an emoji\u2028and a line"}
 

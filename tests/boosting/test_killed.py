@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.boosting.journal import journals, read_journal
-from hf_captionrl.boosting.prompts import blend_prompt, holistic_prompt
+from hf_captionrl.apps.boosting.boost import journals, read_journal
+from hf_captionrl.apps.boosting.prompts import blend_prompt, holistic_prompt
+from hf_captionrl.captioners.language_models import image_url
 from hf_captionrl.data import open_image
-from hf_captionrl.language_models.endpoint import image_url
 from tests.boosting.doubles import content, endpoint_answer, scenes
 from tests.boosting.server import ChatServer
 

@@ -5,7 +5,7 @@ import json
 import datasets
 import pytest
 
-from hf_captionrl.boosting import (
+from hf_captionrl.apps.boosting import (
     SceneDescriber,
     SceneWriter,
     UnfinishedError,
@@ -13,10 +13,10 @@ from hf_captionrl.boosting import (
     boosted_rows,
     write_boosted_captions,
 )
-from hf_captionrl.boosting.journal import journal_name, read_journal
+from hf_captionrl.apps.boosting.boost import journal_name, read_journal
+from hf_captionrl.captioners.language_models import BackendError, Failure, Truncated
 from hf_captionrl.data import QuarantineError, check_captions, load_captions
-from hf_captionrl.data.caption_columns import replace_column, undecoded
-from hf_captionrl.language_models import BackendError, Failure, Truncated
+from hf_captionrl.data.columns import replace_column, undecoded
 from tests.boosting.doubles import content, facts_of, pair, scenes
 
 
@@ -49,7 +49,7 @@ def test_three_captions_per_row_and_one_parquet_row(tmp_path):
     assert loaded["image_id"][:] == rows["image_id"][:]
     assert loaded["references"][:] == rows["captions"][:]
     # An oracle without the pipeline: the backends called by hand.
-    from hf_captionrl.boosting import blend_prompt, holistic_prompt, visual_prompt
+    from hf_captionrl.apps.boosting import blend_prompt, holistic_prompt, visual_prompt
 
     def by(backend, prompt):
         return next(iter(backend.complete([prompt])))[1]

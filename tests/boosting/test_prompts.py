@@ -5,8 +5,8 @@ import hashlib
 
 import pytest
 
-from hf_captionrl.boosting import blend_prompt, holistic_prompt, visual_prompt
-from hf_captionrl.boosting.prompts import (
+from hf_captionrl.apps.boosting import blend_prompt, holistic_prompt, visual_prompt
+from hf_captionrl.apps.boosting.prompts import (
     BLEND_EXAMPLES,
     BLEND_SYSTEM,
     HOLISTIC_EXAMPLES,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_captionrl.boosting import source_statistics, write_source_histogram
+from hf_captionrl.apps.boosting import source_statistics, write_source_histogram
 
 
 def test_statistics_equal_word_counts(tmp_path):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 
 from hf_captionrl.captioners import mean_cross_entropy
-from hf_captionrl.captioners.output_projection import is_tappable
+from hf_captionrl.captioners.head_tap import is_tappable
 from tests.captioners.test_head_tap import assert_same_gradients, gradients, smile
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images
 from tests.tolerances import assert_close, resolution

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_captionrl.captioners.caption_entropy import caption_entropy
+from hf_captionrl.captioners.prompts import caption_entropy
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images
 from tests.tolerances import close
 

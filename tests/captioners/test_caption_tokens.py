@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_captionrl.captioners.caption_tokens import completion_mask
+from hf_captionrl.captioners.captioner import completion_mask
 from hf_captionrl.losses import IGNORE_INDEX, shift_first_token
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 

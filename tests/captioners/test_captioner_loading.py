@@ -15,14 +15,8 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from hf_captionrl.captioners import (
-    BlipCaptioner,
-    GitCaptioner,
-    ProcessorPair,
-    load_captioner,
-    register,
-)
-from hf_captionrl.captioners.captioner_loading import FAMILIES as REGISTERED
+from hf_captionrl.captioners import BlipCaptioner, GitCaptioner, ProcessorPair, load_captioner, register
+from hf_captionrl.captioners.loading import FAMILIES as REGISTERED
 from hf_captionrl.retrieval import load_scorer
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
 from tests.tiny_chat import tiny_chat

@@ -7,9 +7,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from hf_captionrl.captioners import ClipCapCaptioner, load_captioner
-from hf_captionrl.models.clipcap.assembly import assemble
+from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.rewards import CiderReward, RewardContext, RewardData
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.captioners.given_draws import multinomial_of
 from tests.tiny import HIDDEN, tiny_captioner, tiny_clipcap, tiny_images
 from tests.tolerances import assert_close

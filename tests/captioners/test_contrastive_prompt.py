@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from hf_captionrl import load_scorer
-from hf_captionrl.album.album import describe_album
-from hf_captionrl.album.candidates import contrastive_answers
-from hf_captionrl.album.settings import AlbumSettings
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.candidates import contrastive_answers
+from hf_captionrl.apps.album.settings import AlbumSettings
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.captioners.contrastive_prompt import contrastive_prompt, encode_with_prompts
-from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers.self_retrieval_grpo_trainer import _prompts
+from hf_captionrl.captioners.prompts import contrastive_prompt, encode_with_prompts
+from hf_captionrl.trainers.trl_grpo import _prompts
+from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tiny_chat import tiny_chat
 from tests.tolerances import assert_close

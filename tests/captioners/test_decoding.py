@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, GenerationMixin
 
-from hf_captionrl.captioners import decoding, generation, load_captioner
+from hf_captionrl.captioners import captioner as generation
+from hf_captionrl.captioners import decoding, load_captioner
 from hf_captionrl.captioners.decoding import UndecodableError, draw_tokens
 from tests.captioners.given_draws import multinomial_of
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images

@@ -11,7 +11,8 @@ from collections import Counter
 import pytest
 import torch
 
-from hf_captionrl.captioners import decoding, generation
+from hf_captionrl.captioners import captioner as generation
+from hf_captionrl.captioners import decoding
 from hf_captionrl.captioners.decoding import UndecodableError
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tolerances import assert_close, close

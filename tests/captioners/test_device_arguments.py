@@ -10,13 +10,15 @@ import torch
 import transformers
 from torch import nn
 
-from hf_captionrl.captioners import captioner_loading, compiled_decoding, load_captioner
+from hf_captionrl.apps.experiments.arguments import ModelArguments
+from hf_captionrl.captioners import decoding as compiled_decoding
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners import loading as captioner_loading
 from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
 from hf_captionrl.captioners.head_tap import floating_dtype
-from hf_captionrl.checkpoints import device_arguments
-from hf_captionrl.checkpoints.loading import check_kwargs
 from hf_captionrl.cli import main
-from hf_captionrl.experiments.arguments import ModelArguments
+from hf_captionrl.utils import model_files as device_arguments
+from hf_captionrl.utils.model_files import check_kwargs
 from recipes import self_retrieval_blip
 from scripts.benchmarks.models import TINY, build_world
 from tests.captioners.test_decoding import ALL, B, G, T, captioner_and_images, many_ends

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_captionrl.captioners import Captioner, LogProbsObjective, captioner_loading, load_captioner
+from hf_captionrl.captioners import Captioner, LogProbsObjective, load_captioner
+from hf_captionrl.captioners import loading as captioner_loading
 from hf_captionrl.losses import fused_smile_loss, smile_loss
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer

@@ -13,9 +13,7 @@ from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_captionrl.captioners import HeadOutput, LogProbsObjective, load_captioner, mean_cross_entropy
-from hf_captionrl.captioners.head_tap import tap_head
-from hf_captionrl.captioners.head_tap_check import first_rows
-from hf_captionrl.captioners.output_projection import head_projection
+from hf_captionrl.captioners.head_tap import first_rows, head_projection, tap_head
 from hf_captionrl.losses import IGNORE_INDEX, smile_loss
 from tests.captioners.family_suite import smile
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_captionrl.captioners.head_tap_check import first_rows
+from hf_captionrl.captioners.head_tap import first_rows
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images
 from tests.tolerances import resolution
 

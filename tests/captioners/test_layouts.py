@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor
 
+from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.conversion.convert import convert
 from hf_captionrl.retrieval import load_scorer
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tiny_chat import tiny_chat
@@ -109,7 +109,7 @@ def test_no_architectures(tmp_path):
     captioner.save_pretrained(tmp_path / "blip")
     edit(tmp_path / "blip", "config.json", architectures=None)
     assert captions(load_captioner(tmp_path / "blip")) == captions(captioner)
-    from hf_captionrl.scenes.models import model_path
+    from hf_captionrl.utils.model_files import model_path
 
     clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
     expected = load_scorer(clip).text_features(["a pig"])
@@ -186,7 +186,7 @@ def test_missing_image_processor_raises(tmp_path):
 
 
 def test_scorer_without_a_tokenizer_raises(tmp_path):
-    from hf_captionrl.scenes.models import model_path
+    from hf_captionrl.utils.model_files import model_path
 
     clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"):

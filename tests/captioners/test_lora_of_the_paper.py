@@ -7,8 +7,8 @@ import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 
+from hf_captionrl.apps.experiments.arguments import ModelArguments
 from hf_captionrl.captioners import language_lora, load_captioner
-from hf_captionrl.experiments.arguments import ModelArguments
 from tests.tiny import tiny_captioner, tiny_clipcap
 from tests.tolerances import assert_close
 

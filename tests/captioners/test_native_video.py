@@ -10,11 +10,11 @@ from PIL import Image
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.pipeline import vision_tower_features
 from hf_captionrl.data import cached_features, sample_frames
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.scenes import load_moving_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from hf_captionrl.trainers.caption_generation import vision_tower_features
 from tests.tiny import tiny_captioner
 from tests.tiny_chat import tiny_chat
 from tests.tiny_families import tiny_family

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.checkpoints.loading import load_language_model
-from hf_captionrl.conversion.convert import convert
-from hf_captionrl.evaluate_modules.inputs import load_language_model as language_model_of_metrics
+from hf_captionrl.captioners.clipcap.assembly import assemble
+from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model as language_model_of_metrics
 from hf_captionrl.metrics.perplexity import caption_perplexity
-from hf_captionrl.models.clipcap.assembly import assemble
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.model_files import load_language_model
 from tests.captioners.published import PLACE, shrunken
 from tests.tiny import tiny_images
 from tests.trainers import one_step, rl_step
@@ -50,9 +50,9 @@ INCOMPLETE = {
 def pickles_in_this_process(monkeypatch):
     import importlib
 
-    from hf_captionrl.conversion import unpickling
+    from hf_captionrl.apps.convert import convert as unpickling
 
-    monkeypatch.setattr(importlib.import_module("hf_captionrl.conversion.convert"), "unpickle", unpickling._write)
+    monkeypatch.setattr(importlib.import_module("hf_captionrl.apps.convert.convert"), "unpickle", unpickling._write)
 
 
 def test_every_published_layout_is_tested():

@@ -10,9 +10,9 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 
 from hf_captionrl.cli.main import main
-from hf_captionrl.evaluation.arguments import optional_scorer
+from hf_captionrl.evaluation.options import optional_scorer
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 
 NAME = "openai/clip-vit-base-patch32"
 MAIN, PULL = "1" * 40, "2" * 40

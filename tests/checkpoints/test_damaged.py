@@ -9,11 +9,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.checkpoints.loading import load_language_model, read_config
 from hf_captionrl.cli.main import main
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers.checkpoints import checkpoint_fault, seal_checkpoint
+from hf_captionrl.utils.model_files import load_language_model, model_path, read_config
 from tests.tiny import tiny_captioner
 
 

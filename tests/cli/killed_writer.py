@@ -3,7 +3,7 @@
 import os
 import signal
 
-import hf_captionrl.io
+import hf_captionrl.utils.io
 from hf_captionrl.cli import main
 
 
@@ -27,5 +27,5 @@ class KillingOs:
 
 def write_and_be_killed(last, arguments):
     """Run a command until its n-th write to a growing file; in a separate process."""
-    hf_captionrl.io.os = KillingOs(last)
+    hf_captionrl.utils.io.os = KillingOs(last)
     return main(arguments)

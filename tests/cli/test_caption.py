@@ -11,7 +11,7 @@ from hf_captionrl.data import open_image
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.cli.killed_writer import write_and_be_killed
 from tests.processes import Forked
 from tests.tolerances import close

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.cli import main
-from hf_captionrl.data import image_reader
+from hf_captionrl.data import quarantine as image_reader
 from hf_captionrl.evaluation.caption_files import read_caption_file
 
 QUICK = ["--num_beams", "1", "--max_new_tokens", "3"]

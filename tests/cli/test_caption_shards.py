@@ -7,16 +7,15 @@ from dataclasses import replace
 import datasets
 import pytest
 
+from hf_captionrl.captioners.pipeline import pipeline
 from hf_captionrl.cli import main
+from hf_captionrl.cli.caption import CaptionOptions, CaptionStage
 from hf_captionrl.data import open_image
-from hf_captionrl.data.caption_columns import replace_column, undecoded
-from hf_captionrl.engine import read_shards
+from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.options import ids_digest, load_split
 from hf_captionrl.evaluation.caption_files import read_caption_file
-from hf_captionrl.evaluation.caption_options import CaptionOptions
-from hf_captionrl.evaluation.caption_stage import CaptionStage
-from hf_captionrl.evaluation.dataset_options import ids_digest, load_split
-from hf_captionrl.pipelines import pipeline
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.parts import read_shards
 
 SAMPLES = ["--do_sample", "--num_return_sequences", "2", "--batch_size", "2", "--max_new_tokens", "10"]
 

@@ -6,8 +6,7 @@ import subprocess
 import pytest
 
 from hf_captionrl.cli import main
-from hf_captionrl.cli.completion import completion_script
-from hf_captionrl.cli.main import build_parser
+from hf_captionrl.cli.main import build_parser, completion_script
 
 
 def complete(*words: str) -> list[str]:

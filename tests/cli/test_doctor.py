@@ -140,7 +140,7 @@ def test_retries_of_the_hub_client_are_announced_once(monkeypatch, capsys):
     import huggingface_hub.utils._http as client
     from huggingface_hub import constants
 
-    from hf_captionrl import console
+    from hf_captionrl.utils import console
 
     waits = []
     monkeypatch.setattr(client.time, "sleep", waits.append)

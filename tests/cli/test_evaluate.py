@@ -8,12 +8,12 @@ from typing import get_args, get_type_hints
 import pytest
 
 from hf_captionrl.cli import main
-from hf_captionrl.evaluation import paper_tables as suites
-from hf_captionrl.evaluation.arguments import clip_prefix
-from hf_captionrl.evaluation.evaluate_options import EvaluateOptions
-from hf_captionrl.retrieval.bag_files import BagFile, save_bags
+from hf_captionrl.cli.evaluate import EvaluateOptions
+from hf_captionrl.evaluation import evaluator as suites
+from hf_captionrl.evaluation.options import clip_prefix
+from hf_captionrl.retrieval.bags import BagFile, save_bags
 from hf_captionrl.scenes import check, load_scenes
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 
 IMAGES = 105
 
@@ -150,7 +150,7 @@ def test_typical_words_of_all_sources(files, tmp_path, monkeypatch, capsys):
     def tagger(captions):
         return [[(word, "ADJ" if word in ("small", "large") else "NOUN") for word in c.split()] for c in captions]
 
-    monkeypatch.setattr("hf_captionrl.metrics.word_statistics.spacy_tagger", lambda: tagger)
+    monkeypatch.setattr("hf_captionrl.metrics.words.spacy_tagger", lambda: tagger)
     monkeypatch.setattr(suites, "meteor", no_java)
     monkeypatch.setattr(suites, "spice", no_java)
     command = ["evaluate", "--captions", str(files["generic"]), "--max_images", "12", "--suite", "discritune"]

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.cli.completion import completion_script
-from hf_captionrl.cli.main import build_parser
+from hf_captionrl.cli.main import build_parser, completion_script
 
 ROOT = Path(__file__).parents[2]
 

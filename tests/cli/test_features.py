@@ -8,15 +8,15 @@ import datasets
 import pytest
 import torch
 
+from hf_captionrl.captioners import pipeline as caption_generation
 from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
-from hf_captionrl.data.caption_columns import replace_column, undecoded
-from hf_captionrl.data.source_keys import source_keys
-from hf_captionrl.engine import read_shards
+from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.features import source_keys
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers import caption_generation
+from hf_captionrl.utils.model_files import model_path
+from hf_captionrl.utils.parts import read_shards
 from tests.tolerances import close
 
 SCORER = ["--scorer", "scenes:clip-reward", "--batch_size", "4", "--rows_per_shard", "4"]
@@ -74,7 +74,7 @@ def test_cached_images_are_neither_opened_nor_encoded(scenes, tmp_path, capsys, 
         opened.append(value)
         return open_image(value)
 
-    monkeypatch.setattr("hf_captionrl.data.image_reader.open_image", lambda value, **limits: counted(value))
+    monkeypatch.setattr("hf_captionrl.data.quarantine.open_image", lambda value, **limits: counted(value))
     capsys.readouterr()
     assert features(tmp_path / "second", "--json") == 0
     assert json.loads(capsys.readouterr().out)["cached"] == 4
@@ -119,7 +119,7 @@ def test_images_of_one_process_are_opened_in_several_threads(tmp_path, monkeypat
         together.wait(timeout=20)  # raises unless the four images of a batch arrive
         return open_image(value, **limits)
 
-    monkeypatch.setattr("hf_captionrl.data.image_reader.open_image", waiting)
+    monkeypatch.setattr("hf_captionrl.data.quarantine.open_image", waiting)
     cache = ["--cache_dir", str(tmp_path / "empty")]
     assert features(tmp_path / "several", "--max_images", "8", *cache) == 0
     assert list(read_shards(tmp_path / "several")) == list(read_shards(tmp_path / "one"))

@@ -85,7 +85,7 @@ def test_exit_codes_distinguish_bad_input_from_faults(monkeypatch, capsys):
 
 
 def test_interrupted_command_says_whether_it_resumes(tmp_path, monkeypatch, capsys):
-    from hf_captionrl.evaluation import write_captions
+    from hf_captionrl.cli import caption as write_captions
 
     def interrupt(arguments):
         raise KeyboardInterrupt
@@ -103,14 +103,14 @@ def test_metrics_path_and_install(tmp_path, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["path"] == str(folder)
     assert main(["metrics", "path", "nothing"]) == 2
     assert "self_retrieval" in capsys.readouterr().err
-    monkeypatch.setattr("hf_captionrl.evaluate_modules.evaluate_load.modules_cache", lambda: tmp_path)
+    monkeypatch.setattr("hf_captionrl.metrics.evaluate_modules.load.modules_cache", lambda: tmp_path)
     assert main(["metrics", "install", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert "self_retrieval" in result["modules"]
     assert all(Path(file).is_file() and tmp_path in Path(file).parents for file in result["files"])
     # A file in place of the cache folder, so that nothing can be written.
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("hf_captionrl.evaluate_modules.evaluate_load.modules_cache", lambda: tmp_path / "file")
+    monkeypatch.setattr("hf_captionrl.metrics.evaluate_modules.load.modules_cache", lambda: tmp_path / "file")
     assert main(["metrics", "install"]) == 1
     assert "cannot be written" in capsys.readouterr().err
 

@@ -9,11 +9,17 @@ import pytest
 import torch
 
 from hf_captionrl.cli import main
-from hf_captionrl.engine import EngineOptions, ShardFolder
-from hf_captionrl.evaluation.neighbour_stage import neighbours_on_shards
-from hf_captionrl.retrieval.bag_files import load_neighbours
-from hf_captionrl.retrieval.compressed_index import CompressedIndex, build_compressed_index
-from hf_captionrl.retrieval.neighbours import nearest_neighbours, neighbour_recall, normalised
+from hf_captionrl.cli.bags import neighbours_on_shards
+from hf_captionrl.retrieval.bags import load_neighbours
+from hf_captionrl.retrieval.neighbours import (
+    CompressedIndex,
+    build_compressed_index,
+    nearest_neighbours,
+    neighbour_recall,
+    normalised,
+)
+from hf_captionrl.utils.options import EngineOptions
+from hf_captionrl.utils.parts import ShardFolder
 from tests.tolerances import close, within
 
 
@@ -100,7 +106,7 @@ def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys
     schema = pa.schema({"image_id": pa.string(), "image": pa.list_(pa.float32())})
     folder.write(0, rows, schema, {"scorer": "made-up@1"})
     folder.finish()
-    monkeypatch.setattr("hf_captionrl.evaluation.neighbour_stage.EXACT_ROWS", 1_199 if why == "many" else 1_200)
+    monkeypatch.setattr("hf_captionrl.cli.bags.EXACT_ROWS", 1_199 if why == "many" else 1_200)
     more = ["--approximate"] if why == "asked" else []
 
     def bags(name, *options):
@@ -123,7 +129,7 @@ def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys
         assert found.indices.equal(wanted.indices)
         assert found.similarities.equal(wanted.similarities)
         assert found.image_ids == wanted.image_ids
-    monkeypatch.setattr("hf_captionrl.evaluation.neighbour_stage.EXACT_ROWS", 1_200)
+    monkeypatch.setattr("hf_captionrl.cli.bags.EXACT_ROWS", 1_200)
     exact, said = bags("exact")
     assert "recall" not in said
     if mode == "neighbours":

@@ -12,13 +12,14 @@ from PIL import Image
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli import main
-from hf_captionrl.data import cached_pixels, pixel_cache
-from hf_captionrl.data.caption_columns import replace_column, undecoded
-from hf_captionrl.data.decoding import decode_image
-from hf_captionrl.data.source_keys import source_keys
-from hf_captionrl.engine import read_shards
+from hf_captionrl.data import cached_pixels
+from hf_captionrl.data import features as pixel_cache
+from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.features import source_keys
+from hf_captionrl.data.images import decode_image
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from hf_captionrl.utils.parts import read_shards
 from tests.data.photos import png
 from tests.tiny import tiny_captioner
 from tests.tiny_families import tiny_family

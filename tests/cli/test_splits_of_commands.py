@@ -8,7 +8,7 @@ from PIL import Image
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.data import load_captions
-from hf_captionrl.evaluation.dataset_options import DatasetOptions, load_split
+from hf_captionrl.data.options import DatasetOptions, load_split
 
 WITH_DATA = {
     "caption": ["m"],

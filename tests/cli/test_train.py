@@ -94,7 +94,7 @@ raise SystemExit("the working folder is on the path")
 RECIPE = """
 import json, os, sys
 import accelerate
-from hf_captionrl.console import run_main
+from hf_captionrl.utils.console import run_main
 
 def main(argv=None):
     rank, cwd = os.environ.get("RANK", "0"), os.getcwd()

@@ -6,14 +6,15 @@ import torch
 from datasets.table import MemoryMappedTable
 from PIL import Image
 
+from hf_captionrl.apps.experiments.arguments import DataArguments
+from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli import main
-from hf_captionrl.data import decoding, pixel_cache
-from hf_captionrl.engine import read_shards, shard_files
-from hf_captionrl.experiments.arguments import DataArguments
-from hf_captionrl.experiments.data import load_data
+from hf_captionrl.data import features as pixel_cache
+from hf_captionrl.data import images as decoding
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from hf_captionrl.utils.parts import read_shards, shard_files
 from tests.tiny import tiny_captioner
 from tests.trainers.one_step import PLAIN_SGD, weights
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hf_captionrl.conversion import convert, unpickling
+from hf_captionrl.apps.convert import convert
+from hf_captionrl.apps.convert import convert as unpickling
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ import pytest
 import torch
 from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
 
+from hf_captionrl.apps.convert.convert import convert, read_pickle
+from hf_captionrl.apps.convert.published import MODULES, export_code
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.conversion.clipcap_code import MODULES, export_code
-from hf_captionrl.conversion.convert import convert
-from hf_captionrl.conversion.unpickling import read_pickle
 from tests.models.test_clipcap import KINDS, MAPPERS, WRITE, inputs, published_logits
 from tests.offline import python_path
 from tests.tiny import HIDDEN, tiny_blip, tiny_clipcap, tiny_images
@@ -220,7 +219,7 @@ def test_exported_code_gives_identical_outputs_without_the_package(kind, tmp_pat
     for name in MODULES:
         (folder / f"{name}.py").write_text("raise SystemExit('run')")
     captioner = load_captioner(folder)
-    assert type(captioner.model).__module__ == "hf_captionrl.models.clipcap.modeling_clipcap"
+    assert type(captioner.model).__module__ == "hf_captionrl.captioners.clipcap.modeling_clipcap"
     assert captioner.model.generate(pixel_values, max_new_tokens=5, do_sample=False).tolist() == written
 
 

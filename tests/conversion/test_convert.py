@@ -10,12 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_captionrl.apps.convert.convert import convert, read_pickle, unpickle
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli.main import main
-from hf_captionrl.conversion.convert import convert
-from hf_captionrl.conversion.unpickling import read_pickle, unpickle
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_blip, tiny_captioner, tiny_images
 
 in_this_process = pytest.mark.usefixtures("in_this_process")
@@ -192,7 +191,7 @@ def test_process_of_pickles_has_no_token_and_no_working_folder(tmp_path, monkeyp
         seen.update(command=command, env=env)
         return subprocess.CompletedProcess(command, 1, "", "MemoryError\n")
 
-    monkeypatch.setattr("hf_captionrl.conversion.unpickling.subprocess.run", run)
+    monkeypatch.setattr("hf_captionrl.apps.convert.convert.subprocess.run", run)
     monkeypatch.setenv("HF_TOKEN", "secret")
     with pytest.raises(ValueError, match=r"reads w\.bin ended early \(MemoryError\)"):
         unpickle(tmp_path / "w.bin", tmp_path / "w.safetensors")

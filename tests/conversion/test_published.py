@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import CLIPConfig, CLIPModel
 
+from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.conversion.convert import convert
 from hf_captionrl.retrieval import load_scorer
 from tests.retrieval.tiny_scorers import make_clip
 from tests.tiny import tiny_blip, tiny_images

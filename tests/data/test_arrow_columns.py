@@ -5,16 +5,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hf_captionrl.data.arrow_columns import (
+from hf_captionrl.data.columns import (
     ColumnView,
+    SourceArguments,
     arrow_column,
     caption_column,
     chunk_values,
     id_column,
+    replace_column,
     select_rows,
+    to_caption_columns,
 )
-from hf_captionrl.data.caption_columns import replace_column, to_caption_columns
-from hf_captionrl.data.raw_splits import SourceArguments
 
 NUMBERS = [7, 0, 3, 3, 9]
 
@@ -64,7 +65,7 @@ def test_select_rows_is_select(rows, before):
 
 @pytest.mark.parametrize("order", [[0, 2, 4], [4, 0, 2], [3]])
 def test_replaced_column_of_a_selection_follows_its_order(order, monkeypatch):
-    monkeypatch.setattr("hf_captionrl.data.caption_columns._ROWS_OF_CHUNK", 2)
+    monkeypatch.setattr("hf_captionrl.data.columns._ROWS_OF_CHUNK", 2)
     chosen = datasets.Dataset.from_dict({"name": [*"abcde"]}).select(order)
     values = [f"new {i}" for i in range(len(order))]
     column = arrow_column(values, pa.string())

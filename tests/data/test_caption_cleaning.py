@@ -5,7 +5,7 @@ import unicodedata
 import pyarrow as pa
 import pytest
 
-from hf_captionrl.data.caption_cleaning import CAPTION_REMEDIES, caption_fault, clean_caption, to_caption_list
+from hf_captionrl.data.columns import CAPTION_REMEDIES, caption_fault, clean_caption, to_caption_list
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import types
 import numpy as np
 import pytest
 
-from hf_captionrl.data import caption_simplifying
-from hf_captionrl.data.caption_simplifying import scene_simplifier, simplify_captions, spacy_simplifier
-from hf_captionrl.experiments.arguments import DataArguments
-from hf_captionrl.experiments.data import load_data
+from hf_captionrl.apps.experiments.arguments import DataArguments
+from hf_captionrl.apps.experiments.data import load_data
+from hf_captionrl.data import simplifying as caption_simplifying
+from hf_captionrl.data.simplifying import scene_simplifier, simplify_captions, spacy_simplifier
 from hf_captionrl.scenes import check, load_scenes, sample_scene
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
 

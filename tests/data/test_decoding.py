@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.data import ImageError, decoding, open_image
-from hf_captionrl.data.decoding import decode_image
+from hf_captionrl.data import ImageError, open_image
+from hf_captionrl.data import images as decoding
+from hf_captionrl.data.images import decode_image
 from tests.data.photos import png
 from tests.data.sample_photo import photograph
 

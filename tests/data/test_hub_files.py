@@ -4,7 +4,7 @@ import datasets
 import pytest
 
 from hf_captionrl.data import load_captions
-from hf_captionrl.data.caption_columns import undecoded
+from hf_captionrl.data.columns import undecoded
 from hf_captionrl.scenes import load_scenes
 
 NAME = "hf://datasets/me/photos@v1/data/train-*.parquet"

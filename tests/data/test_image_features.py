@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_captionrl.data import ImageError, cached_features
-from hf_captionrl.data.caption_columns import replace_column, undecoded
+from hf_captionrl.data.columns import replace_column, undecoded
 from hf_captionrl.retrieval import FeatureCache
 from tests.data.photos import embedded, png
 

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.data import check_captions, load_caption_splits, load_captions, open_image
-from hf_captionrl.data.caption_columns import undecoded
-from hf_captionrl.data.image_folders import image_suffixes, list_images
+from hf_captionrl.data.columns import undecoded
+from hf_captionrl.data.loading import image_suffixes, list_images
 from tests.data.photos import make_folder, png
 
 ALL = {"split": "all", "require_captions": False}

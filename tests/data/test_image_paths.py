@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hf_captionrl.data import ImageError, load_captions, open_image
-from hf_captionrl.data.image_paths import is_address
+from hf_captionrl.data.images import is_address
 from tests.data.photos import make_folder, png
 
 

@@ -8,11 +8,11 @@ import datasets
 import numpy as np
 import pytest
 
+from hf_captionrl.cli.features import keys_and_cached
 from hf_captionrl.data import ImageReader, open_image
-from hf_captionrl.data import source_keys as module
+from hf_captionrl.data import features as module
+from hf_captionrl.data.features import file_hashes, in_threads, keys_of, source_key, source_keys
 from hf_captionrl.data.quarantine import QuarantineError
-from hf_captionrl.data.source_keys import file_hashes, in_threads, keys_of, source_key, source_keys
-from hf_captionrl.evaluation.cached_rows import keys_and_cached
 from hf_captionrl.retrieval import FeatureCache
 from tests.data.photos import png
 
@@ -48,7 +48,7 @@ def together(number):
 
 
 def test_images_are_opened_in_several_threads_in_the_order_of_the_rows(paths, monkeypatch):
-    from hf_captionrl.data import image_reader
+    from hf_captionrl.data import quarantine as image_reader
 
     meet = together(4)
     monkeypatch.setattr(image_reader, "open_image", lambda value, **limits: meet(value) or open_image(value, **limits))

@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, List, Value
 
 from hf_captionrl.data import evaluation_rows, load_caption_splits, load_captions, open_image, training_rows
-from hf_captionrl.data.caption_columns import undecoded
+from hf_captionrl.data.columns import undecoded
 from tests.data.photos import captions, embedded, make_folder, png
 
 TEXTS = List(Value("string"))

@@ -10,7 +10,7 @@ from PIL import Image
 
 import hf_captionrl.scenes
 from hf_captionrl.data import check_captions, exchange_captions, load_caption_splits, load_captions, open_image
-from hf_captionrl.data.caption_columns import undecoded
+from hf_captionrl.data.columns import undecoded
 from tests.data.photos import captions, embedded, make_folder, png
 
 ALL = (1, 0, 0)  # no split is divided off train

@@ -10,16 +10,9 @@ import torch
 import transformers
 from PIL import Image
 
-from hf_captionrl.captioners.prepared_pixels import PreparedPixels
-from hf_captionrl.data import (
-    CaptionCollator,
-    CaptionDataset,
-    DecodedPixels,
-    ImageError,
-    cached_pixels,
-    open_image,
-    pixel_cache,
-)
+from hf_captionrl.captioners.captioner import PreparedPixels
+from hf_captionrl.data import CaptionCollator, CaptionDataset, DecodedPixels, ImageError, cached_pixels, open_image
+from hf_captionrl.data import features as pixel_cache
 from hf_captionrl.data.video import VIDEO_FRAMES
 from hf_captionrl.retrieval import FeatureCache
 from tests.data.photos import embedded, png

@@ -8,11 +8,12 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.data import open_image
-from hf_captionrl.data.nocaps_concadia import load_concadia, load_nocaps
-from hf_captionrl.data.retrieval_benchmarks import (
+from hf_captionrl.data.benchmarks import (
     coco_id,
+    load_concadia,
     load_hard_pool,
     load_imagecode,
+    load_nocaps,
     load_published_bags,
     match_coco_ids,
 )

@@ -8,6 +8,8 @@ import datasets
 import pytest
 from PIL import Image
 
+from hf_captionrl.apps.experiments.arguments import DataArguments
+from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.data import (
     CAPTION_REMEDIES,
     IMAGE_REMEDIES,
@@ -18,9 +20,7 @@ from hf_captionrl.data import (
     open_image,
     quarantine,
 )
-from hf_captionrl.evaluation.dataset_options import DatasetOptions, load_split
-from hf_captionrl.experiments.arguments import DataArguments
-from hf_captionrl.experiments.data import load_data
+from hf_captionrl.data.options import DatasetOptions, load_split
 from tests.data.photos import captions, embedded, make_folder, png
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hf_captionrl.data import check_captions, load_captions
-from hf_captionrl.data.row_files import read_csv, read_json_lines
+from hf_captionrl.data.columns import read_csv, read_json_lines
 from tests.data.photos import png
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.data import ImageError, cached_features, feature_extraction
-from hf_captionrl.data import source_keys as module
-from hf_captionrl.data.source_keys import source_keys
+from hf_captionrl.data import ImageError, cached_features
+from hf_captionrl.data import features as feature_extraction
+from hf_captionrl.data import features as module
+from hf_captionrl.data.features import source_keys
 from hf_captionrl.retrieval import FeatureCache
 from tests.data.photos import embedded, png
 

@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from hf_captionrl.data import choose_split, load_captions
-from hf_captionrl.data.splits import parse_split
+from hf_captionrl.data.loading import parse_split
 from tests.data.photos import embedded, make_folder
 
 
@@ -147,8 +147,8 @@ def test_columns_that_differ_between_splits_are_dropped(tmp_path, caplog):
 
 
 def test_a_recipe_divides_by_its_shares(plain, tmp_path, caplog):
-    from hf_captionrl.experiments.arguments import DataArguments
-    from hf_captionrl.experiments.data import load_data
+    from hf_captionrl.apps.experiments.arguments import DataArguments
+    from hf_captionrl.apps.experiments.data import load_data
 
     source = {"dataset_name": "imagefolder", "data_dir": str(plain["data_dir"])}
     with caplog.at_level(logging.WARNING):

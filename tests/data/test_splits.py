@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from hf_captionrl.data import hash_split, load_caption_splits, load_captions
-from hf_captionrl.data.caption_columns import replace_column, with_split
+from hf_captionrl.data.columns import replace_column, with_split
 from tests.data.photos import embedded, make_folder, png
 
 ALL = (1, 0, 0)  # no split is divided off train

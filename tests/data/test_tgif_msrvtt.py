@@ -4,14 +4,7 @@ import json
 
 import pytest
 
-from hf_captionrl.data import (
-    check_captions,
-    frames_of,
-    load_caption_splits,
-    load_captions,
-    open_still,
-    sample_frames,
-)
+from hf_captionrl.data import check_captions, frames_of, load_caption_splits, load_captions, open_still, sample_frames
 from tests.data.films import (
     colour_of,
     colours_of,

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.data import (
-    ImageError,
-    VideoError,
-    is_video,
-    sample_frames,
-    verify_video,
-)
+from hf_captionrl.data import ImageError, VideoError, is_video, sample_frames, verify_video
 from tests.data.films import (
     COLOURS,
     KINDS,

@@ -4,13 +4,12 @@ import os
 import signal
 from pathlib import Path
 
-from hf_captionrl.album.album_stages import CandidateStage, ReadStage
-from hf_captionrl.boosting.boost_stage import BoostStage
-from hf_captionrl.evaluation.caption_scores import ScoreStage
-from hf_captionrl.evaluation.caption_stage import CaptionStage
-from hf_captionrl.evaluation.neighbour_stage import NeighbourStage
-from hf_captionrl.evaluation.write_features import FeatureStage
-from hf_captionrl.evaluation.write_pixels import PixelStage
+from hf_captionrl.apps.album.run import CandidateStage, ReadStage
+from hf_captionrl.apps.boosting.boost import BoostStage
+from hf_captionrl.cli.bags import NeighbourStage
+from hf_captionrl.cli.caption import CaptionStage
+from hf_captionrl.cli.features import FeatureStage, PixelStage
+from hf_captionrl.evaluation.scored_captions import ScoreStage
 
 
 class DiesOnce:

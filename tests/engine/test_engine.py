@@ -9,16 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hf_captionrl.boosting.boost_stage import BoostStage
-from hf_captionrl.boosting.options import BoostOptions
-from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
-from hf_captionrl.engine.actor import Actor, raise_packed
-from hf_captionrl.engine.parquet_shard import read_shard
-from hf_captionrl.engine.ray_engine import Deaths, RayActor, actor_numbers, connect
-from hf_captionrl.evaluation.caption_stage import CaptionStage
-from hf_captionrl.evaluation.neighbour_stage import NeighbourStage
-from hf_captionrl.evaluation.write_features import FeatureStage
-from hf_captionrl.evaluation.write_pixels import PixelStage
+from hf_captionrl.apps.boosting.boost import BoostStage
+from hf_captionrl.apps.boosting.options import BoostOptions
+from hf_captionrl.cli.bags import NeighbourStage
+from hf_captionrl.cli.caption import CaptionStage
+from hf_captionrl.cli.features import FeatureStage, PixelStage
+from hf_captionrl.utils.options import EngineOptions
+from hf_captionrl.utils.parts import Actor, ShardFolder, raise_packed, read_shard, read_shards, run_stage
+from hf_captionrl.utils.ray_engine import Deaths, RayActor, actor_numbers, connect
 from tests.engine.toy import Squares, expected, pids
 
 ROWS, PER_SHARD = 23, 5

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from hf_captionrl.cli import main
-from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
-from hf_captionrl.engine.ray_engine import connect
+from hf_captionrl.cli.bags import neighbours_on_shards
 from hf_captionrl.evaluation.caption_files import read_caption_file
-from hf_captionrl.evaluation.neighbour_stage import neighbours_on_shards
 from hf_captionrl.retrieval import load_neighbours
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.options import EngineOptions
+from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
+from hf_captionrl.utils.ray_engine import connect
 from tests.engine import dying
 from tests.engine.clusters import in_new_process, on_this_machine, two_nodes
 from tests.engine.toy import NotesGpus, Squares, expected, pids

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from hf_captionrl.engine import Stage
+from hf_captionrl.utils.parts import Stage
 
 
 class Squares(Stage):

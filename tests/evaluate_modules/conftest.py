@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.evaluate_modules.inputs import resolve_scorer
+from hf_captionrl.metrics.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.scenes import load_scenes
 from tests.evaluate_modules.evaluators import SCORER
 from tests.evaluate_modules.warm_process import WarmProcess
@@ -28,7 +28,7 @@ def evaluate(tmp_path_factory):
     """`evaluate` with separate caches, in which only our modules are installed."""
     import evaluate
 
-    from hf_captionrl.evaluate_modules import MODULES, install
+    from hf_captionrl.metrics.evaluate_modules import MODULES, install
 
     home = tmp_path_factory.mktemp("hf")
     with pytest.MonkeyPatch.context() as patch:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.evaluate_modules.metric import all_metrics, forwards, table_columns
-from hf_captionrl.evaluate_modules.results_columns import by_reward_scorer, variants
-from hf_captionrl.reports.table import Column
+from hf_captionrl.metrics.evaluate_modules.metric import all_metrics, forwards, table_columns
+from hf_captionrl.metrics.evaluate_modules.results_columns import by_reward_scorer, variants
+from hf_captionrl.metrics.table import Column
 
 ROOT = Path(__file__).parents[2]
 DECLARATIONS = ROOT / "hf_captionrl" / "evaluate_modules" / "declarations"

@@ -23,7 +23,7 @@ except SystemExit as end:
 assert pytest.main(["-q", "-p", "no:cacheprovider", "tests/metrics/test_word_repetition.py"]) == 0
 import hf_captionrl
 import evaluate
-from hf_captionrl.evaluation.paper_tables import CAPTIONS_TABLE, ScoredCaptions
+from hf_captionrl.evaluation.evaluator import CAPTIONS_TABLE, ScoredCaptions
 captions = ["a dog and a cat", "two red kites", "red red"]
 found = evaluate.load("word_repetition").compute(predictions=captions)
 scored = ScoredCaptions("mine", [[caption] for caption in captions], [["a dog"]] * 3)

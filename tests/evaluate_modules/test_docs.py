@@ -10,8 +10,8 @@ import pytest
 import hf_captionrl.metrics as metrics
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
-from hf_captionrl.evaluate_modules import MODULES, path
-from hf_captionrl.evaluation import paper_tables as suites
+from hf_captionrl.evaluation import evaluator as suites
+from hf_captionrl.metrics.evaluate_modules import MODULES, path
 from scripts.benchmark import SECTIONS
 from tests.tolerances import resolution
 

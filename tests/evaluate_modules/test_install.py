@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.evaluate_modules import MODULES, install, path
-from hf_captionrl.evaluate_modules.evaluate_load import modules_cache
+from hf_captionrl.metrics.evaluate_modules import MODULES, install, path
+from hf_captionrl.metrics.evaluate_modules.load import modules_cache
 from tests.offline import python_path
 
 LOAD = """
 import os
 os.environ["CAPTIONRL_NO_INSTALL"] = "1"  # only what is installed counts
-import hf_captionrl.evaluate_modules as modules
+import hf_captionrl.metrics.evaluate_modules as modules
 modules.install()
 import evaluate
 metric = evaluate.load("caption_diversity")
@@ -215,7 +215,7 @@ def test_install_is_complete_and_fast_when_repeated(tmp_path, monkeypatch):
     first = install()
     assert len(first) == len(MODULES) >= 7
     for file, name in zip(first, MODULES, strict=True):
-        assert file.read_text() == f"from hf_captionrl.evaluate_modules.{name}.{name} import *\n"
+        assert file.read_text() == f"from hf_captionrl.metrics.evaluate_modules.{name}.{name} import *\n"
         assert len(file.parent.name) == 64
     assert not list(tmp_path.rglob(".tmp-*"))
     stamps = {file: file.stat().st_mtime_ns for file in first}
@@ -258,7 +258,7 @@ def test_a_cache_that_cannot_be_written_only_warns(tmp_path, monkeypatch):
 
 def test_import_is_fast_and_concurrent_installs_are_safe(tmp_path):
     code = (
-        "import sys, time; t = time.perf_counter(); import hf_captionrl.evaluate_modules as m; files = m.install();"
+        "import sys, time; t = time.perf_counter(); import hf_captionrl.metrics.evaluate_modules as m; files = m.install();"
         "heavy = {'torch', 'evaluate', 'datasets', 'numpy'} & set(sys.modules);"
         "sys.exit(f'{heavy}' if heavy or len(files) != len(m.MODULES) or not all(f.stat().st_size for f in files) else 0)"
     )

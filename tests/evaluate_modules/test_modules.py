@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import hf_captionrl.metrics as metrics
-from hf_captionrl.evaluate_modules import MODULES
-from hf_captionrl.evaluate_modules.declarations.emscore import caption_tokens, token_weights
+from hf_captionrl.metrics.evaluate_modules import MODULES
+from hf_captionrl.metrics.evaluate_modules.declarations.emscore import caption_tokens, token_weights
 from hf_captionrl.retrieval.feature_cache import FeatureCache
 from hf_captionrl.scenes import check
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.evaluate_modules.evaluators import SCORER
 from tests.evaluate_modules.test_spaces import two_rows
 from tests.tolerances import assert_close, close

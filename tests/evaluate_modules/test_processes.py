@@ -5,7 +5,7 @@ import json
 import pytest
 
 import hf_captionrl.metrics as metrics
-from hf_captionrl.evaluate_modules import MODULES
+from hf_captionrl.metrics.evaluate_modules import MODULES
 from tests.evaluate_modules.test_install import job
 from tests.evaluate_modules.test_spaces import two_rows
 from tests.tolerances import close
@@ -13,7 +13,7 @@ from tests.tolerances import close
 CAPTIONS = [["a dog", "a cat"], ["two dogs", "a red dog"], ["a pig", "a pig"], ["one", "two"], ["x y", "x z"]]
 CODE = """
 import json
-import hf_captionrl.evaluate_modules as modules
+import hf_captionrl.metrics.evaluate_modules as modules
 modules.install()
 import evaluate
 options = dict(num_process=2, process_id={process}, experiment_id="{experiment}", cache_dir={cache!r})
@@ -69,7 +69,7 @@ def test_two_processes_and_two_experiments(warm_process, tmp_path):
 
 EVERY = """
 import json
-import hf_captionrl.evaluate_modules as modules
+import hf_captionrl.metrics.evaluate_modules as modules
 modules.install()
 import evaluate
 found = {{}}

@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 import hf_captionrl.metrics as metrics
-from hf_captionrl.evaluate_modules import MODULES, hub_space, path
-from hf_captionrl.evaluate_modules.metric import load_metric
-from hf_captionrl.evaluate_modules.page import build_page, compute_from_json
+from hf_captionrl.hub import spaces as hub_space
+from hf_captionrl.hub.spaces import build_page, compute_from_json
+from hf_captionrl.metrics.evaluate_modules import MODULES, path
+from hf_captionrl.metrics.evaluate_modules.metric import load_metric
 from scripts import metric_pages
 from tests.tolerances import within
 
@@ -39,7 +40,7 @@ def two_rows(name):
 
 
 def module_of(name):
-    return importlib.import_module(f"hf_captionrl.evaluate_modules.{name}.{name}")
+    return importlib.import_module(f"hf_captionrl.metrics.evaluate_modules.{name}.{name}")
 
 
 def test_example_runs(name, evaluate):

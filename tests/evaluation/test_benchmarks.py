@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hf_captionrl.cli.benchmark import BenchmarkOptions, benchmark
 from hf_captionrl.data import choose_split
-from hf_captionrl.data.pair_benchmarks import load_mmvp, load_winoground
-from hf_captionrl.evaluation.benchmarks import BenchmarkOptions, benchmark
-from hf_captionrl.metrics.pair_matching import pair_matching
+from hf_captionrl.data.benchmarks import load_mmvp, load_winoground
+from hf_captionrl.metrics.clip_scores import pair_matching
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.tolerances import close
 
 SCORER = "scenes:clip-reward"

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.data.arrow_columns import ChunkView, ColumnView, MappedRows, arrow_column
-from hf_captionrl.evaluation import caption_scores
+from hf_captionrl.data.columns import ChunkView, ColumnView, MappedRows, arrow_column
+from hf_captionrl.evaluation import scored_captions as caption_scores
 from hf_captionrl.evaluation.caption_files import read_caption_file
-from hf_captionrl.evaluation.caption_scores import BLOCK, empty_column, score_captions_in_blocks
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references
-from hf_captionrl.evaluation.scored_captions import human_captions
+from hf_captionrl.evaluation.scored_captions import BLOCK, empty_column, human_captions, score_captions_in_blocks
 from hf_captionrl.metrics.suites import ndlb_suite
 
 REFERENCES = [["a", "b", "c"], ["d", "d"], ["e"], [], ["f", "g"]]

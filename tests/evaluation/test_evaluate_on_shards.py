@@ -8,19 +8,20 @@ import pytest
 import torch
 
 from hf_captionrl.cli import main
-from hf_captionrl.data.caption_columns import replace_column, undecoded
-from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
-from hf_captionrl.evaluation import paper_tables
-from hf_captionrl.evaluation.caption_scores import (
+from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.evaluation import evaluator as paper_tables
+from hf_captionrl.evaluation.options import load_evaluators
+from hf_captionrl.evaluation.scored_captions import (
     BLOCK,
     CaptionScoring,
     ScoreStage,
     score_captions_in_blocks,
     write_inputs,
 )
-from hf_captionrl.evaluation.evaluation_models import load_evaluators
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.options import EngineOptions
+from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from tests.tolerances import close
 
 IMAGES = 105

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from hf_captionrl.captioners.caption_entropy import caption_entropy
+from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.cli import main
-from hf_captionrl.evaluation.learned_metrics import learned_table
-from hf_captionrl.metrics.learned_similarity import bleurt, entailment
-from hf_captionrl.metrics.suites.suite_row import EMPTY_CAPTION
+from hf_captionrl.evaluation.evaluator import learned_table
+from hf_captionrl.metrics.nlg import bleurt, entailment
+from hf_captionrl.metrics.suites import EMPTY_CAPTION
 from hf_captionrl.scenes import load_scenes
 from tests.tiny import tiny_captioner, tiny_pair_model
 from tests.tolerances import close

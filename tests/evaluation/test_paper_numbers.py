@@ -8,11 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.evaluation.arguments import EvaluationArguments
-from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.evaluation.image_pools import pool_images
-from hf_captionrl.experiments.arguments import DataArguments
-from hf_captionrl.experiments.data import load_data
+from hf_captionrl.apps.experiments.arguments import DataArguments
+from hf_captionrl.apps.experiments.data import load_data
+from hf_captionrl.evaluation.evaluator import Evaluator, pool_images
+from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics import cider_d
 from tests.tolerances import close
 

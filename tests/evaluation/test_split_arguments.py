@@ -5,10 +5,9 @@ import dataclasses
 
 import pytest
 
-from hf_captionrl.evaluation.dataset_options import DatasetOptions
-from hf_captionrl.evaluation.split_arguments import SplitArguments
-from hf_captionrl.experiments.arguments import DataArguments
-from hf_captionrl.options import add_options, options_from
+from hf_captionrl.apps.experiments.arguments import DataArguments
+from hf_captionrl.data.options import DatasetOptions, SplitArguments
+from hf_captionrl.utils.options import add_options, options_from
 
 
 def parsed(*argv: str) -> DatasetOptions:

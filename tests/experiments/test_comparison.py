@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
+from hf_captionrl.apps.experiments.report import Run, plan_runs, settings_of, train_runs
+from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
+from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retrieval_runs
+from hf_captionrl.apps.experiments.smile import SmileArguments, SmileRecipeConfig, _first
+from hf_captionrl.apps.experiments.smile import runs_of as smile_runs
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references
-from hf_captionrl.experiments.comparison import Run, plan_runs, settings_of, train_runs
-from hf_captionrl.experiments.self_retrieval import SelfRetrievalRecipeConfig
-from hf_captionrl.experiments.self_retrieval import runs_of as self_retrieval_runs
-from hf_captionrl.experiments.smile import SmileArguments, SmileRecipeConfig, _first
-from hf_captionrl.experiments.smile import runs_of as smile_runs
 from hf_captionrl.trainers.checkpoints import begin_run, open_checkpoint, seal_checkpoint
 from recipes import self_retrieval_blip, self_retrieval_clipcap
 from recipes.sle_blip import SLEBlipConfig, describe_reward

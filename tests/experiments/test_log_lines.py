@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from hf_captionrl.experiments.log_lines import (
+from hf_captionrl.apps.experiments.logs import (
     LogLines,
     ProgressLogLines,
     format_log,

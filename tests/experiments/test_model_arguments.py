@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_captionrl.experiments.arguments import ModelArguments, describe
+from hf_captionrl.apps.experiments.arguments import ModelArguments, describe
 from recipes import smile_blip
 
 

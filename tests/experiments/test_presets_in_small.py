@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hf_captionrl.experiments.self_retrieval import runs_of
+from hf_captionrl.apps.experiments.self_retrieval import runs_of
 from scripts.reproduction.real import is_embedded, preset_names
 from tests.experiments.test_presets_of_the_papers import parse, value
 from tests.experiments.values_in_small import IN_SMALL, OF_NO_PAPER, RL_KEYS, SLE_KEYS, SMILE_KEYS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from hf_captionrl.experiments.rows import load_row, row_names
+from hf_captionrl.apps.experiments.arguments import load_row, row_names
 from scripts.reproduction.real import columns_of
 from tests.experiments.values_of_the_papers import PAPERS
 from tests.tiny import tiny_captioner

@@ -5,12 +5,11 @@ import json
 
 import pytest
 
+from hf_captionrl.apps.experiments.arguments import DataArguments, GuardedRecipe
+from hf_captionrl.apps.experiments.data import load_data
+from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
+from hf_captionrl.apps.experiments.smile import SmileRecipeConfig
 from hf_captionrl.data import SPLITS
-from hf_captionrl.experiments.arguments import DataArguments
-from hf_captionrl.experiments.data import load_data
-from hf_captionrl.experiments.recipe_defaults import GuardedRecipe
-from hf_captionrl.experiments.self_retrieval import SelfRetrievalRecipeConfig
-from hf_captionrl.experiments.smile import SmileRecipeConfig
 from hf_captionrl.trainers import SelfRetrievalConfig, SmileConfig
 from tests.tiny import tiny_images
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from hf_captionrl.experiments.parsing import parse_arguments
-from hf_captionrl.experiments.rows import load_row, row_names
-from hf_captionrl.experiments.self_retrieval import runs_of
+from hf_captionrl.apps.experiments.arguments import load_row, parse_arguments, row_names
+from hf_captionrl.apps.experiments.self_retrieval import runs_of
 from recipes import self_retrieval_clipcap, smile_blip
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from hf_captionrl.experiments.parsing import set_total_batch
+from hf_captionrl.apps.experiments.arguments import set_total_batch
 from hf_captionrl.trainers import SmileConfig
 from tests.experiments.values_of_the_papers import PAPERS
 from tests.processes import run_in_processes

@@ -14,7 +14,7 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.tolerances import close, within
 
 ROOT = Path(__file__).parents[2]

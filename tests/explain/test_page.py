@@ -9,15 +9,16 @@ import re
 import pytest
 from PIL import Image
 
-from hf_captionrl.explain.page import (
+from hf_captionrl.apps.explain.explain import (
     CaptionReward,
+    explain_caption,
     explanation_json,
+    token_pushes,
     visible_token,
     write_explanation,
     write_explanation_picture,
 )
-from hf_captionrl.explain.token_view import explain_caption, token_pushes
-from hf_captionrl.io import to_plain
+from hf_captionrl.utils.io import to_plain
 from tests.reports.test_gallery import HOSTILE, Page, browse, needs_chromium
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tolerances import within

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hf_captionrl.apps.explain.explain import explain_caption, token_pushes
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.explain.token_view import explain_caption, token_pushes
 from hf_captionrl.losses import smile_loss
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tiny_chat import tiny_chat

@@ -26,15 +26,15 @@ def warm_up():
     import torch
 
     torch.set_num_threads(1)
+    import hf_captionrl.apps.experiments
+    import hf_captionrl.cli.bags
+    import hf_captionrl.cli.caption
+    import hf_captionrl.cli.evaluate
     import hf_captionrl.cli.main
     import hf_captionrl.evaluation.caption_files
-    import hf_captionrl.evaluation.evaluate_captions
-    import hf_captionrl.evaluation.mine_bags
-    import hf_captionrl.evaluation.paper_tables
-    import hf_captionrl.evaluation.write_captions
-    import hf_captionrl.experiments
+    import hf_captionrl.evaluation.evaluator
     import hf_captionrl.hub
-    import hf_captionrl.reports.comparison  # noqa: F401
+    import hf_captionrl.metrics.table  # noqa: F401
     import tests.hub.server
     import tests.tiny  # noqa: F401
 
@@ -51,7 +51,7 @@ def _data():
 @functools.cache
 def _scorer():
     from hf_captionrl.retrieval import load_scorer
-    from hf_captionrl.scenes.models import model_path
+    from hf_captionrl.utils.model_files import model_path
 
     return load_scorer(model_path("scenes:clip-reward"))
 
@@ -196,7 +196,7 @@ def train_rank(folder, *, kill_at=None, name="SIGKILL", steps_file=None, **chang
 
 def hold_folder(folder, ready):
     """Take an output folder as a run does, and sit in it."""
-    from hf_captionrl.io import FolderLock
+    from hf_captionrl.utils.io import FolderLock
 
     with FolderLock(folder):
         Path(ready).write_text("yes")
@@ -277,8 +277,7 @@ def cached(folder, *, images=None, form="uint8"):
     """Keys in a cache, and whether their features or pixels are right."""
     import numpy as np
 
-    from hf_captionrl.data.pixel_cache import pixel_rows, row_reader
-    from hf_captionrl.data.source_keys import source_keys
+    from hf_captionrl.data.features import pixel_rows, row_reader, source_keys
     from hf_captionrl.retrieval.feature_cache import FeatureCache
     from tests.faults.noting_pixels import NotingPixels
 
@@ -297,7 +296,8 @@ def cached(folder, *, images=None, form="uint8"):
 
 def read_pixels(folder, *, images, form, asked):
     """Read all cached pixels in a training's way beyond the size that is verified at once: `error`, or checksums of the rows."""
-    from hf_captionrl.data import cached_pixels, pixel_cache
+    from hf_captionrl.data import cached_pixels
+    from hf_captionrl.data import features as pixel_cache
     from hf_captionrl.retrieval import FeatureCache
     from tests.faults.noting_pixels import NotingPixels
 
@@ -349,7 +349,7 @@ class Noting:
 
 def boost(folder, *, asked, number=12, at=None):
     """Boost a few scenes."""
-    from hf_captionrl.boosting import boost_shard, boosted_rows, write_boosted_captions
+    from hf_captionrl.apps.boosting import boost_shard, boosted_rows, write_boosted_captions
     from tests.boosting.doubles import pair, scenes
 
     rows = scenes(number)
@@ -379,7 +379,7 @@ def push(folder, url, *, at=None):
 
 def boosted(folder):
     """Rows of a merged file without the times, and the answers of its journals."""
-    from hf_captionrl.boosting.journal import journals, read_journal
+    from hf_captionrl.apps.boosting.boost import journals, read_journal
     from tests.boosting.doubles import content
 
     path = Path(folder) / "captions.parquet"

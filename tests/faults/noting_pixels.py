@@ -5,7 +5,7 @@ from pathlib import Path
 
 import datasets
 
-from hf_captionrl.data.decoding import decode_image
+from hf_captionrl.data.images import decode_image
 from tests.faults.jobs import KEYS, noted
 from tests.tiny import tiny_captioner
 

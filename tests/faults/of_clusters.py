@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hf_captionrl.engine import EngineOptions, ShardFolder, read_shards, run_stage
+from hf_captionrl.utils.options import EngineOptions
+from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from tests.engine.clusters import two_nodes
 from tests.engine.toy import Squares, expected, pids
 from tests.faults.campaign import Trial, area

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 
-from hf_captionrl.engine import ShardFolder, read_shards, run_stage
+from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from tests.engine.toy import Squares, expected
 from tests.faults.campaign import Trial, area, damage
 

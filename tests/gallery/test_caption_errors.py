@@ -2,8 +2,8 @@
 
 import pytest
 
-from hf_captionrl.gallery.caption_errors import error_counts, gallery_marks, most_wrong
-from hf_captionrl.reports.gallery import Mark
+from hf_captionrl.apps.gallery.gallery import error_counts, gallery_marks, most_wrong
+from hf_captionrl.evaluation.pages import Mark
 from hf_captionrl.scenes import Facts
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")

@@ -9,11 +9,11 @@ import pytest
 
 import hf_captionrl.scenes
 from hf_captionrl.cli import main
-from hf_captionrl.evaluation.caption_sources import source_names
+from hf_captionrl.evaluation.caption_files import source_names
 from hf_captionrl.metrics import cider_d
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import check
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explain.md").read_text(encoding="utf-8")
 HOSTILE = "<script>alert(1)</script> a 'large' \"pig\" </style>"

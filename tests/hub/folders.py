@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hf_captionrl.hub import write_manifest, write_model_card
-from hf_captionrl.io import write_json
+from hf_captionrl.utils.io import write_json
 from tests.hub.test_cards import FACTS, make_results
 from tests.tiny import tiny_captioner
 

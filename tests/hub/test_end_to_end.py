@@ -7,8 +7,8 @@ import torch
 import yaml
 from huggingface_hub import parse_eval_result_entries
 
-from hf_captionrl.evaluate_modules import MODULES
 from hf_captionrl.hub import push_folder, push_metric
+from hf_captionrl.metrics.evaluate_modules import MODULES
 from tests.hub.conftest import holders_of_tokens, running_hub
 from tests.hub.folders import publishable
 from tests.hub.server import READ, WRITE
@@ -172,7 +172,7 @@ def test_full_disk_during_download_leaves_no_partial_files(world):
 
 
 PICKLE = """
-from hf_captionrl.pipelines import pipeline
+from hf_captionrl.captioners.pipeline import pipeline
 pipeline("stranger/pickle", device="cpu")
 """
 

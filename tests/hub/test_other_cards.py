@@ -12,7 +12,6 @@ from huggingface_hub import DatasetCard
 
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.cli.main import main as captionrl
-from hf_captionrl.evaluate_modules import MODULES
 from hf_captionrl.hub import (
     DatasetCardFacts,
     ModelCardFacts,
@@ -24,6 +23,7 @@ from hf_captionrl.hub import (
     render_model_card,
     write_dataset_card,
 )
+from hf_captionrl.metrics.evaluate_modules import MODULES
 from hf_captionrl.retrieval import BagFile, load_bags, save_bags
 from tests.hub.folders import publishable
 from tests.hub.test_cards import FACTS, make_results, make_row

@@ -8,12 +8,10 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file
 
+from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.checkpoints.loading import load_language_model
-from hf_captionrl.checkpoints.weights import _warn_once
-from hf_captionrl.conversion.convert import convert
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import _warn_once, load_language_model, model_path
 from tests.hub.conftest import holders_of_tokens, running_hub
 from tests.hub.repositories import Blob
 
@@ -88,7 +86,7 @@ def test_download_of_the_pull_request_alone(hub, repository, monkeypatch):
 
 
 def test_captioner_language_model_and_parts_of_clipcap(hub):
-    from hf_captionrl.models.clipcap.assembly import assemble
+    from hf_captionrl.captioners.clipcap.assembly import assemble
 
     files, proposed = pickles("blip-mle")
     hub.add("Salesforce/blip-image-captioning-base", files).propose(42, proposed, **BOT)

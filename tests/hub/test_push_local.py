@@ -8,8 +8,7 @@ import pytest
 
 from hf_captionrl.cli import main
 from hf_captionrl.hub import folder_contents, pin_examples, push_folder, read_push_state, write_manifest
-from hf_captionrl.hub.manifest import public_command, public_values
-from hf_captionrl.hub.publish_checks import check_secret, redact
+from hf_captionrl.hub.push import check_secret, public_command, public_values, redact
 from tests.hub.folders import publishable
 from tests.hub.server import WRITE
 

@@ -149,9 +149,9 @@ def test_galleries_of_local_images_are_only_uploaded_on_request(hub, tmp_path, m
     [("scenes", False, True), ("owner/data", False, True), ("photos", False, False), ("photos", True, True)],
 )
 def test_recipe_records_whether_its_images_are_public(name, asked, goes_up, tmp_path, monkeypatch):
-    from hf_captionrl.evaluation.arguments import EvaluationArguments
-    from hf_captionrl.experiments import publication
-    from hf_captionrl.experiments.arguments import DataArguments, ModelArguments
+    from hf_captionrl.apps.experiments import report as publication
+    from hf_captionrl.apps.experiments.arguments import DataArguments, ModelArguments
+    from hf_captionrl.evaluation.options import EvaluationArguments
     from tests.hub.test_cards import make_results
 
     monkeypatch.setattr(publication, "describe_data", lambda *_: "24 images.")

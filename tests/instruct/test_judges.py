@@ -8,9 +8,18 @@ import threading
 
 import pytest
 
-from hf_captionrl.instruct.judges import EndpointJudge, FileJudge, JudgeError, LocalJudge, judge_prompt, rate_pairs
-from hf_captionrl.instruct.questions import Question, answer_questions, load_questions
-from hf_captionrl.instruct.tiny_llama import tiny_llama
+from hf_captionrl.apps.instruct.instructions import tiny_llama
+from hf_captionrl.apps.instruct.judges import (
+    EndpointJudge,
+    FileJudge,
+    JudgeError,
+    LocalJudge,
+    Question,
+    answer_questions,
+    judge_prompt,
+    load_questions,
+    rate_pairs,
+)
 
 QUESTIONS = [Question("q1", "generic", "Why?", "Because."), Question("q2", "writing", "Write.", "Once upon a time.")]
 

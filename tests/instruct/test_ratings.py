@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_captionrl.instruct.ratings import CATEGORIES, Rating, answer_statistics, parse_scores, relative_scores
+from hf_captionrl.apps.instruct.judges import CATEGORIES, Rating, answer_statistics, parse_scores, relative_scores
 
 
 def rating(question, category, candidate, reference, first=True):

@@ -11,11 +11,10 @@ from safetensors.torch import save_file
 from transformers import TrainerCallback
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.captioners.generation import Completions
+from hf_captionrl.captioners.captioner import Completions
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import (
     SelfRetrievalConfig,
     SelfRetrievalTrainer,
@@ -25,6 +24,7 @@ from hf_captionrl.trainers import (
     SmileTrainer,
 )
 from hf_captionrl.trainers.rollout import reference_ids
+from hf_captionrl.utils.model_files import model_path
 from tests.trainers.one_step import PLAIN_SGD
 
 IMAGES = 8

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_captionrl.evaluation.arguments import EvaluationArguments
-from hf_captionrl.experiments.arguments import describe
-from hf_captionrl.experiments.parsing import parse_arguments
+from hf_captionrl.apps.experiments.arguments import describe, parse_arguments
+from hf_captionrl.evaluation.options import EvaluationArguments
 from recipes import self_retrieval_blip, sle_blip, smile_blip
 
 SHORT = [

@@ -7,8 +7,8 @@ import time
 import pytest
 from PIL import Image
 
-from hf_captionrl.boosting import blend_prompt, visual_prompt
-from hf_captionrl.language_models import BackendError, Failure, HTTPBackend, Truncated
+from hf_captionrl.apps.boosting import blend_prompt, visual_prompt
+from hf_captionrl.captioners.language_models import BackendError, Failure, HTTPBackend, Truncated
 from tests.boosting.server import ChatServer, texts_of
 
 

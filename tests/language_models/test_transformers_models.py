@@ -9,23 +9,22 @@ import torch
 from jinja2.exceptions import TemplateError
 from transformers import BatchFeature
 
-from hf_captionrl.boosting import SceneWriter, blend_prompt, boost_shard, visual_prompt
-from hf_captionrl.boosting.answers import answer_fault, clean_answer
-from hf_captionrl.boosting.prompts import VISUAL_PROMPT
+from hf_captionrl.apps.boosting import SceneWriter, blend_prompt, boost_shard, visual_prompt
+from hf_captionrl.apps.boosting.prompts import VISUAL_PROMPT, answer_fault, clean_answer
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.data import open_image
-from hf_captionrl.language_models import (
+from hf_captionrl.captioners.language_models import (
     Backend,
     CaptionerBackend,
     Failure,
+    Prompt,
     TransformersTextBackend,
     TransformersVisionBackend,
     Truncated,
+    _continuation,
+    chat_text,
 )
-from hf_captionrl.language_models.local_models import chat_text
-from hf_captionrl.language_models.prompt import Prompt
-from hf_captionrl.language_models.transformers_models import _continuation
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.data import open_image
+from hf_captionrl.utils.model_files import model_path
 from tests.boosting.doubles import scenes
 
 

@@ -5,9 +5,9 @@ import types
 
 import pytest
 
-from hf_captionrl.boosting import visual_prompt
+from hf_captionrl.apps.boosting import visual_prompt
+from hf_captionrl.captioners.language_models import Truncated, VLLMBackend
 from hf_captionrl.data import open_image
-from hf_captionrl.language_models import Truncated, VLLMBackend
 from tests.boosting.doubles import scenes
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from hf_captionrl.losses import IGNORE_INDEX, fused_smile, fused_smile_loss, smile_loss
+from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
+from hf_captionrl.losses import smile as fused_smile
 from tests.losses.conftest import Head, loop_smile, make_head
 from tests.losses.test_smile import OPTIONS
 from tests.tolerances import assert_close

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_captionrl.metrics.cider_failures import CiderFailure, cider_failures, unrewarded
+from hf_captionrl.apps.gallery.gallery import CiderFailure, cider_failures, unrewarded
 
 SCORES = {"A": [2.0, 0.5, 1.0, 1.0], "B": [0.5, 2.0, 1.0, 0.2]}
 # Image 0: B is right and A is wrong. 1: B has one more wrong claim and more facts: neither is more faithful.

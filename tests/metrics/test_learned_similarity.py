@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_captionrl.metrics.learned_similarity import bleurt, entailment
+from hf_captionrl.metrics.nlg import bleurt, entailment
 from tests.tiny import tiny_pair_model
 from tests.tolerances import close
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import hf_captionrl.metrics as metrics
-from hf_captionrl.metrics.signature import signature
+from hf_captionrl.metrics.bootstrap import signature
 
 
 def test_every_public_name_is_a_function_even_after_all_modules_were_imported():

@@ -9,8 +9,8 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge, my_lcs
 
 from hf_captionrl.metrics import bleu, cider, cider_d, rouge_l
-from hf_captionrl.metrics.reference_similarity import _common
-from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.metrics.nlg import _common
+from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.tolerances import assert_close, close
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_captionrl.metrics.suites import decoding_suite, diversity_at_cider_d, sle_suite, tradeoff_points
-from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 
 REFERENCES = [["a red dog in the grass", "a dog sits in the grass"], ["two cats on a bed", "some cats sleep on a bed"]]

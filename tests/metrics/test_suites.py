@@ -7,8 +7,15 @@ import pytest
 import torch
 
 from hf_captionrl.metrics import bleu, caption_diversity, cider_d, paired_test
-from hf_captionrl.metrics.suites import EMPTY_CAPTION, discritune_suite, ndlb_suite, sle_suite, smile_suite
-from hf_captionrl.metrics.suites.suite_row import SuiteRow, leave_one_out
+from hf_captionrl.metrics.suites import (
+    EMPTY_CAPTION,
+    SuiteRow,
+    discritune_suite,
+    leave_one_out,
+    ndlb_suite,
+    sle_suite,
+    smile_suite,
+)
 from hf_captionrl.retrieval.ranking import ranks
 from tests.tolerances import close, within
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hf_captionrl.metrics import emscore
-from hf_captionrl.metrics.video_matching import emscore_matrix
+from hf_captionrl.metrics.clip_scores import emscore_matrix
 from tests.tolerances import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "retrieval.json").read_text())["emscore"]

@@ -5,12 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from hf_captionrl.metrics.word_statistics import (
-    characteristic_words,
-    length_statistics,
-    local_mutual_information,
-    spacy_tagger,
-)
+from hf_captionrl.metrics.words import characteristic_words, length_statistics, local_mutual_information, spacy_tagger
 from tests.tolerances import close
 
 COUNTS = {"human": {"new": 8, "red": 2, "old": 0}, "model": {"red": 9, "new": 1}, "other": {"small": 5}}

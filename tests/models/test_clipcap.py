@@ -17,7 +17,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from hf_captionrl.models.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
+from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
 from tests.tiny import HIDDEN, IMAGE_SIZE, tiny_clipcap, tiny_images
 from tests.tolerances import assert_close
 
@@ -349,7 +349,7 @@ def test_import_does_not_load_torch():
     code = "import sys, hf_captionrl; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     assert run(code).strip() == "[]"
     code = "import hf_captionrl, sys; from transformers import AutoConfig; "
-    assert run(code + "print('hf_captionrl.models.clipcap.modeling_clipcap' in sys.modules)").strip() == "False"
+    assert run(code + "print('hf_captionrl.captioners.clipcap.modeling_clipcap' in sys.modules)").strip() == "False"
 
 
 def test_auto_classes_are_registered_in_this_process():

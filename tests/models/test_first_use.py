@@ -1,6 +1,6 @@
 """Classes that are imported on first access, by several threads at once."""
 
-from hf_captionrl.models.registration import _OnFirstUse
+from hf_captionrl.captioners.clipcap.registration import _OnFirstUse
 
 
 def test_another_thread_may_finish_first():

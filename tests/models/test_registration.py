@@ -14,8 +14,8 @@ assert sys.meta_path == before
 from transformers import {first}
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-loaded = "hf_captionrl.models.clipcap.modeling_clipcap" in sys.modules
-from hf_captionrl.models.clipcap.configuration_clipcap import ClipCapConfig
+loaded = "hf_captionrl.captioners.clipcap.modeling_clipcap" in sys.modules
+from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
 mapping = AutoModelForImageTextToText._model_mapping
 assert ClipCapConfig in mapping and ClipCapConfig in list(mapping.keys())
 print(loaded, mapping[ClipCapConfig].__name__, PROCESSOR_MAPPING[ClipCapConfig].__name__, None in mapping.values())

@@ -8,16 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_captionrl.metrics import (
-    clip_score,
-    emscore,
-    ref_clip_score,
-    self_retrieval,
-)
-from hf_captionrl.retrieval.feature_checks import check_features, unit_rows
+from hf_captionrl.metrics import clip_score, emscore, ref_clip_score, self_retrieval
 from hf_captionrl.retrieval.neighbours import normalised
-from hf_captionrl.retrieval.ranking import bag_ranks, ranks, set_ranks
-from hf_captionrl.retrieval.scorer_base import _unit
+from hf_captionrl.retrieval.ranking import bag_ranks, check_features, ranks, set_ranks, unit_rows
+from hf_captionrl.retrieval.scorer import _unit
 from tests.numerics.drawn import few, fewer, seeds
 from tests.tolerances import assert_close, close
 

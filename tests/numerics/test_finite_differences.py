@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.losses import caption_log_probs, fused_smile_loss, linear_log_probs, policy_gradient_loss, smile_loss
-from hf_captionrl.trainers.smile_sft_head import segment_loss
-from hf_captionrl.trainers.smile_sft_segments import document_ids
+from hf_captionrl.trainers.trl_smile_sft import document_ids, segment_loss
 from tests.numerics.test_policy_gradient import drawn
 from tests.tolerances import assert_close
 

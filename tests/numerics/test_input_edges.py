@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.instruct.ratings import answer_statistics
+from hf_captionrl.apps.instruct.judges import answer_statistics
+from hf_captionrl.apps.studies.results import krippendorff_alpha
 from hf_captionrl.metrics import (
     bleu,
     bootstrap_interval,
@@ -25,7 +26,6 @@ from hf_captionrl.metrics import (
     self_retrieval,
 )
 from hf_captionrl.retrieval.ranking import distractor_recall
-from hf_captionrl.studies.agreement import krippendorff_alpha
 from tests.numerics.test_edges import whole
 
 # Texts

@@ -12,15 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
-from hf_captionrl.metrics import (
-    bootstrap_interval,
-    exact_interval,
-    paired_test,
-    proportion_interval,
-    self_retrieval,
-)
-from hf_captionrl.metrics.suites.suite_row import SuiteRow
-from hf_captionrl.reports.table import Column, format_cell, print_table
+from hf_captionrl.metrics import bootstrap_interval, exact_interval, paired_test, proportion_interval, self_retrieval
+from hf_captionrl.metrics.suites import SuiteRow
+from hf_captionrl.metrics.table import Column, format_cell, print_table
 from tests.numerics.drawn import few, seeds
 from tests.tolerances import close, within
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_captionrl.instruct.ratings import Rating, answer_statistics, parse_scores, relative_scores
-from hf_captionrl.metrics.cider_failures import cider_failures, unrewarded
-from hf_captionrl.metrics.word_statistics import characteristic_words
-from hf_captionrl.studies.accuracy_and_ratings import Pick, exact_interval, score_picks, score_ratings
-from hf_captionrl.studies.accuracy_and_ratings import Rating as StudyRating
+from hf_captionrl.apps.gallery.gallery import cider_failures, unrewarded
+from hf_captionrl.apps.instruct.judges import Rating, answer_statistics, parse_scores, relative_scores
+from hf_captionrl.apps.studies.results import Pick, score_picks, score_ratings
+from hf_captionrl.apps.studies.results import Rating as StudyRating
+from hf_captionrl.metrics.bootstrap import exact_interval
+from hf_captionrl.metrics.words import characteristic_words
 from tests.numerics.drawn import few, fewer, seeds
 from tests.tolerances import within
 

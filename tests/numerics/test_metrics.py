@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hf_captionrl.apps.studies.results import krippendorff_alpha
 from hf_captionrl.metrics import (
     bleu,
     bootstrap_interval,
@@ -29,7 +30,6 @@ from hf_captionrl.metrics import (
     rouge_l,
     self_retrieval,
 )
-from hf_captionrl.studies.agreement import krippendorff_alpha
 from tests.numerics.drawn import DTYPES, V, few, fewer, seeds
 from tests.tolerances import assert_close, close, resolution
 

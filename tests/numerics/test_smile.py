@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_captionrl.losses import fused_smile_loss, linear_log_probs, smile_loss
-from hf_captionrl.trainers.smile_sft_head import segment_loss
-from hf_captionrl.trainers.smile_sft_segments import document_ids
+from hf_captionrl.trainers.trl_smile_sft import document_ids, segment_loss
 from tests.numerics.drawn import DTYPES, IGNORE, Drawn, V, captions, dtypes, extreme, few, fewer, log_sum_exp, seeds
 from tests.tolerances import assert_close, close, resolution
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hf_captionrl import console
-from hf_captionrl.console import is_input_error, run_main
+from hf_captionrl.utils import console
+from hf_captionrl.utils.console import is_input_error, run_main
 from recipes import self_retrieval_blip, smile_blip
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +157,7 @@ def test_bad_input_to_self_retrieval(kind, tmp_path, monkeypatch, capsys):
 
 
 def test_a_folder_of_another_run(tmp_path, monkeypatch, capsys):
-    from hf_captionrl.io import FolderLock
+    from hf_captionrl.utils.io import FolderLock
 
     with FolderLock(tmp_path / "out"):
         code, said = run(smile_blip.main, [*SMALL, "--output_dir", str(tmp_path / "out")], monkeypatch, capsys)

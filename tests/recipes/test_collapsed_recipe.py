@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from hf_captionrl.console import run_main
-from hf_captionrl.trainers import caption_evaluation
-from hf_captionrl.trainers.caption_generation import GeneratedCaptions
+from hf_captionrl.captioners.pipeline import GeneratedCaptions
+from hf_captionrl.trainers import caption_trainer as caption_evaluation
+from hf_captionrl.utils.console import run_main
 from recipes import self_retrieval_blip as recipe
 from recipes import sle_blip
 from tests.recipes.test_self_retrieval_blip import SHORT

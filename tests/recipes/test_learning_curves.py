@@ -5,7 +5,7 @@ import json
 import pytest
 
 import hf_captionrl.scenes as scenes
-from hf_captionrl.reports.curves import CURVES
+from hf_captionrl.evaluation.plots import CURVES
 from recipes import sle_blip, smile_blip, smile_video
 from tests.recipes.short_runs import GENERATION
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from hf_captionrl.apps.experiments.arguments import row_names
+from hf_captionrl.apps.experiments.data import SampleArguments, Sampler
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.pipeline import vision_tower_features
 from hf_captionrl.data import load_captions, sample_frames
-from hf_captionrl.evaluate_modules.results_columns import COLUMNS, SAMPLE_COLUMNS
-from hf_captionrl.experiments.rows import row_names
-from hf_captionrl.experiments.samples import SampleArguments, Sampler
+from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_stream
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig, SLETrainer
-from hf_captionrl.trainers.caption_generation import vision_tower_features
+from hf_captionrl.utils.model_files import model_path
 from recipes import sle_blip as recipe
 from tests.recipes.short_runs import GENERATION
 from tests.tolerances import assert_close

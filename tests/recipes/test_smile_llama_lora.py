@@ -11,14 +11,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from hf_captionrl.experiments.rows import load_row, row_names
-from hf_captionrl.instruct.answers import answer_row
-from hf_captionrl.instruct.instructions import format_prompt, load_instructions, to_prompts
-from hf_captionrl.instruct.judges import JudgeError
-from hf_captionrl.instruct.questions import load_questions
-from hf_captionrl.instruct.ratings import CATEGORIES
-from hf_captionrl.instruct.tiny_llama import tiny_llama
-from hf_captionrl.trainers.smile_sft_trainer import SmileSFTTrainer
+from hf_captionrl.apps.experiments.arguments import load_row, row_names
+from hf_captionrl.apps.instruct.instructions import format_prompt, load_instructions, tiny_llama, to_prompts
+from hf_captionrl.apps.instruct.judges import CATEGORIES, JudgeError, answer_row, load_questions
+from hf_captionrl.trainers.trl_smile_sft import SmileSFTTrainer
 from recipes import smile_llama_lora as recipe
 
 CONFIGS = recipe.CONFIGS.parent

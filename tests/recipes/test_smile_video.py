@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import hf_captionrl.scenes as scenes
+from hf_captionrl.apps.experiments.smile import VIDEO_COLUMNS, VideoEvaluator
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import sample_frames
-from hf_captionrl.experiments.video import VIDEO_COLUMNS, VideoEvaluator
 from hf_captionrl.metrics import emscore
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from recipes import smile_video as recipe
 from tests.data.films import film, make_tgif
 from tests.tolerances import close

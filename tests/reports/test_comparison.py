@@ -5,9 +5,8 @@ import io
 import pytest
 from PIL import Image
 
-from hf_captionrl.reports.comparison import Section, comparison_markdown, print_comparison
-from hf_captionrl.reports.length_plots import write_length_histogram, write_trade_off
-from hf_captionrl.reports.table import Column
+from hf_captionrl.evaluation.plots import write_length_histogram, write_trade_off
+from hf_captionrl.metrics.table import Column, Section, comparison_markdown, print_comparison
 
 COLUMNS = (Column("r", "R@1", "higher", is_fraction=True), Column("h", "Hallucination", "lower", is_fraction=True))
 LONG = "the program needs a folder " * 10

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from hf_captionrl.reports import completion_log
-from hf_captionrl.reports.completion_log import log_completions, print_completions
+from hf_captionrl.trainers import guard as completion_log
+from hf_captionrl.trainers.guard import log_completions, print_completions
 
 HOSTILE = "[bold red]a cat[/] \x1b[2J <script>x</script> | `pipe`\nnew [/nothing]"
 ROWS = [

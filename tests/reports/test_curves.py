@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.reports.curves import CURVES, write_curves
+from hf_captionrl.evaluation.plots import CURVES, write_curves
 
 HISTORIES = {
     "MLE+MLE": [{"epoch": e, "length": 2.3, "recall_at_1": 0.53} for e in range(4)],
@@ -63,7 +63,7 @@ def test_odd_histories_are_drawn(tmp_path):
 
 
 def test_backend_of_the_caller_is_unchanged():
-    code = "import sys, hf_captionrl.reports.curves; print('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, hf_captionrl.evaluation.plots; print('matplotlib.pyplot' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, Mark, mark_claims, split_at_marks, write_gallery
+from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, Mark, mark_claims, split_at_marks, write_gallery
 from tests.browser import CHROMIUM, NOWHERE_ELSE
 
 HOSTILE = [

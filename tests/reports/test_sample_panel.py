@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from hf_captionrl.reports.sample_panel import PanelItem, write_panel
+from hf_captionrl.evaluation.pages import PanelItem, write_panel
 
 CAPTIONS = {
     "SLL": ["a man in a room", "a man in a room", " a man in a room ", "a man", ""],

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.evaluate_modules.results_columns import COLUMNS
-from hf_captionrl.reports.table import check_rows, format_cell, print_table, results_markdown, write_results
-from hf_captionrl.reports.versions import installed_versions, plain_config
+from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.table import (
+    check_rows,
+    format_cell,
+    installed_versions,
+    plain_config,
+    print_table,
+    results_markdown,
+    write_results,
+)
 
 KEYS = (
     "length lexical_diversity pool_recall_at_1 pool_recall_at_5 rd100_recall_at_1 rd100_recall_at_5 clip_score "
@@ -173,7 +180,7 @@ def test_written_files(tmp_path):
 def test_git_revision_is_that_of_the_package(tmp_path):
     revision = installed_versions().get("git_revision")
     assert revision is None or re.fullmatch(r"[0-9a-f]{40}(\+changes)?", revision)
-    from hf_captionrl.reports import versions
+    from hf_captionrl.metrics import table as versions
 
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     inner = tmp_path / "venv" / "hf_captionrl"

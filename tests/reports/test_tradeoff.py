@@ -6,8 +6,8 @@ import random
 import pytest
 from PIL import Image
 
-from hf_captionrl.reports import tradeoff
-from hf_captionrl.reports.tradeoff import frontier, write_diversity_tradeoff
+from hf_captionrl.evaluation import plots as tradeoff
+from hf_captionrl.evaluation.plots import frontier, write_diversity_tradeoff
 
 
 def point(cider, div, mbleu, temperature=1.0):

@@ -6,22 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.retrieval.bag_files import (
+from hf_captionrl.retrieval.bags import (
     BagFile,
     NeighbourFile,
-    load_bags,
-    load_neighbours,
-    save_bags,
-    save_neighbours,
-)
-from hf_captionrl.retrieval.bags import (
     bag_similarities,
     candidate_bags,
     check_neighbours,
     curate_bags,
-    nearest_neighbours,
+    load_bags,
+    load_neighbours,
+    save_bags,
+    save_neighbours,
     training_bags,
 )
+from hf_captionrl.retrieval.neighbours import nearest_neighbours
 from tests.retrieval.clusters import clustered, cosine, plain_neighbours
 from tests.tolerances import close
 

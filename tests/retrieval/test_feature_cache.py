@@ -7,8 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.retrieval.feature_cache import FeatureCache, FeatureView, default_cache_dir, image_hash
-from hf_captionrl.retrieval.row_store import StoreMismatchError
+from hf_captionrl.retrieval.feature_cache import (
+    FeatureCache,
+    FeatureView,
+    StoreMismatchError,
+    default_cache_dir,
+    image_hash,
+)
 from tests.retrieval.cached import KEYS, Compute, make, must_not_compute, truth
 
 # ------------------------------------------------------------------ reading and writing

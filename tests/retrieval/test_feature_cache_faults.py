@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hf_captionrl.retrieval import feature_cache as features_module
-from hf_captionrl.retrieval import row_store
+from hf_captionrl.retrieval import feature_cache as row_store
 from tests.retrieval.cached import KEYS, Compute, make, must_not_compute, truth
 
 CHILD = f"""

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.retrieval.bags import (
-    check_neighbours,
+from hf_captionrl.retrieval.bags import check_neighbours
+from hf_captionrl.retrieval.neighbours import (
+    approximate_neighbours,
     multimodal_features,
     nearest_neighbours,
+    neighbour_recall,
 )
-from hf_captionrl.retrieval.neighbours import approximate_neighbours, neighbour_recall
 from tests.retrieval.clusters import clustered, cosine, plain_neighbours
 from tests.tolerances import assert_close, close, within
 

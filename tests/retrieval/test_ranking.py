@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_captionrl.retrieval import ranking
-from hf_captionrl.retrieval.duplicates import duplicate_images
-from hf_captionrl.retrieval.feature_checks import check_features, check_targets
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
+    check_features,
+    check_targets,
     distractor_recall,
+    duplicate_images,
     random_distractor_recall,
     ranks,
     ranks_from_scores,

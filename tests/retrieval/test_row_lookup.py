@@ -6,10 +6,10 @@ import datasets
 import numpy as np
 import pytest
 
-from hf_captionrl.data.arrow_columns import id_column
-from hf_captionrl.retrieval import hash_index, row_lookup
-from hf_captionrl.retrieval.hash_index import HashIndex, key_digest, key_digests, key_hashes
-from hf_captionrl.retrieval.row_lookup import RowLookup
+from hf_captionrl.data.columns import id_column
+from hf_captionrl.retrieval import feature_cache as hash_index
+from hf_captionrl.retrieval import feature_cache as row_lookup
+from hf_captionrl.retrieval.feature_cache import HashIndex, RowLookup, key_digest, key_digests, key_hashes
 
 
 @pytest.fixture(params=["64 bits", "2 bits", "no bits"])

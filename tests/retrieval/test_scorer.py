@@ -15,7 +15,7 @@ from transformers import (
     SiglipProcessor,
 )
 
-from hf_captionrl.retrieval import content_hashes
+from hf_captionrl.retrieval import feature_cache as content_hashes
 from hf_captionrl.retrieval.scorer import HFScorer, Scorer, TokenScorer, load_scorer
 from tests.retrieval.tiny_scorers import CAPTIONS, LIMIT, WORDS, assert_unit, make_clip, make_images, make_tokenizer
 from tests.tolerances import assert_close

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from transformers import HfArgumentParser
 
-from hf_captionrl.experiments.self_retrieval import SelfRetrievalRecipeConfig, describe_reward
+from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig, describe_reward
 from hf_captionrl.rewards import REWARDS, Reward, SelfRetrieval, register_reward
-from hf_captionrl.rewards.arguments import reward_arguments
+from hf_captionrl.rewards.base import reward_arguments
 from hf_captionrl.trainers import SelfRetrievalConfig
 
 SCORER = SimpleNamespace(signature="tiny-clip@main|77")

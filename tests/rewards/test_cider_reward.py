@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from hf_captionrl.rewards import CiderReward, WeightedRewards
-from hf_captionrl.text.cider_d import CiderScorer
-from hf_captionrl.text.frequencies import EOS as EOS_WORD
-from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.cider_d import EOS as EOS_WORD
+from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.rewards.conftest import Operations
 from tests.text.authors_counts import frequencies_from_counts

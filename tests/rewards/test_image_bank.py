@@ -10,7 +10,7 @@ import torch
 
 from hf_captionrl.retrieval import FeatureCache, NeighbourFile
 from hf_captionrl.rewards import BankRewardFunction, ImageBank, SelfRetrieval, retrieval_rewards
-from hf_captionrl.rewards.image_bank import _with_random
+from hf_captionrl.rewards.self_retrieval import _with_random
 from tests.rewards.conftest import TableScorer
 from tests.rewards.test_self_retrieval import ROWS, G, world
 from tests.tolerances import assert_close, close

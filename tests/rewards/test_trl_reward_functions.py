@@ -10,12 +10,7 @@ import pytest
 import torch
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment, think_format_reward
 
-from hf_captionrl.rewards import (
-    CompletionReward,
-    LengthPenalty,
-    WeightedRewards,
-    resolve_rewards,
-)
+from hf_captionrl.rewards import CompletionReward, LengthPenalty, WeightedRewards, resolve_rewards
 
 
 def of_completions_and_columns(completions, length, **kwargs):

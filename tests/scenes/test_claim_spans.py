@@ -3,7 +3,7 @@
 import pytest
 
 from hf_captionrl.scenes import Facts, check
-from hf_captionrl.scenes.claim_spans import mark_caption
+from hf_captionrl.scenes.truth_checker import mark_caption
 from tests.scenes.examples import PIGS, RED_CAT
 
 FISH = Facts("fish", 3, "large", "upright", "top", "gray", "tree", "above")

@@ -14,9 +14,20 @@ import pytest
 from hf_captionrl.scenes import bags, check, load_scenes, render, render_scene, sample_scene, vary_scene
 from hf_captionrl.scenes.dataset import FEATURES, _kept, compose_splits
 from hf_captionrl.scenes.grammar import OPINIONS, SALIENCE
-from hf_captionrl.scenes.object_kinds import CATEGORIES, EMOJI_KINDS, NATURAL_COLOURS, SHAPE_KINDS, names_of, plural
 from hf_captionrl.scenes.render import IMAGE_SIZE, SPRITES_DIR
-from hf_captionrl.scenes.world import UNMARKED, Facts, Scene, preferences, sample_look_alikes
+from hf_captionrl.scenes.world import (
+    CATEGORIES,
+    EMOJI_KINDS,
+    NATURAL_COLOURS,
+    SHAPE_KINDS,
+    UNMARKED,
+    Facts,
+    Scene,
+    names_of,
+    plural,
+    preferences,
+    sample_look_alikes,
+)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
-from hf_captionrl.scenes.models import MODELS, model_path
 from hf_captionrl.scenes.world import Facts
-from hf_captionrl.trainers.caption_generation import generate_captions
+from hf_captionrl.utils.model_files import MODELS, model_path
 from scripts.train_scenes_models import swap_objects
 from tests.tolerances import assert_close
 

@@ -5,9 +5,8 @@ import pytest
 
 from hf_captionrl.scenes import check, full_caption, sample_scene
 from hf_captionrl.scenes.grammar import ALT_TEXT_ANNOTATORS, ANNOTATORS, annotate
-from hf_captionrl.scenes.object_kinds import CATEGORIES, SHAPE_KINDS, category_of
 from hf_captionrl.scenes.scene_claims import SceneClaims, blend_claims, combine_claims, read_claims, write_claims
-from hf_captionrl.scenes.world import UNMARKED
+from hf_captionrl.scenes.world import CATEGORIES, SHAPE_KINDS, UNMARKED, category_of
 
 
 def all_facts(number, **options):

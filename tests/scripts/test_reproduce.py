@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.experiments.rows import row_names
+from hf_captionrl.apps.experiments.arguments import row_names
 from scripts import reproduce
 from scripts.make_paper_index import PAPERS, load_rows
 from scripts.reproduction import findings, runs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.io import write_json
+from hf_captionrl.utils.io import write_json
 from scripts import reproduce
 from scripts.make_paper_index import load_rows, until_of
 from scripts.reproduction import pages, real

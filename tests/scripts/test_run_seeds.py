@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_captionrl.io import write_json
+from hf_captionrl.utils.io import write_json
 from scripts.run_seeds import (
     BEST_ALPHA,
     _of_any_machine,

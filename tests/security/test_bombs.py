@@ -125,7 +125,7 @@ def test_an_animation_that_promises_frames_it_has_not():
 def test_a_film_of_more_pixels_than_allowed(monkeypatch):
     data = film(10)
     assert len(sample_frames(data, 2)) == 2
-    monkeypatch.setattr("hf_captionrl.data.video_decoding._MAX_FILM_PIXELS", 64 * 48 * 10 - 1)
+    monkeypatch.setattr("hf_captionrl.data.video._MAX_FILM_PIXELS", 64 * 48 * 10 - 1)
     with pytest.raises(ImageError, match="64 x 48 pixels in 10 frames"):
         sample_frames(data, 2)
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hf_captionrl.data import check_captions, load_captions, open_image
-from hf_captionrl.data.caption_columns import undecoded
-from hf_captionrl.data.image_paths import paths_without_bytes, refuse_outside
+from hf_captionrl.data.columns import undecoded
+from hf_captionrl.data.images import paths_without_bytes, refuse_outside
 from tests.data.photos import make_folder, png
 
 ALL = (1, 0, 0)

@@ -2,8 +2,8 @@
 
 import json
 
-from hf_captionrl.evaluate_modules.results_columns import COLUMNS
-from hf_captionrl.reports.table import write_results
+from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.table import write_results
 from hf_captionrl.scenes import load_scenes
 from tests.hub.conftest import has
 from tests.hub.test_cards import make_results

@@ -8,21 +8,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.album.album_result import Album, AlbumImage
-from hf_captionrl.album.distinct_captions import Finding
-from hf_captionrl.album.html import album_style, render_album, render_comparison
-from hf_captionrl.album.report_page import write_report
-from hf_captionrl.album.shared_phrases import GroupFacts
-from hf_captionrl.explain.page import CaptionReward, write_explanation
-from hf_captionrl.explain.token_view import explain_caption
-from hf_captionrl.hub.model_card import render_model_card
-from hf_captionrl.hub.publish_checks import check_text
-from hf_captionrl.reports.gallery import GalleryCaption, GalleryItem, write_gallery
-from hf_captionrl.reports.sample_panel import PanelItem, write_panel
-from hf_captionrl.studies.design import rating_parts
-from hf_captionrl.studies.result_pages import study_html
-from hf_captionrl.truematch.leaderboard import write_leaderboard
-from hf_captionrl.truematch.review_page import ReviewBag, ReviewImage, render_review
+from hf_captionrl.apps.album.demo import album_style, render_album, render_comparison
+from hf_captionrl.apps.album.distinct import Finding, GroupFacts
+from hf_captionrl.apps.album.page import write_report
+from hf_captionrl.apps.album.result import Album, AlbumImage
+from hf_captionrl.apps.explain.explain import CaptionReward, explain_caption, write_explanation
+from hf_captionrl.apps.studies.build import rating_parts
+from hf_captionrl.apps.studies.results import study_html
+from hf_captionrl.apps.truematch.evaluate import write_leaderboard
+from hf_captionrl.apps.truematch.review import ReviewBag, ReviewImage, render_review
+from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, PanelItem, write_gallery, write_panel
+from hf_captionrl.hub.cards import render_model_card
+from hf_captionrl.hub.push import check_text
 from tests.browser import CHROMIUM, Browser
 from tests.hub.test_cards import FACTS, make_results
 from tests.security.hostile import CAPTIONS

@@ -11,18 +11,18 @@ from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from hf_captionrl.apps.convert.convert import convert
+from hf_captionrl.apps.instruct.instructions import tiny_llama
+from hf_captionrl.apps.instruct.judges import LocalJudge
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.conversion.convert import convert
+from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.data import load_captions
-from hf_captionrl.data.retrieval_benchmarks import load_hard_pool
-from hf_captionrl.instruct.judges import LocalJudge
-from hf_captionrl.instruct.tiny_llama import tiny_llama
-from hf_captionrl.models.clipcap.assembly import assemble
+from hf_captionrl.data.benchmarks import load_hard_pool
 from hf_captionrl.retrieval import FeatureCache, load_bags, load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
 from hf_captionrl.trainers.checkpoints import seal_checkpoint
+from hf_captionrl.utils.model_files import model_path
 from tests.security.pickles import FORMS
 from tests.tiny import tiny_captioner
 from tests.tiny_chat import tiny_chat

@@ -5,10 +5,10 @@ import json
 import datasets
 import pytest
 
+from hf_captionrl.apps.experiments.arguments import parse_arguments
+from hf_captionrl.apps.instruct.judges import LocalJudge
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.experiments.parsing import parse_arguments
-from hf_captionrl.instruct.judges import LocalJudge
-from hf_captionrl.models.clipcap.assembly import assemble
+from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.trainers import SelfRetrievalGRPOConfig, SmileConfig, SmileSFTConfig, SmileSFTTrainer
 

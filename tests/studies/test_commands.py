@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hf_captionrl.apps.studies.build import ANSWERS_FORMAT, answers_checksum, read_key
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
-from hf_captionrl.studies.answer_files import ANSWERS_FORMAT, answers_checksum, read_key
+from hf_captionrl.utils.model_files import model_path
 from tests.tolerances import resolution
 
 PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")

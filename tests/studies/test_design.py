@@ -7,19 +7,17 @@ from collections import Counter
 import pytest
 import torch
 
-from hf_captionrl.studies.answer_files import (
+from hf_captionrl.apps.studies.build import (
     ANSWERS_FORMAT,
     KEY_FORMAT,
     answers_checksum,
     collect_answers,
-    read_answers,
-    read_key,
-)
-from hf_captionrl.studies.design import (
     deal_blocks,
     draw_controls,
     draw_sets,
     rating_parts,
+    read_answers,
+    read_key,
     retrieval_parts,
     study_fingerprint,
 )

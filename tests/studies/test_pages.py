@@ -7,17 +7,18 @@ import re
 import pytest
 from PIL import Image
 
-from hf_captionrl.studies.answer_files import (
+from hf_captionrl.apps.studies.build import (
     ANSWERS_FORMAT,
     KEY_FORMAT,
     PARTICIPANT,
     collect_answers,
+    rating_parts,
     read_answers,
+    render_study_page,
+    retrieval_parts,
+    study_fingerprint,
 )
-from hf_captionrl.studies.design import rating_parts, retrieval_parts, study_fingerprint
-from hf_captionrl.studies.participant_page import render_study_page
-from hf_captionrl.studies.result_pages import study_html, study_markdown
-from hf_captionrl.studies.score import score_answers
+from hf_captionrl.apps.studies.results import score_answers, study_html, study_markdown
 from tests.browser import CHROMIUM, Browser
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")

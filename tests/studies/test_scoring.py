@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from hf_captionrl.studies.accuracy_and_ratings import Pick, Rating, exact_interval, score_picks, score_ratings
-from hf_captionrl.studies.agreement import krippendorff_alpha
+from hf_captionrl.apps.studies.results import Pick, Rating, krippendorff_alpha, score_picks, score_ratings
+from hf_captionrl.metrics.bootstrap import exact_interval
 from tests.tolerances import close, within
 
 # Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011: sections A, B and C to E; None: not rated.

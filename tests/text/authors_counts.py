@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.cider_d import DocumentFrequencies
 
 
 def frequencies_from_counts(counts: dict[str, float], num_documents: int, *, eos: bool = False) -> DocumentFrequencies:

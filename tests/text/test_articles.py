@@ -1,6 +1,6 @@
 """The indefinite article follows the sound of a word, not its letter."""
 
-from hf_captionrl.text.articles import indefinite_article
+from hf_captionrl.text.tokenize import indefinite_article
 
 
 def test_article_follows_the_sound():

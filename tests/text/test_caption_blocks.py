@@ -10,10 +10,9 @@ from pycocoevalcap.cider.cider import Cider
 
 from hf_captionrl.metrics import bleu, caption_diversity, cider, cider_d
 from hf_captionrl.text import ngrams
-from hf_captionrl.text.cider_d import CiderScorer
-from hf_captionrl.text.encoding import encode_captions
-from hf_captionrl.text.frequencies import DocumentFrequencies
+from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, count_documents, encode_words, group_blocks
+from hf_captionrl.text.tokenize import encode_captions
 from tests.tolerances import assert_close
 
 BLOCKS = [1, 7, 50, 333]
@@ -171,7 +170,7 @@ def test_diversity_in_blocks_equals_a_plain_loop(monkeypatch, size):
 
 def test_encoded_captions_equal_words_encoded_at_once(monkeypatch):
     _, references = corpus(5, images=7)
-    monkeypatch.setattr("hf_captionrl.text.encoding._IMAGES_AT_ONCE", 3)
+    monkeypatch.setattr("hf_captionrl.text.tokenize._IMAGES_AT_ONCE", 3)
     vocabulary: dict[str, int] = {}
     found, images = encode_captions(iter(texts(references)), vocabulary)
     expected = encode_words([caption for group in references for caption in group], words := {})

@@ -10,8 +10,7 @@ import torch
 from pycocoevalcap.cider.cider import Cider
 
 from hf_captionrl.text import cider_d, ngrams
-from hf_captionrl.text.cider_d import CiderScorer
-from hf_captionrl.text.frequencies import EOS, DocumentFrequencies
+from hf_captionrl.text.cider_d import EOS, CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.text.authors_counts import frequencies_from_counts

@@ -5,9 +5,9 @@ import types
 
 import pytest
 
-from hf_captionrl.data.caption_simplifying import spacy_simplifier
-from hf_captionrl.metrics.word_statistics import spacy_tagger
-from hf_captionrl.text.spacy_models import load_spacy
+from hf_captionrl.data.simplifying import spacy_simplifier
+from hf_captionrl.metrics.words import spacy_tagger
+from hf_captionrl.text.tokenize import load_spacy
 
 
 def fake(monkeypatch, *installed):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from hf_captionrl.instruct.tiny_llama import tiny_llama
+from hf_captionrl.apps.instruct.instructions import tiny_llama
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 from tests.trainers.documents import ROWS
 
 

@@ -10,8 +10,8 @@ import torch
 
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalGRPOConfig, SelfRetrievalGRPOTrainer
+from hf_captionrl.utils.model_files import model_path
 from tests.tiny_chat import tiny_chat
 
 

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from hf_captionrl.utils.model_files import model_path
 from tests.tolerances import assert_close
 
 PLAIN_SGD = {

@@ -3,7 +3,7 @@
 import torch
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.scenes.models import model_path
+from hf_captionrl.utils.model_files import model_path
 
 SAMPLED = {"do_sample": True, "per_device_train_batch_size": 8, "max_completion_length": 10}
 

@@ -13,8 +13,8 @@ from transformers import TrainerCallback
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.utils.model_files import model_path
 
 from .one_step import PLAIN_SGD, weights
 

@@ -3,8 +3,8 @@
 import torch
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig, SLETrainer
+from hf_captionrl.utils.model_files import model_path
 
 from .one_step import PLAIN_SGD
 

@@ -22,11 +22,11 @@ from trl.experimental.async_grpo import (
     packing,
 )
 
+from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers.caption_generation import scorer_features
+from hf_captionrl.utils.model_files import model_path
 from tests.tiny import _spread
 from tests.tiny_chat import _text, chat_tokenizer
 from tests.tolerances import close

@@ -9,11 +9,11 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
+from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
-from hf_captionrl.trainers.caption_generation import scorer_features
+from hf_captionrl.utils.model_files import model_path
 from tests.tiny_chat import tiny_chat
 from tests.tolerances import assert_close, close
 from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of

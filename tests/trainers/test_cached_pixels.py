@@ -7,8 +7,8 @@ from PIL import Image
 
 from hf_captionrl.data.video import VIDEO_FRAMES
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
+from hf_captionrl.utils.model_files import model_path
 from recipes import smile_blip
 from tests.tiny import tiny_captioner
 

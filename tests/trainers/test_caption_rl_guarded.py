@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from hf_captionrl.rewards import CiderReward
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
-from hf_captionrl.trainers.reward_hacking import GuardThresholds
+from hf_captionrl.trainers.guard import GuardThresholds
 from tests.trainers.policies import SAMPLED, captioner
 
 from .rl_step import GREEDY, build

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from hf_captionrl.captioners.generation import split_greedy
+from hf_captionrl.captioners.captioner import split_greedy
 from hf_captionrl.data import open_image
 from hf_captionrl.rewards import PairwiseDiversity, SelfRetrieval
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer

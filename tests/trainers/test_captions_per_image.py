@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalConfig, SmileConfig, SmileTrainer
-from hf_captionrl.trainers.training_facts import TRAINING_FILE
+from hf_captionrl.trainers.checkpoints import TRAINING_FILE
+from hf_captionrl.utils.model_files import model_path
 
 from .bits import bits, different
 from .one_step import PLAIN_SGD

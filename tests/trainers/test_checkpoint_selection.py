@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from hf_captionrl.trainers.checkpoint_selection import SELECTION_FILE
+from hf_captionrl.trainers.checkpoints import SELECTION_FILE
 from tests.tiny import tiny_captioner
 
 
@@ -115,7 +115,7 @@ def test_broken_best_checkpoint_is_reported(tmp_path, capsys):
 
 
 def test_report_of_a_recipe_contains_the_selection(tmp_path):
-    from hf_captionrl.reports.table import write_results
+    from hf_captionrl.metrics.table import write_results
     from tests.reports.test_table import COLUMNS, make_row
 
     write_results(

@@ -10,13 +10,14 @@ import pytest
 
 from hf_captionrl.trainers.checkpoints import (
     SEAL_FILE,
+    _is_of_disk,
+    _remove_partial,
     checkpoint_fault,
     has_checkpoint,
     newest_checkpoint,
     newest_complete_checkpoint,
     seal_checkpoint,
 )
-from hf_captionrl.trainers.exact_resume import _is_of_disk, _remove_partial
 
 
 def made(folder, *steps, sealed=True):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_captionrl.captioners.pipeline import GeneratedCaptions
 from hf_captionrl.metrics import self_retrieval
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
-from hf_captionrl.trainers.caption_generation import GeneratedCaptions
 from hf_captionrl.trainers.caption_rl_trainer import STATE_FILE
-from hf_captionrl.trainers.checkpoint_selection import SELECTION_FILE, selection_lines
-from hf_captionrl.trainers.reward_hacking import GuardThresholds
+from hf_captionrl.trainers.checkpoints import SELECTION_FILE, selection_lines
+from hf_captionrl.trainers.guard import GuardThresholds
 from tests.trainers.policies import SAMPLED, captioner
 from tests.trainers.rl_step import build
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_captionrl.trainers.rollout_sampler import CurriculumCallback
+from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback
 from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.policies import SAMPLED
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_captionrl.trainers import exact_resume
+from hf_captionrl.trainers import checkpoints as exact_resume
 
 KILLED = RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
 

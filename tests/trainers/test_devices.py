@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_captionrl.trainers import SelfRetrievalGRPOConfig, SmileConfig, SmileSFTConfig, SmileSFTTrainer, SmileTrainer
-from hf_captionrl.trainers.devices import refuse_data_parallel
+from hf_captionrl.trainers.policy import refuse_data_parallel
 from tests.tiny import tiny_captioner
 from tests.trainers import test_reward_functions as rewarding
 from tests.trainers.grpo_worker import make_trainer

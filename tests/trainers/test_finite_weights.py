@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from hf_captionrl.trainers.checkpoints import newest_checkpoint
-from hf_captionrl.trainers.finite_weights import first_non_finite
+from hf_captionrl.trainers.checkpoints import first_non_finite, newest_checkpoint
 from tests.processes import run_in_processes
 from tests.tiny import tiny_captioner
 from tests.trainers.test_runs import names

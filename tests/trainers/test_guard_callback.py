@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_captionrl.trainers.guard_callback import GuardCallback
-from hf_captionrl.trainers.reward_hacking import GuardThresholds, RewardHackingGuard
+from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, RewardHackingGuard
 from tests.text.test_degenerate_captions import GOOD, HACKED
 
 

@@ -8,10 +8,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from hf_captionrl.apps.instruct.instructions import tiny_llama
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.instruct.tiny_llama import tiny_llama
 from hf_captionrl.rewards import SelfRetrieval
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import (
     CaptionRLConfig,
     CaptionRLTrainer,
@@ -22,7 +21,8 @@ from hf_captionrl.trainers import (
     SmileConfig,
     SmileTrainer,
 )
-from hf_captionrl.trainers.precision import keep_adapters_in_fp32, refuse_trainable_16_bit
+from hf_captionrl.trainers.policy import keep_adapters_in_fp32, refuse_trainable_16_bit
+from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_blip, tiny_captioner, tiny_clipcap, tiny_vit_gpt2
 from tests.tiny_chat import tiny_chat
 from tests.tolerances import within

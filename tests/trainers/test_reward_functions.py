@@ -11,7 +11,6 @@ from hf_captionrl.data import open_image
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import CompletionReward, FunctionReward
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import (
     CaptionRLConfig,
     CaptionRLTrainer,
@@ -20,7 +19,8 @@ from hf_captionrl.trainers import (
     SLEConfig,
     SLETrainer,
 )
-from hf_captionrl.trainers.reward_columns import RowColumns
+from hf_captionrl.trainers.rollout import RowColumns
+from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
 from tests.test_docs import blocks
 from tests.trainers.grpo_worker import make_trainer

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from hf_captionrl.text.degenerate_captions import degenerate
-from hf_captionrl.trainers.completion_statistics import completion_statistics
-from hf_captionrl.trainers.guard_callback import GuardCallback
-from hf_captionrl.trainers.reward_hacking import GuardThresholds, RewardHackingGuard
+from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, RewardHackingGuard, completion_statistics
 from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, plainly_degenerate
 
 

@@ -9,19 +9,19 @@ import pytest
 from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
-from hf_captionrl.hub.publishable_files import NEVER
+from hf_captionrl.hub.push import NEVER
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.checkpoints import (
     RUN_FILE,
     SEAL_FILE,
+    ExactResumeTrainer,
     checkpoint_fault,
     has_checkpoint,
     newest_checkpoint,
     run_of_checkpoint,
     seal_checkpoint,
 )
-from hf_captionrl.trainers.exact_resume import ExactResumeTrainer
 from tests.processes import run_in_processes
 from tests.tiny import tiny_captioner
 from tests.trainers.bits import bits, different
@@ -215,8 +215,8 @@ def test_incomplete_checkpoint_of_the_same_run_is_overwritten(tmp_path):
 
 def test_every_trainer_seals_with_the_id_of_its_run():
     import hf_captionrl.trainers as trainers
-    from hf_captionrl.trainers.self_retrieval_grpo_trainer import SelfRetrievalGRPOTrainer
-    from hf_captionrl.trainers.smile_sft_trainer import SmileSFTTrainer
+    from hf_captionrl.trainers.trl_grpo import SelfRetrievalGRPOTrainer
+    from hf_captionrl.trainers.trl_smile_sft import SmileSFTTrainer
 
     kinds = [trainers.SmileTrainer, trainers.SLETrainer, trainers.SelfRetrievalTrainer, trainers.CaptionRLTrainer]
     for kind in (*kinds, SelfRetrievalGRPOTrainer, SmileSFTTrainer):

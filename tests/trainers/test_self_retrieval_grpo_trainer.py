@@ -19,9 +19,9 @@ from trl.trainer.utils import RepeatSampler
 from hf_captionrl.data import BagCurriculumSampler, open_image
 from hf_captionrl.retrieval import load_scorer, nearest_neighbours
 from hf_captionrl.rewards import CiderReward
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SelfRetrievalGRPOTrainer
-from hf_captionrl.trainers.self_retrieval_grpo_trainer import BagRepeatSampler
+from hf_captionrl.trainers.trl_grpo import BagRepeatSampler
+from hf_captionrl.utils.model_files import model_path
 from tests.offline import python_path
 from tests.tolerances import assert_close
 from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_captionrl.captioners.sharding import is_sharded
+from hf_captionrl.captioners.captioner import is_sharded
+from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from hf_captionrl.trainers.caption_generation import generate_captions
 from tests.captioners.distributed_worker import shard
 from tests.processes import run_in_processes
 from tests.tiny import tiny_captioner

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_captionrl.captioners.generation import split_greedy
+from hf_captionrl.captioners.captioner import split_greedy
 from hf_captionrl.data import open_image
 from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards import CiderReward, FunctionReward, RewardContext, RewardData, WeightedRewards, make_baseline

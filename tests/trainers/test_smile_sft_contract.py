@@ -13,7 +13,7 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers import SmileSFTTrainer
-from hf_captionrl.trainers.smile_sft_head import logit_factors
+from hf_captionrl.trainers.trl_smile_sft import logit_factors
 from tests.trainers.sft_runs import batch_of, loss_eval, make
 
 

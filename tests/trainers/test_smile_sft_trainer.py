@@ -14,8 +14,13 @@ from trl import SFTConfig, SFTTrainer
 
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
-from hf_captionrl.trainers.smile_sft_head import segment_loss
-from hf_captionrl.trainers.smile_sft_segments import document_ids, find_segments, sentence_ends, similar_lengths
+from hf_captionrl.trainers.trl_smile_sft import (
+    document_ids,
+    find_segments,
+    segment_loss,
+    sentence_ends,
+    similar_lengths,
+)
 from tests.tolerances import assert_close
 from tests.trainers.bits import bits, different
 from tests.trainers.documents import ROWS

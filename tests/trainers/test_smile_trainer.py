@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.data import CaptionDataset
 from hf_captionrl.losses import smile_loss
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
-from hf_captionrl.trainers.caption_generation import generate_captions
+from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_captioner
 from tests.tolerances import assert_close, resolution
 

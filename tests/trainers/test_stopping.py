@@ -8,7 +8,7 @@ import time
 import pytest
 from transformers import TrainerCallback
 
-from hf_captionrl.trainers.stopping import StopOnSignal
+from hf_captionrl.trainers.checkpoints import StopOnSignal
 from tests.faults.jobs import trainer_of
 
 

@@ -18,8 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import open_image
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes.models import model_path
 from hf_captionrl.trainers import SLEConfig, SLETrainer, SmileConfig, SmileTrainer
+from hf_captionrl.utils.model_files import model_path
 
 from .rl_step import GREEDY, build
 

@@ -21,7 +21,7 @@ from hf_captionrl.trainers import (
     SmileConfig,
     SmileTrainer,
 )
-from hf_captionrl.trainers.argument_support import BASE_FIELDS, RL_FIELDS
+from hf_captionrl.trainers.caption_config import BASE_FIELDS, RL_FIELDS
 from tests.tiny import tiny_captioner
 from tests.trainers.one_step import PLAIN_SGD, weights
 
@@ -105,7 +105,7 @@ def test_every_training_argument_has_a_support_status(table):
     undecided = FIELDS - table.keys()
     assert not undecided, (
         f"TrainingArguments of the installed transformers has new fields: {sorted(undecided)}. Decide in "
-        "hf_captionrl/trainers/argument_support.py whether each works, is refused or is none of training."
+        "hf_captionrl/trainers/caption_config.py whether each works, is refused or is none of training."
     )
     gone = table.keys() - FIELDS - LATER
     assert not gone, f"TrainingArguments has no longer {sorted(gone)}. Remove them from argument_support.py."
@@ -386,7 +386,7 @@ def test_prediction_loss_only(tmp_path, scenes):
 def test_settings_of_a_push(tmp_path, scenes, monkeypatch):
     pushed = []
     monkeypatch.setattr(
-        "hf_captionrl.hub.unmeasured_cards.push_folder", lambda *args, **settings: pushed.append((args, settings))
+        "hf_captionrl.hub.cards.push_folder", lambda *args, **settings: pushed.append((args, settings))
     )
     settings = {"push_to_hub": True, "hub_model_id": "me/x", "hub_token": "t", "hub_revision": "r"}
     trainer_of(tmp_path, scenes, **settings).push_to_hub()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainingArguments
 
-from hf_captionrl.trainers.exact_resume import ExactResumeArguments, ExactResumeTrainer
+from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
 
 
 class KilledError(Exception):

@@ -11,15 +11,14 @@ import pytest
 from datasets import load_dataset
 from huggingface_hub import DatasetCard
 
+from hf_captionrl.apps.truematch.build import apply_decisions, bag_id, load_truematch, read_decisions, write_data
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.data import open_image
 from hf_captionrl.hub import folder_contents
-from hf_captionrl.io import write_json, write_jsonl
 from hf_captionrl.retrieval import load_bags, load_scorer
-from hf_captionrl.scenes.models import model_path
-from hf_captionrl.truematch.benchmark_files import apply_decisions, load_truematch, write_data
-from hf_captionrl.truematch.decisions import bag_id, read_decisions
+from hf_captionrl.utils.io import write_json, write_jsonl
+from hf_captionrl.utils.model_files import model_path
 from scripts import truematch_scenes
 from scripts.truematch_scenes import is_kept
 from tests.browser import CHROMIUM
@@ -118,7 +117,7 @@ def test_image_features_give_different_bags(built, cache, tmp_path):
 
 KILLED = """
 import sys
-import hf_captionrl.truematch.benchmark_files as t
+import hf_captionrl.apps.truematch.build as t
 t._ROWS_PER_FILE = 20
 written = []
 real = t.atomic_write_bytes
@@ -136,7 +135,7 @@ sys.exit(main(["truematch", "build", *sys.argv[2:]]))
 
 @pytest.mark.slow  # fresh processes
 def test_killed_build_resumes(cache, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hf_captionrl.truematch.benchmark_files._ROWS_PER_FILE", 20)
+    monkeypatch.setattr("hf_captionrl.apps.truematch.build._ROWS_PER_FILE", 20)
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     assert build(whole, cache, "--repo_id", "t") == 0
     options = ["--output", str(folder), "--max_images", str(IMAGES), "--cache_dir", cache, "--repo_id", "t"]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.retrieval.bag_files import BagFile
-from hf_captionrl.truematch.decisions import (
+from hf_captionrl.apps.truematch.build import (
     REASONS,
     Decision,
     DecisionWriter,
@@ -18,6 +17,7 @@ from hf_captionrl.truematch.decisions import (
     drop_bags,
     read_decisions,
 )
+from hf_captionrl.retrieval.bags import BagFile
 
 BAGS = BagFile([["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]], [0.9, 0.8, 0.7], "clip@1f2e")
 A, D, G = map(bag_id, BAGS.bags)
@@ -118,7 +118,7 @@ def test_five_reasons_for_five_keys():
 
 WRITES_UNTIL_KILLED = """
 import itertools, sys
-from hf_captionrl.truematch.decisions import Decision, DecisionWriter
+from hf_captionrl.apps.truematch.build import Decision, DecisionWriter
 with DecisionWriter(sys.argv[1]) as writer:
     for number in itertools.count():
         writer.append(Decision(f"3-{number}", "keep"))

@@ -5,11 +5,11 @@ import json
 import pytest
 from datasets import load_dataset
 
+from hf_captionrl.apps.truematch.build import bag_id
 from hf_captionrl.data import open_image
-from hf_captionrl.io import write_json, write_jsonl
 from hf_captionrl.retrieval import load_bags, load_scorer
-from hf_captionrl.scenes.models import model_path
-from hf_captionrl.truematch.decisions import bag_id
+from hf_captionrl.utils.io import write_json, write_jsonl
+from hf_captionrl.utils.model_files import model_path
 from tests.truematch.truematch_commands import IMAGES, build, truematch
 
 # --- evaluate -----------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hf_captionrl.reports.table import Column
-from hf_captionrl.truematch.leaderboard import rank_rows, write_leaderboard
+from hf_captionrl.apps.truematch.evaluate import rank_rows, write_leaderboard
+from hf_captionrl.metrics.table import Column
 from tests.tolerances import within
 
 KEY = "bag_3_recall_at_1"

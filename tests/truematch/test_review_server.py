@@ -11,15 +11,19 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from hf_captionrl.apps.truematch.build import (
+    REASONS,
+    bag_id,
+    load_truematch,
+    read_decisions,
+    write_data,
+    write_truematch,
+)
+from hf_captionrl.apps.truematch.review import ReviewBag, ReviewImage, ReviewServer, render_review, review_images
 from hf_captionrl.cli import main
-from hf_captionrl.evaluation.dataset_options import DatasetOptions
+from hf_captionrl.data.options import DatasetOptions
 from hf_captionrl.retrieval import BagFile
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.truematch.benchmark_files import load_truematch, write_data, write_truematch
-from hf_captionrl.truematch.decisions import REASONS, bag_id, read_decisions
-from hf_captionrl.truematch.review import review_images
-from hf_captionrl.truematch.review_page import ReviewBag, ReviewImage, render_review
-from hf_captionrl.truematch.review_server import ReviewServer
 from tests.browser import CHROMIUM, Browser
 from tests.processes import Forked
 

@@ -1,0 +1,205 @@
+"""The backends that `--text` and `--vision` name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_captionrl.captioners.language_models import Failure, Prompt
+from hf_captionrl.scenes.scene_claims import SceneClaims, blend_claims, combine_claims, read_claims, write_claims
+from hf_captionrl.scenes.world import EMOJI_KINDS, FACT_VALUES, SHAPE_KINDS, Facts
+
+if TYPE_CHECKING:
+    import datasets
+
+    from hf_captionrl.apps.boosting.options import BoostOptions
+    from hf_captionrl.captioners.language_models import Backend
+
+
+# --- Backends of the embedded world: rules that blend and combine, and a describer with a known error rate -----------
+# The rules read only the prompt, like a language model. The describer knows the facts of a scene and gets some of them wrong.
+
+_REFERENCE = re.compile(r"^Reference caption \d+: (.*)$", re.M)
+_PAIR = re.compile(r"^Correct caption: (.*)\nNew noisy caption: (.*)$")
+
+
+class SceneWriter:
+    """Blends references and combines captions of the embedded world by rule, using only the text of the prompt."""
+
+    model = "scenes:writer"
+    revision = "1"
+    is_multimodal = False
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | Failure]]:
+        """Answer prompts of the stages `blend` and `holistic`.
+
+        Args:
+            prompts (`Sequence[Prompt]`): The questions.
+
+        Yields:
+            `tuple[int, str | Failure]`: Position of the prompt, and its answer; captions outside the grammar of
+            the world fail.
+        """
+        for position, prompt in enumerate(prompts):
+            pair = _PAIR.match(prompt.user)
+            texts = list(pair.groups()) if pair else _REFERENCE.findall(prompt.user)
+            claims = [found for text in texts if (found := read_claims(text)) is not None]
+            if not claims or (pair and len(claims) < 2):
+                detail = f"not a caption of the embedded world: {prompt.user[:80]!r}; use another text backend"
+                yield position, Failure("backend_rejected", detail)
+            else:
+                yield position, write_claims(combine_claims(*claims) if pair else blend_claims(claims))
+
+
+class SceneDescriber:
+    """Describes scenes like a vision model: in detail, and partly wrong.
+
+    Each fact is mentioned with probability `mention_rate` (the kind always), and each mentioned fact gets a wrong value with
+    probability `error_rate`, independently. A value without a word, such as `upright`, can only be mentioned by error. The draws depend on seed, image and attempt, not on the order of questions.
+
+    Args:
+        facts (`Mapping[str, Facts | Mapping]`): For each image id its facts.
+        error_rate (`float`): Probability that a mentioned fact is wrong, in [0, 1].
+        mention_rate (`float`): Probability that a fact is mentioned, in [0, 1].
+        seed (`int`): Of the draws.
+
+    Raises:
+        ValueError: If a rate is not in [0, 1].
+    """
+
+    model = "scenes:describer"
+    is_multimodal = True
+
+    def __init__(
+        self,
+        facts: Mapping[str, Facts | Mapping[str, Any]],
+        *,
+        error_rate: float = 0.15,
+        mention_rate: float = 0.85,
+        seed: int = 0,
+    ) -> None:
+        for name, rate in (("error_rate", error_rate), ("mention_rate", mention_rate)):
+            if not 0 <= rate <= 1:
+                raise ValueError(f"{name} ({rate}) must lie in [0, 1], not in percent. Use a value such as 0.15.")
+        self._facts = facts
+        self._error_rate, self._mention_rate, self._seed = error_rate, mention_rate, seed
+        self.revision = f"error_rate={error_rate:g} mention_rate={mention_rate:g} seed={seed}"
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | Failure]]:
+        """Describe the scenes of prompts.
+
+        Args:
+            prompts (`Sequence[Prompt]`): Of the stage `visual`.
+
+        Yields:
+            `tuple[int, str | Failure]`: Position of the prompt, and its answer; images without facts fail.
+        """
+        for position, prompt in enumerate(prompts):
+            facts = self._facts.get(prompt.image_id)
+            if facts is None:
+                yield position, Failure("backend_rejected", f"image {prompt.image_id!r} has no facts of a scene")
+                continue
+            if not isinstance(facts, Facts):
+                facts = Facts(**{name: facts[name] for name in Facts.__dataclass_fields__})
+            key = f"{self._seed}/{prompt.image_id}/{prompt.attempt}".encode("utf-8", "surrogatepass")
+            digest = hashlib.blake2b(key, digest_size=8).digest()
+            yield position, write_claims(self._describe(np.random.default_rng(int.from_bytes(digest, "big")), facts))
+
+    def _describe(self, rng: np.random.Generator, facts: Facts) -> SceneClaims:
+        def see(truth: Any, values: tuple[Any, ...]) -> Any:
+            """The value, or a wrong one."""
+            others = [value for value in values if value != truth]
+            wrong = others[int(rng.integers(len(others)))]  # always drawn, so that the rates do not change later draws
+            return wrong if rng.random() < self._error_rate else truth
+
+        kinds = EMOJI_KINDS if facts.kind in EMOJI_KINDS else SHAPE_KINDS
+        kind = see(facts.kind, tuple(k for k in kinds if k != facts.second))
+        seen = {name: see(getattr(facts, name), values) for name, values in FACT_VALUES.items()}
+        # A wrong second object is another object, or an invented one if there is none.
+        seen["second"] = see(facts.second, tuple(k for k in kinds if k not in (kind, facts.kind)))
+        mentioned = dict(zip(seen, rng.random(len(seen)) < self._mention_rate, strict=True))
+        # A value without a word cannot be said, and what belongs to the second object needs it.
+        if not (seen["second"] and mentioned["second"]):
+            mentioned["relation"] = mentioned["second_colour"] = False
+        claims = {name: value for name, value in seen.items() if mentioned[name] and value not in ("", "upright")}
+        if "count" not in claims:  # a noun is always singular or plural
+            claims |= {"several": True} if seen["count"] > 1 else {"count": 1}
+        return SceneClaims(kind=kind, **claims)
+
+
+# --- The backends that `--text` and `--vision` name ------------------------------------------------------------------
+
+
+def _spec(arguments: BoostOptions, role: str) -> str:
+    return getattr(arguments, role) or ("scenes" if arguments.dataset == "scenes" else "")
+
+
+def is_local(arguments: BoostOptions, role: str) -> bool:
+    """Whether `--text` or `--vision` names a model of the process, and not a server or the facts of scenes."""
+    return _spec(arguments, role).partition(":")[0] not in ("scenes", "openai")
+
+
+def check_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> tuple[str, str]:
+    """Kind and name of the backend that `--text` or `--vision` names; checked before a model is loaded."""
+    spec = _spec(arguments, role)
+    kind, _, name = spec.partition(":")
+    kinds = ("transformers", "vllm", "openai", *(("captioner",) if role == "vision" else ()))
+    if kind == "scenes" and not name:
+        if "facts" not in dataset.column_names:
+            raise ValueError(f"--{role} scenes needs the column 'facts', which embedded scenes have. Name a model.")
+    elif kind not in kinds or not name:
+        raise ValueError(
+            f"--{role} is {spec!r}. Use 'scenes', or one of {', '.join(kinds)} with a name after a colon."
+        )
+    elif kind == "openai" and not (getattr(arguments, f"{role}_url") or arguments.text_url):
+        raise ValueError(
+            f"--{role} {spec!r} needs an address. Pass one, such as --{role}_url http://127.0.0.1:8000/v1."
+        )
+    return kind, name
+
+
+def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> Backend:
+    """The backend that `--text` or `--vision` names."""
+    from hf_captionrl import language_models
+
+    kind, name = check_backend(arguments, role, dataset)
+    vision = role == "vision"
+    if kind == "scenes":
+        if not vision:
+            return SceneWriter()
+        facts = dict(zip(dataset["image_id"][:], dataset["facts"][:], strict=True))
+        rates = {"error_rate": arguments.error_rate, "mention_rate": arguments.mention_rate}
+        return SceneDescriber(facts, **rates, seed=arguments.seed)
+    revision = getattr(arguments, f"{role}_revision")
+    if kind == "openai":
+        url = str(getattr(arguments, f"{role}_url") or arguments.text_url)
+        return language_models.HTTPBackend(
+            url,
+            name,
+            revision=revision or "",
+            api_key_env=arguments.api_key_env,
+            is_multimodal=vision,
+            max_new_tokens=arguments.max_new_tokens,
+            seed=arguments.seed,
+            concurrency=arguments.concurrency,
+            timeout_s=arguments.timeout_s,
+            tries=arguments.tries,
+            backoff_s=arguments.backoff_s,
+        )
+    if kind == "vllm":
+        return language_models.VLLMBackend(
+            name, revision=revision, is_multimodal=vision, max_new_tokens=arguments.max_new_tokens, seed=arguments.seed
+        )
+    make: Any = language_models.TransformersVisionBackend if vision else language_models.TransformersTextBackend
+    if kind == "captioner":
+        make = language_models.CaptionerBackend
+    return make(
+        name,
+        revision=revision,
+        batch_size=arguments.batch_size,
+        max_new_tokens=arguments.max_new_tokens,
+    )

@@ -1,0 +1,212 @@
+"""Lengths and vocabulary of captions by source: Table 9 and Figure 4 of No Detail Left Behind."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_captionrl.evaluation.plots import write_length_histogram
+from hf_captionrl.metrics.words import caption_statistics, length_statistics
+from hf_captionrl.scenes.truth_checker import check
+from hf_captionrl.scenes.world import CATEGORIES, Facts
+
+# --- Contradictions between a HolisticCap and its BlendCap: by word lists in free text, exact on embedded scenes -----
+# The word lists find different numbers or colours of the same noun, and pairs of kinds that exclude each other. They know
+# neither synonyms nor grammar.
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """One contradiction.
+
+    Args:
+        attribute (`str`): `count`, `colour` or `kind`; on scenes, the name of the fact.
+        noun (`str`): The noun that it describes.
+        blend (`str`): Value in the BlendCap.
+        holistic (`str`): Value in the HolisticCap.
+    """
+
+    attribute: str
+    noun: str
+    blend: str
+    holistic: str
+
+    def __str__(self) -> str:
+        of = f" of {self.noun!r}" if self.noun else ""
+        return f"{self.attribute}{of}: {self.blend!r} became {self.holistic!r}"
+
+
+_NUMBERS = {
+    word: str(number)
+    for number, words in enumerate(
+        ("one single", "two pair couple", "three trio", "four", "five", "six", "seven", "eight", "nine", "ten"),
+        start=1,
+    )
+    for word in words.split()
+} | {str(number): str(number) for number in range(1, 11)}
+_COLOURS = {
+    word: word
+    for word in "black blue brown gray green orange pink purple red white yellow teal gold silver tan beige".split()
+} | {"grey": "gray", "violet": "purple", "golden": "gold", "silvery": "silver"}
+_EXCLUSIVE: tuple[frozenset[str], ...] = (
+    frozenset({"man", "woman"}),
+    frozenset({"boy", "girl"}),
+    frozenset({"dog", "cat"}),
+    frozenset({"indoor", "outdoor"}),
+    frozenset({"lake", "ocean"}),
+    frozenset({"day", "night"}),
+    frozenset({"left", "right"}),
+)
+"""Kinds (singular) that rarely occur together in an image if people name only one of them."""
+
+# Words that can occur between a number or a colour and its noun.
+_ADJECTIVES = frozenset(
+    "small little tiny large big huge old young new tall short long round square wooden brick metal plastic glass stone "
+    "sandy grassy striped spotted shiny bright dark light pale fluffy furry sideways upside down of and".split()
+)
+_IRREGULAR = {"people": "person", "men": "man", "women": "woman", "children": "child", "mice": "mouse", "buses": "bus"}
+_BREAKS = frozenset("a an the on in at with to is are by for from near it its this that".split())
+
+
+def _singular(noun: str) -> str:
+    if noun in _IRREGULAR:
+        return _IRREGULAR[noun]
+    if len(noun) > 3 and noun.endswith("s") and not noun.endswith(("ss", "us")):
+        return noun[:-3] + "y" if noun.endswith("ies") and len(noun) > 4 else noun[:-1]
+    return noun
+
+
+def _named(text: str) -> set[str]:
+    """Words of a caption in the singular, without negated ones ("no dogs", "without any dog")."""
+    text = re.sub(r"\b(?:no|not|without)\s+(?:(?:a|an|any)\s+)?[a-z]+", " ", text.lower())
+    return {_singular(word) for word in re.findall(r"[a-z]+", text)}
+
+
+def _attached(text: str, listed: Mapping[str, str]) -> dict[str, set[str]]:
+    """For each noun the listed words before it, with only adjectives in between."""
+    words = re.findall(r"[a-z0-9]+(?:['’-][a-z]+)*|[.,;]", text.lower())
+    found: dict[str, set[str]] = {}
+    for at, word in enumerate(words):
+        if word not in listed:
+            continue
+        for after in words[at + 1 : at + 6]:
+            if after in _ADJECTIVES or after in _COLOURS or after in _NUMBERS:
+                continue
+            if after not in _BREAKS and after.isalpha():
+                found.setdefault(_singular(after), set()).add(listed[word])
+            break
+    return found
+
+
+def text_conflicts(blend: str, holistic: str) -> list[Conflict]:
+    """Contradictions between two captions of free text.
+
+    - *count*, *colour*: both captions have a listed number (or colour) before the same noun, possibly with listed adjectives
+      in between, but none in common. "A white and brown plate" and "a white plate" agree; "a white plate" and "a black
+      plate" do not. Articles are not numbers: a second dog does not contradict "a dog".
+    - *kind*: each caption has exactly one, and not the same, of two words that exclude each other (man and woman, dog and
+      cat, left and right, ..., singular or plural). Negated words ("no dogs") do not count.
+
+    Args:
+        blend (`str`): BlendCap.
+        holistic (`str`): HolisticCap.
+
+    Returns:
+        `list[Conflict]`: Empty if none is found, which does not prove that there is none.
+    """
+    found: list[Conflict] = []
+    for attribute, listed in (("count", _NUMBERS), ("colour", _COLOURS)):
+        ours, theirs = _attached(blend, listed), _attached(holistic, listed)
+        for noun in ours:
+            if noun in theirs and not ours[noun] & theirs[noun]:
+                said = (" ".join(sorted(values)) for values in (ours[noun], theirs[noun]))
+                found.append(Conflict(attribute, noun, *said))
+    first, second = _named(blend), _named(holistic)
+    for group in _EXCLUSIVE:
+        if len(first & group) == 1 and len(second & group) == 1 and first & group != second & group:
+            found.append(Conflict("kind", "", *(first & group), *(second & group)))
+    return found
+
+
+def scene_conflicts(blend: str, holistic: str, facts: Facts | Mapping[str, Any]) -> list[Conflict]:
+    """Facts of a scene that are right in the BlendCap and wrong in the HolisticCap: exact, by the truth checker.
+
+    A wrong claim about a fact that the BlendCap does not mention is an error of the VisualCap, not a conflict.
+
+    Args:
+        blend (`str`): BlendCap.
+        holistic (`str`): HolisticCap.
+        facts ([`Facts`] or `Mapping`): The scene's facts.
+
+    Returns:
+        `list[Conflict]`: One for each contradicted fact.
+    """
+    right = {claim.attribute.removeprefix("category of "): claim for claim in check(blend, facts).right}
+    found = []
+    for claim in check(holistic, facts).wrong:
+        said = right.get(claim.attribute)
+        # "an animal" does not contradict "a pig": calling the duck a pig is an error of the VisualCap.
+        if said is not None and claim.value not in CATEGORIES.get(said.value, ()):
+            found.append(Conflict(claim.attribute, "", said.value or said.text, claim.value or claim.text))
+    return found
+
+
+# --- Lengths and vocabulary of captions by source: Table 9 and Figure 4 of No Detail Left Behind ---------------------
+
+PERCENTILES = (5, 25, 50, 75, 95)
+"""Percentiles of the lengths."""
+
+
+def source_statistics(
+    sources: Mapping[str, Iterable[str]], *, count_tokens: Callable[[list[str]], Sequence[int]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Lengths and vocabulary of caption sources.
+
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Table 9: mean and deviation of words and of CLIP tokens.
+
+    Args:
+        sources: For each source (references, BlendCap, ...) its captions, which are read twice.
+        count_tokens: From captions to their numbers of tokens; None leaves tokens out.
+
+    Returns:
+        `dict`: For each source `captions` (their number), `mean_words`, `std_words`, `max_words`, `percentiles_words`,
+        the same of `tokens` with `count_tokens`, and `vocabulary`, the number of distinct words.
+
+    Raises:
+        ValueError: If a source has no captions, or one is bad (its index is named).
+    """
+    result: dict[str, dict[str, Any]] = {}
+    for name, captions in sources.items():
+        found = length_statistics(captions, count_tokens=count_tokens)
+        row: dict[str, Any] = {"captions": len(found["words"])}
+        for unit in ("words", "tokens"):
+            if unit in found:
+                row |= {f"{key}_{unit}": found[f"{key}_{unit}"] for key in ("mean", "std", "max")}
+                values = np.percentile(found[unit], PERCENTILES)
+                row[f"percentiles_{unit}"] = {str(p): float(v) for p, v in zip(PERCENTILES, values, strict=True)}
+        # `lexical_diversity` is in thousands.
+        row["vocabulary"] = round(1000 * caption_statistics(captions)["lexical_diversity"])
+        result[name] = row
+    return result
+
+
+def write_source_histogram(path: str | os.PathLike[str], sources: Mapping[str, Iterable[str]]) -> Path:
+    """Draw how many words the captions of each source have (Figure 4), and write the PNG atomically.
+
+    Args:
+        path: Where to write; the name must end in `.png`.
+        sources: For each source its captions.
+
+    Returns:
+        `pathlib.Path`: The file written.
+
+    Raises:
+        ValueError: If a source has no caption, or the name does not end in `.png`.
+    """
+    return write_length_histogram(path, {name: length_statistics(texts)["words"] for name, texts in sources.items()})

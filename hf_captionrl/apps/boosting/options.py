@@ -1,0 +1,132 @@
+"""Options of `captionrl boost`; light to import, because `--help` needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from hf_captionrl.data.options import DatasetOptions, PublicationOptions
+from hf_captionrl.utils.options import EngineOptions, option, positive
+
+
+@dataclass
+class BoostOptions(EngineOptions, DatasetOptions, PublicationOptions):
+    """Visual Caption Boosting (No Detail Left Behind, section 2).
+
+    A language model blends the references of an image into a BlendCap, a vision model describes the image (VisualCap), and
+    the language model adds the new details to the BlendCap (HolisticCap). Where the two contradict, the BlendCap wins.
+
+    The output folder gets the journals of all answers, Parquet shards, captions.parquet, quarantine.jsonl, statistics.json and lengths.png, and
+    README.md, the card with which `captionrl push` publishes it. To train on the captions, boost the split that is trained
+    on with --split train; the default is test, as in all commands.
+
+    After a crash or `kill -9`, give the same command again: finished shards are skipped, and no question is asked twice.
+    """
+
+    examples: ClassVar[str] = """
+        backends, for --text and --vision:
+          scenes               the embedded world: rules that blend, and a describer with a known error rate (the default
+                               there)
+          transformers:NAME    a model of transformers: a folder or a name on the Hub
+          captioner:NAME       --vision only: a captioner of this package, such as scenes:blip-mle
+          vllm:NAME            vLLM in this process, if installed
+          openai:NAME          any endpoint with OpenAI's chat completions, at --text_url or --vision_url; the key comes only
+                               from the environment variable named by --api_key_env
+
+        examples:
+          captionrl boost --dataset scenes --split train --output boosted
+          captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted \\
+              --text transformers:mistralai/Mistral-7B-Instruct-v0.2 --vision transformers:Salesforce/instructblip-vicuna-7b
+          captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --processes 8 \\
+              --text openai:mistral --text_url http://127.0.0.1:8000/v1 --vision openai:llava --vision_url http://127.0.0.1:8001/v1
+          accelerate launch --config_file recipes/accelerate/ddp.yaml -m hf_captionrl.cli boost --dataset scenes --split train \\
+              --output boosted                                 shards in turn
+
+          captionrl boost --dataset OWNER/NAME --split train --output /shared/boosted --engine ray --address auto \\
+              --text vllm:mistralai/Mistral-7B-Instruct-v0.2 --vision transformers:Salesforce/instructblip-vicuna-7b
+
+        publish: --embed_images includes images that are files, --no_images leaves them out; a finished run asks nothing:
+          captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --no_images
+          captionrl push boosted --repo_id me/coco-boosted
+    """
+
+    output: Path = option(Path("boosted"), metavar="DIR", help="folder to write into")
+    text: str | None = option(
+        None,
+        metavar="BACKEND",
+        group="backends",
+        help="language model that writes BlendCap and HolisticCap, as listed below",
+    )
+    vision: str | None = option(
+        None, metavar="BACKEND", group="backends", help="vision model that writes VisualCap, as listed below"
+    )
+    text_revision: str | None = option(
+        None, metavar="REV", group="backends", help="branch, tag or commit of the language model"
+    )
+    vision_revision: str | None = option(
+        None, metavar="REV", group="backends", help="branch, tag or commit of the vision model"
+    )
+    text_url: str | None = option(
+        None,
+        metavar="URL",
+        group="backends",
+        help="address of the endpoint of a language model openai:NAME, without /chat/completions",
+    )
+    vision_url: str | None = option(
+        None,
+        metavar="URL",
+        group="backends",
+        help="address of the endpoint of a vision model openai:NAME (default: that of --text_url)",
+    )
+    api_key_env: str | None = option(
+        None, metavar="NAME", group="backends", help="environment variable with the key of the endpoints"
+    )
+    concurrency: int = option(4, parse=positive, metavar="N", group="backends", help="number of concurrent requests")
+    timeout_s: float = option(120.0, metavar="S", group="backends", help="time limit of a request, in seconds")
+    tries: int = option(6, parse=positive, metavar="N", group="backends", help="largest number of requests per answer")
+    backoff_s: float = option(
+        1.0, metavar="S", group="backends", help="seconds before the second request; doubled before each further one"
+    )
+    batch_size: int = option(
+        8, parse=positive, metavar="N", group="backends", help="prompts per batch of transformers"
+    )
+    max_new_tokens: int = option(256, parse=positive, metavar="N", group="backends", help="longest answer in tokens")
+    error_rate: float = option(
+        0.15,
+        metavar="X",
+        group="backends",
+        help="share of the facts that the describer of scenes gets wrong, in [0, 1]",
+    )
+    mention_rate: float = option(
+        0.85, metavar="X", group="backends", help="share of the facts that the describer of scenes mentions, in [0, 1]"
+    )
+    seed: int = option(0, metavar="N", group="backends", help="seed of the describer of scenes, and of sampling")
+    overwrite: bool = option(
+        False, group="run", help="write the shards again, for other models or settings; known answers are kept"
+    )
+    attempts: int = option(
+        3,
+        parse=positive,
+        metavar="N",
+        group="run",
+        help="largest number of answers per prompt, until one passes the checks",
+    )
+    max_words: int = option(120, parse=positive, metavar="N", group="run", help="longest accepted answer in words")
+    rows_at_once: int = option(64, parse=positive, metavar="N", group="run", help="rows per batch of prompts")
+    max_failures: int = option(
+        20, parse=positive, metavar="N", group="run", help="stop after this many failures in a row"
+    )
+    retry_quarantined: bool = option(False, group="run", help="ask again for rows whose answers were bad")
+    embed_images: bool = option(False, group="run", help="store images in the file, not their paths")
+    tokenizer: str | None = option(
+        None,
+        metavar="NAME",
+        group="run",
+        help="tokenizer whose tokens are counted; the paper uses CLIP's (default: scenes:siglip-held-out on scenes, else none)",
+    )
+
+    @property
+    def uses_shards(self) -> bool:
+        """Always."""
+        return True

@@ -1,0 +1,356 @@
+"""Cleaning and checks of answers, by word lists and counts.
+
+The checks find the common formal errors of language models. They do not check whether an answer is true; see `conflicts.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hf_captionrl.captioners.language_models import Prompt
+from hf_captionrl.data.columns import clean_caption
+
+# --- Prompts and worked examples of the paper, verbatim --------------------------------------------------------------
+# Source: Gaur et al. 2024, "No Detail Left Behind: Revisiting Self-Retrieval for Fine-Grained Image Captioning",
+# Appendix A.1. Differs from it by: the number of references in the first sentence is that of the data (5 in the
+# paper), and turns are separated by one line break, which the printed paper does not show.
+
+STAGES: tuple[str, ...] = ("blend", "visual", "holistic")
+"""BlendCap, VisualCap, HolisticCap: in this order."""
+
+BLEND_SYSTEM = (
+    "You are given a reference set of 5 image captions. Create a holistic caption to describe the same image by "
+    "incorporating relevant information from all the reference captions. Ensure that the generated caption minimizes "
+    "redundancy by excluding overlapping information found in the reference set. Do not include additional information "
+    "and adjectives other than what is given in reference set. Stop after the first period and do not ask any additional "
+    "questions. Just complete the text. Three examples are shown below :"
+)
+"""System prompt of BlendCap."""
+
+VISUAL_PROMPT = "Briefly describe the content of the image."
+"""Prompt of VisualCap."""
+
+HOLISTIC_SYSTEM = (
+    "In this task, your objective is to improve “Correct caption” by incorporating any additional information present in "
+    "“New caption”. If there are conflicting details between the two captions regarding the objects or their attributes, "
+    "strictly use information from “Correct caption”. “New caption” can have incorrect information sometimes but “Correct "
+    "caption” will always be correct. The focus is on transferring missing information, including adjectives and nouns, "
+    "from “New caption” to “Correct caption”. Refrain from seeking further clarification and explanations; simply "
+    "generate the caption. Three examples are shown below :"
+)
+"""System prompt of HolisticCap."""
+
+
+def _references(captions: Sequence[str]) -> str:
+    return "\n".join(f"Reference caption {number}: {text}" for number, text in enumerate(captions, start=1))
+
+
+def _pair(correct: str, new: str) -> str:
+    return f"Correct caption: {correct}\nNew noisy caption: {new}"
+
+
+BLEND_EXAMPLES: tuple[tuple[str, str], ...] = (
+    (
+        _references(
+            (
+                "A plate full of food with an assortment of food on it.",
+                "There is meat and vegetables on a white and brown plate.",
+                "A plate on a table that has food on it.",
+                "A plate with some steak, carrots, and sliced fried potatoes.",
+                "A plate of food on a table.",
+            )
+        ),
+        "A white and brown plate on a table with an assortment of steak, carrots, sliced fried potatoes, and vegetables.",
+    ),
+    (
+        _references(
+            (
+                "A park bench on the side of a lake.",
+                "A lone bench sits atop a hill looking over the river.",
+                "A wooden bench sitting on top of a sandy beach.",
+                "A bench on a river bank in the countryside.",
+                "A wood bench is sitting in front of a river.",
+            )
+        ),
+        "A wooden bench sits atop a hill in front of a river overlooking the water and the surrounding countryside.",
+    ),
+    (
+        _references(
+            (
+                "A bathroom with a toilet sitting next to a sink.",
+                "A white sink and toilet in a room.",
+                "A bathroom with a mirror, sinks, toilet and toilet roll.",
+                "A bathroom that has a toilet sink and mirror in it.",
+                "A bathroom with a toilet next to a sink.",
+            )
+        ),
+        "A bathroom with a toilet next to a white sink, mirror and toilet roll.",
+    ),
+)
+"""Worked examples of BlendCap: what the user says, and the answer."""
+
+HOLISTIC_EXAMPLES: tuple[tuple[str, str], ...] = (
+    (
+        _pair(
+            "A man reaches up with a tennis racquet to hit an approaching ball in a tennis court.",
+            "In this image, a woman is playing tennis on a purple court. She is wearing a white shirt and a blue short, "
+            "and she is holding a tennis racket. The tennis ball is in the air as she prepares to hit it with her racket.",
+        ),
+        "A man wearing a white shirt and blue shorts reaches up with a tennis racquet to hit an approaching ball in a "
+        "purple tennis court.",
+    ),
+    (
+        _pair(
+            "A white fire hydrant sits in front of an old couch on a sidewalk in front of a house.",
+            "In this image, there is a black fire hydrant sitting on the sidewalk in front of a brick building. The fire "
+            "hydrant is positioned next to a couch, which is placed on the sidewalk in front of the building.",
+        ),
+        "A white fire hydrant sits in front of an old couch on a sidewalk in front of a brick house.",
+    ),
+    (
+        _pair(
+            "A young boy poses next to a wall with writing on it, smiling and holding bags.",
+            "In this image, a young girl is sitting in front of a graffiti-covered wall, wearing a red shirt. She is "
+            "holding a box of crayons and smiling at the camera.",
+        ),
+        "A young boy wearing a red shirt poses next to a graffiti-covered wall with writing on it. He is holding bags of "
+        "crayons and smiling at the camera.",
+    ),
+)
+"""Worked examples of HolisticCap; the paper prints three "for brevity"."""
+
+
+def blend_prompt(image_id: str, references: Sequence[str]) -> Prompt:
+    """Ask for the BlendCap of an image.
+
+    Args:
+        image_id (`str`): The image.
+        references (`Sequence[str]`): Its human captions, at least one.
+
+    Returns:
+        [`Prompt`]: For a language model.
+
+    Raises:
+        ValueError: If there is no reference.
+    """
+    if isinstance(references, str) or not references:
+        raise ValueError(f"references of image {image_id!r} are {references!r}. Pass a list of at least one caption.")
+    number = f"{len(references)} image caption" + "s" * (len(references) > 1)
+    system = BLEND_SYSTEM.replace("5 image captions", number)
+    return Prompt("blend", image_id, _references(references), system, BLEND_EXAMPLES)
+
+
+def visual_prompt(image_id: str, image: Any) -> Prompt:
+    """Ask for the VisualCap of an image.
+
+    Args:
+        image_id (`str`): The image.
+        image (`PIL.Image.Image`): The image to describe.
+
+    Returns:
+        [`Prompt`]: For a vision model.
+    """
+    return Prompt("visual", image_id, VISUAL_PROMPT, image=image)
+
+
+def holistic_prompt(image_id: str, blend: str, visual: str) -> Prompt:
+    """Ask for the HolisticCap of an image.
+
+    Args:
+        image_id (`str`): The image.
+        blend (`str`): Its BlendCap, which wins conflicts.
+        visual (`str`): Its VisualCap.
+
+    Returns:
+        [`Prompt`]: For a language model.
+    """
+    return Prompt("holistic", image_id, _pair(blend, visual), HOLISTIC_SYSTEM, HOLISTIC_EXAMPLES)
+
+
+# --- Cleaning and checks of answers, by word lists and counts --------------------------------------------------------
+
+MAX_ANSWER_WORDS = 120
+"""Longest accepted answer in words; the paper's VisualCaps have 51 on average, standard deviation 14 (Table 9)."""
+
+ANSWER_REMEDIES: dict[str, str] = {
+    "answer_empty": "ask another model, or leave the image out",
+    "answer_refuses": "ask another model, or leave the image out",
+    "answer_repeats_prompt": "use a model tuned to follow instructions, or check its chat template",
+    "answer_not_english": "use a model that answers in English, or translate the references first",
+    "answer_too_long": "lower max_new_tokens, or raise max_words",
+    "answer_truncated": "raise max_new_tokens, or use a model that stops by itself",
+    "backend_failed": "give the same command again when the backend answers",
+    "backend_rejected": "read the backend's message, fix the row, and use --retry_quarantined",
+}
+"""Remedy of each fault of an answer."""
+
+_LABEL = re.compile(
+    r"^\W*(?:assistant|answer|caption|(?:holistic|blended|improved|correct|final|generated)\s+caption)\s*:[\s*]*", re.I
+)
+# "Sure! Here is the caption:", on a separate line or before the caption on the same line.
+_PREAMBLE = re.compile(
+    r"^\W*(?:[^\n]*:[ \t*]*\n|(?:(?:sure|certainly|of course|absolutely|okay|ok)\b[^:\n]{0,20})?here(?:['’]s| is)"
+    r"[^:\n]{0,60}\b(?:caption|description|answer|sentence)\b[^:\n]{0,40}:)\s*(?=\S)",
+    re.I,
+)
+# A model without a stop token continues with another example of the prompt; a chat model may add an explanation.
+_NEXT_TURN = re.compile(
+    r"\s(?:\*\*)?(?:User|Human|Assistant|Reference caption \d+|Correct caption)(?:\*\*)?\s*:.*|\n\W*(?:Note|Explanation)\b[^\n]{0,20}:.*",
+    re.S,
+)
+_REFUSAL = re.compile(
+    r"\b(?:i['’]?m sorry|i am sorry|i apologi[sz]e|as an ai\b|as a language model|i (?:cannot|can['’]?t|can not|am unable|"
+    r"am not able|won['’]?t|will not)\b|i['’]m (?:unable|not able)|unable to (?:view|see|process|assist|describe)|"
+    r"(?<![\"'“‘])\bi (?:do not|don['’]?t|did not|didn['’]?t) (?:have|see)\b|there (?:is|was|seems to be|appears to be) no image\b|"
+    r"(?:no|without (?:an?|the)) image (?:was |is |has been )?(?:provided|attached|given|available|here\b)|"
+    r"^\W*(?:error|exception|traceback|warning)\b[^:]{0,40}:)",
+    re.I,
+)
+_REFUSAL_WITHIN = 120  # refusals come first; a quoted "I can't" late in a long caption is not a refusal
+_PROMPT_MARKS = (
+    "reference caption",
+    "reference set",
+    "correct caption",
+    "new caption",
+    "new noisy caption",
+    "system prompt",
+    "three examples are shown",
+    "briefly describe the content",
+)
+# Answers without content.
+_NOTHING = frozenset(
+    "none null nil n/a na nan nothing unknown undefined empty error ok okay yes no sure done caption answer assistant "
+    "thanks hello".split()
+) | {"no caption", "not available", "not applicable", "thank you"}
+_ECHO_WORDS = 6  # this many consecutive words of an instruction do not occur in a caption by chance
+_ENGLISH = frozenset(
+    "a an the of in on at with and is are to for from by near next over under behind front while it its this that there "
+    "his her their some two three as into onto up down has have being who which".split()
+)
+# Without words that are also English: van, den, no, met.
+_FOREIGN = frozenset(
+    "der die das und ein eine einem einen ist mit auf im dem le la les un une et est des du dans sur avec qui el los "
+    "las y con una del en por il di che della su uno o um uma com na os de het een op sobre entre przez przy oraz nad".split()
+)
+# Words of short captions without a function word; few of them exist in other languages.
+_CAPTION_WORDS = frozenset(
+    "man men woman women boy girl child kid baby people person player couple crowd group dog puppy cat kitten bird duck horse "
+    "cow sheep pig elephant bear zebra giraffe monkey fish animal car truck train plane airplane boat ship bike bicycle "
+    "motorcycle van street road sidewalk building house room kitchen bathroom bedroom living table chair bench couch bed "
+    "window door wall floor mirror sink plate bowl cup glass food fruit cake bread meat vegetables water river lake ocean sea "
+    "beach sand wave snow ice mountain hill field grass tree flower forest sky cloud sun light night day city town sign "
+    "clock phone computer laptop keyboard book paper picture shirt hat dress umbrella ball bat racket game tennis baseball "
+    "skateboard skateboarder surfboard surfer skier kite hand head face hair eye background foreground side top bottom left right "
+    "center middle corner edge air everywhere mid inside outside above below around along beside against across through "
+    "black white red green blue yellow brown gray grey orange pink purple gold silver dark bright colorful colourful large "
+    "big small little tiny huge tall short long old young new wooden metal stone brick empty full open closed four five six "
+    "seven eight nine ten many several few both other another large sitting standing lying laying walking running riding "
+    "playing holding wearing eating looking flying parked grazing sleeping swimming jumping smiling reading cooking hanging "
+    "covered filled surrounded facing upside down sideways shiny striped wet dry busy no not "
+    "image photo view scene television alone together".split()
+)
+
+
+def clean_answer(text: str) -> str:
+    """Extract the caption from an answer: one line, without a preamble, quotes, or invented further turns.
+
+    A preamble is a role name, "Sure! Here is the caption:", or any first line that ends in a colon.
+
+    Args:
+        text (`str`): Answer of the model.
+
+    Returns:
+        `str`: The caption; empty if there is none.
+    """
+    text = _PREAMBLE.sub("", _LABEL.sub("", text.strip()))
+    text = _NEXT_TURN.sub("", _LABEL.sub("", text))
+    text = clean_caption(text)
+    for first, last in (('"', '"'), ("“", "”"), ("'", "'")):
+        if len(text) > 1 and text[0] == first and text[-1] == last and first not in text[1:-1]:
+            text = text[1:-1].strip()
+    return text
+
+
+def is_truncated(text: str) -> bool:
+    """Whether the caption of an answer that reached the length limit is incomplete.
+
+    It is complete if the model had started another turn or an explanation before the limit.
+    """
+    return _NEXT_TURN.search(_PREAMBLE.sub("", _LABEL.sub("", text.strip()))) is None
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+", text.lower())
+
+
+def _is_english(text: str, prompt: Prompt) -> bool:
+    letters = [c for c in text if c.isalpha()]
+    if sum(c.isascii() for c in letters) < 0.8 * len(letters):
+        return False
+    words = _words(text)
+    english, foreign = (sum(word in listed for word in words) for listed in (_ENGLISH, _FOREIGN))
+    if len(words) >= 8:
+        return foreign <= english and english > 0
+    # Short captions may lack function words, but they contain words that are common in captions.
+    asked = set(_words(prompt.user)) - _FOREIGN
+    known = _ENGLISH | _CAPTION_WORDS | asked
+    familiar = sum(word in known or word.removesuffix("s") in known for word in words)
+    return foreign <= familiar and 4 * familiar >= len(words)
+
+
+_INSTRUCTIONS = tuple(f" {' '.join(_words(text))} " for text in (BLEND_SYSTEM, HOLISTIC_SYSTEM, VISUAL_PROMPT))
+
+
+def _echoes(text: str, prompt: Prompt) -> bool:
+    """Whether six consecutive words are those of an instruction."""
+    words = _words(text)
+    instructions = (*_INSTRUCTIONS, f" {' '.join(_words(prompt.system))} ")
+    runs = (f" {' '.join(words[at : at + _ECHO_WORDS])} " for at in range(len(words) - _ECHO_WORDS + 1))
+    return any(run in instruction for run in runs for instruction in instructions)
+
+
+def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS) -> tuple[str, str] | None:
+    """Find the first fault of a cleaned answer.
+
+    - `answer_empty`: no letter or digit, or a word without content ("N/A", "None", "Ok").
+    - `answer_refuses`: a phrase of refusal ("I'm sorry", "as an AI", "I cannot", "I don't see", "there is no image", ...) in
+      the first 120 characters, or an error message ("Error: ...").
+    - `answer_repeats_prompt`: it contains a phrase of the prompts ("Reference caption", "Correct caption", ...) or six
+      consecutive words of an instruction, or it equals the question or the answer of a worked example.
+    - `answer_too_long`: more than `max_words` whitespace words.
+    - `answer_not_english`: less than 80 % of its letters are ASCII. With 8 words or more: it has no English function word, or
+      fewer than function words of other languages (lists of about 50 each). With fewer words: less than a quarter of them are
+      English function words, common words of captions (about 250) or words of the question (the references).
+
+    Args:
+        text (`str`): Output of `clean_answer`.
+        prompt ([`Prompt`]): The question.
+        max_words (`int`): Longest accepted answer.
+
+    Returns:
+        `tuple[str, str] | None`: A key of `ANSWER_REMEDIES` and a sentence with the value, or `None` without a fault.
+    """
+    shown = repr(text if len(text) <= 60 else text[:60] + "...")
+    if not any(map(str.isalnum, text)):
+        return "answer_empty", f"the answer {shown} has no letter or digit"
+    if text.lower().strip(" .!?*\"'()[]<>-") in _NOTHING:
+        return "answer_empty", f"the answer {shown} has no content"
+    if _REFUSAL.search(text[:_REFUSAL_WITHIN]):
+        return "answer_refuses", f"the answer {shown} is a refusal"
+    lowered = text.lower()
+    copied = any(lowered == answer.lower() for _, answer in prompt.examples)
+    if (
+        copied
+        or lowered == prompt.user.lower()
+        or any(mark in lowered for mark in _PROMPT_MARKS)
+        or _echoes(text, prompt)
+    ):
+        return "answer_repeats_prompt", f"the answer {shown} repeats the prompt"
+    words = len(text.split())
+    if words > max_words or len(text) > 20 * max_words:  # scripts without spaces make one word of a sentence
+        return "answer_too_long", f"the answer {shown} has {words} words, more than {max_words}"
+    if not _is_english(text, prompt):
+        return "answer_not_english", f"the answer {shown} is not English by its words"
+    return None

@@ -1,0 +1,573 @@
+"""Checkpoints of the published code of BLIP, CLIP and ClipCap, identified by the names of their tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hf_captionrl.captioners import clipcap
+from hf_captionrl.utils.io import atomic_write_text, write_json
+from hf_captionrl.utils.model_files import model_path, read_config
+
+if TYPE_CHECKING:
+    from hf_captionrl.captioners.clipcap import ClipCapForConditionalGeneration
+
+
+# --- Sizes of a model from the shapes of its tensors, and a comparison of two sets of shapes -------------------------
+
+HEAD_WIDTH = 64
+"""Width of an attention head in BERT, ViT, CLIP and BLIP of every published size."""
+
+
+def layer_count(names: Iterable[str], prefix: str) -> int:
+    """Number of layers whose names begin with a prefix and a number."""
+    return len({name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)})
+
+
+def head_count(width: int, given: int | None = None) -> int:
+    """Number of attention heads: the given one, or the width divided by that of a standard head."""
+    heads = given or width // HEAD_WIDTH
+    if not heads or width % heads:
+        raise ValueError(
+            f"A width of {width} cannot be split into {f'{given} heads' if given else f'heads of {HEAD_WIDTH}'}. Use --config with a "
+            "folder whose config.json has the number of heads."
+        )
+    return heads
+
+
+def side(count: int, what: str) -> int:
+    """Side of a square grid with `count` positions."""
+    root = math.isqrt(count)
+    if root * root != count:
+        raise ValueError(f"{what} ({count}) are not a square. Use a checkpoint as it was released.")
+    return root
+
+
+def misfits(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """The first differences in names and shapes between two sets of tensors; empty if they fit."""
+    wrong = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
+    wrong += [f"{name} is unknown" for name in sorted(found.keys() - expected.keys())]
+    wrong += [
+        f"{name} is {tuple(found[name].shape)} instead of {tuple(expected[name].shape)}"
+        for name in sorted(expected.keys() & found.keys())
+        if found[name].shape != expected[name].shape
+    ]
+    return "; ".join(wrong[:5]) + ("; ..." if len(wrong) > 5 else "")
+
+
+# --- The report of a conversion --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Name, size in bytes and hash of a file."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path, name: str | None = None) -> FileRecord:
+        """Read a file."""
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(name or path.name, path.stat().st_size, digest)
+
+
+@dataclass
+class Report:
+    """Files that a conversion read and wrote."""
+
+    kind: str  # what the source is, such as `"transformers"` or `"blip"`
+    source: str
+    output: str  # folder or file that was written
+    read: list[FileRecord] = field(default_factory=list)
+    written: list[FileRecord] = field(default_factory=list)
+    copied: list[str] = field(default_factory=list)  # names of other files
+    notes: list[str] = field(default_factory=list)  # notes for the user
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The report as text."""
+        lines = [f"read   {f.name}  {f.bytes:,} bytes  sha256 {f.sha256}" for f in self.read]
+        lines += [f"wrote  {f.name}  {f.bytes:,} bytes  sha256 {f.sha256}" for f in self.written]
+        lines += [f"copied {', '.join(self.copied)}"] if self.copied else []
+        return [*lines, *self.notes, f"{self.output}: {self.kind}."]
+
+
+# --- Captioners of BLIP's published code, renamed for `BlipForConditionalGeneration` ---------------------------------
+# The renaming is documented by transformers' `convert_blip_original_pytorch_to_hf.py`.
+
+_POSITIONS = "vision_model.embeddings.position_embedding"
+_PATCHES = "vision_model.embeddings.patch_embedding.weight"
+_LAYER = re.compile(r"visual_encoder\.blocks\.(\d+)\.(.+)")
+_BLIP_OUTSIDE = {
+    "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
+    "visual_encoder.pos_embed": _POSITIONS,
+    "visual_encoder.patch_embed.proj.weight": _PATCHES,
+    "visual_encoder.patch_embed.proj.bias": "vision_model.embeddings.patch_embedding.bias",
+    "visual_encoder.norm.weight": "vision_model.post_layernorm.weight",
+    "visual_encoder.norm.bias": "vision_model.post_layernorm.bias",
+}
+_BLIP_INSIDE = {
+    "attn.qkv": "self_attn.qkv",
+    "attn.proj": "self_attn.projection",
+    "norm1": "layer_norm1",
+    "norm2": "layer_norm2",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+_DROPPED: tuple[str, ...] = (
+    "text_encoder",
+    "vision_proj",
+    "text_proj",
+    "itm_head",
+    "visual_encoder_m",
+    "text_encoder_m",
+    "image_queue",
+)
+_DROPPED += ("vision_proj_m", "text_proj_m", "text_queue", "queue_ptr", "temp", "ptr_queue", "idx_queue")
+"""Parts of the pretraining checkpoint that captioning does not use."""
+
+
+def is_blip(names: set[str]) -> bool:
+    """Whether tensors have the names of BLIP's published code."""
+    return "visual_encoder.cls_token" in names
+
+
+def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Rename the tensors of a captioner for transformers; also returns the omitted parts."""
+    parts = {name.partition(".")[0] for name in state}
+    if "text_decoder" not in parts or ("text_encoder" in parts and "itm_head" not in parts):
+        raise ValueError(
+            f"The checkpoint has the parts {sorted(parts)}, so it is not a captioner of BLIP. Use one of its captioning or "
+            "pretraining checkpoints."
+        )
+    found: dict[str, Tensor] = {}
+    dropped: set[str] = set()
+    for name, value in state.items():
+        part = name.partition(".")[0]
+        if part in _DROPPED:
+            dropped.add(part)
+        elif name.endswith(".position_ids"):
+            continue  # a buffer that transformers creates
+        elif part == "text_decoder":
+            found[name] = value
+        elif name in _BLIP_OUTSIDE:
+            found[_BLIP_OUTSIDE[name]] = value
+        else:
+            layer = _LAYER.fullmatch(name)
+            inner, _, kind = (layer[2] if layer else "").rpartition(".")
+            if layer is None or inner not in _BLIP_INSIDE:
+                raise ValueError(
+                    f"{name} is not a tensor of BLIP's published captioner. Use a checkpoint as it was released."
+                )
+            found[f"vision_model.encoder.layers.{layer[1]}.{_BLIP_INSIDE[inner]}.{kind}"] = value
+    return found, sorted(dropped)
+
+
+def resize_image_positions(state: dict[str, Tensor], image_size: int) -> None:
+    """Interpolate the image positions for images of another size, as `interpolate_pos_embed` of BLIP's code does."""
+    positions, patch_size = state[_POSITIONS], state[_PATCHES].shape[-1]  # (1, 1 + M, D)
+    if image_size % patch_size:
+        raise ValueError(f"image_size is {image_size}, but the patches are {patch_size} wide. Use a multiple of it.")
+    old, new = side(positions.shape[1] - 1, "BLIP's image positions"), image_size // patch_size
+    if old == new:
+        return
+    grid = positions[:, 1:].float().unflatten(1, (old, old)).permute(0, 3, 1, 2)  # (1, D, old, old)
+    grid = torch.nn.functional.interpolate(grid, size=(new, new), mode="bicubic", align_corners=False)
+    patches = grid.flatten(2).transpose(1, 2).to(positions.dtype)
+    state[_POSITIONS] = torch.cat([positions[:, :1], patches], dim=1)
+
+
+def blip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
+    """The configuration with the sizes of the tensors."""
+    from transformers import BlipConfig
+
+    patch = state[_PATCHES]  # (D, 3, P, P)
+    words = state["text_decoder.bert.embeddings.word_embeddings.weight"]  # (V, D)
+    layer = "text_decoder.bert.encoder.layer."
+    width, patch_size = patch.shape[0], patch.shape[-1]
+    grid = side(state[_POSITIONS].shape[1] - 1, "BLIP's image positions")
+    config = BlipConfig() if given is None else given
+    config.vision_config.update(
+        {
+            "hidden_size": width,
+            "patch_size": patch_size,
+            "image_size": patch_size * grid,
+            "intermediate_size": state["vision_model.encoder.layers.0.mlp.fc1.weight"].shape[0],
+            "num_hidden_layers": layer_count(state, "vision_model.encoder.layers."),
+            "num_attention_heads": head_count(width, given and given.vision_config.num_attention_heads),
+        }
+    )
+    config.text_config.update(
+        {
+            "vocab_size": words.shape[0],
+            "hidden_size": words.shape[1],
+            "max_position_embeddings": state["text_decoder.bert.embeddings.position_embeddings.weight"].shape[0],
+            "intermediate_size": state[f"{layer}0.intermediate.dense.weight"].shape[0],
+            "num_hidden_layers": layer_count(state, layer),
+            "num_attention_heads": head_count(words.shape[1], given and given.text_config.num_attention_heads),
+            "encoder_hidden_size": width,
+            "is_decoder": True,
+        }
+    )
+    config.architectures = ["BlipForConditionalGeneration"]
+    return config
+
+
+# --- CLIP of OpenAI's published code, renamed for transformers' `CLIPModel` ------------------------------------------
+# The renaming is documented by transformers' `convert_clip_original_pytorch_to_hf.py`.
+
+_BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)")
+_CLIP_OUTSIDE = {
+    "visual.class_embedding": "vision_model.embeddings.class_embedding",
+    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
+    "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",
+    "visual.ln_pre.bias": "vision_model.pre_layrnorm.bias",
+    "visual.ln_post.weight": "vision_model.post_layernorm.weight",
+    "visual.ln_post.bias": "vision_model.post_layernorm.bias",
+    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+    "positional_embedding": "text_model.embeddings.position_embedding.weight",
+    "ln_final.weight": "text_model.final_layer_norm.weight",
+    "ln_final.bias": "text_model.final_layer_norm.bias",
+    "logit_scale": "logit_scale",
+}
+_TRANSPOSED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
+_CLIP_INSIDE = {
+    "ln_1": "layer_norm1",
+    "ln_2": "layer_norm2",
+    "attn.out_proj": "self_attn.out_proj",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+_NUMBERS = ("input_resolution", "context_length", "vocab_size")
+"""Settings that OpenAI's archives store as tensors."""
+
+
+def is_clip(names: set[str]) -> bool:
+    """Whether tensors have the names of OpenAI's published code."""
+    return {"visual.proj", "token_embedding.weight"} <= names or "visual.layer1.0.conv1.weight" in names
+
+
+def clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors for transformers, with separate queries, keys and values, and transposed projections."""
+    if "visual.layer1.0.conv1.weight" in state:
+        raise ValueError(
+            "The vision tower is a ResNet, which transformers' CLIP does not support. Use a checkpoint with a vision "
+            "transformer, or the weights of open_clip ('open_clip:RN50@openai')."
+        )
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        block = _BLOCK.fullmatch(name)
+        if name in _NUMBERS:
+            continue
+        if name in _CLIP_OUTSIDE:
+            found[_CLIP_OUTSIDE[name]] = value
+        elif name in _TRANSPOSED:
+            found[_TRANSPOSED[name]] = value.T.contiguous()
+        elif block is not None:
+            tower = "vision_model" if block[1] else "text_model"
+            found |= _in_block(f"{tower}.encoder.layers.{block[2]}", block[3], value, name)
+        else:
+            raise ValueError(
+                f"{name} is not a tensor of OpenAI's published CLIP. Use a checkpoint as it was released."
+            )
+    return found
+
+
+def _in_block(layer: str, inner: str, value: Tensor, name: str) -> dict[str, Tensor]:
+    if inner in ("attn.in_proj_weight", "attn.in_proj_bias"):
+        kind = inner.rpartition("_")[2]
+        parts = zip("qkv", value.chunk(3), strict=True)
+        return {f"{layer}.self_attn.{letter}_proj.{kind}": part.clone() for letter, part in parts}
+    module, _, kind = inner.rpartition(".")
+    if module not in _CLIP_INSIDE:
+        raise ValueError(f"{name} is not a tensor of OpenAI's published CLIP. Use a checkpoint as it was released.")
+    return {f"{layer}.{_CLIP_INSIDE[module]}.{kind}": value}
+
+
+def clip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
+    """The configuration with the sizes of the tensors."""
+    from transformers import CLIPConfig
+
+    patch = state["vision_model.embeddings.patch_embedding.weight"]  # (D, 3, P, P)
+    words = state["text_model.embeddings.token_embedding.weight"]  # (V, D)
+    grid = side(state["vision_model.embeddings.position_embedding.weight"].shape[0] - 1, "CLIP's image positions")
+    config = CLIPConfig() if given is None else given
+    projection = state["visual_projection.weight"].shape[0]
+    for tower, width, more in (
+        ("vision", patch.shape[0], {"patch_size": patch.shape[-1], "image_size": patch.shape[-1] * grid}),
+        (
+            "text",
+            words.shape[1],
+            {
+                "vocab_size": words.shape[0],
+                "max_position_embeddings": state["text_model.embeddings.position_embedding.weight"].shape[0],
+            },
+        ),
+    ):
+        part = getattr(config, f"{tower}_config")
+        layers = f"{tower}_model.encoder.layers."
+        part.update(
+            {
+                **more,
+                "hidden_size": width,
+                "projection_dim": projection,
+                "intermediate_size": state[f"{layers}0.mlp.fc1.weight"].shape[0],
+                "num_hidden_layers": layer_count(state, layers),
+                "num_attention_heads": head_count(width, given and part.num_attention_heads),
+            }
+        )
+    config.projection_dim = projection
+    config.architectures = ["CLIPModel"]
+    return config
+
+
+# --- Checkpoints of ClipCap's published code: the mapper (`clip_project.*`) and usually GPT-2 (`gpt.*`) --------------
+# The vision tower, the tokenizer and the shape of the language model come from other checkpoints.
+
+MAPPER, CLIPCAP_LANGUAGE_MODEL = "clip_project.", "gpt."
+CAUSAL_MASK = re.compile(r"\.attn\.(masked_)?bias$")
+"""Buffers of old versions of GPT-2; the current one computes its mask."""
+
+
+def is_clipcap(names: set[str]) -> bool:
+    """Whether tensors have the names of ClipCap's published code."""
+    return any(name.startswith(MAPPER) for name in names)
+
+
+def mapper_settings(state: dict[str, Tensor], width: int) -> dict[str, Any]:
+    """Kind and lengths of the mapper, from the shapes."""
+    first, last, constant = (state.get(MAPPER + n) for n in ("model.0.weight", "model.2.weight", "prefix_const"))
+    if constant is not None:
+        layers = {name.split(".")[3] for name in state if name.startswith(MAPPER + "transformer.layers.")}
+        linear = state.get(MAPPER + "linear.weight")
+        if linear is None or linear.size(0) % width or constant.size(1) != width:
+            raise ValueError(
+                f"The transformer mapper needs a language model of width {constant.size(1)}, not {width}. Use the "
+                "--language_model that it was trained with."
+            )
+        return {
+            "mapping_type": "transformer",
+            "prefix_length": constant.size(0),
+            "clip_length": linear.size(0) // width,
+            "num_mapper_layers": len(layers),
+        }
+    if first is None or last is None:
+        raise ValueError(
+            f"{MAPPER}* is neither the published MLP (model.0, model.2) nor the published transformer (prefix_const). "
+            "Use a checkpoint of ClipCap as it was released."
+        )
+    if last.size(0) % width:
+        raise ValueError(
+            f"The MLP's output ({last.size(0)}) is not a multiple of the language model's width ({width}). Use the "
+            "--language_model that it was trained with."
+        )
+    return {"mapping_type": "mlp", "prefix_length": last.size(0) // width}
+
+
+def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under the names of `ClipCapForConditionalGeneration`."""
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if CAUSAL_MASK.search(name):
+            continue
+        if name.startswith(MAPPER):
+            found["mapper." + name.removeprefix(MAPPER)] = value
+        elif name.startswith(CLIPCAP_LANGUAGE_MODEL):
+            found["language_model." + name.removeprefix(CLIPCAP_LANGUAGE_MODEL)] = value
+        else:
+            raise ValueError(
+                f"{name} belongs to neither {MAPPER}* nor {CLIPCAP_LANGUAGE_MODEL}*. Use a checkpoint of ClipCap as it was released."
+            )
+    return found
+
+
+def check_shapes(found: dict[str, Tensor], model: ClipCapForConditionalGeneration) -> None:
+    """Raise if the tensors are not those of mapper and language model."""
+    expected = {n: v for n, v in model.state_dict().items() if not n.startswith("vision_tower.")}
+    if not any(name.startswith("language_model.") for name in found):
+        expected = {n: v for n, v in expected.items() if n.startswith("mapper.")}
+    if wrong := misfits(found, expected):
+        raise ValueError(
+            f"The checkpoint does not fit --vision_model and --language_model: {wrong}. Use those it was trained with."
+        )
+
+
+def assemble_clipcap(
+    state: dict[str, Tensor], *, vision_model: str, language_model: str, **settings: Any
+) -> tuple[ClipCapForConditionalGeneration, Any, bool]:
+    """Build the model of a published checkpoint; also returns its processor, and whether only the mapper was stored."""
+    from hf_captionrl.captioners.clipcap.assembly import assemble
+
+    found = renamed(state)
+    mapper_alone = not any(name.startswith("language_model.") for name in found)
+    width = read_config(model_path(language_model)).hidden_size
+    model, processor = assemble(
+        vision_model,
+        language_model,
+        fresh_language_model=not mapper_alone,
+        **settings,
+        **mapper_settings(state, width),
+    )
+    check_shapes(found, model)
+    model.load_state_dict(found, strict=False)
+    return model, processor, mapper_alone
+
+
+# --- Adds ClipCap's code to a checkpoint, for users without this package ---------------------------------------------
+# transformers then loads the folder with `trust_remote_code=True`. A program that imports hf_captionrl uses its classes and
+# runs no code from the folder.
+
+AUTO_MAPS: dict[str, dict[str, str]] = {
+    "config.json": {
+        "AutoConfig": "configuration_clipcap.ClipCapConfig",
+        "AutoModelForImageTextToText": "modeling_clipcap.ClipCapForConditionalGeneration",
+    },
+    "processor_config.json": {"AutoProcessor": "processing_clipcap.ClipCapProcessor"},
+}
+MODULES = ("configuration_clipcap", "modeling_clipcap", "processing_clipcap")
+
+
+def export_code(folder: Path) -> list[Path]:
+    """Write the code, and add it to the `auto_map` of the configurations."""
+    configs: dict[Path, dict[str, Any]] = {}
+    for name, auto_map in AUTO_MAPS.items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{folder} has no {name}. Save the model and its processor there first.")
+        configs[path] = {**json.loads(path.read_text(encoding="utf-8")), "auto_map": auto_map}
+    model_type = configs[folder / "config.json"].get("model_type")
+    if model_type != "clipcap":
+        raise ValueError(
+            f"{folder} has a model of type {model_type!r}, not 'clipcap'. Use --with_code only for ClipCap."
+        )
+    source = Path(str(clipcap.__file__)).parent
+    for module in MODULES:
+        atomic_write_text(folder / f"{module}.py", (source / f"{module}.py").read_text(encoding="utf-8"))
+    for path, config in configs.items():
+        write_json(path, config)
+    return [*(folder / f"{module}.py" for module in MODULES), *configs]
+
+
+# --- Checkpoints of the published code of BLIP, CLIP and ClipCap, identified by the names of their tensors -----------
+
+VISION_MODEL, LANGUAGE_MODEL = "openai/clip-vit-base-patch32", "openai-community/gpt2"
+"""The models that ClipCap's published checkpoints were trained with."""
+
+
+def write_published(
+    state: dict[str, Tensor],
+    folder: Path,
+    report: Report,
+    *,
+    like: Path | None,
+    image_size: int | None,
+    clipcap: dict[str, Any],
+) -> None:
+    """Write model, configuration and image processor of a published checkpoint."""
+    names = set(state)
+    if image_size is not None and not is_blip(names):
+        raise ValueError(
+            f"image_size is {image_size}, but {report.source!r} is not a captioner of BLIP. Leave it out."
+        )
+    if is_clipcap(names):
+        _write_clipcap(state, folder, report, clipcap)
+    elif is_blip(names):
+        _write_blip(state, folder, report, like, image_size)
+    elif is_clip(names):
+        _write_clip(state, folder, report, like)
+    else:
+        raise ValueError(
+            f"{report.source!r} has tensors such as {min(names)}, which are not names of the published code of BLIP, CLIP and "
+            "ClipCap. Use an output that ends in .safetensors to keep the names, or a folder with a config.json."
+        )
+
+
+def _write_clipcap(state: dict[str, Tensor], folder: Path, report: Report, settings: dict[str, Any]) -> None:
+    report.kind = "ClipCap captioner"
+    settings = {"vision_model": VISION_MODEL, "language_model": LANGUAGE_MODEL, "stop_at_period": True, **settings}
+    model, processor, mapper_alone = assemble_clipcap(state, **settings)
+    if mapper_alone:
+        report.notes.append(
+            f"The checkpoint contains only the mapper. The language model is {settings['language_model']} as published."
+        )
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def _write_blip(
+    state: dict[str, Tensor], folder: Path, report: Report, like: Path | None, image_size: int | None
+) -> None:
+    from transformers import BlipForConditionalGeneration, BlipImageProcessor
+
+    report.kind = "BLIP captioner"
+    found, dropped = blip_names(state)
+    if dropped:
+        report.notes.append(f"Omitted {', '.join(dropped)}, which captioning does not use.")
+    if image_size is not None:
+        resize_image_positions(found, image_size)
+    config = blip_config(found, _config_of(like, "blip"))
+    _save(found, config, BlipForConditionalGeneration, folder)
+    if like is None:
+        size = config.vision_config.image_size
+        BlipImageProcessor(size={"height": size, "width": size}).save_pretrained(folder)
+
+
+def _write_clip(state: dict[str, Tensor], folder: Path, report: Report, like: Path | None) -> None:
+    from transformers import CLIPImageProcessor, CLIPModel
+
+    report.kind = "CLIP scorer"
+    found = clip_names(state)
+    config = clip_config(found, _config_of(like, "clip"))
+    _save(found, config, CLIPModel, folder)
+    if like is None:
+        report.notes.append("The activation is quick_gelu, as in OpenAI's models. Use --config for another one.")
+        size = config.vision_config.image_size
+        crop = {"height": size, "width": size}
+        CLIPImageProcessor(size={"shortest_edge": size}, crop_size=crop).save_pretrained(folder)
+
+
+def _config_of(like: Path | None, model_type: str) -> Any:
+    if like is None:
+        return None
+    config = read_config(str(like))
+    if config.model_type != model_type:
+        raise ValueError(
+            f"--config {str(like)!r} has model type {config.model_type!r}, but the checkpoint has {model_type!r}. Use a "
+            "configuration of the same type."
+        )
+    config._name_or_path = ""
+    return config
+
+
+def _save(state: dict[str, Tensor], config: Any, model_class: Any, folder: Path) -> None:
+    """Write weights and configuration, if the weights fit the model class."""
+    from safetensors.torch import save_file
+
+    config.dtype = next(iter(state.values())).dtype
+    with torch.device("meta"):
+        wrong = misfits(state, model_class(config).state_dict())
+    if wrong:
+        raise ValueError(
+            f"The checkpoint does not match {model_class.__name__}: {wrong}. Use a checkpoint as it was released, and "
+            "--config of the same model."
+        )
+    save_file(
+        {name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    config.save_pretrained(folder)

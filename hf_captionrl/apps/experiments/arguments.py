@@ -1,0 +1,622 @@
+"""Defaults of training arguments that several recipes share; base classes before the trainer's configuration."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import os
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import yaml
+
+from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.data.options import SplitArguments
+from hf_captionrl.data.simplifying import LEVELS
+from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig
+from hf_captionrl.trainers.checkpoints import ExactResumeArguments
+from hf_captionrl.trainers.policy import check_model_init_kwargs
+from hf_captionrl.utils.model_files import PREFIX, model_path
+
+# --- Rows of the papers' tables: a base configuration and what differs from it, selected by `--row ndlb/table5/row8` ---
+
+try:
+    from yaml import CSafeLoader as SafeLoader  # the C implementation is ten times faster
+except ImportError:
+    from yaml import SafeLoader  # type: ignore[assignment]
+
+ROWS = "rows"
+"""Folder of the row files in `recipes/configs`; the other folders there contain the base files of each recipe."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a paper's table."""
+
+    name: str  # `<paper>/<row>`
+    title: str  # description of what the row trains or evaluates
+    recipe: str  # file name of its recipe, without ending
+    settings: dict[str, Any]  # arguments of the recipe; `output_dir` is `outputs/<name>`
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=SafeLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)!r} is not valid YAML ({' '.join(str(error).split())}). Correct it.") from None
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{str(path)!r} holds a {type(content).__name__}. Use a mapping: one `argument: value` per line."
+        )
+    return content
+
+
+def row_names(configs: Path) -> list[str]:
+    """Names of all rows of `recipes/configs`."""
+    return [f"{file.stem}/{row}" for file in sorted((configs / ROWS).glob("*.yaml")) for row in read_yaml(file)]
+
+
+def load_row(configs: Path, name: str) -> Row:
+    """A row by name, including the settings of its bases."""
+    paper, _, own = name.partition("/")
+    file = configs / ROWS / f"{paper}.yaml"
+    rows = read_yaml(file) if file.is_file() else {}
+    if own not in rows:
+        near = difflib.get_close_matches(name, row_names(configs), n=1)
+        remedy = f"Use {near[0]!r}" if near else "Use one of recipes/configs/rows"
+        raise ValueError(f"There is no row {name!r}. {remedy}, as in --row ndlb/table5/row8.")
+    differences: list[Mapping[str, Any]] = []
+    base = own
+    while base in rows:
+        if not isinstance(rows[base], dict) or "base" not in rows[base] or rows[base] in differences:
+            raise ValueError(
+                f"The row {paper}/{base} has no base, or is its own base. Use a file such as smile_blip/coco, or another row of "
+                f"{file.name}."
+            )
+        differences.append(rows[base])
+        base = str(rows[base]["base"])
+    base_file = configs / f"{base}.yaml"
+    if not base_file.is_file():
+        raise ValueError(
+            f"The row {name} has the base {base!r}, which is neither a row of {file.name} nor a file of recipes/configs. Use "
+            "one of these."
+        )
+    settings = read_yaml(base_file)
+    for changes in reversed(differences):
+        settings |= {key: value for key, value in changes.items() if key not in ("title", "base")}
+    settings["output_dir"] = f"outputs/{name}"
+    return Row(name, str(rows[own].get("title", own)), base_file.parent.name, settings)
+
+
+# --- Arguments shared by the recipes: captioner, data, determinism ---------------------------------------------------
+
+_QUANTIZED = ("load_in_4bit", "load_in_8bit")
+
+
+@dataclass
+class ModelArguments:
+    """The captioner, and the parts of it that are finetuned."""
+
+    model_name_or_path: str = field(
+        default="scenes:blip-mle",
+        metadata={
+            "help": "Captioner to start from: a folder, a name on the Hub (e.g. Salesforce/blip-image-captioning-base), or "
+            "a shipped model (scenes:blip-mle)."
+        },
+    )
+    model_revision: str | None = field(
+        default=None, metadata={"help": "Branch, tag or commit of the model on the Hub."}
+    )
+    dtype: str = field(
+        default="float32",
+        metadata={
+            "help": "Dtype of the weights. 'bfloat16' and 'float16' need --tune and apply to the frozen base; "
+            "trainable weights are fp32. 'auto': the dtype of the checkpoint."
+        },
+    )
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "'sdpa', 'eager', 'flash_attention_2', ...; None: transformers' choice."}
+    )
+    load_in_4bit: bool = field(
+        default=False,
+        metadata={"help": "Quantize the frozen base of a LoRA to 4 bits. Needs --tune, bitsandbytes and a GPU."},
+    )
+    load_in_8bit: bool = field(
+        default=False,
+        metadata={"help": "Quantize the frozen base of a LoRA to 8 bits. Needs --tune, bitsandbytes and a GPU."},
+    )
+    # Copied from the trainer's configuration, because the recipe loads the model; not an argument.
+    model_init_kwargs: dict[str, Any] = field(default_factory=dict, init=False)
+    fresh_language_model: bool = field(
+        default=False,
+        metadata={"help": "Start with random weights in all parts but the vision tower."},
+    )
+    tune: str | None = field(
+        default=None, metadata={"help": "Train a LoRA on 'language', 'vision' or 'both'. None: train all weights."}
+    )
+    lora_r: int = field(default=32, metadata={"help": "Rank of the LoRA."})
+    lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
+    lora_init: str = field(
+        default="peft",
+        metadata={
+            "help": "Initial values of the LoRA: 'peft', PEFT's default, or 'paper', N(0, 1) and 0 as in the code of No Detail Left "
+            "Behind."
+        },
+    )
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
+    model_license: str | None = field(
+        default=None,
+        metadata={
+            "help": "Licence of the base model, for the model card. None: apache-2.0 for shipped models, else 'other'."
+        },
+    )
+
+    def load(self, prompt: str | None = None) -> Captioner:
+        """Load the captioner, in fp32 by default.
+
+        Args:
+            prompt: Text that every caption continues; None for the default of the family.
+
+        Returns:
+            [`Captioner`]: The captioner.
+        """
+        settings: dict[str, Any] = {"revision": self.model_revision, "dtype": self.dtype}
+        if self.attn_implementation is not None:
+            settings["attn_implementation"] = self.attn_implementation
+        settings |= {name: True for name in _QUANTIZED if getattr(self, name)}
+        settings |= self.model_init_kwargs
+        captioner = load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
+        if self.fresh_language_model:
+            _randomise_language_model(captioner)
+        return captioner
+
+    def __post_init__(self) -> None:
+        check_model_init_kwargs({"dtype": self.dtype})
+        for name in _QUANTIZED:
+            if getattr(self, name) and self.tune is None:
+                raise ValueError(
+                    f"{name} is set, but tune is not, so all weights are trained, which quantized weights cannot be. Use --tune language, "
+                    "vision or both."
+                )
+        if self.lora_init not in ("peft", "paper"):
+            raise ValueError(f"lora_init is {self.lora_init!r}. Use 'peft' or 'paper'.")
+        if self.lora_init == "paper" and self.tune is None:
+            raise ValueError(
+                "lora_init is 'paper', but tune is not set, so all weights are trained without a LoRA. Use --tune language, "
+                "vision or both, or leave lora_init out."
+            )
+
+    @property
+    def public_name(self) -> str:
+        """Name of the captioner for the model card, never a local path."""
+        name = self.model_name_or_path
+        if name.startswith(PREFIX):
+            return f"hf-captionrl-scenes-{name.removeprefix(PREFIX)}"
+        return Path(name).name if Path(name).exists() else name
+
+    @property
+    def license(self) -> str:
+        """Licence of the finetuned model, in the Hub's spelling."""
+        shipped = self.model_name_or_path.startswith(PREFIX)
+        return self.model_license or ("apache-2.0" if shipped else "other")
+
+    @property
+    def peft_config(self) -> dict[str, Any] | None:
+        """Arguments of `Captioner.add_lora`, or None if all weights are trained."""
+        if self.tune is None:
+            return None
+        return {
+            "tune": self.tune,
+            "r": self.lora_r,
+            "alpha": self.lora_alpha,
+            "dropout": self.lora_dropout,
+            "init": self.lora_init,
+        }
+
+
+def _randomise_language_model(captioner: Captioner) -> None:
+    """Replace all weights outside of the vision tower by those of a new model."""
+    model = captioner.base_model
+    kept = {id(p) for p in captioner.find_vision_tower(model).parameters()}
+    fresh = dict(type(model)(model.config).named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in kept:
+                parameter.copy_(fresh[name])
+
+
+@dataclass
+class DataArguments(SplitArguments):
+    """The images and captions for training and evaluation."""
+
+    dataset_name: str = field(
+        default="scenes",
+        metadata={
+            "help": "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
+            "'concadia' with --data_dir, 'nocaps' with --data_dir for an evaluation, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
+        },
+    )
+    train_captions: str | None = field(
+        default=None,
+        metadata={
+            "help": "Parquet or JSONL file with image_id and captions that replace those of the training split, such "
+            "as captions.parquet of `captionrl boost`, or a folder of shards of `captionrl caption`. Images that are not in it "
+            "are left out."
+        },
+    )
+    train_captions_column: str = field(
+        default="captions",
+        metadata={"help": "Caption column of train_captions, a string or a list of strings, e.g. 'blend_caption'."},
+    )
+    test_references: str | None = field(
+        default=None,
+        metadata={
+            "help": "File like train_captions for the test split; the table then has CIDEr-D against these references as well."
+        },
+    )
+    test_references_column: str = field(default="captions", metadata={"help": "Caption column of test_references."})
+    simplify: str | None = field(
+        default=None,
+        metadata={
+            "help": "Shorten all captions to 'simplest' (subject with article) or 'simpler' (subject, verb, object), "
+            "as in SMILE's "
+            "Figure 4(b). Needs spaCy, except on 'scenes'."
+        },
+    )
+    num_frames: int = field(
+        default=0,
+        metadata={
+            "help": "0: the data are images. Otherwise the number of frames per video; frame_pooling pools their "
+            "features. Needs freeze_vision_tower and cache_image_features."
+        },
+    )
+    max_train_images: int | None = field(default=None, metadata={"help": "Maximum number of training images."})
+    table_split: str = field(
+        default="test",
+        metadata={
+            "help": "Split of the results table: 'test' or 'validation', as in DiscriTune's Tables 8 and 9. With 'validation', the "
+            "test split selects the checkpoints. An evaluation by self-retrieval can use any split, such as 'near_domain' of nocaps."
+        },
+    )
+    max_eval_images: int | None = field(default=None, metadata={"help": "Maximum number of validation images."})
+    max_test_images: int | None = field(default=None, metadata={"help": "Maximum number of test images."})
+
+    def __post_init__(self) -> None:
+        if self.simplify not in (None, *LEVELS):
+            raise ValueError(f"simplify is {self.simplify!r}. Use one of {list(LEVELS)}, or leave it out.")
+        shares = (self.validation_share, self.test_share)
+        if min(shares) < 0 or sum(shares) >= 1:
+            raise ValueError(
+                f"validation_share is {shares[0]} and test_share {shares[1]}; both must be at least 0, and together below 1. "
+                "Use 0.1 for a tenth."
+            )
+        if self.num_frames < 0:
+            raise ValueError(f"num_frames is {self.num_frames}. Use 0 for images, or the number of frames per video.")
+
+
+@dataclass
+class RunArguments:
+    """Arguments of the run itself; `experiments.parsing` adds them to those of the recipe."""
+
+    deterministic: bool = field(
+        default=False,
+        metadata={
+            "help": "Use deterministic kernels where they exist, so that two runs on a GPU are bit-exact. For the "
+            "cost see docs/reproducibility.md."
+        },
+    )
+    total_train_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Images or captions per optimizer step on all processes together. It sets gradient_accumulation_steps, "
+            "and per_device_train_batch_size is the most that a device holds at once. The papers' presets have it."
+        },
+    )
+
+
+def enable_determinism() -> None:
+    """Use the deterministic version of every operation that has one; other operations warn and continue.
+
+    Call it before anything runs on a GPU, because cuBLAS reads its workspace once. Random numbers depend only on the
+    seed in any case; this setting fixes the order of sums on a GPU.
+    """
+    # Without a workspace of fixed size, cuBLAS may select another algorithm when streams compete.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def describe(arguments: Sequence[Any]) -> dict[str, Any]:
+    """Arguments by the names of their dataclasses, for results.json.
+
+    Args:
+        arguments: Dataclass instances.
+
+    Returns:
+        `dict`: From class name to fields, including whether the run was deterministic.
+    """
+    run = RunArguments(deterministic=torch.are_deterministic_algorithms_enabled())
+    return {type(a).__name__: {f.name: getattr(a, f.name) for f in dataclasses.fields(a)} for a in (*arguments, run)}
+
+
+# --- Parses the arguments of a recipe; errors are one sentence that names the argument, the rule and the remedy ------
+
+_SOURCES = ("--config=", "--row=")
+_EPILOG = """\
+--config FILE reads arguments from a YAML file, --row NAME reads those of a row of recipes/configs/rows, such as
+ndlb/table5/row8; the command line overrides both. --traceback shows where an error happened.
+"""
+
+
+def parse_arguments(
+    dataclass_types: Sequence[type],
+    argv: Sequence[str] | None,
+    *,
+    default_config: Path | None = None,
+) -> tuple[Any, ...]:
+    """Parse a recipe's arguments: defaults, then `--config file.yaml` or `--row name`, then the command line.
+
+    Args:
+        dataclass_types: The dataclasses to fill.
+        argv: Arguments without the program's name; None for `sys.argv`.
+        default_config: `recipes/configs/<recipe>/<name>.yaml`, used if the command line names no configuration, row,
+            model or data set.
+
+    Returns:
+        One filled dataclass for each type.
+
+    Raises:
+        FileNotFoundError: If the YAML file does not exist.
+        ValueError: If an argument is unknown, has a value of the wrong type or contradicts another one.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith(_SOURCES) else [a])]
+    # With another model or other data, the defaults are the paper's settings, not those of the tiny model.
+    own = ("--config", "--row", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
+    given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
+    path, row = _take(arguments, "--config", "FILE.yaml"), _take(arguments, "--row", "ndlb/table5/row8")
+    types = (*dataclass_types, RunArguments)
+    parser = _make_parser(types)
+    if path is not None and row is not None:
+        raise ValueError(
+            f"--config is {path!r} and --row is {row!r}. Use one of them; the command line overrides either."
+        )
+    if row is not None:
+        _apply_config(parser, types, row, _row_settings(row, default_config))
+    elif path is not None:
+        _apply_config(parser, types, Path(path).name, _read_config(path))
+    elif default_config is not None and not given & set(own):
+        _apply_config(parser, types, default_config.name, read_yaml(default_config))
+    if "--gradient_accumulation_steps" in given and "--total_train_batch_size" not in given:
+        # The command line overrides the batch of a preset.
+        parser.set_defaults(total_train_batch_size=None)
+    *parsed, run = _parse(parser, arguments)
+    for config in parsed if run.total_train_batch_size is not None else ():
+        if hasattr(config, "gradient_accumulation_steps"):
+            set_total_batch(config, run.total_train_batch_size)
+    if run.deterministic:
+        enable_determinism()
+    models = [arguments for arguments in parsed if isinstance(arguments, ModelArguments)]
+    for config in parsed if models else ():
+        # Recipes load the model and pass it to the trainer.
+        if getattr(config, "field_support", None) is not None and config.model_init_kwargs:
+            models[0].model_init_kwargs, config.model_init_kwargs = config.model_init_kwargs, None
+    return tuple(parsed)
+
+
+def set_total_batch(config: Any, total: int) -> None:
+    """Split a batch of one optimizer step among processes and micro-batches.
+
+    Args:
+        config: Training arguments. `per_device_train_batch_size` is the most that a device holds at once; it and
+            `gradient_accumulation_steps` are changed.
+        total: Images or captions per optimizer step on all processes together.
+
+    Raises:
+        ValueError: If the processes cannot share the batch equally, or `gradient_accumulation_steps` is set as well.
+    """
+    if config.gradient_accumulation_steps != 1:
+        raise ValueError(
+            f"total_train_batch_size is {total}, which sets gradient_accumulation_steps "
+            f"({config.gradient_accumulation_steps}). Leave one of them out."
+        )
+    processes = config.world_size * max(1, config.n_gpu)
+    if total < 1 or total % processes:
+        raise ValueError(
+            f"total_train_batch_size ({total}) must be a positive multiple of the number of processes ({processes}). Use "
+            "another number of processes, such as 1."
+        )
+    share = total // processes
+    steps = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= config.per_device_train_batch_size)
+    config.per_device_train_batch_size, config.gradient_accumulation_steps = share // steps, steps
+
+
+def _take(arguments: list[str], option: str, example: str) -> str | None:
+    """Remove an option from the arguments; its last value, or None."""
+    value = None
+    while option in arguments:
+        position = arguments.index(option)
+        if position + 1 == len(arguments):
+            raise ValueError(f"{option} has no value. Use {option} {example}.")
+        value = arguments[position + 1]
+        del arguments[position : position + 2]
+    return value
+
+
+def _row_settings(name: str, default_config: Path | None) -> dict[str, Any]:
+    if default_config is None:
+        raise ValueError(f"--row is {name!r}, but this program has no rows. Use --config.")
+    row = load_row(default_config.parents[1], name)
+    if row.recipe != default_config.parent.name:
+        raise ValueError(f"The row {name} belongs to another recipe. Use recipes/{row.recipe}.py.")
+    return row.settings
+
+
+def _make_parser(types: Sequence[type]) -> Any:
+    from trl import TrlParser
+
+    class Parser(TrlParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            # argparse would print the usage first, which is a hundred lines long.
+            raise ValueError(f"{message[:1].upper()}{message[1:]}. Use --help for the list of arguments.")
+
+    return Parser(types, epilog=_EPILOG)
+
+
+def _parse(parser: Any, arguments: list[str]) -> tuple[Any, ...]:
+    _, remaining = parser.parse_known_args(arguments)
+    if remaining:
+        name = remaining[0].split("=")[0]
+        raise ValueError(f"Unknown argument {name!r}.{_suggestion(parser, name.lstrip('-'), '--')}")
+    try:
+        return tuple(parser.parse_args_into_dataclasses(arguments))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f'{error.doc[:80]!r} is not valid JSON ({error.msg}). Write such an argument as --model_init_kwargs \'{{"dtype": "float32"}}\'.'
+        ) from error
+
+
+def _suggestion(parser: Any, name: str, prefix: str = "") -> str:
+    known = [action.dest for action in parser._actions]
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    return f" Use {prefix + near[0]!r}, or --help for the list." if near else " Use --help for the list of arguments."
+
+
+def _apply_config(parser: Any, types: Sequence[type], name: str, config: dict[str, Any]) -> None:
+    """Use the values of a YAML file or of a row as defaults of the parser."""
+    variables = config.pop("env", {})
+    if not isinstance(variables, Mapping):
+        raise ValueError(f"'env' in {name} is {variables!r}. Use a mapping from environment variables to values.")
+    os.environ.update({str(variable): str(value) for variable, value in variables.items()})
+    actions: dict[str, argparse.Action] = {}
+    for action in parser._actions:  # keep the first action of a name: `--no_flag` follows `--flag`
+        actions.setdefault(action.dest, action)
+    hints = {key: hint for kind in types for key, hint in typing.get_type_hints(kind).items()}
+    for key, value in config.items():
+        if key not in hints or key not in actions:
+            raise ValueError(f"{name} holds the unknown argument {key!r}.{_suggestion(parser, str(key))}")
+        config[key] = _checked(name, actions[key], hints[key], value)
+    parser.set_defaults_with_config(**config)
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no configuration file {path!r}. Use --config with the path of a YAML file.")
+    return read_yaml(Path(path))
+
+
+def _checked(name: str, action: argparse.Action, hint: Any, value: Any) -> Any:
+    """A value of a YAML file, converted as the parser converts command line arguments."""
+    kind = _kind(hint)
+    if value is None:
+        if kind in (int, float, bool) and type(None) not in typing.get_args(hint):
+            raise ValueError(
+                f"{action.dest} in {name} is empty. Use a value of type {kind.__name__}, or leave it out."
+            )
+        return None
+    if action.nargs in ("+", "*"):
+        if not isinstance(value, list):
+            raise ValueError(f"{action.dest} in {name} is {value!r}. Use a list, such as [{value!r}].")
+        return [_scalar(name, action, kind, item) for item in value]
+    if isinstance(value, list | dict):
+        found = type(value).__name__
+        if found not in str(hint) and "Any" not in str(hint):
+            raise ValueError(f"{action.dest} in {name} is a {found}. Use a single value of type {kind.__name__}.")
+        return value
+    return _scalar(name, action, kind, value)
+
+
+def _scalar(name: str, action: argparse.Action, kind: type, value: Any) -> Any:
+    from transformers.hf_argparser import string_to_bool
+
+    try:
+        if kind in (int, float):
+            if isinstance(value, bool):
+                raise ValueError
+            return kind(str(value))
+        if kind is bool:
+            string_to_bool(str(value))
+        elif action.choices is not None and str(value) not in map(str, action.choices):
+            raise ValueError
+    except (ValueError, argparse.ArgumentTypeError):
+        rule = f"one of {list(map(str, action.choices))}" if action.choices else f"a value of type {kind.__name__}"
+        raise ValueError(f"{action.dest} in {name} is {value!r}. Use {rule}.") from None
+    # Other values stay as YAML reads them: some arguments accept both `false` and text.
+    return value
+
+
+def _kind(hint: Any) -> type:
+    """The type of an argument or of its list items; `str` if several are possible."""
+    if typing.get_origin(hint) is list:
+        return _kind(typing.get_args(hint)[0])
+    kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
+    return kinds[0] if len(kinds) == 1 and kinds[0] in (int, float, bool) else str
+
+
+# --- Defaults of training arguments that several recipes share; base classes before the trainer's configuration ------
+
+
+def with_default(config: type[Any], name: str, default: Any) -> Any:
+    """A field of a configuration with another default and the same help text."""
+    return field(default=default, metadata=config.__dataclass_fields__[name].metadata)
+
+
+def output_folder(recipe: str) -> Any:
+    """The field `output_dir` of a recipe."""
+    return field(default=f"outputs/{recipe}", metadata={"help": "Folder for all output."})
+
+
+@dataclass
+class RecipeDefaults:
+    """Defaults of every recipe."""
+
+    save_on_signal: bool = with_default(ExactResumeArguments, "save_on_signal", True)
+
+
+@dataclass
+class SaveEveryEpoch(RecipeDefaults):
+    """Defaults of recipes that save every epoch."""
+
+    save_strategy: str = field(default="epoch", metadata={"help": "When to save: 'no', 'steps' or 'epoch'."})
+    save_total_limit: int | None = field(
+        default=1, metadata={"help": "Number of checkpoints to keep, in addition to the best one."}
+    )
+
+
+@dataclass
+class EvaluateEveryEpoch(SaveEveryEpoch):
+    """Defaults of recipes that also evaluate every epoch."""
+
+    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate: 'no', 'steps' or 'epoch'."})
+
+
+@dataclass
+class GuardedRecipe(EvaluateEveryEpoch):
+    """Defaults of recipes that train with rewards."""
+
+    guard: str = with_default(CaptionRLConfig, "guard", "rollback")
+    load_best_model_at_end: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Select the checkpoint with the best R@1 on the validation split, by the reward scorer. None: yes, if every "
+            "checkpoint is evaluated."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.load_best_model_at_end is None:
+            evaluates, saves = (
+                str(getattr(value, "value", value)) for value in (self.eval_strategy, self.save_strategy)
+            )
+            self.load_best_model_at_end = evaluates == saves != "no"
+        super().__post_init__()  # type: ignore[misc]

@@ -1,0 +1,243 @@
+"""Self-retrieval finetuning of any captioner: the code that `recipes/self_retrieval_*.py` share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from torch import Tensor
+
+from hf_captionrl.apps.experiments.arguments import (
+    DataArguments,
+    GuardedRecipe,
+    ModelArguments,
+    output_folder,
+    parse_arguments,
+    with_default,
+)
+from hf_captionrl.apps.experiments.data import load_data
+from hf_captionrl.apps.experiments.report import (
+    Run,
+    alone_in,
+    defer_push,
+    finish,
+    plan_runs,
+    settings_of,
+    should_resume,
+    train_runs,
+)
+from hf_captionrl.data.columns import id_column
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
+from hf_captionrl.evaluation.similarity import similarity_features
+from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.retrieval.bags import load_neighbours
+from hf_captionrl.retrieval.neighbours import nearest_neighbours
+from hf_captionrl.rewards import WeightedRewards
+from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+
+
+@dataclass
+class BagArguments:
+    """Nearest neighbours for the bags, and the runs that are compared."""
+
+    neighbours: str | None = field(
+        default=None,
+        metadata={
+            "help": "File of `captionrl bags --mode neighbours`. None: the reward scorer computes the neighbours at "
+            "the start."
+        },
+    )
+    bag_features: str = field(
+        default="multimodal",
+        metadata={
+            "help": "Features for the similarity: image and captions ('multimodal') or only the image ('image')."
+        },
+    )
+    num_neighbours: int = field(default=200, metadata={"help": "Number of nearest images from which bags are filled."})
+    more_scorers: list[str] = field(
+        default_factory=list, metadata={"help": "Further reward scorers, for an ensemble (see scorer_ensemble)."}
+    )
+    variants: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Further runs: {row name: {argument of the trainer's configuration: value}}."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.bag_features not in ("multimodal", "image"):
+            raise ValueError(f"bag_features is {self.bag_features!r}. Use 'multimodal' or 'image'.")
+        for name, changes in self.named_variants.items():
+            if not isinstance(changes, Mapping):
+                raise ValueError(
+                    f"The variant {name!r} is {changes!r}. Give {{argument: value}}, e.g. {{bag_schedule: 20}}."
+                )
+
+    @property
+    def named_variants(self) -> dict[str, Any]:
+        """The further runs, parsed."""
+        try:
+            return dict((json.loads(self.variants) if isinstance(self.variants, str) else self.variants) or {})
+        except (ValueError, TypeError):
+            raise ValueError(
+                f"variants is {self.variants!r}. Use a JSON object: {{row name: {{argument: value}}}}."
+            ) from None
+
+
+@dataclass
+class SelfRetrievalRecipeConfig(GuardedRecipe, SelfRetrievalConfig):  # type: ignore[misc]
+    """[`SelfRetrievalConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
+
+    output_dir: str | None = output_folder("self_retrieval")
+    save_total_limit: int | None = with_default(GuardedRecipe, "save_total_limit", 2)
+
+
+def parse_args(argv: Sequence[str] | None = None, *, default_config: Path) -> tuple[Any, ...]:
+    """Parse the command line."""
+    types = (ModelArguments, DataArguments, EvaluationArguments, BagArguments, SelfRetrievalRecipeConfig)
+    return parse_arguments(types, argv, default_config=default_config)
+
+
+def run_name(config: SelfRetrievalConfig) -> str:
+    """Row name of a finetuned captioner."""
+    notes = []
+    if config.bag_schedule is None:
+        scopes = {"hard": f"{config.num_hard_distractors} hard", "bank": f"bank of {config.bank_size}"}
+        notes.append(scopes.get(config.distractor_scope, "random"))
+    else:
+        fixed = str(config.bag_schedule).isdigit()
+        kind = " of random images" if config.bag_distractors == "random" else ""
+        notes.append((f"bags of {config.bag_schedule}" if fixed else "bag curriculum") + kind)
+    if config.retrieval_weight and config.reward_kind != "log_prob":
+        notes.append(config.reward_kind)
+    if config.retrieval_weight not in (0, 1):
+        notes.append(f"SR {config.retrieval_weight:g}")
+    if config.cider_weight and config.retrieval_weight:
+        notes.append(f"CIDEr {config.cider_weight:g}")
+    if config.diversity_weight:
+        notes.append(f"diversity {config.diversity_weight:g}")
+    if config.beta:
+        notes.append(f"KL {config.beta:g}")
+    if config.baseline not in ("running_mean", "batch_mean", "greedy"):
+        notes.append(f"baseline {config.baseline}")
+    return f"{'SR' if config.retrieval_weight else 'CIDEr'} ({', '.join(notes)})"
+
+
+def runs_of(
+    config: SelfRetrievalRecipeConfig, variants: Mapping[str, Mapping[str, Any]]
+) -> dict[str, SelfRetrievalRecipeConfig]:
+    """The runs by row name: the variants, and last the recipe's own run."""
+    own = run_name(config)
+    if own in variants:
+        raise ValueError(f"The variant {own!r} has the name of the recipe's own run. Use another name.")
+    runs = plan_runs(config, {**variants, own: {}}, own=own)
+    for run in runs.values():
+        run.check()
+    return runs
+
+
+def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArguments, cache_dir: str | None) -> Tensor:
+    """Most similar training images of each training image, by the reward scorer.
+
+    Returns `(N, k)`: rows, best first.
+    """
+    if arguments.neighbours is not None:
+        signature = getattr(scorer, "signature", None)
+        ids = id_column(train)
+        return torch.as_tensor(load_neighbours(arguments.neighbours, image_ids=ids, signature=signature).indices)
+    features = similarity_features(train, scorer, arguments.bag_features, cache_dir=cache_dir)
+    indices, _ = nearest_neighbours(features, min(arguments.num_neighbours, len(train) - 1))
+    return indices
+
+
+def main(argv: Sequence[str] | None = None, *, default_config: Path) -> Path:
+    """Run the recipe."""
+    arguments = parse_args(argv, default_config=default_config)
+    with alone_in(arguments[-1]):
+        return _compare(arguments)
+
+
+def _compare(arguments: tuple[Any, ...]) -> Path:
+    model_args, data_args, eval_args, bag_args, config = arguments
+    eval_args.resolve(data_args.dataset_name)
+    output_dir = Path(config.output_dir)
+    push = defer_push(config, eval_args.held_out_scorer_name_or_path)
+    if "none" in (eval_args.held_out_scorer_name_or_path, eval_args.scorer_name_or_path):
+        raise ValueError(
+            "Self-retrieval needs a reward scorer and a held-out scorer. Set scorer_name_or_path and "
+            "held_out_scorer_name_or_path."
+        )
+    is_training = config.num_train_epochs > 0 or config.max_steps > 0
+    if push and not is_training:
+        raise ValueError("push_to_hub is set, but num_train_epochs=0 only evaluates. Leave push_to_hub out, or train.")
+    resume = should_resume(config)
+    configs = runs_of(config, bag_args.named_variants if is_training else {})
+    settings = settings_of(configs)
+    with config.main_process_first(local=False, desc="loading the data"):
+        splits = load_data(
+            data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir, is_training=is_training
+        )
+    scorers = [optional_scorer(name) for name in (eval_args.scorer_name_or_path, *bag_args.more_scorers)]
+    evaluator = Evaluator.from_arguments(
+        splits["test"],
+        eval_args,
+        seed=config.seed,
+        cache_dir=config.feature_cache_dir,
+        reward_scorer=scorers[0],
+        splits=splits,
+    )
+    has_bags = is_training and any(
+        c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values()
+    )
+    neighbours = None
+    if has_bags:
+        neighbours = neighbours_of(splits["train"], scorers[0], bag_args, config.feature_cache_dir)  # type: ignore[arg-type]
+
+    def run_of(name: str, run: SelfRetrievalRecipeConfig) -> Run:
+        def make() -> SelfRetrievalTrainer:
+            return SelfRetrievalTrainer(
+                model_args.load(run.prompt),
+                scorers,  # type: ignore[arg-type]
+                run,
+                # Without training, the rewards need no features of the training images.
+                train_dataset=splits["train"] if is_training else None,
+                eval_dataset=splits["validation"],
+                held_out_scorer=evaluator.held_out_scorer,
+                neighbours=neighbours if run.bag_schedule is not None else None,
+                peft_config=model_args.peft_config,
+            )
+
+        return Run(name, Path(str(run.output_dir)).name, make, is_training, settings=settings[name])
+
+    runs = [run_of(name, run) for name, run in configs.items()]
+    result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
+    if not result.is_main_process:
+        return output_dir / "results.json"
+    if not is_training:
+        result.captioner = None  # an evaluation trains no model, so there is no card to write
+    return finish(
+        result,
+        evaluator,
+        arguments,
+        splits,
+        title="Self-retrieval",
+        push=push,
+        objective={"objective": "self_retrieval", "reward": describe_reward(config, scorers)},
+        columns=(*COLUMNS, *REWARD_COLUMNS) if evaluator.bags else (*COLUMNS, *REWARD_COLUMNS[-2:]),
+    )
+
+
+def describe_reward(config: SelfRetrievalConfig, scorers: Sequence[Any]) -> str:
+    """One sentence on the reward, for the model card."""
+    step = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    reward = WeightedRewards(*zip(*config.make_rewards(scorer=scorers), strict=True)).describe()
+    names = " and ".join(scorer.signature.split("|")[0] for scorer in scorers)
+    scorer = f"; scorer {names}" if config.retrieval_weight else ""
+    look_alikes = config.bag_schedule is not None and config.bag_distractors != "random"
+    bags = "bags of look-alikes" if look_alikes else "random images"
+    return f"{reward[0].upper()}{reward[1:]}{scorer}; batches of {step} images per process, from {bags}."

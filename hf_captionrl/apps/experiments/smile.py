@@ -1,0 +1,258 @@
+"""The recipes that finetune with SMILE, on images and on videos."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import set_seed
+from transformers.trainer_utils import IntervalStrategy
+
+from hf_captionrl.apps.experiments.arguments import EvaluateEveryEpoch
+from hf_captionrl.apps.experiments.data import load_data
+from hf_captionrl.apps.experiments.report import (
+    START,
+    Run,
+    alone_in,
+    defer_push,
+    finish,
+    plan_runs,
+    settings_of,
+    should_resume,
+    train_runs,
+)
+from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.data import cached_features, frames_of
+from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.evaluation.options import optional_scorer
+from hf_captionrl.metrics import emscore
+from hf_captionrl.metrics.clip_scores import emscore_matrix
+from hf_captionrl.metrics.evaluate_modules.metric import load_metric
+from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.metrics.table import Column
+from hf_captionrl.retrieval import FeatureCache
+from hf_captionrl.retrieval.ranking import ranks_from_scores, recall_at_k
+from hf_captionrl.retrieval.scorer import TokenScorer
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+
+# --- Evaluation of captions of videos, with EMScore ------------------------------------------------------------------
+# Legend: N videos, F frames, D features.
+
+VIDEO_COLUMNS = load_metric("emscore").columns
+"""Columns for videos, by the held-out scorer: EMScore's precision, recall and F in [-1, 1], self-retrieval among the test videos
+by F (SMILE, Table 6), and F with references."""
+
+
+class VideoEvaluator(Evaluator):
+    """Evaluates captions of videos like [`Evaluator`], and with EMScore if the held-out scorer has token features."""
+
+    def __init__(self, *args: Any, cache_dir: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, cache_dir=cache_dir, **kwargs)
+        number = frames_of(self.dataset)
+        if not number:
+            raise ValueError("The data are images. Set num_frames to the number of frames per video, for example 8.")
+        self.frame_features: list[Tensor] | None = None
+        self._reference_features: list[Tensor] = []
+        if _has_token_features(self.held_out_scorer):
+            scorer: Any = self.held_out_scorer
+            cache = FeatureCache.for_scorer(scorer, cache_dir, what=f"image_{number}_frames")
+            found = cached_features(cache, self.dataset, scorer.image_features, unit_length=True, pooling="concat")
+            self.frame_features = list(found.tensor().float())  # N times (F, D)
+            flat = spoken([text for texts in self.references for text in texts])
+            self._reference_features = [row.cpu() for row in scorer.token_features(flat)]
+
+    def more_numbers(self, captions: Sequence[str], references: Sequence[list[str]] | None) -> dict[str, Any]:
+        if self.frame_features is None:
+            reason = "the held-out scorer has no token features; use a CLIP of transformers or open_clip"
+            keys = [column.key for column in VIDEO_COLUMNS]
+            return dict.fromkeys(keys) | {f"{key}_reason": reason for key in keys}
+        scorer: Any = self.held_out_scorer
+        tokens = [r.cpu() for r in scorer.token_features(spoken(captions))]
+        texts = self._texts(references)
+        found = emscore(tokens, self.frame_features, reference_features=texts)
+        ranks = ranks_from_scores(emscore_matrix(tokens, self.frame_features), torch.arange(len(tokens)))
+        recalls = {f"emscore_recall_at_{k}": recall_at_k(ranks, k) for k in (1, 5)}
+        values = {"emscore": found["f"], "emscore_references": found["reference_f"]}
+        return values | recalls | {f"emscore_{name}": found[name] for name in ("precision", "recall")}
+
+    def _texts(self, references: Sequence[list[str]] | None) -> list[list[Tensor]]:
+        """Token features of the references."""
+        known = iter(self._reference_features)
+        every = [[next(known) for _ in texts] for texts in self.references]
+        if references is None:
+            return every
+        by_text = [
+            dict(zip(texts, features, strict=True)) for texts, features in zip(self.references, every, strict=True)
+        ]
+        return [[found[text] for text in texts] for found, texts in zip(by_text, references, strict=True)]
+
+
+def _has_token_features(scorer: Any) -> bool:
+    """Whether a scorer has features of tokens; SigLIP and other fixed-length text towers have none."""
+    if not isinstance(scorer, TokenScorer):
+        return False
+    try:
+        scorer.token_features(["a"])
+    except ValueError:
+        return False
+    return True
+
+
+# --- The recipes that finetune with SMILE, on images and on videos ---------------------------------------------------
+
+FIRST = "MLE first"
+"""Row name of the captioner after `mle_epochs`, which the other runs continue."""
+
+
+@dataclass
+class SmileArguments:
+    """What is compared."""
+
+    compare_mle_weights: list[float] = field(
+        default_factory=lambda: [1.0, 0.01],
+        metadata={"help": "Additional runs with these lambdas; 1 is the control, further steps of MLE."},
+    )
+    mle_epochs: float = field(
+        default=0.0,
+        metadata={
+            "help": "Epochs of maximum likelihood before all compared runs, because SMILE needs a captioner that "
+            "knows the words of the data."
+        },
+    )
+    mle_learning_rate: float | None = field(
+        default=None, metadata={"help": "Peak learning rate of these epochs. None: learning_rate."}
+    )
+
+
+@dataclass
+class SmileRecipeConfig(EvaluateEveryEpoch, SmileConfig):
+    """[`SmileConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the one with the best R@1."""
+
+    load_best_model_at_end: bool = field(
+        default=True, metadata={"help": "Select the epoch with the best R@1 on the validation split."}
+    )
+
+
+def run_name(config: SmileConfig) -> str:
+    """Row name of a finetuned captioner."""
+    if config.mle_weight == 1.0:
+        return "MLE+MLE"
+    notes = []
+    if config.mle_weight > 0:
+        notes.append(f"lambda={config.mle_weight:g}")
+    if config.subset != "caption":
+        notes.append(f"{config.subset} subset")
+    if config.first_token not in (None, "mle"):
+        notes.append(f"first token: {config.first_token}")
+    return "SMILE" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _first(config: SmileRecipeConfig, arguments: SmileArguments, folder: Path) -> SmileRecipeConfig:
+    """The configuration of the initial epochs of maximum likelihood."""
+    first = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
+    first.mle_weight, first.first_token, first.subset = 1.0, None, "caption"
+    first.num_train_epochs, first.learning_rate = (
+        arguments.mle_epochs,
+        arguments.mle_learning_rate or config.learning_rate,
+    )
+    first.max_steps = -1  # max_steps limits only the compared runs
+    # The other runs continue from its last epoch, so no epoch is selected.
+    first.eval_strategy, first.load_best_model_at_end = IntervalStrategy.NO, False  # type: ignore[assignment]
+    first.output_dir = str(folder)
+    return first
+
+
+def runs_of(config: SmileRecipeConfig, compare_mle_weights: Sequence[float]) -> dict[str, SmileRecipeConfig]:
+    """The runs by row name, in the order of the table: the control, the configured run, the mixtures."""
+    listed: dict[str, dict[str, Any]] = {}
+    for weight in sorted({config.mle_weight, *compare_mle_weights}, key=lambda w: (w != 1.0, w)):
+        run = copy.copy(config)
+        # The control is plain maximum likelihood, whatever the settings of SMILE.
+        first_token, subset = (None, "caption") if weight == 1.0 else (config.first_token, config.subset)
+        run.mle_weight, run.first_token, run.subset = weight, first_token, subset
+        listed[run_name(run)] = {"mle_weight": weight, "first_token": first_token, "subset": subset}
+        if weight == config.mle_weight:
+            own = run_name(run)
+    return plan_runs(config, listed, own=own)
+
+
+def compare_smile(
+    arguments: tuple[Any, ...],
+    *,
+    title: str = "SMILE",
+    make_evaluator: Callable[..., Evaluator] = Evaluator.from_arguments,
+    columns: Sequence[Column] = COLUMNS,
+) -> Path:
+    """Train and compare the runs of a recipe."""
+    with alone_in(arguments[-1]):
+        return _compare(arguments, title, make_evaluator, columns)
+
+
+def _compare(
+    arguments: tuple[Any, ...], title: str, make_evaluator: Callable[..., Evaluator], columns: Sequence[Column]
+) -> Path:
+    model_args, data_args, eval_args, smile_args, config = arguments
+    eval_args.resolve(data_args.dataset_name)
+    output_dir = Path(config.output_dir)
+    push = defer_push(config, eval_args.held_out_scorer_name_or_path)
+    is_training = config.num_train_epochs > 0 or config.max_steps > 0
+    has_mle_stage = is_training and smile_args.mle_epochs > 0
+    if has_mle_stage and model_args.tune is not None:
+        raise ValueError(
+            f"mle_epochs is {smile_args.mle_epochs:g}, but the runs after these epochs train the whole model, not a "
+            "LoRA. Leave out --tune, or use --mle_epochs 0 with a captioner that was trained on the data."
+        )
+    resume = should_resume(config)
+    with config.main_process_first(local=False, desc="loading the data"):
+        splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
+    scorer = optional_scorer(eval_args.scorer_name_or_path)
+    evaluator = make_evaluator(
+        splits["test"],
+        eval_args,
+        seed=config.seed,
+        cache_dir=config.feature_cache_dir,
+        reward_scorer=scorer if eval_args.learning_curves else None,
+        splits=splits,
+    )
+    first_folder = output_dir / "model-mle"
+
+    def load(run: SmileRecipeConfig) -> Captioner:
+        if has_mle_stage and run.output_dir != str(first_folder):
+            return load_captioner(str(first_folder), prompt=run.prompt, dtype=torch.float32)
+        if model_args.fresh_language_model:
+            set_seed(config.seed)
+        return model_args.load(run.prompt)
+
+    def made(name: str, run: SmileRecipeConfig, settings: dict[str, Any]) -> Run:
+        def make() -> SmileTrainer:
+            return SmileTrainer(
+                load(run),
+                run,
+                train_dataset=splits["train"],
+                eval_dataset=splits["validation"],
+                scorer=scorer,
+                peft_config=model_args.peft_config,
+            )
+
+        starts_from = FIRST if has_mle_stage and name != FIRST else START
+        return Run(name, Path(str(run.output_dir)).name, make, is_training, starts_from, settings)
+
+    configs = runs_of(config, smile_args.compare_mle_weights if is_training else [])
+    settings = settings_of(configs)
+    runs = [made(FIRST, _first(config, smile_args, first_folder), {})] if has_mle_stage else []
+    runs += [made(name, run, settings[name]) for name, run in configs.items()]
+    result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
+    if not result.is_main_process:
+        return output_dir / "results.json"
+    objective = {
+        "objective": "mle" if not is_training or config.mle_weight == 1.0 else "smile",
+        "mle_weight": config.mle_weight,
+        "first_token": "mle" if config.first_token in (None, "mle") else "smile",
+    }
+    return finish(result, evaluator, arguments, splits, title=title, push=push, objective=objective, columns=columns)

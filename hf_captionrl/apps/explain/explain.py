@@ -1,0 +1,672 @@
+"""`captionrl explain`: a caption token by token, under maximum likelihood, SMILE and self-retrieval."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+from torch import Tensor
+
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.head_tap import HeadInputs, LogProbsObjective, evaluating
+from hf_captionrl.data.options import CaptionerOptions
+from hf_captionrl.evaluation.pages import TEMPLATES, content_hash, embedded_image, html_templates
+from hf_captionrl.evaluation.plots import COLOURS, new_figure, plain_label, save_figure, tidy
+from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX, head_logits
+from hf_captionrl.losses.policy_gradient import LossType, policy_gradient_loss
+from hf_captionrl.losses.smile import fused_smile_loss, smile_loss
+from hf_captionrl.losses.vocabulary_subset import FirstToken
+from hf_captionrl.utils.io import atomic_write_text
+from hf_captionrl.utils.options import option, positive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# --- Each token of a caption: its loss under maximum likelihood and SMILE, and its gradient under a reward -----------
+# Legend: T tokens of the caption with its end, V vocabulary, K tokens of V_D (those of the caption, each once).
+#
+# Losses and log-probabilities come from the functions of training, through the head tap. The full distribution, which
+# training never builds, is computed for this one caption.
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token that could stand at a position."""
+
+    token_id: int
+    text: str
+    probability: float  # in [0, 1], under the distribution that lists it
+    in_subset: bool  # whether it is one of the caption's tokens, V_D
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """One token of the caption."""
+
+    token_id: int
+    text: str
+    is_end: bool  # whether it ends the caption
+    mle_probability: float  # in [0, 1], among the whole vocabulary
+    mle_loss: float  # `-log` of it, in nats: the loss of maximum likelihood
+    smile_probability: float  # in [0, 1], among V_D; at the first token among the vocabulary if `first_token` is "mle"
+    smile_loss: float  # loss of SMILE in nats, never more than `mle_loss`
+    outside: float  # in [0, 1], probability of all tokens outside V_D under the whole vocabulary's distribution
+    entropy: float  # of the whole vocabulary's distribution, in nats
+    whole_vocabulary: bool  # whether SMILE also uses the whole vocabulary here
+    mle_top: tuple[Alternative, ...]  # the most likely tokens of the vocabulary, in descending order
+    smile_top: tuple[Alternative, ...]  # the same for SMILE's distribution
+
+
+@dataclass(frozen=True)
+class CaptionView:
+    """A caption, token by token."""
+
+    caption: str  # the caption as given
+    first_token: str  # `"mle"` or `"smile"`, SMILE's distribution at the first token
+    vocab_size: int
+    subset: tuple[str, ...]  # texts of the tokens of V_D, in the order of the caption
+    complete: bool  # False if the caption was truncated, so that its end token is not scored
+    tokens: tuple[TokenView, ...]  # T tokens
+
+    @property
+    def mle_loss(self) -> float:
+        """Mean nats per token: the model's loss on this caption."""
+        return math.fsum(token.mle_loss for token in self.tokens) / len(self.tokens)
+
+    @property
+    def smile_loss(self) -> float:
+        """Mean nats per token: `smile_loss` of this caption."""
+        return math.fsum(token.smile_loss for token in self.tokens) / len(self.tokens)
+
+    @property
+    def log_prob(self) -> float:
+        """Log-probability of the caption in nats, the sum over its tokens."""
+        return -math.fsum(token.mle_loss for token in self.tokens)
+
+
+class DistributionObjective:
+    """Log-probabilities, SMILE's losses and the whole distribution, as an objective of the captioner's head."""
+
+    def __init__(self, first_token: FirstToken = "mle") -> None:
+        self.first_token = first_token
+
+    def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
+        """Compute them.
+
+        Returns `log_probs`, `entropy` and `smile`, each `(1, T)`, and `distribution` `(1, T, V)`, all in nats.
+        """
+        named = LogProbsObjective(return_entropy=True)(head)
+        settings: dict[str, Any] = {"first_token": self.first_token, "reduction": "none"}
+        if head.hidden is None or head.weight is None:
+            assert head.logits is not None
+            named["smile"] = smile_loss(head.logits, head.labels, **settings)
+            logits = head.logits.float()  # (1, T, V)
+        else:
+            named["smile"] = fused_smile_loss(
+                head.hidden, head.weight, head.labels, bias=head.bias, softcap=head.softcap, **settings
+            )
+            # The function that training calls for each chunk.
+            logits = head_logits(
+                head.hidden.to(head.weight.dtype), head.weight, head.bias, head.softcap, named["log_probs"].dtype
+            )
+        named["distribution"] = logits.log_softmax(-1)
+        return named
+
+
+def token_text(tokenizer: Any, token_id: int) -> str:
+    """Text of a token, or its name in the vocabulary if it is not a whole character."""
+    text = tokenizer.decode([token_id]) if token_id < len(tokenizer) else ""
+    if text.strip() and "\ufffd" not in text:
+        return text
+    name = tokenizer.convert_ids_to_tokens(token_id) if token_id < len(tokenizer) else None
+    return name or f"<{token_id}>"
+
+
+def _top(tokenizer: Any, log_probs: Tensor, ids: Tensor, subset: set[int], k: int) -> tuple[Alternative, ...]:
+    """The `k` most likely of `ids` with log-probabilities `log_probs`, both `(K,)`."""
+    best = log_probs.topk(min(k, len(log_probs)))
+    return tuple(
+        Alternative(token, token_text(tokenizer, token), math.exp(value), token in subset)
+        for value, token in zip(best.values.tolist(), ids[best.indices].tolist(), strict=True)
+    )
+
+
+def explain_caption(
+    captioner: Captioner,
+    image: Image.Image,
+    caption: str,
+    *,
+    first_token: FirstToken = "mle",
+    top_k: int = 5,
+    max_length: int = 77,
+) -> CaptionView:
+    r"""Every token of a caption under maximum likelihood and under SMILE.
+
+    Reference: Yue et al. 2023, Figure 5 and Eq. 2-3. `mle_loss = -log p(w)`; `smile_loss = -log [p(w) / sum_{v in V_D}
+    p(v)]`, so they differ by the probability of words that the caption does not use.
+    """
+    if top_k < 1:
+        raise ValueError(f"top_k ({top_k}) must be at least 1. Use 1 or more alternatives per token.")
+    batch = captioner.collate([image], [caption], max_length=max_length)
+    batch = {name: value.to(captioner.device) for name, value in batch.items()}
+    with evaluating(captioner.model), torch.no_grad():
+        output = captioner.model(**batch, head_objective=DistributionObjective(first_token))
+    labels = captioner.align_labels(batch["labels"])[0]  # (T of the row,)
+    supervised = labels != IGNORE_INDEX
+    ids = labels[supervised].cpu()  # (T,)
+    subset = torch.tensor(list(dict.fromkeys(ids.tolist())))  # (K,)
+    members = set(subset.tolist())
+    # fp64: sums over the vocabulary must be 1 to four digits.
+    distribution = output["distribution"][0, supervised].double().cpu()  # (T, V)
+    mle, smile, entropy = (output[name][0, supervised].double().cpu() for name in ("log_probs", "smile", "entropy"))
+    own = distribution[:, subset]  # (T, K)
+    vocabulary = torch.arange(distribution.size(1))
+    outside = torch.ones_like(vocabulary, dtype=torch.bool)
+    outside[subset] = False
+    tokens = []
+    for position, token in enumerate(ids.tolist()):
+        whole = position == 0 and first_token == "mle"
+        tops = (
+            _top(captioner.tokenizer, distribution[position], vocabulary, members, top_k),
+            _top(captioner.tokenizer, own[position].log_softmax(0), subset, members, top_k),
+        )
+        tokens.append(
+            TokenView(
+                token_id=token,
+                text=token_text(captioner.tokenizer, token),
+                is_end=position == len(ids) - 1 and token == captioner.eos_token_id,
+                mle_probability=math.exp(mle[position]),
+                mle_loss=-float(mle[position]),
+                smile_probability=math.exp(-smile[position]),
+                smile_loss=float(smile[position]),
+                outside=float(distribution[position, outside].exp().sum()),
+                entropy=float(entropy[position]),
+                whole_vocabulary=whole,
+                mle_top=tops[0],
+                smile_top=tops[0] if whole else tops[1],
+            )
+        )
+    return CaptionView(
+        caption=caption,
+        first_token=first_token,
+        vocab_size=distribution.size(1),
+        subset=tuple(token_text(captioner.tokenizer, token) for token in subset.tolist()),
+        complete=int(ids[-1]) == captioner.eos_token_id,
+        tokens=tuple(tokens),
+    )
+
+
+def token_pushes(
+    view: CaptionView, advantage: float, *, loss_type: LossType = "grpo"
+) -> tuple[list[float], list[float]]:
+    r"""Gradients of one step of the policy gradient at each token of the caption.
+
+    With `L` the [`policy_gradient_loss`] of this one caption, the first list is `-dL / d log p_t = A w_t`, equal for all
+    tokens: the advantage `A` is that of the caption, and `w_t` is 1/T (`"grpo"`, `"dapo"`) or 1 (`"sum"`). The second
+    is `-dL / d z_t = A w_t (1 - p_t)`, where `z_t` is the logit of the token itself (after the softcap, if any): tokens
+    with a probability near 1 hardly change.
+    """
+    log_probs = torch.tensor([[-token.mle_loss for token in view.tokens]], dtype=torch.float64, requires_grad=True)
+    loss = policy_gradient_loss(
+        log_probs,
+        torch.tensor([advantage], dtype=torch.float64),
+        torch.ones_like(log_probs, dtype=torch.bool),
+        loss_type=loss_type,
+    )["loss"]
+    (gradient,) = torch.autograd.grad(loss, log_probs)  # (1, T)
+    weights = (-gradient[0]).tolist()
+    # d log p_t / d z_t = 1 - p_t
+    return weights, [weight * -math.expm1(-token.mle_loss) for weight, token in zip(weights, view.tokens, strict=True)]
+
+
+# --- One caption, token by token: a page, a picture, and JSON --------------------------------------------------------
+# The page is self-contained: it holds image and style, and its content security policy forbids requests and scripts.
+# Captions and tokens are escaped everywhere.
+
+_WEIGHTS = {
+    "grpo": "1 / tokens of the caption",
+    "dapo": "1 / tokens of the batch, here this caption",
+    "sum": "1",
+}
+
+
+@dataclass(frozen=True)
+class CaptionReward:
+    """Reward of the caption for self-retrieval."""
+
+    reward: float  # log-probability of the target among the images of the pool, in nats, at most 0
+    baseline: float  # subtracted from the reward, in nats
+    baseline_name: str  # description of the baseline
+    rank: int  # rank of the image, 1 = best
+    pool_size: int  # number of images in the pool, the target included
+    scorer: str  # name of the scorer
+    loss_type: LossType = "grpo"  # weight of a token in the policy gradient
+
+    @property
+    def advantage(self) -> float:
+        """Reward minus baseline, in nats."""
+        return self.reward - self.baseline
+
+
+def visible_token(text: str) -> str:
+    """A token without surrounding blanks, and with invisible characters escaped."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text.strip(" "))
+    return shown or "␣"
+
+
+def explanation_json(view: CaptionView, reward: CaptionReward | None = None) -> dict[str, Any]:
+    """Everything the page shows, in full precision."""
+    found: dict[str, Any] = {
+        **asdict(view),
+        "mle_loss": view.mle_loss,
+        "smile_loss": view.smile_loss,
+        "log_prob": view.log_prob,
+        "reward": None,
+    }
+    if reward is not None:
+        weights, pushes = token_pushes(view, reward.advantage, loss_type=reward.loss_type)
+        found["reward"] = {**asdict(reward), "advantage": reward.advantage, "weights": weights, "pushes": pushes}
+    return found
+
+
+def _probability(value: float) -> str:
+    """A probability as percent."""
+    if value >= 0.9995:
+        return "100 %"
+    return f"{100 * value:.1f} %" if value >= 0.001 else "<0.1 %"
+
+
+def _loss(value: float) -> str:
+    return f"{abs(value) if abs(value) < 0.005 else value:.2f}"  # never -0.00
+
+
+def _alternative(other: Alternative, label: int) -> dict[str, Any]:
+    return {
+        "text": visible_token(other.text),
+        "probability": other.probability,
+        "shown": _probability(other.probability),
+        "in_subset": other.in_subset,
+        "is_label": other.token_id == label,
+    }
+
+
+def _row(number: int, token: TokenView, longest: float) -> dict[str, Any]:
+    """Values of one token for the template; `longest` is the largest loss."""
+    return {
+        "number": number,
+        "text": visible_token(token.text),
+        "is_end": token.is_end,
+        "mle_loss": _loss(token.mle_loss),
+        "smile_loss": _loss(token.smile_loss),
+        "mle_probability": _probability(token.mle_probability),
+        "smile_probability": _probability(token.smile_probability),
+        "outside": _probability(token.outside),
+        "entropy": _loss(token.entropy),
+        "mle_width": 100 * token.mle_loss / longest,
+        "smile_width": 100 * max(token.smile_loss, 0.0) / longest,
+        "outside_width": 100 * min(token.outside, 1.0),
+        "whole_vocabulary": token.whole_vocabulary,
+        "mle_top": [_alternative(other, token.token_id) for other in token.mle_top],
+        "smile_top": [_alternative(other, token.token_id) for other in token.smile_top],
+    }
+
+
+def write_explanation(
+    path: str | os.PathLike[str],
+    view: CaptionView,
+    image: Image.Image,
+    title: str,
+    *,
+    image_name: str = "Image",
+    note: str = "",
+    reward: CaptionReward | None = None,
+) -> Path:
+    """Write the page, atomically.
+
+    Reference: Yue et al. 2023 (SMILE), Figure 5.
+    """
+    longest = max(max(token.mle_loss, token.smile_loss) for token in view.tokens) or 1.0
+    rows = [_row(number, token, longest) for number, token in enumerate(view.tokens, start=1)]
+    shown = None
+    if reward is not None:
+        weights, pushes = token_pushes(view, reward.advantage, loss_type=reward.loss_type)
+        largest = max(map(abs, pushes)) or 1.0
+        for row, push in zip(rows, pushes, strict=True):
+            row |= {"push": f"{push:+.3f}", "push_width": 100 * abs(push) / largest, "is_up": push >= 0}
+        shown = {
+            "rank": reward.rank,
+            "pool_size": reward.pool_size,
+            "scorer": reward.scorer,
+            "reward": f"{reward.reward:.3f}",
+            "baseline": f"{reward.baseline:.3f}",
+            "baseline_name": reward.baseline_name,
+            "advantage": f"{reward.advantage:+.3f}",
+            "weight": f"{weights[0]:+.4f}",
+            "weight_name": _WEIGHTS[reward.loss_type],
+        }
+    style = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("gallery.css", "explain.css"))
+    environment = html_templates()
+    html = environment.get_template("explain.html.j2").render(
+        title=title,
+        note=note,
+        image=embedded_image(image),
+        image_name=image_name,
+        caption=view.caption,
+        tokens=rows,
+        reward=shown,
+        mle_loss=_loss(view.mle_loss),
+        smile_loss=_loss(view.smile_loss),
+        subset=[visible_token(text) for text in view.subset],
+        vocab_size=f"{view.vocab_size:,}",
+        complete=view.complete,
+        first_token=view.first_token,
+        # The only text that is not escaped. The policy allows only its hash.
+        style=Markup(style),
+        style_hash=content_hash(style),
+    )
+    return atomic_write_text(path, html)
+
+
+def _outside_word(token: TokenView) -> str:
+    """The most likely listed token that the caption does not use."""
+    words = [visible_token(other.text) for other in token.mle_top if not other.in_subset and other.probability > 0.05]
+    return words[0] if words else ""
+
+
+def _drawn(text: str, longest: int = 18) -> str:
+    """Text that matplotlib can draw, truncated to fit the panels."""
+    shown = visible_token(text)
+    return plain_label(shown if len(shown) <= longest else shown[: longest - 1] + "…")
+
+
+def write_explanation_picture(
+    path: str | os.PathLike[str], view: CaptionView, *, title: str | None = None, reward: CaptionReward | None = None
+) -> Path:
+    """Draw the tokens of the caption from top to bottom, and write the PNG atomically.
+
+    Left: loss of each token under MLE and under SMILE. Middle: probability of the token, of the caption's other tokens and
+    of all other tokens, with the most likely of these; SMILE ignores them. Right, with a reward: gradient of one step of
+    the policy gradient at the token's logit.
+    """
+    columns = 2 if reward is None else 3
+    figure, axes = new_figure(3.4 * columns + 0.8, 1.5 + 0.34 * len(view.tokens), columns=columns)
+    places = list(range(len(view.tokens)))
+    for axis in axes:
+        axis.set_ylim(len(places) - 0.4, -0.6)
+        axis.set_yticks(places, [""] * len(places))
+        tidy(axis, grid="x")
+    axes[0].set_yticks(places, [_drawn(token.text) for token in view.tokens])
+    grey, orange, blue = COLOURS[0], COLOURS[1], COLOURS[2]
+    axes[0].barh([p - 0.19 for p in places], [t.mle_loss for t in view.tokens], 0.36, color=grey, label="MLE")
+    axes[0].barh(
+        [p + 0.19 for p in places], [t.smile_loss for t in view.tokens], 0.36, color=orange, hatch="//", label="SMILE",
+        edgecolor="white", linewidth=0,
+    )  # fmt: skip
+    axes[0].set_xlabel("Loss in nats")
+    own = [token.mle_probability for token in view.tokens]
+    outside = [token.outside for token in view.tokens]
+    others = [max(1 - p - q, 0.0) for p, q in zip(own, outside, strict=True)]
+    left = [0.0] * len(places)
+    for values, colour, label, hatch in (
+        (own, orange, "the token", ""),
+        (others, grey, "other caption words", ".."),
+        (outside, "#b9d7ea", "other words", ""),
+    ):
+        axes[1].barh(places, values, 0.7, left=left, color=colour, hatch=hatch, label=label, edgecolor="white", linewidth=0)  # fmt: skip
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    for place, token in zip(places, view.tokens, strict=True):
+        word = _outside_word(token)
+        if word:
+            axes[1].text(0.985, place, _drawn(word), ha="right", va="center", fontsize=8, color="#12344d")
+    axes[1].set_xlim(0, 1)
+    axes[1].set_xlabel("Probability among the whole vocabulary")
+    if reward is not None:
+        _, pushes = token_pushes(view, reward.advantage, loss_type=reward.loss_type)
+        axes[2].barh(places, pushes, 0.7, color=blue)
+        axes[2].axvline(0.0, color="#5d6370", linewidth=0.8)
+        axes[2].xaxis.set_major_locator(MaxNLocator(nbins=5))
+        axes[2].set_xlabel("RL: gradient at the token's logit")
+        axes[2].set_title(f"advantage {reward.advantage:+.2f}, rank {reward.rank} of {reward.pool_size}", fontsize=9)
+    for axis, number in zip(axes[:2], (2, 3), strict=True):
+        axis.legend(frameon=False, fontsize=8, ncols=number, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderpad=0.1, handlelength=1.2, columnspacing=0.9)  # fmt: skip
+    figure.suptitle(_drawn(" ".join((view.caption if title is None else title).split()), 100), fontsize=12)
+    return save_figure(path, figure)
+
+
+# --- `captionrl explain`: a caption token by token, under maximum likelihood, SMILE and self-retrieval ---------------
+
+_SCENES = "scenes:"
+_CLIP = "openai/clip-vit-base-patch32"
+
+
+@dataclass
+class ExplainOptions(CaptionerOptions):
+    """Explain one caption of one image, token by token.
+
+    Shows the loss of each token under maximum likelihood (the whole vocabulary) and under SMILE (the caption's words),
+    its most likely alternatives and, with --distractors, the effect of one step of self-retrieval. Writes explain.html, a
+    self-contained page, and explain.png.
+    """
+
+    examples: ClassVar[str] = """
+        images: a file, or scenes:ID, an image of the embedded world's test split, such as scenes:test-00012. --distractors
+        also takes scenes:bag, the look-alikes of a scenes: image.
+
+        baselines of the reward:
+          leave_one_out   the mean reward of --num_samples captions that the model samples (the default)
+          greedy          the reward of the model's greedy caption
+          none            no baseline: the advantage is the reward
+
+        examples:
+          captionrl explain scenes:blip-mle scenes:test-00012 --caption "two small pigs on a blue background"
+          captionrl explain scenes:blip-mle scenes:test-00012 --distractors scenes:bag
+          captionrl explain Salesforce/blip-image-captioning-base dog.jpg --caption "a dog" --distractors cat.jpg horse.jpg
+    """
+
+    model: str = option(
+        positional=True, metavar="MODEL", help="captioner: a folder, a name on the Hub, or scenes:blip-mle"
+    )
+    image: str = option(positional=True, metavar="IMAGE", help="image: a file, or scenes:ID")
+    caption: str | None = option(
+        None, metavar="TEXT", help="caption to explain (default: generated by the model, decoded greedily)"
+    )
+    output_dir: Path = option(Path("outputs/explain"), metavar="DIR", help="folder to write")
+    top_k: int = option(5, parse=positive, metavar="N", help="number of alternatives per token")
+    max_length: int = option(77, parse=positive, group="captioner", metavar="N", help="longest text in tokens")
+    first_token: Literal["mle", "smile"] = option(
+        "mle",
+        group="losses",
+        help="distribution of SMILE at the first token: the whole vocabulary, as in the paper, or the caption's words",
+    )
+    distractors: list[str] | None = option(
+        None, group="self-retrieval", metavar="IMAGE", help="images that the caption is compared with, or scenes:bag"
+    )
+    scorer: str | None = option(
+        None,
+        group="self-retrieval",
+        metavar="NAME",
+        help="dual encoder that rewards: a folder, a name on the Hub, open_clip:NAME@TAG (default: scenes:clip-reward for "
+        f"images of the embedded world, else {_CLIP})",
+    )
+    baseline: Literal["leave_one_out", "greedy", "none"] = option(
+        "leave_one_out", group="self-retrieval", help="baseline of the reward, as listed below"
+    )
+    num_samples: int = option(
+        8,
+        parse=positive,
+        group="self-retrieval",
+        metavar="N",
+        help="number of captions sampled for --baseline leave_one_out",
+    )
+    seed: int = option(0, group="self-retrieval", metavar="N", help="seed of the samples")
+    loss_type: Literal["grpo", "sum"] = option(
+        "grpo", group="self-retrieval", help="weight of a token in the loss: 1/tokens (grpo) or 1 (sum)"
+    )
+
+
+class _Images:
+    """Opens images by name; generates the embedded world at most once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, Any]] | None = None
+
+    def scene(self, name: str) -> dict[str, Any]:
+        """A row of the embedded world's test split."""
+        if self._rows is None:
+            from hf_captionrl.scenes import load_scenes
+
+            rows = load_scenes(num_train=0, num_validation=0)["test"]
+            self._rows = {row["image_id"]: row for row in rows}
+        wanted = name.removeprefix(_SCENES)
+        if wanted not in self._rows:
+            ids = list(self._rows)
+            raise ValueError(f"There is no scene {wanted!r}. The test split has {ids[0]} to {ids[-1]}.")
+        return self._rows[wanted]
+
+    def open(self, name: str) -> Image.Image:
+        from hf_captionrl.data import open_image
+
+        if name.startswith(_SCENES):
+            return open_image(self.scene(name)["image"])
+        if not Path(name).is_file():
+            raise FileNotFoundError(f"There is no image {name!r}. Use a file, or scenes:ID such as scenes:test-00012.")
+        return open_image(name)
+
+    def distractors(self, names: Sequence[str], image: str) -> list[Image.Image]:
+        wanted: list[str] = []
+        for name in names:
+            if name != "scenes:bag":
+                wanted.append(name)
+                continue
+            bag = self.scene(image)["bag_id"] if image.startswith(_SCENES) else ""
+            if not bag or self._rows is None:
+                raise ValueError(
+                    f"{image!r} is not in a bag of the embedded world. Use --distractors IMAGE ... instead."
+                )
+            wanted += [_SCENES + i for i, row in self._rows.items() if row["bag_id"] == bag]
+        # A copy of the target among the distractors would lower its rank.
+        return [self.open(name) for name in dict.fromkeys(wanted) if name != image]
+
+
+def _reward(
+    arguments: ExplainOptions, captioner: Captioner, image: Image.Image, others: list[Image.Image], caption: str
+) -> CaptionReward:
+    """Reward and baseline of the caption, as `SelfRetrieval` and the trainer's baselines compute them."""
+    import torch
+
+    from hf_captionrl.evaluation.options import optional_scorer
+    from hf_captionrl.metrics.suites import spoken
+    from hf_captionrl.retrieval.ranking import ranks_from_scores
+    from hf_captionrl.rewards.advantages import BASELINES
+    from hf_captionrl.rewards.self_retrieval import retrieval_rewards
+
+    embedded = arguments.image.startswith(_SCENES)
+    name = arguments.scorer or ("scenes:clip-reward" if embedded else _CLIP)
+    scorer: Any = optional_scorer(name)
+    if scorer is None:
+        raise ValueError("--distractors needs a scorer. Use --scorer NAME, or leave --distractors out.")
+    encoded = captioner.encode_images([image])
+    captions = [caption]
+    greedy = arguments.baseline == "greedy"
+    if arguments.baseline != "none":
+        torch.manual_seed(arguments.seed)
+        decoding: dict[str, Any] = {"num_beams": 1, "do_sample": not greedy, "max_new_tokens": arguments.max_length}
+        if not greedy:
+            decoding |= {"num_return_sequences": arguments.num_samples, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
+        captions += captioner.generate(**encoded, **decoding).captions
+    texts = scorer.text_features(spoken(captions)).float()
+    pool = scorer.image_features([image, *others]).float()
+    similarity = texts @ pool.T  # (captions, K), the target first
+    target = torch.zeros(len(captions), dtype=torch.long, device=similarity.device)
+    rewards = retrieval_rewards(similarity, target, "log_prob", scorer.logit_scale).double().cpu()
+    baseline = BASELINES[arguments.baseline]()
+    if greedy:
+        advantage = float(baseline(rewards[None, :1], rewards[1:])[0, 0])
+    else:
+        advantage = float(baseline(rewards[None])[0, 0])
+    said = {
+        "none": "as there is no baseline",
+        "greedy": f"the reward of the greedy caption, \u201c{captions[-1]}\u201d",
+        "leave_one_out": f"the mean reward of {len(captions) - 1} sampled captions",
+    }
+    reward = float(rewards[0])
+    return CaptionReward(
+        reward=reward,
+        baseline=reward - advantage,
+        baseline_name=said[arguments.baseline],
+        rank=int(ranks_from_scores(similarity, target)[0]),
+        pool_size=len(pool),
+        scorer=Path(name).name if Path(name).exists() else name,
+        loss_type=arguments.loss_type,
+    )
+
+
+def explain(arguments: ExplainOptions) -> None:
+    """Write page and picture."""
+    if arguments.caption is not None and not arguments.caption.strip():
+        raise ValueError("--caption is empty. Use a text, or leave --caption out for a generated caption.")
+    images = _Images()
+    image = images.open(arguments.image)  # before anything slow
+    others = images.distractors(arguments.distractors, arguments.image) if arguments.distractors else []
+    if arguments.distractors and not others:
+        raise ValueError("--distractors names only the image itself. Use at least one other image.")
+
+    import torch
+
+    from hf_captionrl.captioners import load_captioner
+    from hf_captionrl.utils.io import to_plain
+    from hf_captionrl.utils.model_files import model_path
+
+    captioner = load_captioner(
+        model_path(arguments.model),
+        revision=arguments.revision,
+        prompt=arguments.prompt,
+        dtype=getattr(torch, arguments.dtype),
+        device=arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+    )
+    caption = arguments.caption
+    if caption is None:
+        written = captioner.generate(**captioner.encode_images([image]), num_beams=1, do_sample=False)
+        caption = written.captions[0]
+        if not caption.strip():
+            raise ValueError("The model's caption of this image is empty. Use --caption TEXT.")
+    view = explain_caption(
+        captioner,
+        image,
+        caption,
+        first_token=arguments.first_token,
+        top_k=arguments.top_k,
+        max_length=arguments.max_length,
+    )
+    reward = _reward(arguments, captioner, image, others, caption) if others else None
+    folder = arguments.output_dir
+    model = Path(arguments.model).name if Path(arguments.model).exists() else arguments.model
+    name = arguments.image if arguments.image.startswith(_SCENES) else Path(arguments.image).name
+    page = write_explanation(
+        folder / "explain.html",
+        view,
+        image,
+        "A caption, token by token",
+        image_name=name,
+        note=f"What {model} expects at each token of the caption.",
+        reward=reward,
+    )
+    picture = write_explanation_picture(folder / "explain.png", view, reward=reward)
+    if arguments.json:
+        result = {"model": model, "image": name, "page": str(page), "picture": str(picture)}
+        print(json.dumps(to_plain({**result, **explanation_json(view, reward)}), ensure_ascii=False))
+        return
+    gained = (
+        "" if reward is None else f", advantage {reward.advantage:+.3f} (rank {reward.rank} of {reward.pool_size})"
+    )
+    print(f"{caption}: {view.mle_loss:.3f} nats per token under MLE, {view.smile_loss:.3f} under SMILE{gained}.")
+    print(f"Written to {folder}: explain.html, explain.png")

@@ -1,0 +1,153 @@
+"""A LLaMA that is small enough to train on one CPU thread, with random weights and a small tokenizer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from hf_captionrl.utils.io import read_jsonl
+
+# --- Instructions with answers, in Alpaca's format, as prompts and completions ---------------------------------------
+
+logger = logging.getLogger(__name__)
+
+_COLUMNS = ("instruction", "output")
+_FILES = {".json", ".jsonl", ".ndjson", ".parquet"}
+
+
+def format_prompt(instruction: str, input: str = "") -> str:
+    """The prompt that the answer continues. It ends in a line break, where no tokenizer merges prompt and answer."""
+    middle = f"Input: {input.strip()}\n" if input.strip() else ""
+    return f"Instruction: {instruction.strip()}\n{middle}Answer:\n"
+
+
+def _read_file(path: Path) -> datasets.Dataset:
+    if path.suffix == ".parquet":
+        return datasets.Dataset.from_parquet(str(path))
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json" and text.lstrip().startswith("["):
+        try:
+            rows = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path.name} is not JSON ({error}). Use a list of objects, or JSON Lines.") from None
+    else:
+        rows = [row for _, row in read_jsonl(path)]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError(
+            f"{path.name} contains items that are not objects. Use objects with instruction, input and output."
+        )
+    return datasets.Dataset.from_list(rows)
+
+
+def to_prompts(rows: datasets.Dataset, *, max_bad_fraction: float = 0.05) -> datasets.Dataset:
+    """Alpaca's columns as trl's prompt and completion."""
+    missing = [column for column in _COLUMNS if column not in rows.column_names]
+    if missing:
+        raise ValueError(
+            f"The instructions have no column {missing[0]!r}; there are {rows.column_names}. Alpaca's format is "
+            "instruction, input (may be missing) and output."
+        )
+
+    def text(row: dict[str, Any], column: str) -> str:
+        value = row.get(column)
+        return value.strip() if isinstance(value, str) else ""
+
+    found = [
+        {"prompt": format_prompt(text(row, "instruction"), text(row, "input")), "completion": text(row, "output")}
+        for row in rows
+        if text(row, "instruction") and text(row, "output")
+    ]
+    bad = len(rows) - len(found)
+    if bad > max_bad_fraction * len(rows) or not found:
+        raise ValueError(
+            f"{bad} of {len(rows)} rows have a blank instruction or output, more than max_bad_fraction="
+            f"{max_bad_fraction:g} allows. Check the file, or raise the limit."
+        )
+    if bad:
+        logger.warning("%d of %d rows have a blank instruction or output and are left out.", bad, len(rows))
+    return datasets.Dataset.from_list(found)
+
+
+def load_instructions(
+    name: str | os.PathLike[str],
+    *,
+    config: str | None = None,
+    revision: str | None = None,
+    split: str = "train",
+    max_rows: int | None = None,
+    max_bad_fraction: float = 0.05,
+    exclude: Sequence[str] = (),
+) -> datasets.Dataset:
+    """Load instructions from a JSON, JSON Lines or Parquet file, or from the Hub."""
+    path = Path(name)
+    if path.suffix in _FILES:
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no file {path.name!r}. Give a file that exists, or a name on the Hub.")
+        rows = _read_file(path)
+    else:
+        rows = datasets.load_dataset(str(name), config, revision=revision, split=split)
+    if max_rows is not None:
+        rows = rows.select(range(min(max_rows, len(rows))))
+    prompts = to_prompts(rows, max_bad_fraction=max_bad_fraction)
+    unwanted = set(exclude)
+    return prompts.filter(lambda row: row["prompt"] not in unwanted) if unwanted else prompts
+
+
+# --- A LLaMA that is small enough to train on one CPU thread, with random weights and a small tokenizer --------------
+
+TINY_LLAMA = "tiny-llama"
+"""Model name that selects it in a recipe."""
+
+_SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+def _tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=_SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    unknown, begin, end = _SPECIAL
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token=unknown, bos_token=begin, eos_token=end, pad_token=unknown
+    )
+
+
+def tiny_llama(
+    texts: Iterable[str], *, vocab_size: int = 1024, width: int = 64, layers: int = 2, seed: int = 0
+) -> tuple[Any, Any]:
+    """A LLaMA with random weights, and a byte-level BPE tokenizer of 259 to `vocab_size` tokens, trained on the texts."""
+    if vocab_size < 259:
+        raise ValueError(f"vocab_size is {vocab_size}. Use at least 259: 256 bytes and 3 special tokens.")
+    tokenizer = _tokenizer(texts, vocab_size)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 16,
+        max_position_embeddings=512,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    return model, tokenizer

@@ -1,0 +1,692 @@
+"""`captionrl study build`: the pages and the key of a study."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from PIL import Image
+
+from hf_captionrl.data.options import load_split
+from hf_captionrl.evaluation.caption_files import read_files
+from hf_captionrl.evaluation.pages import embedded_image, render_html
+from hf_captionrl.evaluation.scored_captions import REFERENCES
+from hf_captionrl.retrieval.neighbours import normalised
+
+if TYPE_CHECKING:
+    import datasets
+
+    from hf_captionrl.apps.studies.options import RatingOptions, RetrievalOptions, StudyOptions
+
+
+# --- Design of human studies: images, questions and their order, and the key, which participants do not see ----------
+# Two designs: DiscriTune's retrieval study (section 5.3, Appendix A) and SMILE's rating study (section 3.2). The same
+# inputs and seed give a byte-identical study.
+#
+# Legend: N images, D features.
+
+_CANDIDATES = 4
+"""Groups of images that are tried per control."""
+
+_SURE = 0.9
+"""Smallest probability with which the scorer finds the image of a control."""
+
+
+def draw_sets(
+    features: Any,
+    num_sets: int,
+    *,
+    rows: Sequence[int] | None = None,
+    set_size: int = 10,
+    max_similarity: float = 0.8,
+) -> list[list[int]]:
+    """Disjoint sets of a target and its nearest neighbours.
+
+    Reference: DiscriTune, Appendix A. Neighbours with a cosine above 0.8 are often copies and are skipped. Targets are tried
+    in the order of `rows`; targets with too few free neighbours are skipped.
+
+    `features` are `(N, D)`.
+    """
+    if set_size < 2:
+        raise ValueError(f"set_size is {set_size}, but must be at least 2.")
+    if not -1 < max_similarity <= 1:
+        raise ValueError(f"max_similarity is {max_similarity}; a cosine lies between -1 and 1.")
+    unit = normalised(features)
+    order = list(range(len(unit)) if rows is None else rows)
+    free = torch.zeros(len(unit), dtype=torch.bool)
+    free[order] = True
+    sets: list[list[int]] = []
+    for target in order:
+        if len(sets) == num_sets:
+            break
+        if not free[target]:
+            continue
+        scores = (unit @ unit[target]).cpu()
+        open_ = free & (scores <= max_similarity)
+        open_[target] = False
+        if int(open_.sum()) < set_size - 1:
+            continue
+        scores[~open_] = -torch.inf
+        # A stable sort gives the same order of ties on every machine.
+        found = [target, *scores.argsort(descending=True, stable=True)[: set_size - 1].tolist()]
+        free[found] = False
+        sets.append(found)
+    return sets
+
+
+def draw_controls(
+    features: Any,
+    captions: Sequence[Sequence[str]],
+    encode: Callable[[list[str]], Any],
+    num_controls: int,
+    *,
+    rows: Sequence[int],
+    set_size: int = 10,
+    logit_scale: float = 100.0,
+) -> list[tuple[list[int], str]]:
+    """Easy control questions: random images, and a human caption that fits only one of them.
+
+    Images are grouped in the order of `rows`. The target of a group is the image that the scorer finds with the highest
+    probability by one of its captions. Groups with a probability of at most 0.9 are skipped; the surest groups are used.
+
+    `features` are `(N, D)`; `encode` gives text features `(M, D)`.
+    """
+    unit = normalised(features)
+    groups = [list(rows[at : at + set_size]) for at in range(0, len(rows) - set_size + 1, set_size)]
+    found: list[tuple[float, list[int], str]] = []
+    for group in groups[: num_controls * _CANDIDATES]:
+        asked = [(place, text) for place, row in enumerate(group) for text in captions[row] if text.strip()]
+        if not asked:
+            continue
+        texts = normalised(encode([text for _, text in asked]), "text features").cpu()
+        chances = (logit_scale * texts @ unit[group].cpu().T).softmax(dim=1)  # (captions, images)
+        own = chances[range(len(asked)), [place for place, _ in asked]]
+        best = int(own.argmax())
+        place, text = asked[best]
+        if float(own[best]) > _SURE:
+            found.append((float(own[best]), [group[place], *group[:place], *group[place + 1 :]], text))
+    found.sort(key=lambda control: -control[0])
+    return [(images, text) for _, images, text in found[:num_controls]]
+
+
+def deal_blocks(num_sets: int, num_systems: int, block_size: int, rng: random.Random) -> list[list[tuple[int, int]]]:
+    """Distribute pairs of a set and a system over blocks of equal size, each set at most once per block."""
+    if min(num_sets, num_systems, block_size) < 1:
+        raise ValueError(f"{num_sets} sets, {num_systems} systems, blocks of {block_size}: each must be at least 1.")
+    blocks: list[list[tuple[int, int]]] = [
+        [] for _ in range(max(num_systems, -(-num_sets * num_systems // block_size)))
+    ]
+    for number in rng.sample(range(num_sets), num_sets):
+        # The smallest blocks, ties at random: sizes differ by at most one.
+        chosen = sorted(rng.sample(range(len(blocks)), len(blocks)), key=lambda block: len(blocks[block]))
+        for system, block in enumerate(rng.sample(chosen[:num_systems], num_systems)):
+            blocks[block].append((number, system))
+    return [rng.sample(block, len(block)) for block in blocks]
+
+
+def _question_id(rng: random.Random) -> str:
+    """A random id, which does not reveal the answer."""
+    return f"q{rng.getrandbits(40):010x}"
+
+
+def retrieval_parts(
+    sets: Sequence[Sequence[str]],
+    captions: Mapping[str, Sequence[str]],
+    controls: Sequence[tuple[Sequence[str], str]],
+    *,
+    block_size: int = 100,
+    controls_per_block: int = 5,
+    seed: int = 0,
+) -> dict[str, list[dict[str, Any]]]:
+    """The blocks of a retrieval study."""
+    if len(controls) < controls_per_block:
+        raise ValueError(
+            f"There are {len(controls)} controls, but a block needs {controls_per_block}. Use more images."
+        )
+    for name, texts in captions.items():
+        if len(texts) != len(sets):
+            raise ValueError(f"{name!r} has {len(texts)} captions for {len(sets)} sets. Give one each.")
+    rng = random.Random(f"retrieval {seed}")
+    names = list(captions)
+
+    def question(group: str, system: str | None, caption: str, images: Sequence[str]) -> dict[str, Any]:
+        shown = rng.sample(list(images), len(images))
+        place = shown.index(images[0]) + 1
+        return {
+            "id": _question_id(rng),
+            "group": group,
+            "system": system,
+            "caption": caption,
+            "images": shown,
+            "right": place,
+        }
+
+    parts: dict[str, list[dict[str, Any]]] = {}
+    blocks = deal_blocks(len(sets), len(names), block_size, rng)
+    width = len(str(len(blocks)))
+    for number, block in enumerate(blocks):
+        questions = [question(f"set-{s}", names[k], captions[names[k]][s], sets[s]) for s, k in block]
+        for step in range(controls_per_block):
+            which = (number * controls_per_block + step) % len(controls)
+            images, text = controls[which]
+            asked = question(f"control-{which}", None, text, images)
+            questions.insert(rng.randrange(len(questions) + 1), asked)
+        parts[f"block-{number + 1:0{width}}"] = questions
+    return parts
+
+
+def rating_parts(
+    image_ids: Sequence[str], captions: Mapping[str, Sequence[str]], *, num_raters: int = 5, seed: int = 0
+) -> dict[str, list[dict[str, Any]]]:
+    """The pages of a rating study, one per rater: the same captions, each page in another order.
+
+    Captions of one image follow each other; images, and the systems of each image, are shuffled.
+    """
+    for name, texts in captions.items():
+        if len(texts) != len(image_ids):
+            raise ValueError(f"{name!r} has {len(texts)} captions for {len(image_ids)} images. Give one each.")
+    if num_raters < 1:
+        raise ValueError(f"num_raters is {num_raters}, but must be at least 1.")
+    rng = random.Random(f"rating {seed}")
+    asked = [
+        [
+            {"id": _question_id(rng), "group": image_id, "system": name, "caption": texts[i], "images": [image_id]}
+            for name, texts in captions.items()
+        ]
+        for i, image_id in enumerate(image_ids)
+    ]
+    width = len(str(num_raters))
+    return {
+        f"rater-{number + 1:0{width}}": [
+            dict(question) for group in rng.sample(asked, len(asked)) for question in rng.sample(group, len(group))
+        ]
+        for number in range(num_raters)
+    }
+
+
+def study_fingerprint(key: Mapping[str, Any]) -> str:
+    """Hash of the key, which identifies the study and detects edits."""
+    counted = {name: value for name, value in key.items() if name != "fingerprint"}
+    text = json.dumps(counted, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# --- Files of a human study: the key, and the answers of participants ------------------------------------------------
+
+KEY_FILE = "key.json"
+"""Beside the folder of pages, never in it."""
+
+PAGES_FOLDER = "pages"
+"""Folder of the pages for participants."""
+
+KEY_FORMAT = "captionrl study key 1"
+"""Format of the key."""
+
+ANSWERS_FORMAT = "captionrl study answers 1"
+"""Format of a file of answers."""
+
+PARTICIPANT = r"[A-Za-z0-9._\-]{1,40}"
+"""Regular expression of participant ids, for Python and browsers (flag v); no e-mail address matches it."""
+
+RATING_SCALES = ("descriptiveness", "accuracy", "fluency")
+"""Scales of SMILE's rating study."""
+
+_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+SCORES = 5
+"""Best rating; the worst is 1."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers of one participant on one page."""
+
+    participant: str
+    part: str
+    # For each question id the chosen numbers: a position, or one rating per scale.
+    values: Mapping[str, tuple[int, ...]]
+    milliseconds: Mapping[str, int]  # for each question id the time until the answer
+    started: str  # start time, which distinguishes a second download from a second attempt
+    exported: str  # time of the download; both are ISO 8601 in UTC
+    path: Path
+
+
+def read_key(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The key of a study."""
+    path = Path(folder) / KEY_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"There is no {KEY_FILE} in {str(folder)!r}. Name a folder of `captionrl study build`."
+        )
+    try:
+        key = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error}). Build the study again with the same arguments.") from None
+    if not isinstance(key, dict) or key.get("format") != KEY_FORMAT:
+        raise ValueError(f"{path} is not a {KEY_FORMAT!r}. Name a folder of `captionrl study build`.")
+    if key.get("fingerprint") != study_fingerprint(key):
+        raise ValueError(
+            f"{path} was changed after it was written: its fingerprint {key.get('fingerprint')!r} does not match. Build "
+            "the study again with the same arguments."
+        )
+    return key
+
+
+def answers_checksum(value: Mapping[str, Any]) -> str:
+    """FNV-1a hash (32 bits) of the answers: detects damage and edits by hand, but not forgery."""
+    lines = [str(value[name]) for name in ("study", "part", "participant", "started", "exported")]
+    lines += [f"{a['question']} {','.join(map(str, a['values']))} {a['ms']}" for a in value["answers"]]
+    state = 0x811C9DC5
+    for byte in "\n".join(lines).encode("utf-8", errors="replace"):
+        state = (state ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return f"{state:08x}"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answers:
+    """Read one file of answers and check it with the key."""
+    path = Path(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error}); ask for the file again") from None
+    if not isinstance(value, dict) or value.get("format") != ANSWERS_FORMAT:
+        raise ValueError("not a file of answers, which the page of a study downloads")
+    if value.get("study") != key["fingerprint"]:
+        raise ValueError(f"answers of another study, {value.get('study')!r:.40}; this one is {key['fingerprint']!r}")
+    part, participant, answers = value.get("part"), value.get("participant"), value.get("answers")
+    if not isinstance(part, str) or part not in key["parts"]:
+        raise ValueError(f"the page is {part!r:.40}, and this study has {', '.join(key['parts'])}")
+    if not isinstance(participant, str) or not re.fullmatch(PARTICIPANT, participant):
+        raise ValueError(f"the participant is {participant!r:.60}, but must be 1 to 40 letters, digits, '.', '_', '-'")
+    size, highest = (1, key["settings"]["set_size"]) if key["kind"] == "retrieval" else (len(RATING_SCALES), SCORES)
+    asked = {question["id"] for question in key["parts"][part]}
+    values: dict[str, tuple[int, ...]] = {}
+    milliseconds: dict[str, int] = {}
+    for number, answer in enumerate(answers if isinstance(answers, list) else [None], start=1):
+        if (
+            not isinstance(answer, dict)
+            or not isinstance(answer.get("values"), list)
+            or not (_number(answer.get("ms")) and answer["ms"] >= 0)
+        ):
+            raise ValueError(f"answer {number} is not valid: {answer!r:.60}")
+        question = answer.get("question")
+        if not isinstance(question, str) or question not in asked:
+            raise ValueError(f"answer {number} is to question {question!r:.40}, which {part} does not ask")
+        if question in values:
+            raise ValueError(f"question {question!r} is answered twice")
+        given = answer["values"]
+        if len(given) != size or not all(_number(v) and 1 <= v <= highest for v in given):
+            raise ValueError(
+                f"question {question!r} has the answer {given!r:.60}, but needs {size} whole numbers from 1 to {highest}"
+            )
+        values[question], milliseconds[question] = tuple(given), answer["ms"]
+    started, exported = (str(value.get(name)) for name in ("started", "exported"))
+    if not re.fullmatch(_TIME, started) or not re.fullmatch(_TIME, exported):
+        raise ValueError(
+            f"started and exported are {started!r:.40} and {exported!r:.40}, but must be times in the format of the page"
+        )
+    if value.get("checksum") != answers_checksum(value):
+        raise ValueError("the checksum does not match: the file was edited or damaged; ask for it again")
+    return Answers(participant, part, values, milliseconds, started, exported, path)
+
+
+def _files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            found += sorted(path.glob("*.json"))
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise FileNotFoundError(f"There is no file or folder {str(path)!r} of answers.")
+    return list({path.resolve(): path for path in found}.values())
+
+
+def collect_answers(
+    paths: Sequence[str | os.PathLike[str]], key: Mapping[str, Any], *, allow_incomplete: bool = False
+) -> tuple[list[Answers], list[dict[str, str]]]:
+    """All valid answers, and the rejected files with their reasons.
+
+    Of several downloads of one attempt, the last counts. If a participant attempted a page twice, neither attempt counts,
+    because they may be two people, or one who knew the questions.
+    """
+    files = _files(paths)
+    if not files:
+        raise ValueError("There are no answers: the folder has no .json file.")
+    rejected: list[dict[str, str]] = []
+    sessions: dict[tuple[str, str], list[Answers]] = {}
+    for path in files:
+        try:
+            found = read_answers(path, key)
+        except (OSError, ValueError) as error:
+            rejected.append({"file": path.name, "reason": str(error)})
+        else:
+            sessions.setdefault((found.participant, found.part), []).append(found)
+    kept: list[Answers] = []
+    for (participant, part), several in sorted(sessions.items()):
+        if len({found.started for found in several}) > 1:
+            reason = (
+                f"{participant} attempted {part} more than once: {', '.join(found.path.name for found in several)}"
+            )
+            rejected += [{"file": found.path.name, "reason": reason} for found in several]
+            continue
+        last = max(several, key=lambda found: (found.exported, len(found.values)))
+        reason = f"another download of the same answers of {participant}; the later {last.path.name} counts"
+        rejected += [{"file": found.path.name, "reason": reason} for found in several if found is not last]
+        total = len(key["parts"][part])
+        if len(last.values) < total and not (allow_incomplete and last.values):
+            reason = f"incomplete: {participant} answered {len(last.values)} of {total} questions of {part}"
+            rejected.append({"file": last.path.name, "reason": reason})
+            continue
+        kept.append(last)
+    if key["kind"] == "rating":
+        # All pages have the same captions, so a participant may answer only one.
+        names = [found.participant for found in kept]
+        twice = [found for found in kept if names.count(found.participant) > 1]
+        for found in twice:
+            pages = ", ".join(other.part for other in twice if other.participant == found.participant)
+            reason = f"{found.participant} rated the same captions on several pages: {pages}"
+            rejected.append({"file": found.path.name, "reason": reason})
+        kept = [found for found in kept if found not in twice]
+    return kept, rejected
+
+
+# --- The page of a participant: one HTML file that opens from disk, stores the answers in the browser and exports them ---
+# The page does not contain the correct answers. It gets captions as JSON and shows them as text, never as markup. Its content
+# security policy allows only the page's script and no requests.
+
+TEMPLATES = Path(__file__).parent / "templates"
+"""Folder of the pages of this product."""
+
+SCALE_TEXTS: dict[str, tuple[str, str]] = {
+    "descriptiveness": ("Descriptiveness", "How much correct detail of the image does it give?"),
+    "accuracy": ("Accuracy", "Does everything it says fit the image?"),
+    "fluency": ("Fluency", "Is it well-formed and natural?"),
+}
+"""Name and explanation of each scale of SMILE's study."""
+
+SCORE_WORDS = ("terrible", "poor", "fair", "good", "excellent")
+"""Ratings from 1 to 5 (SMILE, Table 2)."""
+
+_TITLES = {"retrieval": "Which image is it?", "rating": "How good is the caption?"}
+
+
+def render_study_page(
+    kind: Literal["retrieval", "rating"],
+    questions: Sequence[Mapping[str, Any]],
+    image_of: Callable[[str], Image.Image],
+    *,
+    study: str,
+    part: str,
+    answers_format: str,
+    participant_pattern: str,
+    example: tuple[str, Sequence[str], int] | None = None,
+    consent: str = "",
+    max_side: int = 320,
+) -> str:
+    """Render the page of one participant, with images of at most `max_side` pixels per side."""
+    if not questions:
+        raise ValueError("There are no questions, but a page needs at least one.")
+    sizes = {len(question["images"]) for question in questions}
+    if len(sizes) > 1:
+        raise ValueError(f"Questions show {sorted(sizes)} images, but all questions of a page must show equally many.")
+    place: dict[str, int] = {}
+
+    def places(ids: Sequence[str]) -> list[int]:
+        # Numbered in order of appearance, because the id of an image may reveal what it shows.
+        return [place.setdefault(image_id, len(place)) for image_id in ids]
+
+    asked = [{"id": q["id"], "caption": q["caption"], "images": places(q["images"])} for q in questions]
+    shown = None if example is None else {"caption": example[0], "images": places(example[1]), "right": example[2]}
+    pictures = []
+    for image_id in place:
+        small = image_of(image_id).copy()
+        small.thumbnail((max_side, max_side))
+        pictures.append(embedded_image(small))
+    return render_html(
+        TEMPLATES,
+        "study",
+        title=_TITLES[kind],
+        kind=kind,
+        part=part,
+        num_questions=len(questions),
+        set_size=sizes.pop(),
+        scales=[] if kind == "retrieval" else [{"name": name, "text": text} for name, text in SCALE_TEXTS.values()],
+        words=SCORE_WORDS,
+        consent=[paragraph for paragraph in consent.split("\n") if paragraph.strip()],
+        pattern=participant_pattern,
+        example=shown,
+        pictures=pictures,
+        data={
+            "format": answers_format,
+            "kind": kind,
+            "study": study,
+            "part": part,
+            "questions": asked,
+            "pictures": pictures,
+        },
+    )
+
+
+# --- `captionrl study build`: the pages and the key of a study -------------------------------------------------------
+
+_PAPER_SETS = 500
+"""Number of sets in DiscriTune."""
+
+_WIDE_SIDE = 512
+"""Longest side of the single image of a rating page, in pixels; ten images side by side are smaller."""
+
+
+def _consent(arguments: StudyOptions) -> str:
+    """The text to agree to; checks the options that both designs share."""
+    if arguments.output.exists() and not arguments.output.is_dir():
+        raise ValueError(f"--output {str(arguments.output)!r} is a file. Name a folder.")
+    if arguments.consent is None:
+        return ""
+    if not arguments.consent.is_file():
+        raise FileNotFoundError(f"There is no file {str(arguments.consent)!r} for --consent.")
+    return arguments.consent.read_text(encoding="utf-8")
+
+
+def _load(arguments: StudyOptions) -> tuple[datasets.Dataset, list[str], dict[str, list[str]]]:
+    """Data set, image ids, and for each system its first caption of each image; human captions are drawn at random."""
+    files = read_files(arguments.captions, arguments.names)
+    split = load_split(arguments, quarantine_path=arguments.output / "quarantine.jsonl")
+    ids = [str(i) for i in split.dataset["image_id"][:]]
+    systems = {file.name: [group[0] for group in file.aligned(ids, split.all_ids)] for file in files}
+    if arguments.references:
+        rng = random.Random(f"references {arguments.seed}")
+        groups = split.dataset["captions"][:]
+        empty = next((ids[row] for row, group in enumerate(groups) if not group), None)
+        if empty is not None:
+            raise ValueError(f"Image {empty!r} has no human caption. Leave --references out.")
+        systems[REFERENCES] = [rng.choice(group) for group in groups]
+    return split.dataset, ids, systems
+
+
+def _write(
+    arguments: StudyOptions,
+    kind: Literal["retrieval", "rating"],
+    systems: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    parts: dict[str, list[dict[str, Any]]],
+    dataset: datasets.Dataset,
+    *,
+    consent: str,
+    example: tuple[str, list[str], int] | None = None,
+) -> None:
+    """Write pages and key, and print a summary."""
+    from hf_captionrl.data import open_still
+    from hf_captionrl.hub import public_values
+    from hf_captionrl.utils.io import atomic_write_text, write_json
+
+    # How the study was made, without the folders of this machine.
+    made = {"dataset": public_values(arguments.dataset), "split": arguments.split, "seed": arguments.seed}
+    key: dict[str, Any] = {
+        "format": KEY_FORMAT,
+        "kind": kind,
+        "systems": list(systems),
+        "settings": {**made, **settings},
+        "parts": parts,
+    }
+    key["fingerprint"] = study_fingerprint(key)
+    output = arguments.output
+    pages = output / PAGES_FOLDER
+    if (output / KEY_FILE).exists():
+        before = read_key(output)
+        if before["fingerprint"] != key["fingerprint"] and not arguments.overwrite:
+            raise ValueError(
+                f"{output} holds another study, {before['fingerprint']}; this one is {key['fingerprint']}. Use another --output, "
+                "or --overwrite if answers to the old one need not be scored."
+            )
+        # Delete only pages of that study: the folder may hold other files.
+        for part in before["parts"].keys() - parts.keys():
+            (pages / f"{part}.html").unlink(missing_ok=True)
+    row_of = {str(image_id): row for row, image_id in enumerate(dataset["image_id"][:])}
+    # The key first, so that there are never pages that cannot be scored.
+    write_json(output / KEY_FILE, key)
+    for part, questions in parts.items():
+        html = render_study_page(
+            kind,
+            questions,
+            lambda image_id: open_still(dataset[row_of[image_id]]),
+            study=key["fingerprint"],
+            part=part,
+            answers_format=ANSWERS_FORMAT,
+            participant_pattern=PARTICIPANT,
+            example=example,
+            consent=consent,
+            **({"max_side": _WIDE_SIDE} if kind == "rating" else {}),
+        )
+        atomic_write_text(pages / f"{part}.html", html)
+    sizes = [len(questions) for questions in parts.values()]
+    said = {
+        "output": str(output),
+        "kind": kind,
+        "study": key["fingerprint"],
+        "systems": key["systems"],
+        "pages": [f"{PAGES_FOLDER}/{part}.html" for part in parts],
+        "questions": sum(sizes),
+        **key["settings"],
+    }
+    if arguments.json:
+        print(json.dumps(said, ensure_ascii=False))
+        return
+    print(f"{pages}: {len(sizes)} pages of {min(sizes)} to {max(sizes)} questions. Give one to each participant.")
+    print(f"{output / KEY_FILE}: the key of study {key['fingerprint']}. Do not share it.")
+    print(f"Score the returned files:\n  captionrl study score {output} FILES")
+
+
+def _draw_sets(arguments: RetrievalOptions, features: torch.Tensor, order: Sequence[int]) -> list[list[int]]:
+
+    size, wanted = arguments.set_size, arguments.num_sets or _PAPER_SETS
+    # Twice what one block and the example need, because not every group of images makes a control.
+    reserved = 2 * (arguments.controls + 1) * size
+    sets = draw_sets(
+        features,
+        wanted,
+        rows=order[: max(len(order) - reserved, 0)],
+        set_size=size,
+        max_similarity=arguments.max_similarity,
+    )
+    if not sets or (arguments.num_sets and len(sets) < wanted):
+        raise ValueError(
+            f"{len(sets)} sets of {size} could be made of {len(order)} images, but {wanted} are wanted; {reserved} images are "
+            "reserved for controls and the example. Lower --num_sets or --set_size, or use more images."
+        )
+    if len(sets) < wanted:
+        print(
+            f"captionrl study: {len(sets)} sets; the paper's {wanted} need {wanted * size} images",
+            file=sys.stderr,
+        )
+    return sets
+
+
+def build_retrieval(arguments: RetrievalOptions) -> None:
+    """Build a retrieval study, or the same one again."""
+    if not 2 <= arguments.set_size <= 10:
+        raise ValueError(
+            f"--set_size is {arguments.set_size}, but must lie in 2 to 10: there are keys for 2 to 10 images."
+        )
+    if arguments.controls < 0:
+        raise ValueError(f"--controls is {arguments.controls}, but must be at least 0.")
+    consent = _consent(arguments)
+
+    from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
+
+    dataset, ids, systems = _load(arguments)
+    scorer = similarity_scorer(arguments)
+    features = features_of(arguments, dataset, scorer, arguments.features)
+    size = arguments.set_size
+    order = random.Random(f"images {arguments.seed}").sample(range(len(ids)), len(ids))
+    sets = _draw_sets(arguments, features, order)
+    used = {row for images in sets for row in images}
+    blocks = max(len(systems), -(-len(sets) * len(systems) // arguments.block_size))
+    controls = draw_controls(
+        features,
+        dataset["captions"][:],
+        lambda texts: scorer.text_features(texts),
+        blocks * arguments.controls + 1,
+        rows=[row for row in order if row not in used],
+        set_size=size,
+        logit_scale=scorer.logit_scale,
+    )
+    if len(controls) < arguments.controls + 1:
+        raise ValueError(
+            f"{len(controls)} controls could be made, but a block needs {arguments.controls} and the example 1. For a "
+            "control, the scorer must find the image of a human caption with a probability above 0.9. Lower --controls or "
+            "--num_sets."
+        )
+    # The surest control is the example.
+    (example_rows, example_caption), *controls = controls
+    shown = random.Random(f"example {arguments.seed}").sample(example_rows, size)
+    parts = retrieval_parts(
+        [[ids[row] for row in images] for images in sets],
+        {name: [texts[images[0]] for images in sets] for name, texts in systems.items()},
+        [([ids[row] for row in images], text) for images, text in controls],
+        block_size=arguments.block_size,
+        controls_per_block=arguments.controls,
+        seed=arguments.seed,
+    )
+    settings = {
+        "sets": len(sets),
+        "set_size": size,
+        "max_similarity": arguments.max_similarity,
+        "controls": arguments.controls,
+        "scorer": scorer.signature,
+    }
+    example = (example_caption, [ids[row] for row in shown], shown.index(example_rows[0]) + 1)
+    _write(arguments, "retrieval", systems, settings, parts, dataset, consent=consent, example=example)
+
+
+def build_rating(arguments: RatingOptions) -> None:
+    """Build a rating study, or the same one again."""
+    consent = _consent(arguments)
+
+    dataset, ids, systems = _load(arguments)
+    if len(ids) < arguments.num_images:
+        raise ValueError(
+            f"The split has {len(ids)} images, but {arguments.num_images} are wanted. Lower --num_images."
+        )
+    rows = random.Random(f"images {arguments.seed}").sample(range(len(ids)), arguments.num_images)
+    parts = rating_parts(
+        [ids[row] for row in rows],
+        {name: [texts[row] for row in rows] for name, texts in systems.items()},
+        num_raters=arguments.num_raters,
+        seed=arguments.seed,
+    )
+    settings = {"images": arguments.num_images, "raters": arguments.num_raters, "scales": list(RATING_SCALES)}
+    _write(arguments, "rating", systems, settings, parts, dataset, consent=consent)

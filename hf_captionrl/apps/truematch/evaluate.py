@@ -1,0 +1,338 @@
+"""`captionrl truematch leaderboard`: captioners sorted by one metric, with those within noise of the best marked."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_captionrl.apps.truematch.build import bags_fingerprint, load_truematch, print_status
+from hf_captionrl.apps.truematch.review import TEMPLATES
+from hf_captionrl.data.options import DatasetOptions, load_split
+from hf_captionrl.evaluation.pages import render_html
+from hf_captionrl.metrics import paired_test
+from hf_captionrl.metrics.table import Column, check_rows, escape_markdown, format_cell
+from hf_captionrl.utils.io import atomic_write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import datasets
+
+    from hf_captionrl.apps.truematch.options import EvaluateOptions, LeaderboardOptions
+    from hf_captionrl.evaluation.caption_files import CaptionFile
+    from hf_captionrl.evaluation.evaluator import Evaluator
+
+
+# --- `captionrl truematch evaluate`: evaluate captioners on a benchmark of similar images ----------------------------
+
+COLUMNS = ("rd100_recall_at_1", "cider_d", "clip_score", "hallucination", "fact_recall")
+"""Metrics beside the recall in bags: recall among random distractors, and faithfulness of the captions."""
+
+RESULTS_FORMAT = "truematch-results-1"
+"""Value of `format` in results.json."""
+
+
+def _caption(model: str, images: DatasetOptions, folder: Path) -> Path:
+    """Caption the images with a model, or resume; the same as `captionrl caption`."""
+    from hf_captionrl.cli.caption import CaptionOptions, write_captions
+
+    file_name = "".join(c if c.isalnum() or c in "-." else "_" for c in model).strip("._") or "model"
+    output = folder / "captions" / f"{file_name}.jsonl"
+    which = {field.name: getattr(images, field.name) for field in fields(DatasetOptions)}
+    options = CaptionOptions(**{**which, "json": False, "model": model, "output": output})
+    with contextlib.redirect_stdout(sys.stderr):  # stdout may be JSON
+        write_captions(options)
+    return output
+
+
+def _files(arguments: EvaluateOptions, images: DatasetOptions, output_dir: Path) -> list[CaptionFile]:
+    """The captions to evaluate: those of files, then those of models."""
+    from hf_captionrl.evaluation.caption_files import read_caption_file, source_names
+
+    names = source_names([*arguments.captions, *arguments.models], arguments.names)
+    if not names and not arguments.references:
+        raise ValueError("There is nothing to evaluate. Use --captions, --models or --references.")
+    paths = list(arguments.captions)
+    given = [
+        read_caption_file(path, name=name) for path, name in zip(paths, names, strict=False)
+    ]  # before anything slow
+    for model, name in zip(arguments.models, names[len(paths) :], strict=True):
+        given.append(read_caption_file(_caption(model, images, output_dir), name=name))
+    return given
+
+
+def table_columns(sizes: Iterable[int]) -> list[Column]:
+    """Columns of the table for these bag sizes."""
+    from hf_captionrl.evaluation.evaluator import TABLES
+    from hf_captionrl.metrics.evaluate_modules.declarations.self_retrieval import bag_column
+
+    known = {column.key: column for column in TABLES["ndlb"].columns}
+    return [*map(bag_column, sorted(sizes)), *(known[key] for key in COLUMNS)]
+
+
+def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: Sequence[str]) -> dict[str, Any]:
+    """Hit or miss per caption, with the id of its bag or image, so that a leaderboard can pair results."""
+    found = {}
+    for key, names in (
+        *((f"bag_{size}_recall_at_1", names) for size, names in bag_names.items()),
+        ("rd100_recall_at_1", ids),
+    ):
+        if row.get(key) is not None:
+            groups = [names[number] for number in row["groups"][key]]
+            found[key] = {"values": row["per_sample"][key], "groups": groups}
+    return found
+
+
+def _evaluator(arguments: EvaluateOptions, dataset: datasets.Dataset, source: str, bags: dict[int, Any]) -> Evaluator:
+    """The held-out scorer on the images and bags."""
+    from hf_captionrl.evaluation.evaluator import Evaluator
+    from hf_captionrl.evaluation.options import load_evaluators
+
+    scorer, _, reasons = load_evaluators(source, arguments.scorer, "none")
+    if scorer is None:
+        why = reasons.get("no scorer", "--scorer is 'none'")
+        raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
+    evaluator = Evaluator(dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    evaluator.bags = bags
+    return evaluator
+
+
+def evaluate(arguments: EvaluateOptions) -> None:
+    """Evaluate captioners on the benchmark; writes results.json and results.md."""
+    found = load_truematch(arguments.folder)
+    bags = found.bags if arguments.all_bags else found.kept
+    output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
+
+    from hf_captionrl.apps.truematch.build import bag_id
+    from hf_captionrl.evaluation.evaluator import TABLES, ScoredCaptions, compare_with_first
+    from hf_captionrl.evaluation.scored_captions import human_captions, score_sources
+    from hf_captionrl.metrics.table import Section, comparison_markdown, installed_versions, print_comparison
+    from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
+
+    for path in arguments.captions:
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no file {str(path)!r} for --captions.")
+    images = arguments if arguments.dataset else replace(arguments, dataset=found.images, split="test")
+    split = load_split(images, quarantine_path=output_dir / "quarantine.jsonl")
+    dataset = split.dataset
+    if arguments.bag_images_only:
+        wanted = {image_id for bag in bags.bags for image_id in bag}
+        dataset = dataset.select([row for row, i in enumerate(dataset["image_id"][:]) if str(i) in wanted])
+    ids = [str(i) for i in dataset["image_id"][:]]
+    rows_of = bags.rows(ids)  # fails on missing images before any model is loaded
+    files = _files(arguments, images, output_dir)
+    aligned = [file.aligned(ids, split.all_ids) for file in files]
+
+    evaluator = _evaluator(arguments, dataset, found.manifest["source"], rows_of)
+    pairs = zip(files, aligned, strict=True)
+    scored = [ScoredCaptions(file.name, c, evaluator.references) for file, c in pairs]
+    if arguments.references:
+        human = human_captions(evaluator)
+        if human is None:
+            raise ValueError("--references needs at least two references per image. Leave it out.")
+        scored.append(human)
+    held_out: Any = evaluator.held_out_scorer
+    score_sources(scored, held_out)
+    scorer: str = held_out.signature
+    columns = table_columns(rows_of)
+    rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in scored]
+    signatures = rows[0]["signatures"]
+    compare_with_first(rows, seed=arguments.seed)
+    names_of = {size: [bag_id([ids[row] for row in bag]) for bag in group] for size, group in rows_of.items()}
+    hits = {row["name"]: _hits(row, names_of, ids) for row in rows}
+    keys = tuple(column.key for column in columns)
+    shown = [{"name": row["name"], **{k: v for k, v in row.items() if k.startswith(keys)}} for row in rows]
+    result: dict[str, Any] = {
+        "format": RESULTS_FORMAT,
+        "benchmark": found.manifest["card"]["dataset_id"],
+        "fingerprint": bags_fingerprint(bags),
+        "bags": {str(size): len(group) for size, group in rows_of.items()},
+        "review": found.status(),
+        "num_images": len(ids),
+        "scorer": scorer,
+        "scorer_made_the_bags": scorer == bags.signature,
+        "rows": shown,
+        "hits": hits,
+        "signatures": {column.key: signatures[column.key] for column in columns if column.key in signatures},
+        "seed": arguments.seed,
+        "versions": installed_versions(),
+    }
+    section = Section(f"{result['benchmark']}, judged by {scorer.partition('|')[0]}", columns, shown)
+    title = f"{', '.join(f'{n} bags of {size}' for size, n in result['bags'].items())}; {len(ids)} images"
+    atomic_write_text(output_dir / "results.md", comparison_markdown([section], title=title))
+    write_json(output_dir / "results.json", result)
+    if result["scorer_made_the_bags"]:
+        print(
+            "captionrl truematch: the bags were built with the scorer that evaluates, so they are harder for it than for "
+            "others. Use another --scorer.",
+            file=sys.stderr,
+        )
+    if arguments.json:
+        print(json.dumps(to_plain(result), ensure_ascii=False))
+        return
+    print_status(found)
+    print_comparison([section])
+    print(f"Written to {output_dir}: results.json, results.md")
+
+
+# --- `captionrl truematch leaderboard`: captioners sorted by one metric, with those within noise of the best marked ---
+
+WITHIN_NOISE = " ≈"
+"""Marks names whose difference from the first row could be chance."""
+
+_LEGEND = (
+    "± or [low, high]: 95 % interval over bags, or images where a number is not about bags. "
+    "≈: not significantly different from the first row: the 95 % interval of the difference (paired bootstrap over bags) "
+    "contains 0. Read retrieval together with the faithfulness metrics: a caption with invented details can retrieve "
+    "better than a true one."
+)
+
+
+def rank_rows(
+    rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, key: str, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Sort by one metric and compare each row with the best, sample by sample."""
+    ordered = sorted((dict(row) for row in rows), key=lambda row: (-float(row[key]), str(row["name"])))
+    best = values[ordered[0]["name"]]
+    for place, row in enumerate(ordered, start=1):
+        own = values[row["name"]]
+        if own["groups"] != best["groups"]:
+            raise ValueError(
+                f"{row['name']!r} and {ordered[0]['name']!r} were measured on different bags, so they cannot be paired. Evaluate "
+                "both on the same benchmark."
+            )
+        row |= {"place": place, "within_noise": None, "difference": None, "difference_ci": None, "remark": ""}
+        if place > 1:
+            # The p-value is not used, so few resamples are enough; those of the interval have their own number.
+            test = paired_test(own["values"], best["values"], groups=own["groups"], num_resamples=2000, seed=seed)
+            low, high = test["interval"]
+            noise = low <= 0.0 <= high
+            row |= {"difference": test["difference"], "difference_ci": [low, high], "within_noise": noise}
+            row["remark"] = WITHIN_NOISE if noise else ""
+    return ordered
+
+
+def write_leaderboard(
+    folder: str | os.PathLike[str],
+    rows: Sequence[Mapping[str, Any]],
+    values: Mapping[str, Any],
+    *,
+    columns: Sequence[Column],
+    key: str,
+    title: str,
+    note: str = "",
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Write `leaderboard.md` and `leaderboard.html`, atomically."""
+    check_rows(rows, columns)
+    ranked = rank_rows(rows, values, key=key, seed=seed)
+    folder = Path(folder)
+    out = io.StringIO()
+    out.write(f"# {escape_markdown(title)}\n\n{escape_markdown(note)}\n\n| | |")
+    out.write("".join(f" {escape_markdown(column.title)}{' ▼' if column.key == key else ''} |" for column in columns))
+    out.write("\n|--:|:--|" + "--:|" * len(columns) + "\n")
+    for row in ranked:
+        cells = "".join(f" {escape_markdown(format_cell(row, column))} |" for column in columns)
+        out.write(f"| {row['place']} | {escape_markdown(row['name'])}{row['remark']} |{cells}\n")
+    out.write(f"\n{_LEGEND}\n")
+    atomic_write_text(folder / "leaderboard.md", out.getvalue())
+
+    html = render_html(
+        TEMPLATES,
+        "leaderboard",
+        title=title,
+        note=note,
+        legend=_LEGEND,
+        columns=[{"title": column.title, "sorted": column.key == key} for column in columns],
+        rows=[
+            {
+                "place": r["place"],
+                "name": r["name"],
+                "remark": r["remark"],
+                "cells": [format_cell(r, c, separator="\n") for c in columns],
+            }
+            for r in ranked
+        ],
+    )
+    atomic_write_text(folder / "leaderboard.html", html)
+    return ranked
+
+
+def _read_results(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Write one with `captionrl truematch evaluate`.")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not JSON ({error}). Write it again with `captionrl truematch evaluate`."
+        ) from None
+    if not isinstance(value, dict) or value.get("format") != RESULTS_FORMAT:
+        raise ValueError(f"{path} does not hold results of `captionrl truematch evaluate`. Use its results.json.")
+    return value
+
+
+def leaderboard(arguments: LeaderboardOptions) -> None:
+    """Combine results into one table, best first; writes leaderboard.md and leaderboard.html."""
+    found = load_truematch(arguments.folder)
+    files = [(path, _read_results(path)) for path in arguments.results]
+    first_path, first = files[0]
+    rows: list[dict[str, Any]] = []
+    hits: dict[str, Any] = {}
+    for path, result in files:
+        for what in ("fingerprint", "scorer", "num_images"):
+            if result[what] != first[what]:
+                raise ValueError(
+                    f"{path} has {what} {result[what]!r}, but {first_path} has {first[what]!r}. Results are comparable only with the "
+                    "same bags, images and scorer. Evaluate again on this benchmark."
+                )
+        for row in result["rows"]:
+            if row["name"] in hits and hits[row["name"]] != result["hits"][row["name"]]:
+                raise ValueError(
+                    f"{path}: there are already other results of {row['name']!r}. Use --names when you evaluate."
+                )
+            if row["name"] not in hits:
+                rows.append({k: v for k, v in row.items() if not k.endswith(("_mark", "_p_value", "_difference"))})
+                hits[row["name"]] = result["hits"][row["name"]]
+    now = bags_fingerprint(found.kept)
+    if first["fingerprint"] not in (now, bags_fingerprint(found.bags)):
+        raise ValueError(
+            f"The results are of other bags ({first['fingerprint']}) than those of {arguments.folder} ({now}): the review continued, "
+            "or the results are of another benchmark. Evaluate again."
+        )
+    columns = table_columns(map(int, first["bags"]))
+    key = "rd100_recall_at_1" if arguments.sort_by == "rd100" else f"bag_{arguments.sort_by}_recall_at_1"
+    if key not in {column.key for column in columns} or any(row.get(key) is None for row in rows):
+        sizes = ", ".join(first["bags"])
+        raise ValueError(
+            f"--sort_by {arguments.sort_by!r} was not measured for every row. Use one of {sizes} or rd100."
+        )
+    folder = arguments.output_dir or arguments.folder
+    note = (
+        f"{', '.join(f'{n} bags of {size}' for size, n in first['bags'].items())}; {first['num_images']} images; evaluated by "
+        f"{first['scorer'].partition('|')[0]}; bags {first['fingerprint']}."
+    )
+    ranked = write_leaderboard(
+        folder,
+        rows,
+        {name: values.get(key) for name, values in hits.items()},
+        columns=columns,
+        key=key,
+        title=f"Leaderboard of {first['benchmark']}",
+        note=note,
+        seed=arguments.seed,
+    )
+    if arguments.json:
+        print(json.dumps({"sorted_by": key, "rows": ranked}, ensure_ascii=False))
+        return
+    for row in ranked:
+        low, high = row[f"{key}_ci"]
+        print(f"{row['place']:>3}  {row[key]:.3f} [{low:.3f}, {high:.3f}]  {row['name']}{row['remark']}")
+    print(f"Written to {folder}: leaderboard.md, leaderboard.html")

@@ -1,0 +1,346 @@
+"""`captionrl truematch review` and `apply`: review the bags, and apply the decisions."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import random
+import secrets
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_captionrl.apps.truematch.build import (
+    DECISIONS_FILE,
+    REASONS,
+    DecisionWriter,
+    TrueMatch,
+    apply_decisions,
+    bag_id,
+    bags_fingerprint,
+    check_decision,
+    load_truematch,
+    print_status,
+)
+from hf_captionrl.data.options import DatasetOptions, load_split
+from hf_captionrl.evaluation.pages import render_html
+from hf_captionrl.utils.local_server import OwnHosts
+
+if TYPE_CHECKING:
+    import datasets
+
+    from hf_captionrl.apps.truematch.options import ApplyOptions, ReviewOptions
+
+
+# --- The review page: served locally, or as one file without a server ------------------------------------------------
+# The page gets captions as JSON and shows them as text, never as markup. Its content security policy allows only the page's
+# script and no external requests.
+
+TEMPLATES = Path(__file__).parent / "templates"
+"""Folder of the pages of this product."""
+
+
+@dataclass(frozen=True)
+class ReviewImage:
+    """One image of the page; `source` is a path on the server or a data URL."""
+
+    image_id: str
+    source: str
+    captions: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ReviewBag:
+    """One bag of the page."""
+
+    id: str  # id in the file of decisions
+    similarity: float  # mean cosine similarity of the query and the others, in [-1, 1]
+    images: Sequence[str]  # keys of its images
+
+
+def render_review(
+    title: str,
+    bags: Sequence[ReviewBag],
+    images: Mapping[str, ReviewImage],
+    *,
+    reasons: Mapping[str, str],
+    decisions: Mapping[str, Mapping[str, Any]],
+    fingerprint: str,
+    token: str | None = None,
+) -> str:
+    """Render the page."""
+    if not bags:
+        raise ValueError("There are no bags to review. Build a benchmark first.")
+    if not 1 <= len(reasons) <= 9:
+        raise ValueError(f"There are {len(reasons)} reasons, but only the keys 1 to 9. Use 1 to 9 reasons.")
+    missing = next((key for bag in bags for key in bag.images if key not in images), None)
+    if missing is not None:
+        raise ValueError(f"There is no image {missing!r}, but a bag contains it. Pass the images of all bags.")
+    data = {
+        "bags": [asdict(bag) for bag in bags],
+        "images": {key: asdict(image) for key, image in images.items()},
+        "reasons": dict(reasons),
+        "decisions": {bag: dict(decision) for bag, decision in decisions.items()},
+        "fingerprint": fingerprint,
+        "token": token,
+    }
+    # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
+    return render_html(
+        TEMPLATES, "review", sort_keys=False, title=title, served=token is not None, reasons=reasons, data=data
+    )
+
+
+# --- Server of the review page, on this machine only -----------------------------------------------------------------
+
+_MAX_BODY = 2**16
+_ADDRESS = "127.0.0.1"  # never reachable from other machines
+
+
+class ReviewPages:
+    """Renders the review page from the benchmark and its images."""
+
+    def __init__(self, folder: Path, rows: datasets.Dataset) -> None:
+        self.folder = folder
+        self.rows = rows
+        self.ids = [str(image_id) for image_id in rows["image_id"][:]]
+        self.row_of = {image_id: str(row) for row, image_id in enumerate(self.ids)}
+        self.captions = [list(captions) for captions in rows["captions"][:]]
+        # Thousands of photographs would not fit into memory.
+        self.source = functools.lru_cache(maxsize=64)(self._source)
+
+    def _source(self, row: int) -> str:
+        from hf_captionrl.data import open_image
+        from hf_captionrl.evaluation.pages import embedded_image
+
+        return str(embedded_image(open_image(self.rows[row]["image"]))["source"])
+
+    def file(self, row: int) -> tuple[str, bytes]:
+        """Media type and bytes of an image."""
+        head, _, data = self.source(row).partition(";base64,")
+        return head.removeprefix("data:"), base64.b64decode(data)
+
+    def render(self, token: str | None) -> str:
+        """The page with the current decisions; without a token it contains its images."""
+
+        found = load_truematch(self.folder)
+        images = {
+            str(row): ReviewImage(image_id, self._source(row) if token is None else f"image/{row}", self.captions[row])
+            for row, image_id in enumerate(self.ids)
+        }
+        return render_review(
+            f"Bags of {found.manifest['card']['dataset_id']}",
+            self._bags(found),
+            images,
+            reasons=REASONS,
+            decisions={bag: {"decision": d.decision, "reason": d.reason} for bag, d in found.last.items()},
+            fingerprint=bags_fingerprint(found.bags),
+            token=token,
+        )
+
+    def _bags(self, found: TrueMatch) -> list[ReviewBag]:
+        """Small bags first, in random order within a size, so that an unfinished review is a fair sample."""
+
+        made = [
+            ReviewBag(bag_id(bag), similarity, [self.row_of[image_id] for image_id in bag])
+            for bag, similarity in zip(found.bags.bags, found.bags.similarities, strict=True)
+        ]
+        random.Random(int(found.manifest["seed"])).shuffle(made)
+        return sorted(made, key=lambda bag: len(bag.images))
+
+
+class ReviewServer:
+    """Serves the review page on this machine only; a context manager.
+
+    The server answers a request when the decision is on disk. Requests need the token of the page, so that other pages in the
+    browser cannot decide.
+    """
+
+    def __init__(self, folder: Path, rows: datasets.Dataset, port: int = 0) -> None:
+        self._pages = ReviewPages(folder, rows)
+        self._known = {bag_id(bag) for bag in load_truematch(folder).bags.bags}
+        self._token = secrets.token_urlsafe(24)
+        self._hosts = OwnHosts()
+        self._lock = threading.Lock()
+        self._writer = DecisionWriter(folder / DECISIONS_FILE)
+        try:
+            self._server = ThreadingHTTPServer((_ADDRESS, port), self._handler())
+        except (OSError, OverflowError) as error:
+            self._writer.close()
+            raise ValueError(f"Port {port} is not available ({error}). Use --port 0 for any free port.") from None
+        self.port = self._server.server_address[1]
+        self.address = f"http://{_ADDRESS}:{self.port}/"
+
+    def decide(self, value: Any) -> None:
+        """Check a decision and write it."""
+        decision = check_decision(value, "The decision")
+        if decision.bag not in self._known:
+            raise ValueError(f"There is no bag {decision.bag!r:.60} in this benchmark. Reload the page.")
+        with self._lock:
+            self._writer.append(decision)
+
+    def serve(self) -> None:
+        """Answer requests until Ctrl-C, or until another thread calls [`close`]."""
+        self._server.serve_forever(poll_interval=0.1)
+
+    def close(self) -> None:
+        """Stop the server, and unlock the decisions."""
+        self._server.server_close()
+        self._writer.close()
+
+    def __enter__(self) -> ReviewServer:
+        self._thread = threading.Thread(target=self.serve, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self.close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+            def _is_ours(self) -> bool:
+                if server._hosts.accepts(self.headers.get_all("Host", []), self.headers.get_all("Origin", [])):
+                    return True
+                self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"This page is served to 127.0.0.1 only.")
+                return False
+
+            def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", f"{kind}; charset=utf-8" if kind.startswith("text/") else kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Cache-Control", "no-store")
+                self.send_header("X-Content-Type-Options", "nosniff")
+                self.send_header("X-Frame-Options", "DENY")
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self) -> None:
+                if not self._is_ours():
+                    return
+                name, _, number = self.path.strip("/").partition("/")
+                pages = server._pages
+                if self.path == "/":
+                    page = pages.render(server._token).encode("utf-8", "xmlcharrefreplace")
+                    self._answer(HTTPStatus.OK, "text/html", page)
+                elif name == "image" and _number(number, len(pages.ids) - 1) is not None:
+                    with server._lock:  # a data set is not thread-safe
+                        kind, body = pages.file(int(number))
+                    self._answer(HTTPStatus.OK, kind, body)
+                else:
+                    self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"Not found.")
+
+            def do_POST(self) -> None:
+                if not self._is_ours():
+                    return
+                length = _number(self.headers.get("Content-Length", ""), _MAX_BODY)
+                given = self.headers.get("X-Review-Token", "")
+                if self.path != "/decisions" or length is None:
+                    self._answer(HTTPStatus.BAD_REQUEST, "text/plain", b"This is not a decision.")
+                elif not secrets.compare_digest(given.encode(), server._token.encode()):
+                    self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"The review was restarted. Reload the page.")
+                else:
+                    try:
+                        server.decide(json.loads(self.rfile.read(length)))
+                    except (ValueError, RecursionError) as error:
+                        self._answer(HTTPStatus.BAD_REQUEST, "text/plain", str(error).encode("utf-8", "replace"))
+                    except OSError as error:
+                        message = f"the decision could not be written ({error})"
+                        self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", message.encode())
+                    else:
+                        self._answer(HTTPStatus.OK, "application/json", b"{}")
+
+        return Handler
+
+
+def _number(text: str, largest: int) -> int | None:
+    """A whole number of a request, or None if it is invalid or too large; Python refuses numbers of thousands of digits."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > 12 or int(text) > largest:
+        return None
+    return int(text)
+
+
+# --- `captionrl truematch review` and `apply`: review the bags, and apply the decisions ------------------------------
+
+
+def review_images(found: TrueMatch, arguments: DatasetOptions) -> datasets.Dataset:
+    """Images and captions of the bags: those of `--dataset`, or those in the benchmark if that is empty."""
+    from hf_captionrl.data import load_captions
+    from hf_captionrl.data.columns import undecoded
+
+    rows: Any
+    if arguments.dataset:
+        rows = load_split(arguments, quarantine_path=found.folder / "quarantine.jsonl", require_captions=False).dataset
+    else:
+        rows = load_captions(found.images, split="test", require_captions=False)
+    row_of = {str(image_id): row for row, image_id in enumerate(rows["image_id"][:])}
+    wanted = sorted({image_id for bag in found.bags.bags for image_id in bag})
+    missing = [image_id for image_id in wanted if image_id not in row_of]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} images of the bags are not in the data set, such as {missing[0]!r}. Check --dataset and --split."
+        )
+    return undecoded(rows.select([row_of[image_id] for image_id in wanted]))
+
+
+def _finish(arguments: ApplyOptions | ReviewOptions, decisions: Path | None = None) -> None:
+    """Apply decisions, and print the state of the review."""
+    from hf_captionrl.apps.truematch.build import write_truematch_card
+
+    found, added = apply_decisions(arguments.folder, decisions)
+    write_truematch_card(found)
+    if arguments.json:
+        print(json.dumps({"added": added, "bags": found.status(), "fingerprint": bags_fingerprint(found.kept)}))
+        return
+    print(f"{arguments.folder}: {added} decisions added" if decisions is not None else str(arguments.folder))
+    print_status(found)
+
+
+def apply(arguments: ApplyOptions) -> None:
+    """Add decisions, and write `kept.json` and the card again."""
+    _finish(arguments, arguments.decisions)
+
+
+def review(arguments: ReviewOptions) -> None:
+    """Serve the review page until Ctrl-C, or write it to one file."""
+    from hf_captionrl.utils.io import atomic_write_text
+
+    found = load_truematch(arguments.folder)
+    rows = review_images(found, arguments)
+    if arguments.export is not None:
+        if arguments.export.is_dir():
+            raise ValueError(f"--export {str(arguments.export)!r} is a folder. Name a file, such as review.html.")
+        atomic_write_text(arguments.export, ReviewPages(arguments.folder, rows).render(None))
+        command = f"captionrl truematch apply {arguments.folder} --decisions decisions.jsonl"
+        said = {"page": str(arguments.export), "bags": len(found.bags.bags), "then": command}
+        print(
+            json.dumps(said)
+            if arguments.json
+            else f"{arguments.export}: {len(found.bags.bags)} bags. Send it to the reviewer, then apply the file that they download:\n  {command}"
+        )
+        return
+    server = ReviewServer(arguments.folder, rows, arguments.port)
+    try:
+        # With --json, stdout holds only the result.
+        print(
+            f"{len(found.bags.bags)} bags at {server.address} (Ctrl-C ends the review; the same command resumes it)",
+            file=sys.stderr if arguments.json else sys.stdout,
+            flush=True,
+        )
+        server.serve()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.close()
+    _finish(arguments)

@@ -1,0 +1,54 @@
+"""Assembles a ClipCap from a pretrained vision tower and a pretrained language model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, CLIPVisionModelWithProjection
+
+from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
+from hf_captionrl.captioners.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
+from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
+from hf_captionrl.utils.model_files import load_language_model, load_pretrained, model_path, read_config
+
+
+def _tower(name: str) -> Any:
+    """The vision tower of a dual encoder, or a vision model; CLIP's includes its projection."""
+    config = read_config(name)
+    if config.model_type in ("clip", "clip_vision_model"):
+        vision_config = getattr(config, "vision_config", config)
+        vision_config.projection_dim = config.projection_dim  # the vision config's value may be wrong
+        return load_pretrained(CLIPVisionModelWithProjection, name, config=vision_config)[0]
+    whole, _ = load_pretrained(AutoModel, name)
+    return whole.vision_model if hasattr(config, "vision_config") else whole
+
+
+def assemble(
+    vision_model: str | os.PathLike[str],
+    language_model: str | os.PathLike[str],
+    *,
+    fresh_language_model: bool = False,
+    **settings: Any,
+) -> tuple[ClipCapForConditionalGeneration, ClipCapProcessor]:
+    """Connect a vision tower and a language model with an untrained mapper."""
+    vision_model, language_model = model_path(os.fspath(vision_model)), model_path(os.fspath(language_model))
+    tower = _tower(vision_model)
+    text_config = read_config(language_model)
+    processor = ClipCapProcessor(
+        AutoImageProcessor.from_pretrained(vision_model, trust_remote_code=False),
+        AutoTokenizer.from_pretrained(language_model, trust_remote_code=False),
+    )
+    for part in (tower.config, text_config):
+        part._name_or_path = ""  # do not save local paths with the model
+        part.dtype = torch.float32  # a tower that is stored in 16 bits would not fit the mapper, which is trained
+    config = ClipCapConfig(tower.config, text_config, **settings)
+    if config.stop_at_period:
+        config.period_token_ids = processor.period_token_ids()
+    model = ClipCapForConditionalGeneration(config).eval()
+    model.vision_tower.encoder.load_state_dict(tower.state_dict())
+    if not fresh_language_model:
+        pretrained = load_language_model(language_model)
+        model.language_model.load_state_dict(pretrained.state_dict())
+    return model, processor

@@ -1,0 +1,653 @@
+"""Pix2Struct."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AddedToken
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
+
+from hf_captionrl.captioners.captioner import Captioner, blank_image, check_special_tokens
+from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
+from hf_captionrl.captioners.head_tap import (
+    decoder_text,
+    floating_dtype,
+    join_prefix,
+    left_padded,
+    repeat_rows,
+    replaced_forward,
+    split_prefix,
+)
+from hf_captionrl.captioners.loading import register
+from hf_captionrl.captioners.shared_cross_attention import computed_once
+
+# --- Models with a fixed number of image tokens before the text: BLIP-2, Florence-2, Kosmos-2 ------------------------
+# Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens, D features.
+
+
+def configured_ids(names: Sequence[str], generation: Any, config: Any) -> list[Any]:
+    """Ids of special tokens, as `generate` reads them: from the generation config, else the model's config."""
+    values = [getattr(generation, name, None) for name in names]
+    return [getattr(config, name, None) if value is None else value for name, value in zip(names, values, strict=True)]
+
+
+class FixedPrefixCaptioner(Captioner):
+    """A captioner with image tokens before the text; in an encoder-decoder, the encoder reads them and the prompt."""
+
+    side_inputs: ClassVar[tuple[str, ...]] = ("prefix_ids", "prefix_mask")
+    # Side inputs, with the prompt that they were computed for.
+    _fixed: tuple[str, dict[str, Tensor]] | None = None
+
+    @abstractmethod
+    def prefix_token_ids(self) -> Sequence[int]:
+        """Token ids before the text, or in the encoder.
+
+        Returns:
+            `Sequence[int]`: P ids.
+        """
+
+    def one_side_input(self) -> dict[str, Tensor]:
+        """The side inputs, which are the same for all images.
+
+        Returns:
+            `dict`: Tensors with one row.
+        """
+        return left_padded([self.prefix_token_ids()], self.pad_token_id)
+
+    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
+        if self._fixed is None or self._fixed[0] != self.prompt:
+            self._fixed = (self.prompt, self.one_side_input())
+        return {name: value.repeat_interleave(number, dim=0) for name, value in self._fixed[1].items()}
+
+    @property
+    def text_prompt(self) -> str:
+        return "" if self.is_encoder_decoder else self.prompt
+
+    @property
+    def max_text_tokens(self) -> int:
+        taken = 0 if self.is_encoder_decoder else len(self.prefix_token_ids())
+        return super().max_text_tokens - taken
+
+    @classmethod
+    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
+        return "prefix_ids" not in inputs or super().is_native(model, inputs)
+
+    @classmethod
+    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        if "prefix_ids" not in inputs:
+            return dict(inputs)
+        return split_prefix(inputs) if cls.is_encoder_decoder else join_prefix(inputs)
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        model = self.base_model
+        batch = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids), **side_inputs}
+        inputs = self.native_inputs(model, batch)
+        if self.is_encoder_decoder:
+            inputs.pop("decoder_attention_mask")
+            inputs["decoder_input_ids"] = prompt_ids  # including the last one, which split_prefix removes
+        width = inputs[self.token_argument].size(1)
+        with self.known_features(model, image_features, inputs):
+            generated = model.generate(**inputs, **kwargs)[:, width:]  # (N, T)
+        return torch.cat([repeat_rows(prompt_ids, len(generated)), generated], 1)
+
+
+# --- BLIP ------------------------------------------------------------------------------------------------------------
+
+
+@register
+class BlipCaptioner(Captioner):
+    """BLIP for captioning (`BlipForConditionalGeneration`), whose decoder attends to the image in cross-attention."""
+
+    family = "blip"
+    model_types = ("blip",)
+    image_in_cross_attention = True
+    can_join_frames = True
+    vision_path = "vision_model"
+    supports_static_cache = False
+    language_lora = r"text_decoder\.bert\.encoder\..*\.(query|key|value|output\.dense)"
+    vision_lora = r"vision_model\.encoder\..*\.(qkv|fc1|fc2)"
+    checkpoint_prompts: ClassVar[dict[str, str]] = {"Salesforce/blip-image-captioning": "a picture of "}
+
+    @classmethod
+    def output_head(cls, model: Any) -> Any:
+        # BlipForConditionalGeneration does not implement get_output_embeddings.
+        decoder = getattr(model, "text_decoder", None)
+        return None if decoder is None else decoder.get_output_embeddings()
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        # BLIP does not use its eos_token_id: captions begin with [DEC] and end with [SEP].
+        config = self.base_model.config.text_config
+        return self.require_ids(config.bos_token_id, config.sep_token_id, config.pad_token_id)
+
+    def check_tokens(self) -> None:
+        # BLIP adds [DEC] after BERT's vocabulary, so that it is never an ordinary word.
+        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id, refuse=True)
+
+    def own_loss(self, batch: dict[str, Any]) -> Tensor:
+        # The configuration may set label smoothing.
+        decoder = self.base_model.text_decoder
+        smoothing, decoder.label_smoothing = decoder.label_smoothing, 0.0
+        try:
+            return super().own_loss(batch)
+        finally:
+            decoder.label_smoothing = smoothing
+
+    @property
+    def writer(self) -> Any:
+        # Not the model: its generate drops the last token of the prompt, assuming [SEP], and adds a mask for the image.
+        return self.base_model.text_decoder
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        return self.writer.generate(
+            input_ids=prompt_ids,
+            attention_mask=torch.ones_like(prompt_ids),
+            encoder_hidden_states=image_features,
+            **kwargs,
+        )
+
+
+# --- BLIP-2 and InstructBLIP -----------------------------------------------------------------------------------------
+
+QFORMER_INPUTS = ("qformer_input_ids", "qformer_attention_mask")
+
+
+@register
+class Blip2Captioner(FixedPrefixCaptioner):
+    """BLIP-2 and InstructBLIP with a decoder-only language model (OPT, Vicuna).
+
+    `image_features` are the outputs of the vision tower, before the Q-Former, so that Q-Former and projection can be
+    trained. With LoRA, both are trained in full; the queries, which are a parameter and not a module, are then frozen.
+
+    InstructBLIP's Q-Former also reads the prompt.
+    """
+
+    family = "blip-2"
+    model_types = ("blip-2", "instructblip")
+    side_inputs = (*FixedPrefixCaptioner.side_inputs, *QFORMER_INPUTS)
+    vision_path = "vision_model"
+    connector_paths = ("qformer", "language_projection")
+    language_lora = r"language_model\..*\.([qkvo]_proj|out_proj|fc2|down_proj|[qkvo]|wo)"
+    vision_lora = r"vision_model\.encoder\..*\.(qkv|fc1|fc2)"
+    checkpoint_prompts: ClassVar[dict[str, str]] = {
+        "Salesforce/blip2-opt-2.7b-coco": "a photo of",
+        "Salesforce/blip2-opt-6.7b-coco": "a photo of",
+        "Salesforce/blip2-flan-t5-xl-coco": "a photo of",
+        # One of several prompts that it was trained with.
+        "Salesforce/instructblip-": "A short image description:",
+    }
+
+    @classmethod
+    def for_config(cls, config: Any) -> type[Captioner]:
+        return Blip2Captioner if config.use_decoder_only_language_model else Blip2EncoderDecoderCaptioner
+
+    @classmethod
+    def complete_processor(cls, model: Any, processor: Any) -> None:
+        """Add the image token to a checkpoint that was saved before transformers 4.47."""
+        tokenizer, config = processor.tokenizer, model.config
+        if config.image_token_id is not None:
+            return
+        if "<image>" not in tokenizer.get_vocab():
+            tokenizer.add_tokens([AddedToken("<image>", normalized=False, special=True)], special_tokens=True)
+        config.image_token_index = tokenizer.convert_tokens_to_ids("<image>")
+        processor.num_query_tokens = config.num_query_tokens
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)
+
+    def check_fit(self) -> None:
+        super().check_fit()
+        name, image_token_id = type(self.base_model).__name__, self.base_model.config.image_token_id
+        known = self.tokenizer.get_vocab().get("<image>")
+        if known is None or known != image_token_id:
+            raise ValueError(
+                f"The token <image> has the id {known} in the tokenizer and {image_token_id} in the configuration of this "
+                f"{name}: they do not match. Pass the processor of the model. For checkpoints from before transformers "
+                "4.47, set processor.num_query_tokens and model.config.image_token_index, and resize the embeddings."
+            )
+        if self._reads_prompt and getattr(self.processor, "qformer_tokenizer", None) is None:
+            raise ValueError(
+                f"The {type(self.processor).__name__} has no qformer_tokenizer, which {name} needs. Pass an InstructBlipProcessor."
+            )
+
+    @property
+    def _reads_prompt(self) -> bool:
+        """Whether the Q-Former reads the prompt."""
+        return self.base_model.config.model_type == "instructblip"
+
+    @property
+    def writer(self) -> Any:
+        return self.base_model.language_model
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        # Generation uses the language model's configuration. OPT ends captions with a newline, not with </s>.
+        config, generation = self.base_model.config.text_config, self.base_model.language_model.generation_config
+        start = "decoder_start_token_id" if self.is_encoder_decoder else "bos_token_id"
+        first, end, pad = configured_ids((start, "eos_token_id", "pad_token_id"), generation, config)
+        return self.require_ids(first, end, self.tokenizer.pad_token_id if pad is None else pad)
+
+    def check_tokens(self) -> None:
+        # The end token is not checked: OPT ends captions with an ordinary token, the newline.
+        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, None)
+
+    def prefix_token_ids(self) -> list[int]:
+        config = self.base_model.config
+        return [config.image_token_id] * config.num_query_tokens
+
+    def one_side_input(self) -> dict[str, Tensor]:
+        inputs = super().one_side_input()
+        if self._reads_prompt:
+            read = self.processor.qformer_tokenizer([self.prompt], return_tensors="pt")
+            inputs |= {f"qformer_{name}": read[name] for name in ("input_ids", "attention_mask")}
+        return inputs
+
+    @classmethod
+    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        native = super().native_inputs(model, inputs)
+        if "prefix_ids" in inputs:
+            rows = len(inputs["input_ids"])
+            native |= {name: repeat_rows(inputs[name], rows) for name in QFORMER_INPUTS if name in inputs}
+        return native
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        # A generated <image> would require another image.
+        if not self.is_encoder_decoder:
+            image_token_id = self.base_model.config.image_token_id
+            kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), image_token_id]
+        return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
+
+
+class Blip2EncoderDecoderCaptioner(Blip2Captioner):
+    """BLIP-2 and InstructBLIP with an encoder-decoder (Flan-T5), whose encoder reads image and prompt."""
+
+    is_encoder_decoder = True
+    token_argument = "decoder_input_ids"
+
+    def prefix_token_ids(self) -> list[int]:
+        return [*super().prefix_token_ids(), *self.tokenizer(self.prompt).input_ids]
+
+
+# --- ClipCap ---------------------------------------------------------------------------------------------------------
+
+
+@register
+class ClipCapCaptioner(Captioner):
+    """ClipCap (`ClipCapForConditionalGeneration`): the language model continues a prefix computed from the image embedding.
+
+    `image_features` are the image embedding, `(B, 1, D)`. With `stop_at_period` in the configuration (or
+    `load_captioner(name, stop_at_period=True)`), the end token is the first token that contains a full stop. This
+    applies to training, where every caption is made to end with `"."`, to generation and to scoring.
+    """
+
+    family = "clipcap"
+    model_types = ("clipcap",)
+    vision_path = "vision_tower"
+    connector_paths = ("mapper",)
+    # SR-L and SR-V of No Detail Left Behind. The authors adapt attention of GPT-2, not `mlp.c_proj`, and every linear layer of
+    # LLaMA-like models; OPT is ours.
+    language_lora = (
+        r"language_model\..*\.(attn\.c_attn|attn\.c_proj|[qkvo]_proj|gate_proj|up_proj|down_proj|out_proj|fc2)"
+    )
+    vision_lora = r"vision_tower\..*\.([qkv]_proj|fc1|fc2)"
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        config = self.base_model.config
+        if not config.stop_at_period:
+            return (self.eos_token_id,)
+        return tuple(dict.fromkeys([*config.period_token_ids, self.language_end_id]))
+
+    @property
+    def max_text_tokens(self) -> int:
+        # The prefix replaces the start token.
+        return super().max_text_tokens - self.base_model.config.prefix_length + 1
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        config, tokenizer = self.base_model.config, self.tokenizer
+        text, generation = config.text_config, self.base_model.generation_config
+
+        def known(name: str) -> int | None:
+            values = (getattr(generation, name), getattr(text, name), getattr(tokenizer, name))
+            return next((v[0] if isinstance(v, (list, tuple)) else v for v in values if v is not None), None)
+
+        start, end = known("bos_token_id"), known("eos_token_id")
+        pad = known("pad_token_id")
+        start, end, pad = self.require_ids(end if start is None else start, end, end if pad is None else pad)
+        self.language_end_id = end
+        if config.stop_at_period:
+            pair = ClipCapProcessor(self.image_processor, tokenizer)
+            config.period_token_ids = pair.period_token_ids()
+            end = config.period_token_ids[0]
+        return start, end, pad
+
+    def check_tokens(self) -> None:
+        # Check the language model's end token, not the full stop, which is an ordinary token.
+        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.language_end_id)
+
+    def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
+        if self.base_model.config.stop_at_period:  # the end token is the full stop
+            captions = [c.rstrip().rstrip(".") or c if isinstance(c, str) else c for c in captions]
+        return super().encode_captions(captions, max_length=max_length)
+
+    @classmethod
+    def softcap(cls, model: Any) -> float | None:
+        return getattr(model.config.text_config, "final_logit_softcapping", None)
+
+
+# --- VisionEncoderDecoder: any image encoder with any decoder that has cross-attention -------------------------------
+
+logger = logging.getLogger(__name__)
+
+
+@register
+class EncoderDecoderCaptioner(Captioner):
+    """`VisionEncoderDecoderModel`, e.g. ViT + GPT-2 or ViT + BERT."""
+
+    family = "vision-encoder-decoder"
+    model_types = ("vision-encoder-decoder",)
+    is_encoder_decoder = True
+    image_in_cross_attention = True
+    can_join_frames = True
+    token_argument = "decoder_input_ids"
+    vision_path = "encoder"
+    connector_paths = ("enc_to_dec_proj",)
+    language_lora = r"decoder\..*\.(c_attn|q_attn|(?:cross)?att(?:n|ention)\.c_proj|query|key|value|output\.dense|[qkv]_proj|out_proj)"
+    vision_lora = r"encoder\..*\.(query|key|value|qkv|[qkv]_proj|fc1|fc2|intermediate\.dense|\d+\.output\.dense)"
+
+    @classmethod
+    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        return decoder_text(inputs)
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        # From the configuration, else the decoder's, else the tokenizer. transformers reads them from the configuration.
+        config, tokenizer = self.base_model.config, self.tokenizer
+        decoder, generation = config.decoder, self.base_model.generation_config
+        candidates: dict[str, tuple[Any, ...]] = {
+            "decoder_start_token_id": (decoder.bos_token_id, tokenizer.cls_token_id, tokenizer.bos_token_id),
+            "eos_token_id": (decoder.eos_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id),
+            "pad_token_id": (decoder.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id),
+        }
+        found = []
+        for name, elsewhere in candidates.items():
+            known = [getattr(config, name, None), getattr(generation, name, None)]
+            value = next((value for value in (*known, *elsewhere) if value is not None), None)
+            if known == [None, None] and value is not None:
+                logger.warning("The configuration lacks %s. Using %s, from the decoder or tokenizer.", name, value)
+            setattr(config, name, value)
+            setattr(generation, name, value)
+            found.append(value)
+        return self.require_ids(*found)
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        model = self.base_model
+        with computed_once(getattr(model, "enc_to_dec_proj", None)):
+            return model.generate(
+                # Never encoded: only tells generate the number of rows.
+                pixel_values=image_features.new_zeros(prompt_ids.size(0), 1, 1, 1),
+                encoder_outputs=BaseModelOutput(last_hidden_state=image_features),
+                attention_mask=torch.ones(image_features.shape[:2], dtype=torch.long, device=prompt_ids.device),
+                decoder_input_ids=prompt_ids,
+                **kwargs,
+            )
+
+
+# --- Florence-2 ------------------------------------------------------------------------------------------------------
+
+
+@register
+class Florence2Captioner(FixedPrefixCaptioner):
+    """Florence-2 (`Florence2ForConditionalGeneration`), whose BART encoder reads image and task.
+
+    `prompt` is a task such as `<CAPTION>` or `<DETAILED_CAPTION>`, which the processor expands, or a sentence.
+    `image_features` is the flattened feature map of the vision tower, row by row.
+    """
+
+    family = "florence2"
+    model_types = ("florence2",)
+    is_encoder_decoder = True
+    token_argument = "decoder_input_ids"
+    vision_path = "model.vision_tower"
+    connector_paths = ("model.multi_modal_projector",)
+    language_lora = r"model\.language_model\..*\.([qkv]_proj|out_proj|fc2)"
+    vision_lora = r"model\.vision_tower\..*\.(qkv|fc1|fc2)"
+    processor_parts = ("num_image_tokens", "task_prompts_without_inputs")
+    checkpoint_prompts: ClassVar[dict[str, str]] = {
+        "florence-community/Florence-2-": "<CAPTION>",
+        "microsoft/Florence-2-": "<CAPTION>",
+    }
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        config, generation = self.base_model.config.text_config, self.base_model.generation_config
+        names = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
+        # Every target of BART has <s> after the start token.
+        forced, begins = generation.forced_bos_token_id, self.tokenizer("").input_ids[:1]
+        self.forced_token_ids = (self.tokenizer.bos_token_id,) if begins == [self.tokenizer.bos_token_id] else ()
+        if forced is not None:
+            self.forced_token_ids = (forced,)
+        return self.require_ids(*configured_ids(names, generation, config))
+
+    def prefix_token_ids(self) -> list[int]:
+        # The ids do not depend on the image.
+        read = self.processor(images=blank_image(), text=self.prompt)
+        return list(read["input_ids"][0])
+
+    @classmethod
+    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
+        return super().encode(model, inputs).flatten(2).transpose(1, 2)  # (B, D, h, w) -> (B, M, D)
+
+    @classmethod
+    @contextmanager
+    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
+        side = math.isqrt(features.size(1))
+        if side * side != features.size(1):
+            raise ValueError(
+                f"image_features with {features.size(1)} rows are not a square feature map. Compute them with "
+                "captioner.image_features, and use an image processor with square outputs."
+            )
+        with super().known_features(model, features.transpose(1, 2).unflatten(2, (side, side)), inputs):
+            yield
+
+
+# --- GIT -------------------------------------------------------------------------------------------------------------
+# Legend: B images or videos, F frames, M image tokens per frame, D features.
+
+
+@register
+class GitCaptioner(Captioner):
+    """GIT (`GitForCausalLM`), which reads image tokens and text as one sequence.
+
+    A GIT for videos (`num_image_with_embedding` in its configuration) adds a learned temporal embedding to each frame.
+    It takes exactly that many frames, concatenated in `image_features`.
+    """
+
+    family = "git"
+    model_types = ("git",)
+    vision_path = "git.image_encoder"
+    supports_static_cache = False
+    connector_paths = ("git.visual_projection",)
+    language_lora = r"git\.encoder\..*\.(query|key|value|output\.dense)"
+    vision_lora = r"git\.image_encoder\..*\.([qkv]_proj|fc1|fc2)"
+
+    def check_tokens(self) -> None:
+        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id, refuse=True)
+
+    def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
+        places = self.base_model.config.num_image_with_embedding
+        if pooling == "concat" and places != num_frames:
+            expected = f"videos of {places} frames" if places else "images"
+            raise ValueError(
+                f"frame_pooling is 'concat' with {num_frames} frames, but this GitForCausalLM expects {expected} "
+                "(num_image_with_embedding). Set num_frames to that number, or use frame_pooling='mean'."
+            )
+        if pooling != "concat":
+            super().check_frame_pooling(pooling, num_frames)
+
+    @classmethod
+    @contextmanager
+    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
+        places = model.config.num_image_with_embedding or 1
+        tokens = model.git.encoder.layer[0].attention.self.image_patch_tokens // places  # M
+        frames = features.size(1) // tokens
+        if frames == 1:
+            with super().known_features(model, features, inputs):
+                yield
+            return
+
+        def known(pixels: Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+            number = int(pixels.flatten()[0])
+            one = features[:, number * tokens : (number + 1) * tokens]  # (B, M, D)
+            # Always a copy, because the model adds to it in place.
+            one = one.repeat_interleave(pixels.size(0) // features.size(0), dim=0)
+            return BaseModelOutputWithPooling(last_hidden_state=one)
+
+        # In place of the pixels, each frame carries its index.
+        numbers = torch.arange(frames, device=features.device, dtype=features.dtype)
+        with replaced_forward(cls.find_vision_tower(model), known):
+            inputs["pixel_values"] = numbers.view(1, -1, 1, 1, 1).repeat(features.size(0), 1, 1, 1, 1)
+            yield
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        inputs = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids)}
+        with self.known_features(self.base_model, image_features, inputs):
+            return self.base_model.generate(**inputs, **kwargs)
+
+
+# --- Kosmos-2 --------------------------------------------------------------------------------------------------------
+
+
+@register
+class Kosmos2Captioner(FixedPrefixCaptioner):
+    """Kosmos-2 (`Kosmos2ForConditionalGeneration`), which reads `<s><image>`, image tokens, `</image>`, prompt, caption.
+
+    With `<grounding>` in the prompt, captions contain the locations of the objects.
+    """
+
+    family = "kosmos-2"
+    model_types = ("kosmos-2",)
+    vision_path = "vision_model"
+    supports_static_cache = False
+    connector_paths = ("image_to_text_projection",)
+    language_lora = r"text_model\..*\.([qkv]_proj|out_proj|fc2)"
+    vision_lora = r"vision_model\..*\.([qkv]_proj|fc1|fc2)"
+    processor_parts = ("eoi_token",)
+    checkpoint_prompts: ClassVar[dict[str, str]] = {"microsoft/kosmos-2-": "An image of"}
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        # The last token of the image is the start token of the text.
+        config = self.base_model.config.text_config
+        start = self.tokenizer.convert_tokens_to_ids(self.processor.eoi_token)
+        return self.require_ids(start, config.eos_token_id, config.pad_token_id)
+
+    def prefix_token_ids(self) -> list[int]:
+        number = self.base_model.config.latent_query_num
+        read = self.processor(text="a", images=blank_image(), num_image_tokens=number)
+        ids = list(read["input_ids"])
+        return ids[: ids.index(self.start_token_id)]
+
+    @classmethod
+    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        native = super().native_inputs(model, inputs)
+        if "prefix_ids" in inputs:
+            end = inputs["prefix_ids"].size(1)
+            places = native["input_ids"].new_zeros(native["input_ids"].shape)  # (N, P + T)
+            places[:, end - model.config.latent_query_num : end] = 1
+            native["image_embeds_position_mask"] = places
+        return native
+
+
+# --- Pix2Struct ------------------------------------------------------------------------------------------------------
+
+
+@register
+class Pix2StructCaptioner(Captioner):
+    """Pix2Struct (`Pix2StructForConditionalGeneration`), which reads patches and keeps the aspect ratio of the image.
+
+    `pixel_values` are the flattened patches `(B, M, 2 + D)`; the first two columns are row and column, counted from 1.
+    Images with fewer than M patches are padded with rows of zeros, in `image_features` too. M is set by the image
+    processor (`max_patches`).
+    """
+
+    family = "pix2struct"
+    model_types = ("pix2struct",)
+    is_encoder_decoder = True
+    token_argument = "decoder_input_ids"
+    vision_path = "encoder"
+    language_lora = r"decoder\..*\.(query|key|value|attention\.output|wo)"
+    vision_lora = r"encoder\.encoder\..*\.(query|key|value|wi_0|wi_1|wo)"
+
+    def check_fit(self) -> None:
+        super().check_fit()
+        if getattr(self.base_model.config, "is_vqa", False) or getattr(self.image_processor, "is_vqa", False):
+            raise ValueError(
+                "This Pix2Struct answers questions that are rendered above the image (is_vqa). Load a captioning "
+                "checkpoint, such as google/pix2struct-textcaps-base."
+            )
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        config = self.base_model.config.text_config
+        return self.require_ids(config.decoder_start_token_id, config.eos_token_id, config.pad_token_id)
+
+    def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+        read = self.image_processor(images=list(images), return_tensors="pt")
+        return {"pixel_values": read["flattened_patches"]}
+
+    @classmethod
+    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
+        return "input_ids" not in inputs or len(inputs["pixel_values"]) == len(inputs["input_ids"])
+
+    @classmethod
+    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        if "input_ids" not in inputs:
+            return dict(inputs)
+        inputs = decoder_text(inputs)
+        if (patches := inputs.pop("pixel_values", None)) is not None:
+            dtype = floating_dtype(model.get_submodule(cls.vision_path), patches.dtype)
+            inputs |= {"flattened_patches": patches.to(dtype), "attention_mask": _is_patch(patches)}
+        return inputs
+
+    @classmethod
+    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
+        patches, tower = inputs["pixel_values"], cls.find_vision_tower(model)
+        mask = _is_patch(patches)
+        patches = patches.to(next(tower.parameters()).device, floating_dtype(tower, patches.dtype))
+        output = tower(flattened_patches=patches, attention_mask=mask.to(patches.device))
+        return output.last_hidden_state * mask[..., None].to(patches)
+
+    @classmethod
+    @contextmanager
+    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
+        inputs.pop("flattened_patches", None)
+        inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=features)
+        inputs["attention_mask"] = (features != 0).any(-1).long()
+        yield
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        model = self.base_model
+        kwargs.setdefault("use_cache", True)  # the configuration of published checkpoints turns it off
+        inputs: dict[str, Any] = {"decoder_input_ids": prompt_ids}
+        with self.known_features(model, image_features, inputs):
+            # Never encoded: only tells generate the number of rows.
+            return model.generate(image_features.new_zeros(len(image_features), 1, 1), **inputs, **kwargs)
+
+
+def _is_patch(patches: Tensor) -> Tensor:
+    """`(B, M)`: 1 for a patch, 0 for padding, whose row is 0."""
+    return (patches[..., 0] != 0).long()

@@ -1,0 +1,727 @@
+"""vLLM's offline engine as a backend."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import io
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+
+from hf_captionrl.utils.io import json_digest
+from hf_captionrl.utils.model_files import check_complete, load_pretrained, model_path
+
+# --- One question to a language model or a vision-language model -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question to a model.
+
+    Args:
+        stage (`str`): Name of the task, part of the hash.
+        image_id (`str`): Id of the image.
+        user (`str`): The question.
+        system (`str`): The instruction before it, or `""`.
+        examples (`tuple[tuple[str, str], ...]`): Worked examples: question and answer.
+        image (`PIL.Image.Image`, *optional*): The image for a vision model.
+        attempt (`int`): 0 for the first attempt; backends sample at later ones.
+    """
+
+    stage: str
+    image_id: str
+    user: str
+    system: str = ""
+    examples: tuple[tuple[str, str], ...] = ()
+    image: Any = field(default=None, compare=False, repr=False)
+    attempt: int = 0
+
+    @property
+    def hash(self) -> str:
+        """Hash of the text that the model reads, 16 hex digits; `image_id` represents the image."""
+        return json_digest([self.stage, self.image_id, self.system, self.examples, self.user])
+
+    def turns(self) -> list[dict[str, str]]:
+        """The question as a chat: system, examples, user, without the image."""
+        turns = [{"role": "system", "content": self.system}] if self.system else []
+        for user, assistant in self.examples:
+            turns += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        return [*turns, {"role": "user", "content": self.user}]
+
+
+# --- Protocol of backends, and the values that they return -----------------------------------------------------------
+
+RETRY_TEMPERATURE = 0.7
+"""Temperature of later attempts, because greedy decoding repeats a bad answer."""
+
+
+class BackendError(RuntimeError):
+    """A backend fails for every prompt: wrong key, model or address. The run stops, but no answer is lost."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A prompt without an answer.
+
+    Args:
+        reason (`str`): `"backend_failed"` if all attempts failed (the next run asks again), or `"backend_rejected"` if the
+            prompt was rejected (it is not asked again).
+        detail (`str`): Description of the error in one sentence; never contains a key.
+    """
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """An answer that reached the length limit; `text` is incomplete."""
+
+    text: str
+
+
+Answer: TypeAlias = str | Truncated | Failure
+"""Result of a backend for one prompt."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Answers prompts.
+
+    Attributes:
+        model (`str`): Name for the provenance of each answer.
+        revision (`str`): Commit, hash of the weights or version, and all settings that change answers. Answers of other
+            revisions are not reused.
+        is_multimodal (`bool`): Whether it answers prompts with images.
+    """
+
+    model: str
+    revision: str
+    is_multimodal: bool
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
+        """Yield position and answer of each prompt as soon as the answer arrives, so that it can be stored."""
+        ...
+
+
+# --- Base class of backends with a local model, and helpers for its revision, decoding, seed and chat text -----------
+
+
+def default_device(device: str | None) -> str:
+    """The device, or a GPU if there is one."""
+    import torch
+
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def loaded_revision(model: Any, *parts: str) -> str:
+    """Commit of a loaded model from the Hub, or a hash of its weights.
+
+    Folders and adapters get the hash: the weights of a folder can change without its name, and the commit of an adapter's
+    base model does not identify the adapter.
+    """
+    from hf_captionrl.retrieval.feature_cache import model_fingerprint
+
+    commit = getattr(getattr(model, "config", None), "_commit_hash", None)
+    if commit and not hasattr(model, "peft_config"):
+        return str(commit)
+    generation = getattr(model, "generation_config", None)
+    # The version that wrote the file does not change the model.
+    settings = {} if generation is None else {**generation.to_diff_dict(), "transformers_version": None}
+    return model_fingerprint(model, json.dumps(settings, sort_keys=True, default=str), *parts)[:12]
+
+
+def folder_revision(model: str, revision: str | None) -> str:
+    """Revision of a model loaded by another engine: a hash of the files of a folder, or the commit in the Hub's cache."""
+    folder = Path(model)
+    if folder.is_dir():
+        digest = hashlib.blake2b(digest_size=16)
+        for path in sorted(
+            path for path in folder.iterdir() if path.suffix in (".safetensors", ".json", ".model", ".jinja")
+        ):
+            with path.open("rb") as file:
+                digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
+        return digest.hexdigest()[:12]
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else revision or ""
+
+
+def revision_line(identity: str, max_new_tokens: int, *, engine: str = "") -> str:
+    """Identity and settings that change answers, as stored in the journal."""
+    return "; ".join(filter(None, (identity, f"{engine} greedy max_new_tokens={max_new_tokens}".strip())))
+
+
+def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
+    """Arguments of `generate`: greedy at first, sampling at later attempts, because greedy repeats a bad answer."""
+    if attempt == 0:
+        return {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new_tokens}
+    return {"do_sample": True, "temperature": RETRY_TEMPERATURE, "num_beams": 1, "max_new_tokens": max_new_tokens}
+
+
+class LocalBackend(ABC):
+    """Answers prompts batch by batch. Subclasses load the model and answer one batch.
+
+    Args:
+        model (`str`): Name for the provenance of each answer.
+        identity (`str`): Commit of the model, or hash of its weights.
+        max_new_tokens (`int`): Longest answer.
+        batch_size (`int`, *optional*): Prompts per batch; `None` for all.
+        engine (`str`): Name of the engine in the revision.
+    """
+
+    is_multimodal = False
+
+    def __init__(
+        self, model: str, identity: str, *, max_new_tokens: int, batch_size: int | None = None, engine: str = ""
+    ) -> None:
+        self.model = model
+        self.revision = revision_line(identity, max_new_tokens, engine=engine)
+        self._batch_size, self._max_new_tokens = batch_size, max_new_tokens
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
+        """Answer prompts in batches with the same attempt, because its number determines the decoding."""
+        for attempt in sorted({prompt.attempt for prompt in prompts}):
+            positions = [i for i, prompt in enumerate(prompts) if prompt.attempt == attempt]
+            size = self._batch_size or len(positions)
+            for start in range(0, len(positions), size):
+                batch = positions[start : start + size]
+                yield from zip(batch, self._answer([prompts[i] for i in batch]), strict=True)
+
+    @abstractmethod
+    def _answer(self, prompts: Sequence[Prompt]) -> Sequence[Answer]:
+        """Answer one batch."""
+
+
+def seed_draws(prompts: Sequence[Prompt]) -> None:
+    """Seed sampling with the first prompt and its attempt, so that a batch gets the same answers in a resumed run."""
+    import torch
+
+    torch.manual_seed(int(prompts[0].hash[:15], 16) + prompts[0].attempt)
+
+
+def chat_text(tokenizer: Any, prompt: Prompt) -> str:
+    """The text of a prompt that a language model continues.
+
+    If a template has no system role (the first Mistral), the instruction is put before the first question. A model without
+    a template gets the plain layout of the paper, `User : ... Assistant : ...`.
+    """
+    turns = prompt.turns()
+    if not getattr(tokenizer, "chat_template", None):
+        parts = [prompt.system] if prompt.system else []
+        for user, assistant in prompt.examples:
+            parts += [f"User : {user}", f"Assistant : {assistant}"]
+        return "\n\n".join([*parts, f"User : {prompt.user}", "Assistant :"])
+    from jinja2.exceptions import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    except TemplateError:
+        if turns[0]["role"] != "system":
+            raise
+        first = {"role": "user", "content": f"{turns[0]['content']}\n\n{turns[1]['content']}"}
+        return str(tokenizer.apply_chat_template([first, *turns[2:]], tokenize=False, add_generation_prompt=True))
+
+
+# --- Client of endpoints with OpenAI's chat completions --------------------------------------------------------------
+# The key comes from an environment variable and is sent only in the header of requests to the given address. No message, log or
+# file contains it, and redirects are not followed.
+
+# Not `huggingface_hub.InferenceClient`, for three reasons: its `timeout` limits each read and not the whole answer (with a
+# slow server, a request with a timeout of 0.3 s took 7 s); it follows redirects, which sends prompts and images elsewhere;
+# and without a key it sends the user's Hub token to the endpoint.
+
+_LARGEST_ANSWER = 4 * 2**20  # bytes; a caption has a few hundred
+_RETRIED = (408, 409, 425, 429)  # and 500 and above
+_ONE_PROMPT = (400, 413, 415, 422)  # other codes, such as 401, 402, 404 and redirects, concern every prompt
+_LONGEST_WAIT_S = 120.0
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+def image_url(image: Any) -> str:
+    """An image as a data URL for chat endpoints.
+
+    Returns `data:image/png;base64,...` for small images, JPEG of quality 90 for those above 512 x 512 pixels.
+    """
+    kind = "PNG" if image.width * image.height <= 512 * 512 else "JPEG"
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, kind, quality=90)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False) -> list[dict[str, Any]]:
+    """A prompt as the messages of a chat, with its image in the last one."""
+    turns: list[dict[str, Any]] = list(prompt.turns())
+    if prompt.image is not None and is_multimodal:
+        text = {"type": "text", "text": prompt.user}
+        image = {"type": "image_url", "image_url": {"url": image_url(prompt.image)}}
+        turns[-1] = {"role": "user", "content": [image, text] if image_first else [text, image]}
+    return turns
+
+
+class HTTPBackend:
+    """Backend of an OpenAI-compatible endpoint.
+
+    Requests are repeated after 429, 5xx, timeouts, dropped connections and answers that are not JSON. The wait is
+    `backoff_s * 2**k` seconds, or that of `Retry-After`. Refusals of one prompt (400, 413, 415, 422) become a [`Failure`];
+    refusals of every prompt (wrong key, wrong address) stop the run.
+
+    Args:
+        base_url (`str`): Address up to `/chat/completions`, for instance `http://127.0.0.1:8000/v1`.
+        model (`str`): Name of the model there.
+        revision (`str`): Revision for the provenance, because endpoints do not report one.
+        api_key_env (`str`, *optional*): Environment variable with the key; `None` for no key.
+        is_multimodal (`bool`): Whether to send images.
+        max_new_tokens (`int`): Longest answer.
+        temperature (`float`): Of sampling; later attempts use at least 0.7.
+        seed (`int`, *optional*): Sent plus the number of the attempt; `None` for servers without seeds.
+        concurrency (`int`): Concurrent requests.
+        timeout_s (`float`): Limit in seconds for connecting, for each wait, and for the whole answer.
+        tries (`int`): Largest number of requests per prompt.
+        backoff_s (`float`): First wait in seconds; doubled each time, at most two minutes.
+        sleep (`Callable`): Waits.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        revision: str = "",
+        api_key_env: str | None = None,
+        is_multimodal: bool = False,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        seed: int | None = 0,
+        concurrency: int = 4,
+        timeout_s: float = 120.0,
+        tries: int = 6,
+        backoff_s: float = 1.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        parts = urllib.parse.urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"base_url is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
+        if parts.username or parts.password or parts.query:
+            raise ValueError(
+                "base_url contains a user, a password or a query, which would appear in logs. Put the key into an environment "
+                "variable and use api_key_env."
+            )
+        if tries < 1 or concurrency < 1 or timeout_s <= 0 or backoff_s < 0:
+            raise ValueError(
+                f"tries ({tries}) and concurrency ({concurrency}) must be at least 1, timeout_s ({timeout_s}) above 0 and "
+                f"backoff_s ({backoff_s}) not negative."
+            )
+        self._key = ""
+        if api_key_env is not None:
+            self._key = os.environ.get(api_key_env, "").strip()
+            if not self._key:
+                raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
+            # http.client would print such a key in its error.
+            if not all("!" <= letter <= "~" for letter in self._key):
+                raise BackendError(
+                    f"The environment variable {api_key_env} contains spaces, line breaks or characters that are not ASCII, "
+                    "which are invalid in a key. Put only the endpoint's key into it."
+                )
+        self._url = base_url.rstrip("/") + "/chat/completions"
+        self.model, self.is_multimodal = model, is_multimodal
+        self.revision = "; ".join(
+            part
+            for part in (revision, f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}")
+            if part
+        )
+        self._settings = {"max_tokens": max_new_tokens}
+        self._temperature, self._seed = temperature, seed
+        self._concurrency, self._timeout_s, self._tries = concurrency, timeout_s, tries
+        self._backoff_s, self._sleep = backoff_s, sleep
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r}, {self.model!r})"
+
+    def _hide(self, text: str) -> str:
+        """Remove the key, which a server may repeat in its error."""
+        return text.replace(self._key, "***") if self._key else text
+
+    def _body(self, prompt: Prompt) -> bytes:
+        temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
+        body = {
+            "model": self.model,
+            "messages": chat_turns(prompt, self.is_multimodal),
+            "temperature": temperature,
+            **self._settings,
+        }
+        seed = {} if self._seed is None else {"seed": self._seed + prompt.attempt}
+        return json.dumps(body | seed).encode("utf-8")
+
+    def _read(self, response: Any, most: int, deadline: float) -> bytes:
+        """Up to `most` bytes before the deadline; the timeout of a socket restarts with every byte."""
+        data = bytearray()
+        while len(data) < most and (part := response.read1(min(2**16, most - len(data)))):
+            data += part
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the answer was incomplete after {self._timeout_s:g} s")
+        return bytes(data)
+
+    def _send(self, body: bytes) -> str | Truncated:
+        """One request. Raises `_RetryError` if another may succeed, else `_RejectedError` or, for every prompt, `BackendError`."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as response:
+                data = self._read(response, _LARGEST_ANSWER + 1, deadline)
+                missing = response.length
+        except urllib.error.HTTPError as error:
+            try:
+                with error:
+                    told = self._read(error, 2000, deadline)
+            except (OSError, http.client.HTTPException):
+                told = b""
+            said = self._hide(" ".join(told.decode("utf-8", "replace").split())[:200])
+            after = error.headers.get("Retry-After", "")
+            message = f"HTTP {error.code}: {said}"
+            if error.code in _RETRIED or error.code >= 500:
+                raise _RetryError(message, float(after) if after.replace(".", "", 1).isdecimal() else None) from None
+            if error.code in _ONE_PROMPT:
+                raise _RejectedError(message) from None
+            raise BackendError(
+                f"{self._url} answers {message}. Check the address, the model's name, the key and the credit."
+            ) from None
+        except (OSError, http.client.HTTPException) as error:  # timeouts, refused and dropped connections
+            raise _RetryError(self._hide(f"{type(error).__name__}: {error}")) from None
+        try:
+            if len(data) > _LARGEST_ANSWER:
+                raise ValueError("longer than 4 MiB")
+            if missing:
+                raise ValueError(f"{missing} bytes are missing")
+            choice = json.loads(data)["choices"][0]
+            content = choice["message"]["content"]
+            truncated = choice.get("finish_reason") == "length"
+        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+            raise _RetryError(f"not a chat completion: {type(error).__name__}: {error}") from None
+        if isinstance(content, list):  # some servers return parts
+            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        if not isinstance(content, str):  # null: a refusal or an empty answer
+            return ""
+        return Truncated(content) if truncated else content
+
+    def _ask(self, prompt: Prompt) -> Answer:
+        body = self._body(prompt)
+        message = ""
+        for number in range(self._tries):
+            try:
+                return self._send(body)
+            except _RejectedError as error:
+                return Failure("backend_rejected", str(error))
+            except _RetryError as error:
+                message = str(error)
+                if number + 1 < self._tries:
+                    wait = self._backoff_s * 2**number if error.after_s is None else error.after_s
+                    self._sleep(min(wait, _LONGEST_WAIT_S))
+        return Failure("backend_failed", f"no answer in {self._tries} tries; the last error: {message}")
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
+        """Answer prompts, several at a time."""
+        fatal: BackendError | None = None
+        left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            # The next request starts only after the caller has taken an answer, so a kill loses at most these requests.
+            asked = {pool.submit(self._ask, prompt): position for position, prompt in islice(left, self._concurrency)}
+            while asked:
+                done, _ = wait(asked, return_when=FIRST_COMPLETED)
+                for future in done:
+                    position = asked.pop(future)
+                    try:
+                        answer = future.result()
+                    except BackendError as error:
+                        fatal = error
+                        left = iter(())  # the answers of running requests are still returned
+                        continue
+                    yield position, answer
+                    for further, prompt in islice(left, 1):
+                        asked[pool.submit(self._ask, prompt)] = further
+        if fatal is not None:
+            raise fatal
+
+
+class _RetryError(Exception):
+    def __init__(self, message: str, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class _RejectedError(Exception):
+    pass
+
+
+# --- Backends of transformers: language models, vision-language models, and the captioners of this package -----------
+
+
+def _ids_of(*sources: Any) -> set[int]:
+    """Ids of the special tokens in tokenizer and configurations."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id")
+    values = [getattr(source, name, None) for source in sources for name in names]
+    lists = [value if isinstance(value, (list, tuple)) else [value] for value in values]
+    return {int(value) for found in lists for value in found if value is not None}
+
+
+def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[int]:
+    """The tokens after the prompt; all tokens if the row does not begin with the prompt.
+
+    Chat models repeat the prompt exactly, BLIP repeats it with another first token and without the last token, and
+    InstructBLIP returns only the answer. The comparison therefore ignores special tokens.
+    """
+    if row[: len(asked)] == asked:
+        return row[len(asked) :]
+    words = [token for token in asked if token not in special]
+    at = matched = 0
+    while at < len(row) and matched < len(words) and (row[at] in special or row[at] == words[matched]):
+        matched += row[at] not in special
+        at += 1
+    rest = row[at:] if matched == len(words) else row
+    start = next((i for i, token in enumerate(rest) if token not in special), len(rest))
+    return rest[start:]
+
+
+class TransformersBackend(LocalBackend):
+    """Base class: loads a model of transformers, generates, and extracts the answers.
+
+    Args:
+        model (`str`): A folder, a name on the Hub, or a shipped model.
+        revision (`str`, *optional*): Branch, tag or commit.
+        device (`str`, *optional*): By default a GPU if there is one.
+        dtype (`str`): Data type of the weights.
+        batch_size (`int`): Prompts per batch.
+        max_new_tokens (`int`): Longest answer.
+    """
+
+    model_class: ClassVar[str]
+    """Name of the class in transformers that loads the model."""
+    processor_class: ClassVar[str]
+    """Name of the class in transformers that prepares its inputs."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        device: str | None = None,
+        dtype: str = "auto",
+        batch_size: int = 8,
+        max_new_tokens: int = 256,
+    ) -> None:
+        import transformers
+
+        path = model_path(model)
+        self._processor: Any = getattr(transformers, self.processor_class).from_pretrained(
+            path, revision=revision, trust_remote_code=False
+        )
+        self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
+        # The answer continues the last token of the prompt.
+        self._tokenizer.padding_side = "left"
+        if self._tokenizer.pad_token_id is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        loader = getattr(transformers, self.model_class)
+        loaded, missing = load_pretrained(loader, path, revision=revision, dtype=dtype)
+        check_complete(path, loaded, missing)
+        self._device = default_device(device)
+        self._model: Any = loaded.to(self._device).eval()
+        settings = self._model.generation_config
+        text_config = self._model.config.get_text_config(decoder=True)
+        self._special = _ids_of(self._tokenizer, settings, self._model.config, text_config)
+        self._template = str(getattr(self._processor, "chat_template", None) or "")
+        super().__init__(
+            model, loaded_revision(loaded, self._template), max_new_tokens=max_new_tokens, batch_size=batch_size
+        )
+        if settings.pad_token_id is None:
+            settings.pad_token_id = self._tokenizer.pad_token_id
+
+    def _generate(self, inputs: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Answer]:
+        """Generate for a batch, and remove prompts and special tokens."""
+        import torch
+
+        seed_draws(prompts)
+        with torch.no_grad():
+            found = self._model.generate(**inputs, **decoding(prompts[0].attempt, max_new_tokens)).tolist()
+        answers: list[Answer] = []
+        for row, asked in zip(found, inputs["input_ids"].tolist(), strict=True):
+            written = _continuation(row, asked, self._special)
+            words = [token for token in written if token not in self._special]
+            text = str(self._tokenizer.decode(words, skip_special_tokens=True))
+            ended = len(words) < len(written) or len(written) < max_new_tokens
+            answers.append(text if ended else Truncated(text))
+        return answers
+
+
+class TransformersTextBackend(TransformersBackend):
+    """A causal language model of transformers; arguments as in [`TransformersBackend`]."""
+
+    model_class = "AutoModelForCausalLM"
+    processor_class = "AutoTokenizer"
+
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        longest = getattr(self._model.config, "max_position_embeddings", None)
+        texts = [chat_text(self._tokenizer, prompt) for prompt in prompts]
+        # Chat templates already add the first special token.
+        ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
+        answers: list[Answer] = [
+            Failure("backend_rejected", f"the prompt has {len(row)} tokens, but the model accepts {longest}")
+            for row in ids
+        ]
+        fitting = [i for i, row in enumerate(ids) if longest is None or len(row) + 16 <= longest]
+        if fitting:
+            batch = self._tokenizer.pad({"input_ids": [ids[i] for i in fitting]}, return_tensors="pt").to(self._device)
+            limit = self._max_new_tokens
+            if longest is not None:
+                limit = min(limit, longest - batch["input_ids"].shape[1])
+            found = self._generate(batch, [prompts[i] for i in fitting], limit)
+            for i, answer in zip(fitting, found, strict=True):
+                answers[i] = answer
+        return answers
+
+
+class TransformersVisionBackend(TransformersBackend):
+    """An image-text-to-text model of transformers, with or without a chat template (LLaVA, Qwen-VL, InstructBLIP, BLIP).
+
+    Arguments as in [`TransformersBackend`].
+    """
+
+    is_multimodal = True
+    model_class = "AutoModelForImageTextToText"
+    processor_class = "AutoProcessor"
+
+    def _text(self, prompt: Prompt) -> str:
+        if not self._template:
+            return prompt.user
+        content = [{"type": "image"}, {"type": "text", "text": prompt.user}]
+        turns = [{"role": "user", "content": content}]
+        return str(self._processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        import torch
+
+        from hf_captionrl.captioners.captioner import start_token_settings
+
+        texts = [self._text(prompt) for prompt in prompts]
+        inputs = self._processor(
+            images=[prompt.image.convert("RGB") for prompt in prompts],
+            text=texts,
+            padding=True,
+            return_tensors="pt",
+            **start_token_settings(self._processor, texts[0]),
+        ).to(self._device)
+        for name, value in inputs.items():
+            if torch.is_tensor(value) and value.is_floating_point():
+                inputs[name] = value.to(self._model.dtype)
+        return self._generate(inputs, prompts, self._max_new_tokens)
+
+
+class CaptionerBackend(LocalBackend):
+    """A captioner of this package as the vision model; it ignores the question and describes the image.
+
+    Arguments as in [`TransformersBackend`].
+    """
+
+    is_multimodal = True
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        device: str | None = None,
+        dtype: str = "float32",
+        batch_size: int = 8,
+        max_new_tokens: int = 100,
+    ) -> None:
+        import torch
+
+        from hf_captionrl.captioners import load_captioner
+
+        self._captioner = load_captioner(
+            model_path(model),
+            revision=revision,
+            dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype),
+            device=default_device(device),
+        )
+        identity = loaded_revision(self._captioner.model, self._captioner.prompt)
+        super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
+
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        inputs = self._captioner.encode_images([prompt.image for prompt in prompts])
+        seed_draws(prompts)
+        found = self._captioner.generate(**inputs, **decoding(prompts[0].attempt, self._max_new_tokens))
+        return [
+            text if ended else Truncated(text)
+            for text, ended in zip(found.captions, found.ended.tolist(), strict=True)
+        ]
+
+
+# --- vLLM's offline engine as a backend ------------------------------------------------------------------------------
+
+
+class VLLMBackend(LocalBackend):
+    """vLLM's offline engine. Install it with `pip install vllm`; most models need a GPU.
+
+    Args:
+        model (`str`): A folder or a name on the Hub.
+        revision (`str`, *optional*): Branch, tag or commit.
+        is_multimodal (`bool`): Whether it answers prompts with images.
+        max_new_tokens (`int`): Longest answer.
+        dtype (`str`): Data type of the weights.
+        seed (`int`): Seed of sampling at later attempts.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        is_multimodal: bool = False,
+        max_new_tokens: int = 256,
+        dtype: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        try:
+            import vllm
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "vLLM is not installed. Use `pip install vllm` (Linux with a GPU), transformers, or an endpoint."
+            ) from error
+        self._vllm = vllm
+        # By default vLLM falls back to pickled weights.
+        self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed, load_format="safetensors")
+        self._seed, self.is_multimodal = seed, is_multimodal
+        # A single batch, because vLLM batches the prompts itself.
+        super().__init__(model, folder_revision(model, revision), max_new_tokens=max_new_tokens, engine="vllm")
+
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        attempt = prompts[0].attempt
+        settings = self._vllm.SamplingParams(
+            temperature=RETRY_TEMPERATURE if attempt else 0.0,
+            max_tokens=self._max_new_tokens,
+            seed=self._seed + attempt,
+        )
+        chats = [chat_turns(prompt, self.is_multimodal, image_first=True) for prompt in prompts]
+        answers = [found.outputs[0] for found in self._engine.chat(chats, settings, use_tqdm=False)]
+        return [Truncated(said.text) if said.finish_reason == "length" else said.text for said in answers]

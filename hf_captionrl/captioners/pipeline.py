@@ -1,0 +1,415 @@
+"""Captions images, paths, lists, data sets and videos in one call."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
+
+import datasets
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.head_tap import evaluating
+from hf_captionrl.data import CachedPixels, cached_features, frames_of, is_video, open_image, sample_frames
+from hf_captionrl.data.features import VideoPooling, pool_frames
+from hf_captionrl.retrieval import FeatureCache, Scorer
+from hf_captionrl.utils.model_files import model_path
+
+# --- Captions and features of many images ----------------------------------------------------------------------------
+# Legend: N images, M image tokens, D features.
+
+
+class GeneratedCaptions(NamedTuple):
+    """N captions, and whether each has an end token: false if it was truncated."""
+
+    captions: list[str]
+    ended: list[bool]
+
+
+class LazyImages(Sequence[Any]):
+    """Images, or prepared pixels, of some rows, read on access, because a test split does not fit into memory."""
+
+    def __init__(self, dataset: datasets.Dataset | CachedPixels, rows: Sequence[int]) -> None:
+        self.dataset = dataset
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self.dataset[self.rows[index]]
+        return found if isinstance(found, Tensor) else found["image"]
+
+
+def generate_captions(captioner: Captioner, images: Sequence[Any] | None, **settings: Any) -> list[str]:
+    """Caption many images, batch by batch, in eval mode; the settings are those of [`generate_with_ends`]."""
+    return generate_with_ends(captioner, images, **settings).captions
+
+
+def generate_with_ends(
+    captioner: Captioner,
+    images: Sequence[Any] | None,
+    *,
+    image_features: Any | None = None,
+    batch_size: int = 32,
+    progress: Callable[[int], Any] | None = None,
+    **generate_kwargs: Any,
+) -> GeneratedCaptions:
+    """As [`generate_captions`], with the captions that the length limit truncated.
+
+    `image_features` `(N, M, D)` is the cached output of the vision tower.
+    """
+    number = len(image_features) if image_features is not None else len(images or ())
+    found = GeneratedCaptions([], [])
+    with evaluating(captioner.model):
+        for start in range(0, number, batch_size):
+            rows = range(start, min(start + batch_size, number))
+            inputs: dict[str, Tensor] = {}
+            if image_features is not None:
+                features = np.stack([np.asarray(image_features[i]) for i in rows])  # (B, M, D)
+                inputs["image_features"] = torch.from_numpy(features)
+            else:
+                assert images is not None
+                part = (images[i] for i in rows)
+                inputs = captioner.encode_inputs([i if isinstance(i, Tensor) else open_image(i) for i in part])
+            completions = captioner.generate(**inputs, **generate_kwargs)
+            found.captions.extend(completions.captions)
+            found.ended.extend(completions.ended.tolist())
+            if progress is not None:
+                progress(rows.stop)
+    return found
+
+
+def vision_tower_features(
+    captioner: Captioner,
+    dataset: datasets.Dataset,
+    *,
+    cache_dir: str | None = None,
+    dtype: str = "float32",
+    frame_pooling: str | None = None,
+) -> Any:
+    """Cached output of the vision tower `(N, M, D)`; of videos with `"concat"` or `"ordered"`, `(N, F * M, D)`."""
+    num_frames = frames_of(dataset)
+    pooling: VideoPooling = "mean"
+    what = "vision_tower"
+    if num_frames:
+        pooling = cast(VideoPooling, frame_pooling or captioner.frame_pooling)
+        captioner.check_frame_pooling(pooling, num_frames)
+        if pooling != "mean":
+            what = f"vision_tower_{num_frames}_frames"  # of another shape
+        if pooling == "native":
+            what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
+    elif frame_pooling == "native":
+        raise ValueError(
+            "frame_pooling is 'native', a model's video inputs, but the data are images. Load videos with num_frames, "
+            "or leave frame_pooling out."
+        )
+    captioner.fixed_side_inputs(1)  # raises if the model needs more than features
+    model, _, revision = captioner.vision_signature().rpartition("@")
+    cache = FeatureCache(cache_dir, model_id=model, revision=revision, what=what, dtype=dtype)
+
+    return cached_features(
+        cache, dataset, lambda images: _tower_output(captioner, images, num_frames, pooling), pooling=pooling
+    )
+
+
+def _tower_output(captioner: Captioner, images: list[Image.Image], num_frames: int, pooling: str) -> Tensor:
+    """Features of images, `(N, M, D)`; with `"native"`, features of the videos of these frames, one row per video."""
+    if pooling == "native":
+        starts = range(0, len(images), num_frames)
+        inputs = captioner.encode_videos([images[start : start + num_frames] for start in starts])
+    else:
+        inputs = captioner.encode_images(images)
+    with torch.no_grad():
+        return captioner.image_features(**inputs).cpu()
+
+
+class VideoFeatures(Sequence[Any]):
+    """Output of the vision tower for videos outside a data set, computed on access.
+
+    `frame_pooling=None` pools as the captioner was trained.
+    """
+
+    def __init__(
+        self, captioner: Captioner, videos: Sequence[Any], num_frames: int, frame_pooling: str | None = None
+    ) -> None:
+        self.captioner = captioner
+        self.videos = videos
+        self.num_frames = num_frames
+        self.pooling = cast(VideoPooling, frame_pooling or captioner.frame_pooling)
+        captioner.check_frame_pooling(self.pooling, num_frames)
+        captioner.fixed_side_inputs(1)  # raises if the model needs more than features
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitem__(self, index: Any) -> Any:
+        """`(M, D)`, with `"concat"` or `"ordered"` `(F * M, D)`: an array, fp32."""
+        F = self.num_frames
+        features = _tower_output(self.captioner, sample_frames(self.videos[index], F), F, self.pooling).float()
+        return (features if self.pooling == "native" else pool_frames(features, F, self.pooling))[0].numpy()
+
+
+def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:
+    """Image features of a scorer, from the cache if possible; of a video the mean of its frames' features.
+
+    Returns `(N, D)`: Unit length, fp32.
+    """
+    cache = FeatureCache.for_scorer(scorer, cache_dir)
+    return cached_features(cache, dataset, scorer.image_features, unit_length=True).tensor().float()
+
+
+# --- Captions images, paths, lists, data sets and videos in one call -------------------------------------------------
+
+MAX_DOWNLOAD_BYTES = 256 * 2**20
+"""Maximum size in bytes of an image or video that is fetched from a URL."""
+_TIMEOUT_S = 30.0
+_NUM_FRAMES = 8
+
+
+def pipeline(
+    model: str | os.PathLike[str] | Captioner,
+    *,
+    revision: str | None = None,
+    prompt: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> CaptionPipeline:
+    """Load a captioner for inference.
+
+    Args:
+        model: A name on the Hub, a folder, a shipped model (`scenes:blip-mle`), or a captioner.
+        revision: Branch, tag or commit on the Hub.
+        prompt: Text that every caption continues; by default the model's prompt.
+        dtype: Dtype of the weights; by default the checkpoint's.
+        device: By default a GPU if there is one. A captioner object stays on its device.
+        model_kwargs: More arguments of `load_captioner`, such as `{"attn_implementation": "sdpa"}`.
+        settings: Arguments of [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`, and
+            defaults for `generate`.
+
+    Returns:
+        [`CaptionPipeline`]: Call it with images or videos.
+
+    Raises:
+        FileNotFoundError: If the model does not exist, or has no weights in safetensors.
+        ValueError: If the model is not a captioner.
+    """
+    if isinstance(model, Captioner):
+        captioner = load_captioner(model, prompt=prompt, device=device, **(model_kwargs or {}))
+    else:
+        name = model_path(os.fspath(model))
+        captioner = load_captioner(
+            name,
+            revision=revision,
+            prompt=prompt,
+            dtype=dtype,
+            device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            **(model_kwargs or {}),
+        )
+    return CaptionPipeline(captioner, **settings)
+
+
+class CaptionPipeline:
+    """Captions images and videos.
+
+    Args:
+        captioner ([`Captioner`]): The captioner.
+        allow_urls (`bool`): Fetch `http(s)` URLs. By default they are refused, because a list from an untrusted source
+            must not cause network requests.
+        num_frames (`int`, *optional*): Number of frames per video. None: as in training, or 8 if the captioner was
+            trained on images. A data set of videos stores its number of frames.
+        frame_pooling (`str`, *optional*): How the features of frames are pooled, see `data.pool_frames`; `"native"`
+            uses the model's video inputs. None: as in training, or the mean if the captioner was trained on images.
+        batch_size (`int`): Images per batch.
+        generation: Default arguments of the captioner's `generate`, such as `num_beams`.
+
+    Raises:
+        ValueError: If a number is below 1.
+
+    Example:
+        >>> from hf_captionrl.scenes import load_scenes
+        >>> caption = pipeline("scenes:blip-mle", max_new_tokens=12)
+        >>> test = load_scenes(num_train=0, num_validation=0, num_test=2)["test"]
+        >>> isinstance(caption(test[0]["image"]), str), len(caption(test))
+        (True, 2)
+    """
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        *,
+        allow_urls: bool = False,
+        num_frames: int | None = None,
+        frame_pooling: str | None = None,
+        batch_size: int = 16,
+        **generation: Any,
+    ) -> None:
+        num_frames = (captioner.num_frames or _NUM_FRAMES) if num_frames is None else num_frames
+        for name, value in (("num_frames", num_frames), ("batch_size", batch_size)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1.")
+        self.captioner = captioner
+        self.allow_urls = allow_urls
+        self.num_frames = num_frames
+        self.frame_pooling = frame_pooling
+        self.batch_size = batch_size
+        self.generation = generation
+
+    def __call__(
+        self,
+        inputs: Any,
+        *,
+        batch_size: int | None = None,
+        progress: bool | Callable[[int], Any] = False,
+        **generation: Any,
+    ) -> Any:
+        """Generate captions.
+
+        Args:
+            inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), a
+                URL with `allow_urls`, a list of these, or a `datasets.Dataset` with a column `image`.
+            batch_size: Images per batch; by default the pipeline's.
+            progress: True shows a progress bar; a function is called with the number of finished inputs.
+            generation: Arguments of `generate`, which override the pipeline's defaults.
+
+        Returns:
+            `str` for one input, `list[str]` for several, in their order. With `num_return_sequences` above 1, each
+            caption is replaced by a list of captions.
+
+        Raises:
+            ImageError: If an input cannot be read, or is a URL without `allow_urls`.
+            TypeError: If the inputs have another type.
+            ValueError: If a data set has no column `image`, or a URL does not return an image.
+        """
+        settings = {**self.generation, **generation}
+        size = self.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise ValueError(f"batch_size is {size}; it must be at least 1.")
+        single = _is_single(inputs)
+        images, frames = self._sequence([inputs] if single else inputs)
+        if frames:
+            videos = list(range(len(images)))
+        else:
+            videos = [i for i in range(len(images)) if _may_be_video(images, i) and is_video(images[i])]
+        stills = sorted(set(range(len(images))) - set(videos))
+        each = int(settings.get("num_return_sequences") or 1)
+        found: dict[int, list[str]] = {}
+        with _Progress(progress, len(images)) as done:
+            for rows, kind in ((stills, None), (videos, frames or self.num_frames)):
+                if not rows:
+                    continue
+                chosen = ChosenImages(images, rows)
+                captions = generate_captions(
+                    self.captioner,
+                    chosen if kind is None else None,
+                    image_features=None
+                    if kind is None
+                    else VideoFeatures(self.captioner, chosen, kind, self.frame_pooling),
+                    batch_size=size,
+                    progress=done.after(len(found)),
+                    **settings,
+                )
+                for at, row in enumerate(rows):
+                    found[row] = captions[at * each : (at + 1) * each]
+        result = [found[i] if each > 1 else found[i][0] for i in range(len(images))]
+        return result[0] if single else result
+
+    def _sequence(self, inputs: Any) -> tuple[Sequence[Any], int]:
+        """The inputs, and the number of frames per video if they are a data set of videos."""
+        if isinstance(inputs, datasets.Dataset):
+            if "image" not in inputs.column_names:
+                raise ValueError(f"The data set has the columns {inputs.column_names}, but none is called 'image'.")
+            return LazyImages(inputs, range(len(inputs))), frames_of(inputs)
+        return [fetch(item) if self.allow_urls and _is_address(item) else item for item in inputs], 0
+
+
+def _is_single(inputs: Any) -> bool:
+    if isinstance(inputs, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Mapping):
+        return True
+    if isinstance(inputs, datasets.Dataset | Sequence):
+        return False
+    raise TypeError(
+        f"The inputs are a {type(inputs).__name__}. Pass an image, a path, a list of these, or a datasets.Dataset."
+    )
+
+
+def _may_be_video(images: Sequence[Any], row: int) -> bool:
+    """Whether the images need decoding: decoded images of a data set are not opened twice."""
+    return not isinstance(images, LazyImages) and not isinstance(images[row], Image.Image)
+
+
+def _is_address(item: Any) -> bool:
+    return isinstance(item, str) and urlsplit(item).scheme.lower() in ("http", "https")
+
+
+def fetch(address: str) -> bytes:
+    """Download an image or a video; returns the content."""
+    try:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see _is_address # nosec B310
+            if urlsplit(answer.geturl()).scheme.lower() not in ("http", "https"):
+                raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not an http(s) URL.")
+            data = answer.read(MAX_DOWNLOAD_BYTES + 1)
+    except (OSError, http.client.HTTPException) as error:
+        raise ValueError(
+            f"{address!r} cannot be fetched ({error}). Check it, or download the file yourself."
+        ) from error
+    if len(data) > MAX_DOWNLOAD_BYTES:
+        raise ValueError(f"{address!r} leads to more than {MAX_DOWNLOAD_BYTES} bytes. Download the file yourself.")
+    return data
+
+
+class ChosenImages(Sequence[Any]):
+    """A part of the images of a sequence, each read when it is accessed.
+
+    Args:
+        images: The sequence.
+        rows: Rows of the part.
+    """
+
+    def __init__(self, images: Sequence[Any], rows: Sequence[int]) -> None:
+        self.images, self.rows = images, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.images[self.rows[index]]
+
+
+class _Progress:
+    """The progress bar, the function, or None."""
+
+    def __init__(self, wanted: bool | Callable[[int], Any], total: int) -> None:
+        self.wanted, self.total, self.bar = wanted, total, None
+
+    def __enter__(self) -> _Progress:
+        if self.wanted is True:
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=self.total, unit=" images", desc="Captioning")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def after(self, before: int) -> Callable[[int], Any]:
+        """Adds the number of inputs that were finished before."""
+
+        def report(number: int) -> None:
+            if self.bar is not None:
+                self.bar.update(before + number - self.bar.n)
+            elif callable(self.wanted):
+                self.wanted(before + number)
+
+        return report

@@ -1,0 +1,311 @@
+"""`captionrl bags`: mine bags of similar images for evaluation and for training."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
+from hf_captionrl.utils.options import EngineOptions, option, positive
+from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_manifest, read_shards, read_tables, run_stage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch import Tensor
+
+    from hf_captionrl.data.columns import ColumnView
+
+
+# --- Neighbours of every image on shards: exact in blocks, or from a compressed index --------------------------------
+
+EXACT_ROWS = 200_000
+"""Largest number of images whose neighbours are searched exactly; above it, and with --approximate, by IVF-PQ."""
+
+_SAMPLE = 256
+_ROWS_PER_SHARD = 4096
+_FEATURES, _INDEX = "features.npy", "index.faiss"
+
+
+def read_feature_shards(folder: Path, kind: str) -> tuple[ColumnView[str], Tensor, str]:
+    """Ids, features `(N, D)` or `(N, 2 D)`, and signature of the scorer, from `captionrl features`; readable images only."""
+    import datasets
+    import numpy as np
+    import pyarrow as pa
+    import torch
+
+    from hf_captionrl.data.columns import id_column
+    from hf_captionrl.retrieval.neighbours import multimodal_features
+
+    names: list[pa.ChunkedArray] = []
+    columns: dict[str, list[Any]] = {"image": [], "text": []} if kind == "multimodal" else {"image": []}
+    for table in read_tables(folder, ["image_id", *columns]):
+        table = table.filter(table["image"].is_valid())
+        names.append(table["image_id"])
+        for name, parts in columns.items():
+            if table[name].null_count:
+                raise ValueError(f"{str(folder)!r} has features of images alone. Use --features image.")
+            if table.num_rows:
+                parts.append(table[name].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1))
+    found = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in columns.items()}  # each (N, D)
+    chunks = [chunk for part in names for chunk in part.chunks]
+    ids = id_column(datasets.Dataset(pa.table({"image_id": pa.chunked_array(chunks, pa.string())})))
+    features = found["image"] if kind == "image" else multimodal_features(found["image"], found["text"])
+    return ids, features, str(read_manifest(folder)["made_by"]["scorer"])
+
+
+class NeighbourStage(Stage):
+    """Neighbours of shards: rows and similarities, most similar first.
+
+    `folder` holds the features of all images, and the compressed index if there is one.
+    """
+
+    def __init__(self, folder: Path, top: int, is_exact: bool) -> None:
+        self.folder, self.top, self.is_exact = folder.absolute(), top, is_exact
+        self.needs_gpu = is_exact  # faiss searches the compressed index on the CPU
+
+    def load(self) -> None:
+        import numpy as np
+        import torch
+
+        from hf_captionrl.retrieval.neighbours import CompressedIndex, rank_rows
+
+        features = np.load(self.folder / _FEATURES, mmap_mode="r")
+        self._search: Callable[[range, int], tuple[Tensor, Tensor]]
+        if not self.is_exact:
+            self._search = CompressedIndex(self.folder / _INDEX, features).search
+            return
+        unit = torch.from_numpy(np.asarray(features).copy()).to("cuda" if torch.cuda.is_available() else "cpu")
+        self._search = lambda rows, k: rank_rows(unit, k, rows=list(rows))
+
+    def schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        return pa.schema({"neighbours": pa.list_(pa.int64()), "similarities": pa.list_(pa.float32())})
+
+    def __call__(self, rows: range) -> list[dict[str, Any]]:
+        indices, similarities = self._search(rows, self.top)
+        pairs = zip(indices.tolist(), similarities.tolist(), strict=True)
+        return [{"neighbours": found, "similarities": values} for found, values in pairs]
+
+
+def neighbours_on_shards(
+    features: Tensor, top: int, folder: Path, options: EngineOptions, *, approximate: bool, settings: dict[str, Any]
+) -> tuple[Tensor, Tensor, float | None]:
+    """Neighbours `(N, top)` of all images, their similarities, and the measured recall of the compressed index."""
+    import hashlib
+
+    import numpy as np
+    import torch
+
+    from hf_captionrl.retrieval.neighbours import build_compressed_index, neighbour_recall, normalised, rank_rows
+    from hf_captionrl.utils.io import atomic_write_bytes
+
+    unit = normalised(features).cpu().contiguous()
+    is_exact = not approximate and len(unit) <= EXACT_ROWS
+    digest = hashlib.blake2b(unit.numpy(), digest_size=16).hexdigest()
+    shards = ShardFolder(
+        folder,
+        settings | {"rows": digest, "top": top, "exact": is_exact},
+        num_rows=len(unit),
+        rows_per_shard=options.rows_per_shard or _ROWS_PER_SHARD,
+    )
+    if not (folder / _FEATURES).is_file():
+        buffer = io.BytesIO()
+        np.save(buffer, unit.numpy())
+        atomic_write_bytes(folder / _FEATURES, buffer.getvalue())
+    if not is_exact and not (folder / _INDEX).is_file():
+        build_compressed_index(unit.numpy(), folder / _INDEX)
+    run_stage(NeighbourStage(folder, top, is_exact), shards, options)
+    indices = torch.empty(len(unit), top, dtype=torch.long)
+    similarities = torch.empty(len(unit), top)
+    for number, row in enumerate(read_shards(folder)):
+        indices[number], similarities[number] = torch.tensor(row["neighbours"]), torch.tensor(row["similarities"])
+    if is_exact:
+        return indices, similarities, None
+    sample = torch.randperm(len(unit), generator=torch.Generator().manual_seed(0))[:_SAMPLE]
+    recall = neighbour_recall(indices[sample], rank_rows(unit, top, rows=sample)[0])
+    return indices, similarities, recall
+
+
+# --- `captionrl bags`: mine bags of similar images for evaluation and for training -----------------------------------
+
+_SIZES = {"truematch": (3, 5, 7), "training": (2, 3, 5, 7, 10, 15, 20)}
+
+
+@dataclass
+class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
+    """Find images that look alike, by a scorer's features of images, or of images and captions.
+
+    With --feature_shards the features and ids are those of `captionrl features`, and no image is opened.
+
+    The file holds image ids, similarities, and the scorer's name and revision. Readers refuse bags of other features.
+    """
+
+    examples: ClassVar[str] = """
+        modes:
+          truematch    the most similar bag of each visual concept, disjoint (No Detail Left Behind, Algorithms 1 and 2)
+          training     one epoch of disjoint bags over all images (section B.2), for inspection
+          neighbours   the ranked neighbours of each image, from which a trainer draws new training bags every epoch
+
+        examples:
+          captionrl bags --dataset scenes --output truematch.parquet
+          captionrl bags --dataset scenes --split train --mode neighbours --output neighbours.safetensors
+          captionrl bags --dataset dataset_coco.json --image_root coco --split train --scorer openai/clip-vit-base-patch32 \\
+              --features image --mode training --bag_sizes 20 --output bags.json
+          captionrl bags --feature_shards features --mode neighbours --output neighbours.safetensors --processes 8
+    """
+
+    output: Path | None = option(
+        None,
+        metavar="FILE",
+        help="bags: .parquet or .json; neighbours: .safetensors (default: bags.parquet, neighbours.safetensors)",
+    )
+    mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what to mine, as listed below")
+    approximate: bool = option(
+        False,
+        group="similarity",
+        help="search with faiss' IVF-PQ, and print the measured recall, as always for more than 200,000 images",
+    )
+    feature_shards: Path | None = option(
+        None, metavar="DIR", group="similarity", help="output of `captionrl features`, instead of the images"
+    )
+    bag_sizes: list[int] | None = option(
+        None,
+        parse=positive,
+        metavar="K",
+        group="bags",
+        aliases=("--bag-sizes", "--bag_size", "--bag-size"),
+        help="images per bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
+    )
+    top: int = option(200, parse=positive, metavar="N", group="bags", help="number of neighbours per image")
+    seed: int = option(0, metavar="N", group="bags", help="seed of the bags for training")
+
+
+def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
+    """Output file and bag sizes, checked before anything slow."""
+    arguments.check_engine()
+    neighbours = arguments.mode == "neighbours"
+    if launched()[1] > 1 and arguments.mode != "truematch":
+        raise ValueError(
+            "`accelerate launch` starts several processes, but one writes the file. Use --processes with --mode neighbours."
+        )
+    if arguments.uses_shards and not neighbours:
+        raise ValueError(f"--mode {arguments.mode} runs in one process. Leave --processes and --engine out.")
+    output = arguments.output or Path("neighbours.safetensors" if neighbours else "bags.parquet")
+    endings = (".safetensors",) if neighbours else (".parquet", ".json")
+    if output.is_dir() or output.suffix not in endings:
+        raise ValueError(f"--output {str(output)!r} must name a file that ends in {' or '.join(endings)}.")
+    if neighbours:
+        if arguments.bag_sizes:
+            raise ValueError(
+                "--bag_sizes has no effect with --mode neighbours, because the trainer chooses the sizes. Leave it out."
+            )
+        return output, []
+    if arguments.approximate and arguments.mode == "truematch":
+        raise ValueError("--approximate can miss the most similar images, of which TrueMatch consists. Leave it out.")
+    if arguments.seed < 0:
+        raise ValueError(f"--seed is {arguments.seed}, but must be at least 0.")
+    sizes = sorted(set(arguments.bag_sizes or _SIZES[arguments.mode]))
+    if sizes[0] < 2:
+        raise ValueError(f"--bag_sizes {sizes[0]}: a bag needs at least 2 images.")
+    if arguments.mode == "training" and sizes[-1] - 1 > arguments.top:
+        raise ValueError(f"--bag_sizes {sizes[-1]} needs {sizes[-1] - 1} neighbours per image. Raise --top.")
+    return output, sizes
+
+
+def _shard_folder(arguments: BagsOptions, output: Path) -> AbstractContextManager[str | Path]:
+    """The folder that a repeated command resumes; without --processes and --engine, it is removed at the end."""
+    if arguments.uses_shards:
+        return nullcontext(output.with_suffix(".shards"))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return TemporaryDirectory(prefix=".tmp-", dir=output.parent)
+
+
+def mine_bags(arguments: BagsOptions) -> None:
+    """Mine bags or neighbours and write them."""
+    output, sizes = _check(arguments)
+
+    import torch
+
+    from hf_captionrl.data.columns import id_column
+    from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
+    from hf_captionrl.retrieval.bags import (
+        BagFile,
+        NeighbourFile,
+        bag_similarities,
+        candidate_bags,
+        curate_bags,
+        save_bags,
+        save_neighbours,
+        training_bags,
+    )
+    from hf_captionrl.retrieval.neighbours import nearest_neighbours
+
+    if arguments.feature_shards is not None:
+        ids, features, signature = read_feature_shards(arguments.feature_shards, arguments.features)
+    else:
+        split = load_split(
+            arguments,
+            quarantine_path=output.with_suffix(".quarantine.jsonl"),
+            require_captions=arguments.features == "multimodal",
+        )
+        ids = id_column(split.dataset)
+    least = max(sizes, default=2)
+    if len(ids) < least:
+        raise ValueError(f"the split has {len(ids)} images, but a bag needs {least}. Lower --bag_sizes.")
+    if arguments.feature_shards is None:
+        scorer = similarity_scorer(arguments)
+        features, signature = features_of(arguments, split.dataset, scorer, arguments.features), scorer.signature
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    summary: dict[str, Any] = {
+        "output": str(output),
+        "mode": arguments.mode,
+        "images": len(ids),
+        "scorer": signature,
+        "features": arguments.features,
+    }
+    if arguments.mode != "truematch":
+        top = min(arguments.top, len(ids) - 1)
+        if arguments.uses_shards or arguments.approximate or len(ids) > EXACT_ROWS:
+            settings = {"scorer": signature, "features": arguments.features}
+            with _shard_folder(arguments, output) as folder:
+                neighbours, similarities, recall = neighbours_on_shards(
+                    features, top, Path(folder), arguments, approximate=arguments.approximate, settings=settings
+                )
+            if recall is not None:
+                summary["recall"] = recall
+        else:
+            neighbours, similarities = nearest_neighbours(features, top, device=device)
+        summary["neighbours"] = top
+    if arguments.mode == "neighbours":
+        save_neighbours(output, NeighbourFile(neighbours, similarities, ids, signature, arguments.features))
+    else:
+        bags: list[list[str]] = []
+        scores: list[float] = []
+        summary["bags"] = {}
+        for size in sizes:
+            if arguments.mode == "truematch":
+                rows, score = curate_bags(*candidate_bags(features, size, device=device))
+            else:
+                rows = training_bags(neighbours, size, seed=arguments.seed, features=features, top=top)
+                score = bag_similarities(features, rows)
+            bags += [ids[bag] for bag in rows.tolist()]
+            scores += score.tolist()
+            summary["bags"][str(size)] = {"number": len(rows), "similarity": float(score.mean())}
+        save_bags(output, BagFile(bags, scores, signature, arguments.features, arguments.mode))
+    if arguments.json:
+        print(json.dumps(summary))
+        return
+    print(f"{output}: {len(ids)} images, {arguments.features} features of {signature}")
+    if "recall" in summary:
+        print(f"  found {summary['recall']:.3f} of the true neighbours, measured on a sample")
+    if "neighbours" in summary and arguments.mode == "neighbours":
+        print(f"  {summary['neighbours']} ranked neighbours per image")
+    for size, found in summary.get("bags", {}).items():
+        print(f"  {found['number']} bags of {size}, mean similarity {found['similarity']:.3f}")

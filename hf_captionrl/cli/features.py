@@ -1,0 +1,445 @@
+"""`captionrl pixels`: images as a vision tower reads them, in Parquet shards and in the pixel cache."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from hf_captionrl.data.options import (
+    DatasetOptions,
+    LoadedSplit,
+    SimilarityOptions,
+    cache_dir_option,
+    ids_digest,
+    load_split,
+    source_settings,
+)
+from hf_captionrl.utils.options import EngineOptions, option, positive
+from hf_captionrl.utils.parts import ShardFolder, Stage, read_manifest, read_shards, run_stage
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from hf_captionrl.data import ImageReader
+    from hf_captionrl.retrieval import FeatureCache
+
+
+# --- Stages that read the images of a data set, and the part of the commands that runs them --------------------------
+
+
+class ImageStage(Stage):
+    """A stage whose result has one row per image: `image_id`, [`columns`], and `reason` and `detail` if it is unreadable.
+
+    `ids` is [`ids_digest`] of the images; a process that finds other images stops.
+    """
+
+    def __init__(
+        self, options: Any, ids: str, *, require_captions: bool = False, only: np.ndarray | None = None
+    ) -> None:
+        self.options, self.ids, self.require_captions, self.only = copy.copy(options), ids, require_captions, only
+
+    def load(self) -> None:
+        split = load_split(
+            self.options,
+            quarantine_path=None,
+            require_captions=self.require_captions,
+            expected_ids=self.ids,
+            only=self.only,
+        )
+        self.reader: ImageReader = self.load_model(split)
+
+    @abstractmethod
+    def load_model(self, split: LoadedSplit) -> ImageReader:
+        """Load the model; returns the reader of the images."""
+
+    @abstractmethod
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """Names and types of the columns of a readable image."""
+
+    @abstractmethod
+    def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
+        """Columns of the readable images of one batch."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a batch."""
+        return int(self.options.batch_size)
+
+    def schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        text = pa.string()
+        return pa.schema({"image_id": text, **self.columns(), "reason": text, "detail": text})
+
+    def __call__(self, rows: range) -> list[dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
+        size = self.rows_at_once
+        for start in range(rows.start, rows.stop, size):
+            found |= self.batch(list(range(start, min(start + size, rows.stop))))
+        faults = {entry.row: entry for entry in self.reader.report().entries}
+        return [
+            {"image_id": image_id}
+            | (found[row] if row in found else {"reason": faults[row].reason, "detail": faults[row].detail})
+            for row, image_id in zip(rows, self.reader.ids[rows.start : rows.stop], strict=True)
+        ]
+
+
+def rows_per_shard(arguments: Any, batches: int = 64, size: int | None = None) -> int:
+    """`--rows_per_shard`, by default `batches` batches; refuses a number that is not a multiple of `size`.
+
+    `size` None is `--batch_size`.
+    """
+    what = f"--batch_size {arguments.batch_size}" if size is None else f"{size}, the captions that are scored together"
+    size = arguments.batch_size if size is None else size
+    rows = arguments.rows_per_shard or batches * size
+    if rows % size:
+        raise ValueError(f"--rows_per_shard {rows} is not a multiple of {what}. Use {-(-rows // size) * size}.")
+    return int(rows)
+
+
+def run_on_images(
+    arguments: Any,
+    output: Path,
+    settings: Callable[[], Mapping[str, Any]],
+    make_stage: Callable[[str], ImageStage],
+    *,
+    require_captions: bool = False,
+) -> dict[str, Any]:
+    """Run a stage on the images that the options name; returns the summary of the command.
+
+    `settings` is called after the split is chosen.
+    """
+    from tqdm import tqdm
+
+    from hf_captionrl.data.quarantine import QuarantineReport, quarantine_entry, stop_if_too_many
+
+    per_shard = rows_per_shard(arguments)  # before anything slow
+    if output.suffix:
+        raise ValueError(
+            f"--output {str(output)!r} names a file, but Parquet shards are a folder. Use {str(output.with_suffix(''))!r}."
+        )
+    split = load_split(arguments, quarantine_path=None, require_captions=require_captions)
+    ids, number = ids_digest(split.dataset), len(split.dataset)
+    made_from = {"images": ids, "batch_size": arguments.batch_size}
+    if require_captions:
+        made_from["references"] = ids_digest(split.dataset, "captions")
+    shards = ShardFolder(
+        output,
+        {**settings(), **made_from},
+        num_rows=number,
+        rows_per_shard=per_shard,
+        overwrite=arguments.overwrite,
+    )
+    before = number - sum(len(shards.rows(shard)) for shard in shards.unfinished())
+    with tqdm(total=number, initial=before, unit=" images", disable=None) as progress:
+        done = run_stage(make_stage(ids), shards, arguments, progress=progress.update)
+    entries = []
+    if done["manifest"] is not None:  # else another launched process is the last
+        entries = [
+            quarantine_entry(row, found["image_id"], split.split, "image", found["reason"], found["detail"], "row")
+            for row, found in enumerate(read_shards(output, ["image_id", "reason", "detail"]))
+            if found["reason"] is not None
+        ]
+    report = QuarantineReport({split.split: number}, tuple(entries), output / "quarantine.jsonl")
+    if entries:
+        report.write()
+        stop_if_too_many(report, split.split, arguments.max_bad_fraction)
+    return {
+        "output": str(output),
+        "split": arguments.split,
+        "images": number - len(entries),
+        "of": len(split.all_ids),
+        "written": number - before - len(entries),
+        "resumed": before,
+        "shards": done["shards"],
+        "finished": done["manifest"] is not None,
+        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in entries],
+    }
+
+
+# --- Shards with one row per image that fill a cache: the code shared by `captionrl features` and `captionrl pixels` ---
+
+_CACHED_ROWS_AT_ONCE = 256
+
+
+@dataclass
+class CachedRowsOptions(EngineOptions):
+    """How shards are processed, and whether their rows are put into the cache."""
+
+    overwrite: bool = option(False, help="start again even if the folder has shards")
+    fill_cache: bool = option(True, help="put the rows into the cache of this machine")
+
+    @property
+    def uses_shards(self) -> bool:
+        """Always."""
+        return True
+
+
+def keys_and_cached(
+    reader: ImageReader, cache: FeatureCache, hashes: FeatureCache, rows: Sequence[int]
+) -> tuple[dict[int, str], dict[int, np.ndarray]]:
+    """Keys of the images that have a file, and what the cache has of them, both by row of the data set; opens no image.
+
+    Files are hashed in threads, and those of the table `hashes` are not read: see `source_keys`. Damaged rows of the cache are dropped with a warning, and are not among what it has.
+    """
+    from hf_captionrl.data.features import keys_of
+
+    keys = reader.read_all(rows, lambda values: keys_of(values, hashes))
+    while known := [row for row, key in keys.items() if key in cache]:
+        # Fails after it has dropped damaged rows, whose keys are unknown in the next round.
+        with contextlib.suppress(KeyError):
+            return keys, dict(zip(known, cache.get([keys[row] for row in known]).tensor().numpy(), strict=True))
+    return keys, {}
+
+
+def fill_cache(cache: FeatureCache, folder: Path, column: str, shape: Sequence[int] = (-1,)) -> int:
+    """Put one column of finished shards into a cache, by the column `key`; returns the number of rows that were new.
+
+    Bytes are stored as uint8, lists of numbers as fp32; None stands for an unreadable image. The check of the images before
+    a training then opens none of them.
+    """
+    import numpy as np
+
+    from hf_captionrl.data.images import checked_images
+
+    before, is_complete, checked = len(cache), True, checked_images(cache.root)
+    # The values are read only if a key is new; neither keys nor values of all rows are held in memory.
+    for part in _parts(read_shards(folder, ["key"])):
+        keys = [row["key"] for row in part]
+        if decoded := [keys[at] for at in checked.missing(keys)]:
+            checked.put(decoded, np.ones((len(decoded), 1), np.uint8))
+        is_complete &= not cache.missing(keys)
+    if not is_complete:
+        for part in _parts(read_shards(folder, ["key", column])):
+            new = [part[at] for at in cache.missing([row["key"] for row in part])]
+            if new:
+                values = [row[column] for row in new]
+                arrays = [
+                    np.frombuffer(v, np.uint8) if isinstance(v, bytes) else np.array(v, np.float32) for v in values
+                ]
+                cache.put([row["key"] for row in new], np.stack(arrays).reshape(len(new), *shape))
+    return len(cache) - before
+
+
+def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Lists of readable rows."""
+    readable = (row for row in rows if row["key"] is not None)
+    while part := list(itertools.islice(readable, _CACHED_ROWS_AT_ONCE)):
+        yield part
+
+
+def print_summary(arguments: Any, summary: Mapping[str, Any], what: str) -> None:
+    """Print the summary as a sentence or as JSON; `what` names the content of the rows."""
+    if arguments.json:
+        print(json.dumps(summary))
+        return
+    text = f"{summary['output']}: {what} of {summary['images']:,} of {summary['of']:,} images in {summary['shards']:,} shards"
+    if bad := len(summary["unreadable"]):
+        text += f"; {bad:,} cannot be read and are listed in {arguments.output / 'quarantine.jsonl'}"
+    print(text + ".")
+
+
+# --- `captionrl features`: features of a scorer for every image, in Parquet shards and in the feature cache ----------
+
+
+@dataclass
+class FeaturesOptions(CachedRowsOptions, SimilarityOptions, DatasetOptions):
+    """Compute the features of a scorer once for every image: in processes of this machine, or on a Ray cluster.
+
+    The output is a folder of Parquet shards with a manifest: image_id, key (of the image in the feature cache), image
+    and, with --features multimodal, text, which is the mean feature of the captions. The image features are then put into the feature
+    cache of this machine, where training, evaluation and `captionrl bags` find them.
+
+    The same command skips finished shards.
+    """
+
+    examples: ClassVar[str] = """
+        examples:
+          captionrl features --dataset scenes --features image --output features
+          captionrl features --dataset OWNER/NAME --split train --scorer openai/clip-vit-base-patch32 --output features \\
+              --processes 8
+          captionrl features --dataset OWNER/NAME --split train --output /shared/features --engine ray --address auto
+    """
+
+    output: Path = option(Path("features"), metavar="DIR", help="folder of the shards")
+
+
+class FeatureStage(ImageStage):
+    """Features of shards: `key`, `image` and `text`."""
+
+    def __init__(self, options: FeaturesOptions, ids: str, *, only: np.ndarray | None = None) -> None:
+        super().__init__(options, ids, require_captions=options.features == "multimodal", only=only)
+
+    def load_model(self, split: LoadedSplit) -> ImageReader:
+        from hf_captionrl.data import ImageReader
+        from hf_captionrl.data.features import file_hashes
+        from hf_captionrl.evaluation.similarity import similarity_scorer
+        from hf_captionrl.retrieval import FeatureCache
+
+        self._scorer = similarity_scorer(self.options)
+        # Only read here: otherwise the features of an image would depend on which process is the first.
+        self._cache = FeatureCache.for_scorer(self._scorer, self.options.cache_dir)
+        self._hashes = file_hashes(self.options.cache_dir)
+        self._captions = split.dataset["captions"] if self.options.features == "multimodal" else None
+        return ImageReader(split.dataset, split=split.split, max_bad_fraction=self.options.max_bad_fraction)
+
+    def made_by(self) -> dict[str, Any]:
+        return {"scorer": self._scorer.signature}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        import pyarrow as pa
+
+        return {"key": pa.string(), "image": pa.list_(pa.float32()), "text": pa.list_(pa.float32())}
+
+    def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
+        from hf_captionrl.evaluation.similarity import mean_text_features
+
+        keys, features = keys_and_cached(self.reader, self._cache, self._hashes, rows)
+        opened = self.reader.open_all([row for row in keys if row not in features])
+        if opened:
+            computed = self._scorer.image_features(list(opened.values())).float().cpu().numpy()  # (B, D)
+            features |= dict(zip(opened, computed, strict=True))
+        keys = {row: key for row, key in keys.items() if row in features}
+        if not keys:
+            return {}
+        found: dict[int, dict[str, Any]] = {
+            row: {"key": key, "image": features[row].astype("float32")} for row, key in keys.items()
+        }
+        if self._captions is not None:
+            groups = [self._captions[row] for row in keys]
+            texts = mean_text_features(self._scorer, groups, [self.reader.ids[row] for row in keys]).numpy()
+            for row, feature in zip(keys, texts, strict=True):
+                found[row]["text"] = feature
+        return found
+
+
+def write_features(arguments: FeaturesOptions) -> None:
+    """Write the features."""
+    arguments.check_engine()
+    summary = run_on_images(
+        arguments,
+        arguments.output,
+        lambda: source_settings(arguments) | {"scorer": arguments.scorer, "features": arguments.features},
+        lambda ids: FeatureStage(arguments, ids),
+        require_captions=arguments.features == "multimodal",
+    )
+    if arguments.fill_cache and summary["finished"]:
+        from hf_captionrl.evaluation.similarity import similarity_scorer
+        from hf_captionrl.retrieval import FeatureCache
+
+        cache = FeatureCache.for_scorer(similarity_scorer(arguments), arguments.cache_dir)
+        summary["cached"] = fill_cache(cache, arguments.output, "image")
+    print_summary(arguments, summary, "features")
+
+
+# --- `captionrl pixels`: images as a vision tower reads them, in Parquet shards and in the pixel cache ---------------
+
+_ROWS_AT_ONCE = 64
+
+
+@dataclass
+class PixelsOptions(CachedRowsOptions, DatasetOptions):
+    """Prepare every image for a captioner once: in processes of this machine, or on a Ray cluster.
+
+    The output is a folder of Parquet shards with a manifest: image_id, key (of the image in the pixel cache) and pixels,
+    before they are normalised. The pixels are then put into the pixel cache of this machine: training with `cache_pixels`
+    reads them by memory map and opens no image.
+
+    Images whose pixels are in the cache are not opened. The same command skips finished shards. On another machine that
+    shares the folder, it only fills the cache.
+    """
+
+    examples: ClassVar[str] = """
+        examples:
+          captionrl pixels --model scenes:blip-mle --dataset scenes --output pixels
+          captionrl pixels --model Salesforce/blip-image-captioning-base --dataset OWNER/NAME --split train --form jpeg \\
+              --processes 8
+          captionrl pixels --model MODEL --dataset OWNER/NAME --split train --output /shared/pixels --engine ray --address auto
+    """
+
+    model: str = option(metavar="NAME", help="captioner to train: a folder, a name on the Hub, or scenes:blip-mle")
+    revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the captioner on the Hub")
+    form: Literal["uint8", "jpeg"] = option(
+        "uint8", help="exact pixels, or JPEGs in about a tenth of the space; the value of cache_pixels in training"
+    )
+    output: Path = option(Path("pixels"), metavar="DIR", help="folder of the shards")
+    batch_size: int = option(8, parse=positive, metavar="N", help="images per batch; a shard holds 64 batches")
+    cache_dir: str | None = cache_dir_option()
+
+
+class PixelStage(ImageStage):
+    """Pixels of shards: `key` and `pixels`, the bytes of a row of the pixel cache."""
+
+    options: PixelsOptions
+    needs_gpu = False
+
+    @property
+    def rows_at_once(self) -> int:
+        """Enough for the threads of a large machine; each image is prepared on its own."""
+        return max(self.options.batch_size, _ROWS_AT_ONCE)
+
+    def load_model(self, split: LoadedSplit) -> ImageReader:
+        from hf_captionrl.captioners import load_captioner
+        from hf_captionrl.data import ImageReader
+        from hf_captionrl.data.features import file_hashes, pixel_rows, refuse_videos, row_reader
+
+        refuse_videos(split.dataset)
+        captioner = load_captioner(self.options.model, revision=self.options.revision, dtype="float32")
+        self._processor = captioner.prepared_pixels
+        self._pixels = row_reader(self._processor, self.options.form)
+        self._cache = pixel_rows(self._processor.signature, self.options.form, self.options.cache_dir)
+        self._hashes = file_hashes(self.options.cache_dir)
+        return ImageReader(split.dataset, split=split.split, max_bad_fraction=self.options.max_bad_fraction)
+
+    def made_by(self) -> dict[str, Any]:
+        shape = self._processor.shape if self.options.form == "uint8" else [-1]
+        return {"processor": self._processor.signature, "shape": list(shape)}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        import pyarrow as pa
+
+        return {"key": pa.string(), "pixels": pa.binary()}
+
+    def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
+        import numpy as np
+
+        from hf_captionrl.data.features import in_threads
+
+        keys, cached = keys_and_cached(self.reader, self._cache, self._hashes, rows)
+        new = self.reader.read_all([row for row in keys if row not in cached], in_threads(self._pixels))
+        return {
+            row: {"key": keys[row], "pixels": np.asarray(pixels).tobytes()}
+            for row, pixels in {**cached, **new}.items()
+        }
+
+
+def _fill_cache(arguments: PixelsOptions) -> int:
+    """Put the pixels into the cache that `cached_pixels` reads; returns the number of rows that were new."""
+    from hf_captionrl.data.features import pixel_rows
+
+    made_by = read_manifest(arguments.output)["made_by"]
+    cache = pixel_rows(made_by["processor"], arguments.form, arguments.cache_dir)
+    return fill_cache(cache, arguments.output, "pixels", made_by["shape"])
+
+
+def write_pixels(arguments: PixelsOptions) -> None:
+    """Write the pixels."""
+    arguments.check_engine()
+    settings = {"model": arguments.model, "revision": arguments.revision, "form": arguments.form}
+    summary = run_on_images(
+        arguments,
+        arguments.output,
+        lambda: source_settings(arguments) | settings,
+        lambda ids: PixelStage(arguments, ids),
+    )
+    if arguments.fill_cache and summary["finished"]:
+        summary["cached"] = _fill_cache(arguments)
+    print_summary(arguments, summary, "pixels")

@@ -1,0 +1,487 @@
+"""Images as the vision tower reads them, before normalisation: from a memory-mapped file, or decoded on access.
+
+Legend: N images, H x W the input size of the vision tower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import operator
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args, overload
+
+import datasets
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
+
+from hf_captionrl.data.columns import undecoded
+from hf_captionrl.data.images import ImageError, decode_image, media_source, open_image
+from hf_captionrl.data.video import frames_of, sample_frames, video_hash
+from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
+from hf_captionrl.retrieval.feature_cache import progress_bar
+
+# --- Keys of images from the bytes of their files, so that no image is decoded to find it in a cache -----------------
+
+T = TypeVar("T")
+
+_ROWS_AT_ONCE = 256
+_FILES_AT_ONCE = 16_384
+_UNREADABLE = "00" * 16  # in place of a hash
+# A file that changes twice within the resolution of its file system's clock keeps its modification time.
+_SETTLED_NS = 2_000_000_000
+
+
+class _Keys(Sequence[str]):
+    """Keys that are stored as digests, `(N, 16)` uint8, and become text when they are indexed."""
+
+    def __init__(self, digests: np.ndarray) -> None:
+        self._digests = digests
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> _Keys: ...
+    @overload
+    def __getitem__(self, index: list[int]) -> list[str]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, list):
+            return [self[row] for row in index]
+        found = self._digests[index]
+        return _Keys(found) if isinstance(index, slice) else _key(found.tobytes().hex())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _File(NamedTuple):
+    path: str
+    state: str  # path, size and modification time
+
+
+@contextmanager
+def workers() -> Iterator[ThreadPoolExecutor]:
+    """Threads of this process, as many as its share of the processor's cores.
+
+    Threads, because hashing, decoding and resizing release the interpreter lock and nothing is copied between processes.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    with ThreadPoolExecutor(max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def source_keys(
+    dataset: datasets.Dataset,
+    directory: str | os.PathLike | None = None,
+    *,
+    progress: str | bool = False,
+    skip_unreadable: bool = False,
+) -> Sequence[str]:
+    """One key per row: the hash of its image's bytes.
+
+    A file that was hashed before is known by its path, size and modification time, and is not read again.
+
+    `directory` is the root of the feature caches. Raises ImageError for a row without image, or whose file does not
+    exist; with `skip_unreadable`, such rows have one key in common.
+    """
+    column = undecoded(dataset).select_columns("image").with_format(None)
+    known: FeatureCache | None = None
+    digests: np.ndarray = np.empty((len(column), 16), np.uint8)
+    files: list[tuple[int, _File]] = []
+    row = 0
+    with workers() as pool, progress_bar(len(column), progress, "image files", delay=1.0) as bar:
+        for batch in column.iter(_ROWS_AT_ONCE):
+            for found in pool.map(_hash_if_readable if skip_unreadable else _hash_or_file, batch["image"]):
+                if isinstance(found, _File):
+                    files.append((row, found))
+                else:
+                    digests[row] = np.frombuffer(bytes.fromhex(found), np.uint8)
+                row += 1
+            if files and (len(files) >= _FILES_AT_ONCE or row == len(column)):
+                rows = [row for row, _ in files]
+                known = file_hashes(directory) if known is None else known
+                digests[rows] = _file_hashes(known, [file for _, file in files], pool, progress and "Hashing files")
+                files = []
+            if bar is not None:
+                bar.update(len(batch["image"]))
+    return _Keys(digests)
+
+
+def _file_hashes(
+    known: FeatureCache, files: Sequence[_File], pool: ThreadPoolExecutor, progress: str | bool
+) -> np.ndarray:
+    """Hashes of files, `(N, 16)` uint8, from the cache if they are in it."""
+
+    def compute(rows: list[int]) -> np.ndarray:
+        hashes = pool.map(_file_hash, (files[i].path for i in rows))
+        return np.stack([np.frombuffer(bytes.fromhex(h), np.uint8) for h in hashes])  # (rows, 16)
+
+    states = [file.state for file in files]
+    return np.asarray(known.get_or_compute(states, compute, batch_size=_ROWS_AT_ONCE, progress=progress))
+
+
+def file_hashes(directory: str | os.PathLike | None) -> FeatureCache:
+    """Hashes of files, `(16,)` uint8, by path, size and modification time."""
+    return FeatureCache(directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8")
+
+
+def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T | ImageError]]:
+    """A function that applies `function` to each of several undecoded images in [`workers`].
+
+    An image that cannot be read has its `ImageError` as result.
+    """
+
+    def attempt(value: Any) -> T | ImageError:
+        try:
+            return function(value)
+        except ImageError as error:
+            return error
+
+    def apply(values: Sequence[Any]) -> list[T | ImageError]:
+        with workers() as pool:
+            return list(pool.map(attempt, values))
+
+    return apply
+
+
+def keys_of(values: Sequence[Any], known: FeatureCache) -> list[str | ImageError]:
+    """Keys of a few undecoded images, as [`source_keys`] gives them, or their errors; `known` is [`file_hashes`]."""
+    found = in_threads(_hash_or_file)(values)
+    files = [each for each in found if isinstance(each, _File)]
+    if files:
+        with workers() as pool:
+            hashes = dict(zip(files, _file_hashes(known, files, pool, False), strict=True))
+        found = [hashes[each].tobytes().hex() if isinstance(each, _File) else each for each in found]
+    return [each if isinstance(each, ImageError) else _key(str(each)) for each in found]
+
+
+def source_key(value: Any) -> str:
+    """Key of one undecoded image, as [`source_keys`] gives it; its file is read."""
+    found = _hash_or_file(value)
+    return _key(_file_hash(found.path) if isinstance(found, _File) else found)
+
+
+def _key(digest: str) -> str:
+    return f"file {digest}"  # keys of `image_hash` are those of decoded pixels
+
+
+def _hash_or_file(value: Any) -> str | _File:
+    source, _ = media_source(value)
+    if isinstance(source, Image.Image):
+        return image_hash(open_image(source))
+    if isinstance(source, io.BytesIO):
+        return hashlib.blake2b(source.getbuffer(), digest_size=16).hexdigest()
+    status = os.stat(source)
+    if abs(time.time_ns() - status.st_mtime_ns) < _SETTLED_NS:
+        return _file_hash(source)
+    return _File(source, f"{Path(source).absolute()}\n{status.st_size}\n{status.st_mtime_ns}")
+
+
+def _hash_if_readable(value: Any) -> str | _File:
+    try:
+        found = _hash_or_file(value)
+    except (ImageError, OSError):
+        return _UNREADABLE
+    return found if isinstance(found, str) or os.access(found.path, os.R_OK) else _UNREADABLE
+
+
+def _file_hash(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+# --- Features of a data set's images or videos, each encoded once ----------------------------------------------------
+# Legend: N rows, F frames of a video, n videos of a batch.
+
+FramePooling = Literal["mean", "concat", "ordered"]
+"""How features of frames are combined to features of a video."""
+VideoPooling = FramePooling | Literal["native"]
+"""As `FramePooling`, or with the model's video inputs."""
+
+
+def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") -> Tensor:
+    r"""Features of videos from features of their frames.
+
+    `"mean"`: $\frac1F\sum_f x_f$, position by position (Chen and Jin 2020, section 5.1). `"concat"`: the image tokens of
+    all frames, $(x_1, \ldots, x_F)$, for decoders that attend to any number of them, as in BLIP (Li et al. 2022, section
+    5.6). Neither encodes the order of the frames: cross-attention sees no difference if a video is played backwards.
+    `"ordered"` is `"concat"` with sinusoidal position encodings (Vaswani et al. 2017, section 3.5) of the frame added to
+    its tokens; a captioner pretrained on images has to learn to use them.
+
+    Args:
+        features (`torch.Tensor` or array of shape `(n * F, M, D)` or `(n * F, D)`): The frames of a video are
+            consecutive.
+        num_frames (`int`): F.
+        pooling (`"mean"`, `"concat"` or `"ordered"`): See above.
+
+    Returns:
+        `torch.Tensor` of shape `(n, M, D)` or `(n, D)`; but for `"mean"` `(n, F * M, D)` or `(n, F, D)`; fp32.
+
+    Raises:
+        ValueError: If `pooling` is none of them.
+    """
+    if pooling not in ("mean", "concat", "ordered"):
+        raise ValueError(f"frame_pooling is {pooling!r}. Use 'mean', 'concat' or 'ordered'.")
+    frames = torch.as_tensor(features).float().unflatten(0, (-1, num_frames))  # (n, F, ...)
+    if pooling == "mean":
+        return frames.mean(1)
+    if pooling == "ordered":
+        code = _place_code(num_frames, frames.size(-1)).to(frames.device)  # (F, D)
+        frames = frames + code.view(1, num_frames, *[1] * (frames.dim() - 3), -1)
+    return frames.flatten(1, 2) if frames.dim() > 3 else frames
+
+
+def _place_code(num_frames: int, width: int) -> Tensor:
+    """Sinusoidal encodings of the positions 0 to F - 1, `(F, D)`; sines and cosines alternate."""
+    rates = 10000.0 ** (-(torch.arange(width) // 2 * 2) / width)  # (D,), radians a place
+    angles = torch.arange(num_frames)[:, None] * rates  # (F, D)
+    return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
+
+
+def cached_features(
+    cache: FeatureCache,
+    dataset: datasets.Dataset,
+    encode: Callable[[list[Image.Image]], Any],
+    *,
+    batch_size: int = 64,
+    progress: str | bool = "Encoding images",
+    unit_length: bool = False,
+    pooling: VideoPooling = "mean",
+) -> FeatureView:
+    """Features of every image, from the cache if they are in it; keyed by the bytes of the image's file.
+
+    Only images whose features are missing are decoded, in as many threads as there are cores. A file is recognised by its
+    path, size and modification time; a changed file is hashed again.
+
+    The features of a video are computed from those of its frames (`sample_frames`, "uniform") by `pool_frames`; its key
+    is the hash of its file with the pooling and the number of frames.
+
+    Args:
+        cache ([`FeatureCache`]): Cache of one model.
+        dataset (`datasets.Dataset`): With an `image` column.
+        encode (`Callable`): From a list of images to their features, a tensor or array of as many rows; with `"native"` from
+            the consecutive frames of several videos to features with one row per video.
+        batch_size (`int`): Images, or frames, per call; the frames of one video are never divided.
+        progress (`str` or `bool`): Label of the progress bar, or False.
+        unit_length (`bool`): Scale the mean over a video's frames to length 1. For scorers, whose features have unit
+            length; the mean of several is shorter.
+        pooling (`"mean"`, `"concat"`, `"ordered"` or `"native"`): For videos, see `pool_frames`; with `"native"`, `encode`
+            pools. A cache holds features of one shape: another number of image tokens needs another `what`.
+
+    Returns:
+        [`FeatureView`] of shape `(len(dataset), ...)`: In the order of the rows, memory-mapped.
+
+    Raises:
+        ImageError: If an image or video cannot be read.
+        ValueError: If there are no rows.
+    """
+    if frames_of(dataset):
+        return _video_features(cache, dataset, encode, batch_size, progress, unit_length, pooling)
+    return image_rows(cache, dataset, open_image, encode, batch_size=batch_size, progress=progress)
+
+
+def image_rows(
+    cache: FeatureCache,
+    dataset: datasets.Dataset,
+    read: Callable[[Any], Any],
+    encode: Callable[[list[Any]], Any],
+    *,
+    batch_size: int,
+    progress: str | bool,
+) -> FeatureView:
+    """Cached rows of all images; missing ones are read in threads, one undecoded value at a time, and encoded together."""
+    column = undecoded(dataset).select_columns("image").with_format(None)
+    keys = source_keys(dataset, cache.root, progress=progress and "Checking image files")
+    with workers() as pool:
+
+        def compute(rows: list[int]) -> Any:
+            return encode(list(pool.map(read, column[rows]["image"])))
+
+        return cache.get_or_compute(keys, compute, batch_size=batch_size, progress=progress)
+
+
+def _video_features(
+    cache: FeatureCache,
+    dataset: datasets.Dataset,
+    encode: Callable[[list[Image.Image]], Any],
+    batch_size: int,
+    progress: str | bool,
+    unit_length: bool,
+    pooling: VideoPooling,
+) -> FeatureView:
+    F = frames_of(dataset)
+    column = dataset.select_columns("image")
+    name = f"unit {pooling}" if unit_length else pooling
+    keys = [f"{video_hash(row['image'])}/{name} of {F} frames" for row in column]
+
+    def compute(rows: list[int]) -> Tensor:
+        frames = [frame for i in rows for frame in sample_frames(column[i]["image"], F)]
+        found = encode(frames)
+        features = torch.as_tensor(found).float() if pooling == "native" else pool_frames(found, F, pooling)
+        return torch.nn.functional.normalize(features, dim=-1) if unit_length else features
+
+    return cache.get_or_compute(keys, compute, batch_size=max(1, batch_size // F), progress=progress)
+
+
+# --- Images as the vision tower reads them, before normalisation: from a memory-mapped file, or decoded on access ----
+
+PixelForm = Literal["uint8", "jpeg"]
+"""How pixels are stored: exactly, or as JPEGs in about a tenth of the space."""
+
+_JPEG_SHARE = 10
+_JPEG_HEADER = 640  # bytes of the tables of a JPEG, however small it is
+_QUALITIES = (95, 92, 90, 87, 84, 80, 75, 70, 60, 50, 40, 30, 20, 10)
+
+
+class Prepares(Protocol):
+    """First part of an image processor; `Captioner.prepared_pixels` is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(3, H, W)."""
+        ...
+
+    @property
+    def signature(self) -> str:
+        """Hash of all that determines the pixels."""
+        ...
+
+    def prepare(self, image: Image.Image | Tensor) -> Tensor:
+        """Pixels of an image, `(3, H, W)` uint8."""
+        ...
+
+
+class DecodedPixels(Sequence[Tensor]):
+    """Prepared pixels of images that are decoded when they are indexed, JPEGs by torchvision.
+
+    The pixels equal those of [`CachedPixels`]. Compared with images, they take less CPU time, and the workers of a `DataLoader`
+    transfer less data.
+
+    Args:
+        dataset (`datasets.Dataset`): With an `image` column.
+        processor: First part of an image processor, `captioner.prepared_pixels`.
+    """
+
+    def __init__(self, dataset: datasets.Dataset, processor: Prepares) -> None:
+        self.images = undecoded(dataset).select_columns("image").with_format(None)
+        self.processor = processor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: Any) -> Any:
+        """`(3, H, W)` uint8."""
+        return self.processor.prepare(decode_image(self.images[operator.index(index)]["image"]))
+
+
+class CachedPixels(Sequence[Tensor]):
+    """Prepared pixels of images, read when they are indexed. Pickles contain the file name, not the content.
+
+    Args:
+        rows ([`FeatureView`] of shape `(N, 3, H, W)` or `(N, bytes)`): uint8: the pixels, or their JPEGs padded to one length.
+    """
+
+    def __init__(self, rows: FeatureView) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Pixels of one image, `(3, H, W)` uint8; a copy."""
+        row = torch.from_numpy(np.array(self.rows[range(len(self))[operator.index(index)]]))
+        return decode_jpeg(row, ImageReadMode.RGB) if row.dim() == 1 else row
+
+
+def cached_pixels(
+    dataset: datasets.Dataset,
+    processor: Prepares,
+    *,
+    form: PixelForm = "uint8",
+    directory: str | os.PathLike | None = None,
+    batch_size: int = 64,
+    progress: str | bool = "Preparing images",
+) -> CachedPixels:
+    """Prepared pixels of every image, from the cache if they are in it.
+
+    Rows are keyed by the bytes of the image's file and by the settings of the processor. Images that are missing are decoded
+    and resized in as many threads as there are cores; a warm cache opens no image. The cache has the guarantees of
+    [`FeatureCache`]: it stays valid if a process is killed, and damaged rows are detected and prepared again.
+
+    Args:
+        dataset (`datasets.Dataset`): With an `image` column.
+        processor: First part of an image processor, `captioner.prepared_pixels`.
+        form (`"uint8"` or `"jpeg"`): Exact pixels, or JPEGs in about a tenth of the space. Each JPEG has the highest quality
+            that fits; pixels of photographs differ by 2 (384 pixels) to 4 (224 pixels) of 255 on average.
+        directory (path, *optional*): Root of all caches; by default `default_cache_dir()`.
+        batch_size (`int`): Smallest number of images per write.
+        progress (`str` or `bool`): Label of the progress bar, or False.
+
+    Returns:
+        [`CachedPixels`]: N rows, in the order of the data set.
+
+    Raises:
+        ImageError: If an image cannot be read.
+        ValueError: If `form` is unknown, there are no rows, or the data are videos.
+    """
+    if form not in get_args(PixelForm):
+        raise ValueError(f"form is {form!r}. Use 'uint8' (exact) or 'jpeg' (a tenth of the space).")
+    refuse_videos(dataset)
+    cache, read = pixel_rows(processor.signature, form, directory), row_reader(processor, form)
+    return CachedPixels(image_rows(cache, dataset, read, torch.stack, batch_size=batch_size, progress=progress))
+
+
+def refuse_videos(dataset: datasets.Dataset) -> None:
+    """Refuse data whose pixels cannot be cached."""
+    if number := frames_of(dataset):
+        raise ValueError(
+            f"The data are videos ({number} frames each), and only the pixels of images are cached. Leave out "
+            "cache_pixels; set freeze_vision_tower=True and cache_image_features=True."
+        )
+
+
+def row_reader(processor: Prepares, form: PixelForm) -> Callable[[Any], Tensor]:
+    """Function from an undecoded image to its row of the cache, `(3, H, W)` or `(bytes,)` uint8."""
+    size = math.prod(processor.shape) // _JPEG_SHARE + _JPEG_HEADER
+
+    def read(value: Any) -> Tensor:
+        pixels = processor.prepare(decode_image(value))
+        return pixels if form == "uint8" else _to_jpeg(pixels, size)
+
+    return read
+
+
+def pixel_rows(signature: str, form: PixelForm, directory: str | os.PathLike | None) -> FeatureCache:
+    """The cache of the pixels of one processor in one form."""
+    return FeatureCache(directory, model_id="pixels", revision=signature, what=f"pixels_{form}", dtype="uint8")
+
+
+def _to_jpeg(pixels: Tensor, size: int) -> Tensor:
+    """`(size,)` uint8: the JPEG of the highest quality that fits, padded with zeros."""
+    for quality in _QUALITIES:
+        data = encode_jpeg(pixels, quality)
+        if len(data) <= size:
+            return torch.nn.functional.pad(data, (0, size - len(data)))
+    raise ValueError(
+        f"An image of {tuple(pixels.shape)} pixels does not fit into {size} bytes as a JPEG of quality {_QUALITIES[-1]}. "
+        "Use cache_pixels='uint8'."
+    )

@@ -1,0 +1,315 @@
+"""Options that several commands share, and loading of the images that they name."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from hf_captionrl.utils.options import CommandOptions, option, positive, share
+
+if TYPE_CHECKING:
+    import datasets
+    import numpy as np
+
+    from hf_captionrl.retrieval.feature_cache import RowLookup
+
+
+# --- Arguments that name a data set and how it is split, shared by the commands and by training ----------------------
+
+
+@dataclass
+class SplitArguments:
+    """Where images and captions come from, and how they are split."""
+
+    heading: ClassVar[str] = "data set"
+
+    dataset_config: str | None = field(
+        default=None,
+        metadata={
+            "help": "Configuration of a data set on the Hub; of scenes: alt_text or shapes.",
+            "metavar": "NAME",
+        },
+    )
+    dataset_revision: str | None = field(
+        default=None, metadata={"help": "Branch, tag or commit of a data set on the Hub.", "metavar": "REV"}
+    )
+    data_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of a local data set, such as the images of 'imagefolder' with their metadata.jsonl.",
+            "metavar": "DIR",
+        },
+    )
+    image_root: str | None = field(
+        default=None, metadata={"help": "Folder that image paths are relative to.", "metavar": "DIR"}
+    )
+    image_column: str = field(default="image", metadata={"help": "Column with the images.", "metavar": "NAME"})
+    caption_column: str = field(
+        default="captions",
+        metadata={"help": "Column with the captions, a string or a list of strings.", "metavar": "NAME"},
+    )
+    validation_share: Annotated[float, share] = field(
+        default=0.1,
+        metadata={
+            "help": "Share of the images, in [0, 1), that becomes the validation split of data without one, by a hash of the "
+            "image ids (commands: only if --split names a missing split).",
+            "metavar": "X",
+        },
+    )
+    test_share: Annotated[float, share] = field(
+        default=0.1,
+        metadata={
+            "help": "Share of the images, in [0, 1), that becomes the test split of data without one, by a hash of the image "
+            "ids (commands: only if --split names a missing split).",
+            "metavar": "X",
+        },
+    )
+    split_seed: int = field(
+        default=0,
+        metadata={
+            "help": "Seed of the hash that splits the data; independent of --seed, so that all runs and commands split alike.",
+            "metavar": "N",
+        },
+    )
+    max_bad_fraction: float = field(
+        default=0.05,
+        metadata={
+            "help": "Largest share of invalid rows, in [0, 1]. Invalid rows are left out and listed; a larger share is an error.",
+            "metavar": "X",
+        },
+    )
+
+
+# --- Options that several commands share, and loading of the images that they name -----------------------------------
+
+
+def device_option(**settings: Any) -> Any:
+    """The option `--device`."""
+    return option(
+        None,
+        metavar="NAME",
+        help="device of the model: cpu, cuda, cuda:1, ... (default: a GPU if there is one)",
+        **settings,
+    )
+
+
+def cache_dir_option(**settings: Any) -> Any:
+    """The option `--cache_dir`."""
+    return option(None, metavar="DIR", help="folder of the feature cache", **settings)
+
+
+@dataclass
+class DatasetOptions(SplitArguments, CommandOptions):
+    """The images that a command reads."""
+
+    heading: ClassVar[str] = SplitArguments.heading
+
+    dataset: str = option(
+        "scenes",
+        metavar="NAME",
+        help="'scenes' (the embedded world), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
+        "'nocaps', 'concadia' or 'imagecode' with --data_dir, a folder, a .jsonl/.csv/.parquet file, or any data set on the Hub",
+    )
+    split: str | None = option(
+        None,
+        metavar="SPLIT",
+        help="a split, several ('validation+test'), or 'all' (default: 'test' of data that name several splits, else "
+        "'all')",
+    )
+    image_id_column: str | None = option(None, metavar="NAME", help="column with the image ids")
+    max_images: int | None = option(None, parse=positive, metavar="N", help="use only the first N images")
+
+
+@dataclass
+class CaptionerOptions(CommandOptions):
+    """The captioner."""
+
+    heading: ClassVar[str] = "captioner"
+
+    revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the model on the Hub")
+    prompt: str | None = option(
+        None, metavar="TEXT", help="text that every caption continues (default: the model's prompt)"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="dtype of the weights")
+    device: str | None = device_option()
+
+
+@dataclass
+class SimilarityOptions(CommandOptions):
+    """The scorer that defines which images look alike."""
+
+    heading: ClassVar[str] = "similarity"
+
+    scorer: str | None = option(
+        None,
+        metavar="NAME",
+        help="dual encoder: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-reward (default: "
+        "scenes:clip-reward on the embedded world, else openai/clip-vit-base-patch32)",
+    )
+    features: Literal["multimodal", "image"] = option(
+        "multimodal", help="images and their captions, as in the paper, or images alone"
+    )
+    device: str | None = device_option()
+    batch_size: int = option(64, parse=positive, metavar="N", help="images encoded at once")
+    cache_dir: str | None = cache_dir_option()
+
+
+@dataclass
+class HeldOutScorerOptions(CommandOptions):
+    """The scorer that evaluates."""
+
+    heading: ClassVar[str] = "evaluation"
+
+    scorer: str | None = option(
+        None,
+        metavar="NAME",
+        help="dual encoder that evaluates: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:siglip-held-out, or 'none' "
+        "(default: scenes:siglip-held-out on the embedded world, else openai/clip-vit-base-patch32)",
+    )
+    cache_dir: str | None = cache_dir_option()
+
+
+@dataclass
+class PublicationOptions(CommandOptions):
+    """What the card says of a data set that a command writes."""
+
+    heading: ClassVar[str] = "publication"
+
+    no_images: bool = option(False, help="leave the images out, if their licence does not allow copies")
+    repo_id: str | None = option(
+        None, metavar="NAME", help="name of the data set on the card (default: the folder's name)"
+    )
+    license: str = option("other", metavar="NAME", help="licence of what this command adds")
+    source_license: str | None = option(
+        None, metavar="TEXT", help="licence of the images and references (default: see the source)"
+    )
+    language: str = option("en", metavar="CODE", help="language of the captions")
+
+    def source_license_of(self, dataset: str) -> str:
+        """The licence of the source as the card shows it."""
+        return self.source_license or ("apache-2.0" if dataset == "scenes" else "see there")
+
+
+class LoadedSplit:
+    """Checked images of a split."""
+
+    def __init__(self, dataset: datasets.Dataset, all_ids: RowLookup, split: str, sizes: dict[str, int]) -> None:
+        self.dataset = dataset
+        self.all_ids = all_ids
+        self.split = split
+        self.sizes = sizes
+
+
+def load_split(
+    arguments: DatasetOptions | argparse.Namespace,
+    *,
+    quarantine_path: str | os.PathLike[str] | None,
+    require_captions: bool = True,
+    expected_ids: str | None = None,
+    only: np.ndarray | None = None,
+) -> LoadedSplit:
+    """Load the images that the options name, and describe them on stderr. Bad rows are listed in a file.
+
+    With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images. `only`
+    selects rows of `all_ids`, in this order.
+    """
+    from hf_captionrl.data import check_captions, choose_split
+    from hf_captionrl.data.columns import id_column, select_rows
+    from hf_captionrl.retrieval import default_cache_dir
+    from hf_captionrl.retrieval.feature_cache import RowLookup
+
+    embedded = arguments.dataset == "scenes"
+    if embedded and (arguments.data_dir is not None or arguments.image_root is not None):
+        raise ValueError(
+            "--data_dir or --image_root is given, but --dataset is 'scenes', which needs no folder. Use --dataset imagefolder."
+        )
+    source: dict[str, Any] = {}
+    if not embedded:
+        source = {
+            "dataset_config": arguments.dataset_config,
+            "revision": arguments.dataset_revision,
+            "data_dir": arguments.data_dir,
+            "image_root": arguments.image_root,
+            "image_column": arguments.image_column,
+            "caption_column": arguments.caption_column,
+            "image_id_column": arguments.image_id_column,
+            "require_captions": require_captions,
+        }
+    validation, test = arguments.validation_share, arguments.test_share
+    if validation + test >= 1:
+        raise ValueError(
+            f"--validation_share {validation} and --test_share {test} leave nothing for train. Lower one of them."
+        )
+    chosen = choose_split(
+        arguments.dataset,
+        arguments.split,
+        split_fractions=(1 - validation - test, validation, test),
+        seed=arguments.split_seed,
+        **source,
+    )
+    arguments.split = chosen.split
+    rows: Any = chosen.dataset
+    all_ids = RowLookup(id_column(rows))
+    if not embedded and expected_ids is None:
+        print(f"captionrl: {_described(arguments, len(rows), chosen.sizes)}", file=sys.stderr)
+    if arguments.max_images is not None:
+        rows = rows.select(range(min(arguments.max_images, len(rows))))
+    if not embedded and quarantine_path is not None:
+        path = Path(quarantine_path)
+        rows, report = check_captions(
+            rows,
+            quarantine_path=path,
+            max_bad_fraction=arguments.max_bad_fraction,
+            require_captions=require_captions,
+            cache_dir=getattr(arguments, "cache_dir", None) or default_cache_dir(),
+        )
+        if not report.entries:
+            path.unlink(missing_ok=True)
+    if only is not None:
+        rows = select_rows(rows, only[only < len(rows)])
+    if expected_ids is not None and ids_digest(rows) != expected_ids:
+        raise ValueError(
+            f"--dataset {arguments.dataset!r} has other images in this process than in the one that started it. Use a path "
+            "that all machines share, and leave the data unchanged while the command runs."
+        )
+    return LoadedSplit(rows, all_ids, chosen.split, chosen.sizes)
+
+
+def source_settings(arguments: DatasetOptions) -> dict[str, Any]:
+    """The images that the options name, as settings of an output."""
+    # Two folders may hold files of the same names.
+    places = (arguments.data_dir, arguments.image_root)
+    return {
+        "dataset": arguments.dataset,
+        "source": [None if place is None else os.path.realpath(place) for place in places],
+        "split": arguments.split,
+    }
+
+
+def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:
+    """Digest of the image ids, or of another column, in their order."""
+    from hf_captionrl.data.columns import ColumnView
+
+    # The digest of the JSON list of all values, of which only one is in memory at a time.
+    digest = hashlib.blake2b(b"[", digest_size=16)
+    for row, text in enumerate(ColumnView(dataset, column, str)):
+        digest.update(((", " if row else "") + json.dumps(text)).encode())
+    digest.update(b"]")
+    return digest.hexdigest()
+
+
+def _described(arguments: DatasetOptions | argparse.Namespace, number: int, sizes: dict[str, int]) -> str:
+    """Which images are used, and how many there are."""
+    folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
+    name = Path(str(folder)).name
+    which = f"all {number:,} images" if arguments.split == "all" else f"{number:,} images, split {arguments.split!r}"
+    of = ", ".join(f"{size:,} {split}" for split, size in sizes.items())
+    whole = "" if list(sizes) == ["all"] and arguments.split == "all" else f" (there are {of})"
+    first = "" if arguments.max_images is None else f"; --max_images takes the first {arguments.max_images:,}"
+    return f"{name}: {which}{whole}{first}."

@@ -1,0 +1,244 @@
+"""Replaces the captions of a data set by those of a file: boosted, simplified, or from another captioner.
+
+Legend: N rows of the data set, M rows of the file.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hf_captionrl.data.columns import CAPTIONS, arrow_column, caption_column, id_column, replace_column, select_rows
+from hf_captionrl.retrieval.feature_cache import RowLookup
+from hf_captionrl.text.tokenize import indefinite_article, load_spacy
+
+# --- Shortens captions to their subject, or to subject, verb and object, for SMILE's ablation with simpler captions ---
+# Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation",
+# section 4.4 and Figure 4(b): Simplest-COCO ("a girl") and Simpler-COCO ("a man working"), both made with spaCy. The paper
+# gives no exact rules; [`spacy_simplifier`] describes those used here.
+
+logger = logging.getLogger(__name__)
+
+Level = Literal["simplest", "simpler"]
+"""`simplest`: the subject with an article; `simpler`: subject, verb and object."""
+
+LEVELS: tuple[str, ...] = get_args(Level)
+"""Both levels."""
+
+Simplifier = Callable[[Sequence[str]], Iterable[str | None]]
+"""Function from captions to shortened captions; `None` if nothing remains."""
+
+_NOMINAL = frozenset({"NOUN", "PROPN", "PRON"})
+_ARTICLES = frozenset({"a", "an", "the"})
+_SIMPLIFIED_AT_ONCE = 4096  # captions of so many rows are lists of Python; those of the others stay in Arrow
+
+
+def _check_level(level: str) -> None:
+    if level not in LEVELS:
+        raise ValueError(f"level is {level!r}. Use one of {list(LEVELS)}.")
+
+
+def _noun(token: Any) -> str:
+    """A noun with its compound nouns: "fire hydrant"."""
+    parts = [child for child in token.lefts if child.dep_ == "compound"]
+    return " ".join(part.text.lower() for part in [*parts, token])
+
+
+def _with_article(token: Any, *, always: bool) -> str:
+    """A noun with its article, which is adjusted to the shortened phrase."""
+    noun = _noun(token)
+    if token.pos_ == "PRON":
+        return noun
+    own = next((child.text.lower() for child in token.lefts if child.dep_ == "det"), "")
+    plural = token.tag_ in ("NNS", "NNPS")
+    if own == "the" or (always and plural):
+        return f"the {noun}"  # a plural has no other article
+    if plural or not (own in _ARTICLES or always):
+        return noun
+    return f"{indefinite_article(noun)} {noun}"
+
+
+def _subject(root: Any) -> Any | None:
+    if root.pos_ in _NOMINAL:
+        return root  # most captions are not sentences: "a man riding a wave"
+    children = list(root.children)
+    for wanted in (("nsubj", "nsubjpass"), ("attr", "dobj", "obj") if any(c.dep_ == "expl" for c in children) else ()):
+        for child in children:
+            if child.dep_ in wanted and child.pos_ in _NOMINAL:
+                return child
+    return None
+
+
+def _verb(root: Any, subject: Any) -> Any | None:
+    if root.pos_ == "VERB" and not any(child.dep_ == "expl" for child in root.children):
+        return root
+    return next((c for c in subject.children if c.dep_ in ("acl", "relcl") and c.pos_ == "VERB"), None)
+
+
+def _shortened(document: Any, level: str) -> str | None:
+    """The shortened form of one parsed caption, from its first sentence with a subject."""
+    for sentence in document.sents:
+        root = sentence.root
+        subject = _subject(root)
+        if subject is None:
+            continue
+        words = [_with_article(subject, always=True)]
+        verb = _verb(root, subject) if level == "simpler" else None
+        if verb is not None:
+            words.append(verb.text.lower())
+            words += [child.text.lower() for child in verb.children if child.dep_ == "prt"]
+            objects = (child for child in verb.children if child.dep_ in ("dobj", "obj") and child.pos_ in _NOMINAL)
+            words += [_with_article(child, always=False) for child in objects][:1]
+        return " ".join(words)
+    return None
+
+
+def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int = 256) -> Simplifier:
+    """A simplifier by spaCy's English parser (extra `[analysis]`).
+
+    The subject is that of the first sentence, what "there is" introduces, or the head of a noun phrase; with its
+    compound nouns, without adjectives and numbers. It keeps "the"; otherwise a singular gets "a" or "an", a plural
+    "the". The verb is the sentence's, or the participle or relative clause of the subject ("a man riding"), without
+    auxiliaries; forms of "to be" are left out. The object is the direct one, with an article only if it had one.
+    """
+    _check_level(level)
+    pipeline = load_spacy(model, exclude=["ner", "lemmatizer"])
+
+    def simplify(captions: Sequence[str]) -> Iterable[str | None]:
+        return (_shortened(document, level) for document in pipeline.pipe(captions, batch_size=batch_size))
+
+    return simplify
+
+
+def scene_simplifier(level: Level) -> Simplifier:
+    """The same for captions of the embedded world, by its grammar; a relation takes the place of the verb.
+
+    "two large pigs left of a mushroom on blue" becomes "some pigs" (simplest) or "some pigs left of a mushroom"
+    (simpler).
+    """
+    _check_level(level)
+    from hf_captionrl.scenes.scene_claims import SceneClaims, read_claims, write_claims
+
+    def shorten(caption: str) -> str | None:
+        claims = read_claims(caption)
+        if claims is None:
+            return None
+        one = claims.count == 1
+        kept = SceneClaims(claims.kind, count=int(one), several=not one)
+        if level == "simpler":
+            kept = SceneClaims(
+                claims.kind, count=int(one), several=not one, second=claims.second, relation=claims.relation
+            )
+        return write_claims(kept)
+
+    return lambda captions: map(shorten, captions)
+
+
+def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> datasets.Dataset:
+    """Shorten every caption of a data set; captions without a subject are removed, and rows without captions."""
+    found = lost = 0
+
+    def shortened() -> Iterator[list[str]]:
+        nonlocal found, lost
+        groups = iter(caption_column(dataset))
+        while block := list(islice(groups, _SIMPLIFIED_AT_ONCE)):
+            texts = [caption for group in block for caption in group]
+            short = list(simplifier(texts))
+            if len(short) != len(texts):
+                raise ValueError(
+                    f"The simplifier gave {len(short)} results for {len(texts)} captions. It must return one per caption."
+                )
+            found, lost = found + len(texts), lost + sum(text is None for text in short)
+            rest = iter(short)
+            yield from ([text for _ in group if (text := next(rest)) is not None] for group in block)
+
+    column = arrow_column(shortened(), datasets.Features({"captions": CAPTIONS}).arrow_schema.field(0).type)
+    kept = np.flatnonzero(pc.list_value_length(column).to_numpy())
+    if not len(kept):
+        raise ValueError(f"No caption of {len(dataset)} rows has a subject. Check that they are English sentences.")
+    if lost:
+        logger.warning(
+            "%d of %d captions have no subject and are removed, with %d rows.",
+            *(lost, found, len(dataset) - len(kept)),
+        )
+    dataset = replace_column(dataset, "captions", column, CAPTIONS)
+    return dataset if len(kept) == len(dataset) else select_rows(dataset, kept)
+
+
+# --- Replaces the captions of a data set by those of a file: boosted, simplified, or from another captioner ----------
+
+_READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
+_ROWS_AT_ONCE = 1024
+
+
+def exchange_captions(
+    dataset: datasets.Dataset,
+    file: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    column: str = "captions",
+) -> datasets.Dataset:
+    """Replace the captions of a data set by those of a file, image by image. Ids and captions stay in Arrow.
+
+    Args:
+        dataset (`datasets.Dataset`): Columns `image_id` and `captions`.
+        file (path or sequence of paths): Parquet or JSON lines with `image_id`, such as `captions.parquet` of `captionrl
+            boost`; or several files of one format, such as the shards of `captionrl caption`.
+        column (`str`): Column with the captions, a text or a list of texts per row.
+
+    Returns:
+        `datasets.Dataset`: The rows whose image is in the file, in order; the others are removed and counted in a warning.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it has another format, lacks a column, repeats an image, or has none of the images.
+    """
+    paths = [Path(file)] if isinstance(file, str | os.PathLike) else [Path(each) for each in file]
+    name = paths[0].name if len(paths) == 1 else f"{paths[0].parent.name} ({len(paths)} files)"
+    for path in paths:
+        if path.suffix not in _READERS:
+            raise ValueError(
+                f"{str(path)!r} is neither Parquet nor JSON lines. Pass captions.parquet of `captionrl boost`."
+            )
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no file {str(path)!r} with captions.")
+    rows = datasets.load_dataset(
+        _READERS[paths[0].suffix], data_files=[glob.escape(str(path)) for path in paths], split="train"
+    )
+    missing = [name for name in ("image_id", column) if name not in rows.column_names]
+    if missing:
+        raise ValueError(f"{name} lacks the column(s) {missing}; it has {rows.column_names}. Use one of these.")
+    found = RowLookup(id_column(rows))
+    if number := int((found.first_rows() != np.arange(len(rows))).sum()):
+        raise ValueError(f"{name} holds {len(rows)} rows for {len(rows) - number} images. Keep one row per image.")
+    texts = caption_column(rows, column)
+    has_captions: np.ndarray = np.zeros(len(rows) + 1, bool)  # (M + 1,); the last is row -1
+    has_captions[:-1] = np.fromiter(map(bool, texts), bool, len(rows))
+    own = id_column(dataset)
+    at = found.rows(own)  # (N,)
+    kept = np.flatnonzero(has_captions[at])
+    if not len(kept):
+        raise ValueError(
+            f"{name} has none of the {len(own)} images (its ids are like {found.ids[:1]}, theirs like {own[:1]}). Use the captions "
+            "of the same split."
+        )
+    if len(kept) < len(own):
+        logger.warning("%s has captions for %d of %d images; the others are left out.", name, len(kept), len(own))
+
+    def new_captions() -> Iterator[list[str]]:
+        for start in range(0, len(kept), _ROWS_AT_ONCE):
+            yield from texts[at[kept[start : start + _ROWS_AT_ONCE]].tolist()]
+
+    feature = dataset.features["captions"]
+    kind = datasets.Features({"captions": feature}).arrow_schema.field("captions").type
+    captions: pa.ChunkedArray = arrow_column(new_captions(), kind)
+    return replace_column(select_rows(dataset, kept), "captions", captions, feature)

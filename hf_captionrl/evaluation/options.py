@@ -1,0 +1,194 @@
+"""Scorer and language model of `captionrl evaluate`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.metrics.clip_scores import score_prefix
+from hf_captionrl.retrieval import Scorer, load_scorer
+from hf_captionrl.utils.model_files import model_path
+
+# --- Which models evaluate captions, and which select checkpoints ----------------------------------------------------
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED = ("scenes", "moving_scenes")
+"""Data sets of the embedded world."""
+
+PAPERS = ("discritune", "ndlb", "sle")
+"""Papers whose tables have additional columns."""
+
+_CLIP = "openai/clip-vit-base-patch32"  # the scorer that evaluates in the papers
+_GPT2 = "openai-community/gpt2"  # the language model of the papers
+
+
+@dataclass
+class EvaluationArguments:
+    """Models that evaluate captions."""
+
+    scorer_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Dual encoder that selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."},
+    )
+    held_out_scorer_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Dual encoder that computes the table; should differ from the one that selects."},
+    )
+    perplexity_name_or_path: str | None = field(
+        default=None, metadata={"help": "Causal language model for perplexity, or 'none'."}
+    )
+    learning_curves: bool = field(
+        default=False,
+        metadata={
+            "help": "At each evaluation also measure captions of the test split, for curves of R@1 by both scorers, CIDEr-D, "
+            "hallucination and length. They select nothing."
+        },
+    )
+    clip_prefix: str | None = field(
+        default=None,
+        metadata={
+            "help": "Text before each caption for CLIPScore. None: 'A photo depicts ' as in the papers, and none for scorers of "
+            "the embedded world, which were trained without it."
+        },
+    )
+    pool: str | None = field(
+        default=None,
+        metadata={
+            "help": "File with COCO names of the images that captions are ranked among (.json, .txt, .npy), such as CapEnrich's "
+            "hard pool of SMILE. None: the test images."
+        },
+    )
+    bags: str | None = field(
+        default=None,
+        metadata={
+            "help": "Bags of look-alikes for R@1: a file of `captionrl bags`, JSON of ids by size, or the folder of TrueMatch's "
+            "release, whose images of the validation split are captioned too. None: the column bag_id."
+        },
+    )
+    paper: str | None = field(
+        default=None,
+        metadata={
+            "help": "Add the columns of a paper's tables: 'discritune' (P@1 in blocks of 100, BLEU-4, METEOR, SPICE), 'ndlb' "
+            "(BLEU-4, ClipSc, vocabulary), 'sle' (METEOR, SPICE). P@1 and ClipSc are also computed with the reward scorer, as in the papers."
+        },
+    )
+    gallery_size: int = field(default=48, metadata={"help": "Images shown in gallery.html."})
+    push_gallery: bool = field(
+        default=False,
+        metadata={"help": "With push_to_hub, also upload gallery.html where it shows images of this machine."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.paper not in (None, *PAPERS):
+            raise ValueError(f"paper is {self.paper!r}. Use one of {list(PAPERS)}, or leave it out.")
+        if self.pool is not None and self.held_out_scorer_name_or_path == "none":
+            raise ValueError(
+                f"pool is {self.pool!r}, but held_out_scorer_name_or_path is 'none', so no caption is ranked. Use a held-out "
+                "scorer, or leave pool out."
+            )
+
+    def resolve(self, dataset_name: str, *, is_training: bool = True) -> None:
+        """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere.
+
+        Args:
+            dataset_name: Data set of the run.
+            is_training: Whether checkpoints will be selected; warns if one scorer both selects and evaluates.
+        """
+        embedded = dataset_name in EMBEDDED
+        selects, evaluates = ("scenes:clip-reward", "scenes:siglip-held-out") if embedded else (_CLIP, _CLIP)
+        if dataset_name == "moving_scenes":  # EMScore needs features of tokens, which a SigLIP does not have
+            selects, evaluates = evaluates, selects
+        self.scorer_name_or_path = self.scorer_name_or_path or selects
+        self.held_out_scorer_name_or_path = self.held_out_scorer_name_or_path or evaluates
+        if is_training and self.scorer_name_or_path == self.held_out_scorer_name_or_path != "none":
+            logger.warning(
+                "%s both selects checkpoints and evaluates them, which overstates its results. Use another model as "
+                "--held_out_scorer_name_or_path.",
+                self.held_out_scorer_name_or_path,
+            )
+        self.perplexity_name_or_path = self.perplexity_name_or_path or (
+            "scenes:gpt2-perplexity" if embedded else _GPT2
+        )
+
+
+def optional_scorer(name: str | None) -> Scorer | None:
+    """Load a scorer by name.
+
+    Args:
+        name: A name for `load_scorer`, a shipped model, or `"none"`.
+
+    Returns:
+        [`Scorer`] or None: None for `"none"`.
+    """
+    return None if name in (None, "none") else load_scorer(model_path(str(name)))
+
+
+def clip_prefix(given: str | None, dataset: str, scorer_name: str | None) -> str:
+    """Text before each caption for CLIPScore; scorers of the embedded world were trained without one.
+
+    Args:
+        given: The text, or None for the default.
+        dataset: Data set, which decides if no scorer is named.
+        scorer_name: Name of the scorer, or None.
+
+    Returns:
+        `str`: The text, perhaps empty.
+    """
+    if given is not None:
+        return score_prefix("hessel", given)
+    embedded = dataset == "scenes" if scorer_name is None else scorer_name.startswith("scenes:")
+    return "" if embedded else score_prefix("hessel")
+
+
+# --- Scorer and language model of `captionrl evaluate` ---------------------------------------------------------------
+
+
+def _shown(name: str) -> str:
+    """A model's name for tables and published files: only the last part of a folder."""
+    return Path(name).name if Path(name).exists() or Path(name).is_absolute() else name
+
+
+def held_out_scorer_name(dataset: str, name: str | None) -> str:
+    """The scorer that evaluates; None stands for the default of the data set."""
+
+    wanted = EvaluationArguments(held_out_scorer_name_or_path=name)
+    wanted.resolve(dataset, is_training=False)
+    return str(wanted.held_out_scorer_name_or_path)
+
+
+def load_evaluators(
+    dataset: str, scorer_name: str | None, language_model_name: str | None
+) -> tuple[Any, Any, dict[str, str]]:
+    """Load scorer and language model; None stands for the default of the data set.
+
+    Returns the scorer or None, `(model, tokenizer)` or None, and the reasons why one could not be loaded, for the tables.
+    """
+
+    wanted = EvaluationArguments(held_out_scorer_name_or_path=scorer_name, perplexity_name_or_path=language_model_name)
+    wanted.resolve(dataset, is_training=False)
+    reasons: dict[str, str] = {}
+    scorer = language_model = None
+    name = str(wanted.held_out_scorer_name_or_path)
+    try:
+        scorer = optional_scorer(name)
+    except OSError as error:
+        reasons["no scorer"] = f"the scorer {_shown(name)} cannot be loaded"
+        print(f"captionrl evaluate: {' '.join(str(error).split())}", file=sys.stderr)
+    name = str(wanted.perplexity_name_or_path)
+    if name != "none":
+        from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
+
+        try:
+            language_model = load_language_model(name)
+        except OSError as error:
+            reasons["no language model"] = f"the language model {_shown(name)} cannot be loaded"
+            print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+        except ValueError as error:  # transformers lists 200 families
+            raise ValueError(
+                f"--language_model {name!r} is not a causal language model. Use GPT-2, or 'none'."
+            ) from error
+    return scorer, language_model, reasons

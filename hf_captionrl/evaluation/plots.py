@@ -1,0 +1,373 @@
+"""Plots of caption sets: lengths, and retrieval against faithfulness."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from hf_captionrl.utils.io import atomic_write_bytes
+
+# --- Style of all plots: colours, markers, axes, and how PNG files are written ---------------------------------------
+
+COLOURS = ("#7a7f8a", "#e69f00", "#0072b2", "#cc79a7", "#009e73", "#d55e00", "#56b4e9", "#b8a400")
+"""Okabe and Ito's colours, which colour-blind readers can distinguish, in the order of the gallery."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""Markers of points, so that they do not differ only in colour."""
+
+LINES = ("-", "--", "-", "-.")
+"""Styles of lines."""
+
+
+def plain_label(name: str) -> str:
+    """A name escaped for matplotlib, where a leading underscore hides it and a dollar sign starts a formula."""
+    return ("\u200b" * name.startswith("_") + name).replace("$", r"\$")
+
+
+def check_png(path: str | os.PathLike[str]) -> Path:
+    """Check that a path ends in .png."""
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"path is {str(path)!r}; plots are written as PNG. Use a name that ends in .png.")
+    return path
+
+
+def new_figure(width: float, height: float, *, columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
+    """An empty figure, `width` inches of 150 pixels wide."""
+    # Without pyplot, which chooses a backend and keeps state for the whole program.
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns)
+
+
+def save_figure(
+    path: str | os.PathLike[str], figure: Figure, *, title: str | None = None, text: Mapping[str, str] | None = None
+) -> Path:
+    """Write a figure atomically; the same numbers give the same bytes. `text` is stored as metadata."""
+    if title:
+        figure.suptitle(plain_label(title), fontsize=12)
+    buffer = io.BytesIO()
+    # Without matplotlib's version in the file.
+    figure.savefig(buffer, format="png", metadata={"Software": None, **(text or {})})
+    return atomic_write_bytes(check_png(path), buffer.getvalue())
+
+
+def tidy(axis: Any, *, grid: Literal["both", "x", "y"] = "both") -> None:
+    """Remove frames and ticks."""
+    axis.grid(axis=grid, color="#e2e0da", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.tick_params(colors="#5d6370", length=0)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.spines["bottom"].set_color("#b9b6ae")
+
+
+# --- Curves over training: what the trainer's evaluation measures, or all that a results table has -------------------
+
+History = Sequence[Mapping[str, Any]]
+"""Evaluations of one method over training."""
+
+Panels = Sequence[tuple[str, str]]
+"""Key and title of each panel."""
+
+_CURVE_PANELS: Panels = (("length", "Mean length (words)"), ("recall_at_1", "Self-retrieval R@1"))
+
+CURVES: Panels = (
+    ("rd100_recall_at_1", "R@1 among 100, held-out scorer"),
+    ("reward_rd100_recall_at_1", "R@1 among 100, reward scorer"),
+    ("bag_7_truth_recall_at_1", "R@1 in bags of 7, truth"),
+    ("cider_d", "CIDEr-D"),
+    ("hallucination", "Hallucination"),
+    ("length", "Mean length (words)"),
+)
+"""Panels of a learning curve; the keys are those of a results table."""
+
+
+def write_curves(
+    path: str | os.PathLike[str],
+    histories: Mapping[str, History],
+    *,
+    x: str = "epoch",
+    title: str | None = None,
+    panels: Panels = _CURVE_PANELS,
+    text: Mapping[str, str] | None = None,
+) -> Path:
+    """Draw numbers over training, one panel per number and one line per method, and write the PNG atomically.
+
+    Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Figure 3.
+
+    Args:
+        path: File to write; the name must end in `.png`.
+        histories: Evaluations of each method: mappings with `x` and the keys of the panels, by default `length` (words)
+            and `recall_at_1` (a fraction), None where not measured. Optional `<key>_ci`, `[low, high]`, is drawn as a band.
+        x: Key of the horizontal axis, `epoch` or `step`.
+        title: Title above the panels.
+        panels: Key and title of each panel, at most three in a row.
+        text: Metadata of the file.
+
+    Returns:
+        `pathlib.Path`: The file written.
+
+    Raises:
+        ValueError: If there is no method, a method has no evaluation, a key is missing, or a number is not finite.
+    """
+    path = check_png(path)
+    _check_curves(histories, x, panels)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = new_figure(9.5, 4.0 if rows == 1 else 2.8 * rows, columns=columns, rows=rows)
+    panel_axes = np.ravel(axes)
+    for axis in panel_axes[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (key, label) in zip(panel_axes, panels, strict=False):
+        for index, (name, history) in enumerate(histories.items()):
+            points = sorted((point for point in history if point[key] is not None), key=lambda point: point[x])
+            positions = [point[x] for point in points]
+            colour = COLOURS[index % len(COLOURS)]
+            axis.plot(
+                positions,
+                [point[key] for point in points],
+                label=plain_label(name),
+                color=colour,
+                marker=MARKERS[index % len(MARKERS)],
+                linestyle=LINES[index % len(LINES)],
+                linewidth=2,
+                markersize=5,
+                # Points on the axis (epoch 0) are drawn completely.
+                clip_on=False,
+                zorder=3 + index,
+            )
+            if points and all(point.get(f"{key}_ci") is not None for point in points):
+                low, high = zip(*(point[f"{key}_ci"] for point in points), strict=True)  # type: ignore[misc]
+                axis.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)
+        if not any(len(line.get_xdata()) for line in axis.lines):
+            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="#5d6370")
+        axis.set_title(label, loc="left", fontsize=11, color="#1d1f23")
+        axis.set_xlabel({"epoch": "Epoch", "step": "Training step"}.get(x, x))
+        # From zero, because a truncated axis makes small differences look large.
+        axis.set_ylim(bottom=0)
+        if x == "step" or all(float(point[x]).is_integer() for history in histories.values() for point in history):
+            axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        tidy(axis, grid="y")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+    return save_figure(path, figure, title=title, text=text)
+
+
+def _check_curves(histories: Mapping[str, History], x: str, panels: Panels) -> None:
+    if not histories:
+        raise ValueError("There are no histories. Pass at least one method with one evaluation.")
+    for name, history in histories.items():
+        if not history:
+            raise ValueError(f"{name!r} has no evaluation. Leave the method out, or evaluate it at least once.")
+        for index, point in enumerate(history):
+            for key in (x, *(key for key, _ in panels)):
+                if key not in point:
+                    raise ValueError(f"Evaluation {index} of {name!r} has no {key!r}; it has {sorted(point)}.")
+                if point[key] is None and key != x:
+                    continue
+                if point[key] is None or not math.isfinite(point[key]):
+                    raise ValueError(f"{key} of {name!r} is {point[key]} at evaluation {index}; it must be finite.")
+                if key.endswith("recall_at_1") and not 0.0 <= point[key] <= 1.0:
+                    raise ValueError(
+                        f"{key} of {name!r} is {point[key]} at evaluation {index}; fractions are in [0, 1], never percent."
+                    )
+
+
+# --- Quality of several captions per image against their diversity ---------------------------------------------------
+
+Point = Mapping[str, Any]
+"""Numbers at one temperature."""
+
+_TRADEOFF_PANELS = (
+    ("div_2", "Div-2 of the captions of an image", True),
+    ("mbleu_4_per_image", "mBLEU-4, axis reversed", False),
+)
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of points that no other point exceeds in both coordinates."""
+    kept: list[int] = []
+    best = -math.inf
+    # From right to left: a point belongs to it if it is higher than all points to its right.
+    for index in sorted(range(len(points)), key=lambda i: (-points[i][0], -points[i][1], i)):
+        if points[index][1] > best:
+            best = points[index][1]
+            kept.append(index)
+    return kept[::-1]
+
+
+def write_diversity_tradeoff(
+    path: str | os.PathLike[str],
+    curves: Mapping[str, Sequence[Point]],
+    *,
+    precision: tuple[str, str] = ("cider_d", "Mean CIDEr-D of the captions"),
+    title: str | None = None,
+    text: Mapping[str, str] | None = None,
+) -> Path:
+    """Draw CIDEr-D against Div-2 and against mBLEU-4 over temperatures, one line per captioner, and write the PNG.
+
+    A line connects the temperatures of a captioner that no other of its temperatures exceeds in both numbers; the others are
+    pale marks. Error bars show `<key>_ci` of points that have it. Up and to the right is better in both panels.
+
+    `text` is stored in the PNG.
+
+    Reference: Chen and Jin 2020, Section 5.4 and Table 4, which report one temperature. A comparison at one temperature
+    cannot distinguish a better captioner from one that samples from a narrower distribution.
+    """
+    path = check_png(path)
+    _check_tradeoff(curves, precision[0])
+    figure, axes = new_figure(10.0, 4.5, columns=2)
+    for axis, (key, label, rises) in zip(axes, _TRADEOFF_PANELS, strict=True):
+        for index, (name, points) in enumerate(curves.items()):
+            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+            _error_bars(axis, points, key, precision[0], colour)
+            pairs = [(float(point[key]), float(point[precision[0]])) for point in points]
+            best = frontier([(x if rises else -x, y) for x, y in pairs])
+            axis.plot(
+                [pairs[i][0] for i in best],
+                [pairs[i][1] for i in best],
+                color=colour,
+                marker=marker,
+                linestyle=LINES[index % len(LINES)],
+                linewidth=2,
+                markersize=6,
+                label=plain_label(name),
+                zorder=3 + index,
+            )
+            rest = [pair for i, pair in enumerate(pairs) if i not in best]
+            if rest:
+                axis.scatter(*zip(*rest, strict=True), color=colour, marker=marker, s=26, alpha=0.4)
+            for point, pair in zip(points, pairs, strict=True):
+                if point.get("temperature") is not None:
+                    shown = f"{point['temperature']:g}"
+                    axis.annotate(shown, pair, xytext=(4, 4), textcoords="offset points", fontsize=7, color="#5d6370")
+        axis.set_xlabel(label)
+        if not rises:
+            axis.invert_xaxis()
+        tidy(axis)
+    axes[0].set_ylabel(precision[1])
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+    return save_figure(path, figure, title=title, text=text)
+
+
+def _error_bars(axis: Any, points: Sequence[Point], x: str, y: str, colour: Any) -> None:
+    for point in points:
+        ends = {key: point.get(f"{key}_ci") for key in (x, y)}
+        if ends[x]:
+            axis.plot(ends[x], [point[y]] * 2, color=colour, linewidth=1, alpha=0.45, zorder=2)
+        if ends[y]:
+            axis.plot([point[x]] * 2, ends[y], color=colour, linewidth=1, alpha=0.45, zorder=2)
+
+
+def _check_tradeoff(curves: Mapping[str, Sequence[Point]], precision: str) -> None:
+    if not curves:
+        raise ValueError("There are no captioners. Pass at least one with one point.")
+    for name, points in curves.items():
+        if not points:
+            raise ValueError(f"{name!r} has no point. Leave the captioner out, or sample from it.")
+        for index, point in enumerate(points):
+            for key in (precision, *(key for key, _, _ in _TRADEOFF_PANELS)):
+                value = point.get(key)
+                if value is None or not math.isfinite(value):
+                    raise ValueError(f"{key} of {name!r} is {value} at point {index}; it must be a finite number.")
+                if key != precision and not 0.0 <= value <= 1.0:
+                    raise ValueError(
+                        f"{key} of {name!r} is {value} at point {index}; fractions are in [0, 1], never percent."
+                    )
+
+
+# --- Plots of caption sets: lengths, and retrieval against faithfulness ----------------------------------------------
+
+
+def write_length_histogram(
+    path: str | os.PathLike[str],
+    lengths: Mapping[str, Sequence[int]],
+    *,
+    unit: str = "words",
+    title: str | None = None,
+) -> Path:
+    """Draw a histogram of caption lengths for each source, and write the PNG atomically.
+
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 4. Shares of captions are drawn, so that sources of
+    different size can be compared; a dotted line marks each mean.
+    """
+    if not lengths:
+        raise ValueError("There are no lengths. Pass at least one source with one caption.")
+    counted = {}
+    for name, values in lengths.items():
+        array = np.asarray(values)
+        if array.size == 0:
+            raise ValueError(f"{name!r} has no captions. Leave the source out.")
+        if not np.isfinite(array).all() or (array < 0).any() or (array != np.floor(array)).any():
+            raise ValueError(
+                f"Lengths of {name!r} must be integers of 0 or more {unit}. Pass the length of each caption."
+            )
+        counted[name] = array.astype(np.int64)
+    longest = max(int(array.max()) for array in counted.values())
+    # At most 60 bars: one per length if possible, else one per two, three, ... lengths.
+    step = math.ceil((longest + 1) / 60)
+    edges = np.arange(0, longest + 1 + step, step) - 0.5
+    figure, axis = new_figure(7.0, 4.0)
+    for index, (name, array) in enumerate(counted.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        shares, _ = np.histogram(array, bins=edges)
+        style = {"color": colour, "linestyle": LINES[index % len(LINES)]}
+        label = f"{plain_label(name)} (mean {array.mean():.1f})"
+        axis.stairs(shares / len(array), edges, linewidth=1.8, label=label, zorder=3 + index, **style)
+        axis.stairs(shares / len(array), edges, fill=True, color=colour, alpha=0.12)
+        axis.axvline(array.mean(), color=colour, linestyle=":", linewidth=1.2)
+    axis.set_xlabel(f"{unit.capitalize()} of a caption")
+    axis.set_ylabel("Share of captions")
+    axis.set_ylim(bottom=0)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    tidy(axis)
+    axis.legend(frameon=False)
+    return save_figure(path, figure, title=title)
+
+
+def write_trade_off(
+    path: str | os.PathLike[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    x: tuple[str, str] = ("pool_recall_at_1", "Self-retrieval R@1 in the pool"),
+    y: tuple[str, str] = ("hallucination", "Hallucination (share of wrong claims)"),
+    title: str | None = None,
+) -> Path | None:
+    """Draw each captioner as a point between two numbers, with its 95 % intervals, and write the PNG atomically."""
+    points = [row for row in rows if row.get(x[0]) is not None and row.get(y[0]) is not None]
+    if not points:
+        return None
+    figure, axis = new_figure(6.0, 4.5)
+    for index, row in enumerate(points):
+        errors = []
+        for key in (x[0], y[0]):
+            low, high = row.get(f"{key}_ci") or (row[key], row[key])
+            errors.append([[max(row[key] - low, 0.0)], [max(high - row[key], 0.0)]])
+        axis.errorbar(
+            row[x[0]],
+            row[y[0]],
+            xerr=errors[0],
+            yerr=errors[1],
+            fmt=MARKERS[index % len(MARKERS)],
+            color=COLOURS[index % len(COLOURS)],
+            label=plain_label(row["name"]),
+            markersize=8,
+            elinewidth=1.2,
+            capsize=2,
+        )
+    axis.set_xlabel(x[1])
+    axis.set_ylabel(y[1])
+    axis.margins(0.12)
+    tidy(axis)
+    axis.legend(frameon=False)
+    return save_figure(path, figure, title=title)

@@ -1,0 +1,792 @@
+"""The manifest and the card of boosted captions."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import yaml
+from huggingface_hub import DatasetCardData, EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
+
+from hf_captionrl.hub.push import (
+    HUB_NAME,
+    MANIFEST_FILE,
+    PROCESSORS,
+    check_card,
+    check_name,
+    check_text,
+    local_base_model,
+    public_versions,
+    push_folder,
+    write_manifest,
+)
+from hf_captionrl.metrics.table import Column, check_rows, escape_markdown, format_cell, results_markdown
+from hf_captionrl.utils.io import atomic_write_text, write_json
+
+if TYPE_CHECKING:
+    from hf_captionrl.apps.boosting.boost import BoostedFile
+    from hf_captionrl.apps.boosting.options import BoostOptions
+
+
+# --- Renders the templates of `hub_cards/` ---------------------------------------------------------------------------
+
+
+def render_template(name: str, **values: Any) -> str:
+    """Fill in a template."""
+    return str(_environment(template_folder(name)).get_template(name).render(**values))
+
+
+@functools.cache
+def _environment(folder: Path) -> Any:
+    """Jinja's environment, which keeps the templates that it has compiled."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(  # nosec B701 # escaped by filters, see below
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        # The output is Markdown, not HTML: the templates escape every value with `md` (text) or `code` (Python).
+        autoescape=False,
+    )
+    environment.filters["md"] = lambda value: escape_markdown(str(value))
+    environment.filters["code"] = _python_literal
+    return environment
+
+
+def template_folder(name: str) -> Path:
+    """`hub_cards/` of the checkout, or of an installed wheel."""
+    folders = (
+        Path(__file__).parents[2] / "hub_cards",
+        Path(sysconfig.get_path("data"), "share/hf_captionrl/hub_cards"),
+    )
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder
+    raise FileNotFoundError(
+        f"hub_cards/{name} is neither in {folders[0]} nor in {folders[1]}. Install from a checkout: pip install -e ."
+    )
+
+
+def _python_literal(value: Any) -> str:
+    """A value as Python source on one line; quotes, line breaks and backticks are escaped."""
+    if isinstance(value, bool | int | float) or value is None:
+        return repr(value)
+    return json.dumps(str(value), ensure_ascii=True).replace("`", "\\u0060")
+
+
+# --- Renders model cards from the results of a run -------------------------------------------------------------------
+# The template is `hub_cards/model.md`. A card describes how to use the model, its training data and objective, its decoding,
+# the results and the scorer that measured them, and with every retrieval number how many statements are hallucinated.
+
+FACTS_FILE = "card.json"
+"""The contents of a card, saved in its folder so that it can be rendered again; never uploaded."""
+
+EVAL_RESULTS_FILE = ".eval_results/hf_captionrl.yaml"
+"""The results in the format of the Hub's leaderboards."""
+
+Objective = Literal["smile", "mle", "self_retrieval", "sle"]
+
+
+@dataclass(frozen=True)
+class ModelCardFacts:
+    """Contents of a model card other than the numbers.
+
+    Args:
+        model_id: Name of the model: `name` or `organisation/name` on the Hub, or the name of a relative folder.
+        base_model: The captioner that was finetuned.
+        family: Captioner family: `blip`, `git`, `encoder_decoder`, or another family that `load_captioner` supports.
+        dataset: Name of the training and test data.
+        dataset_description: Size, origin and splits of the data, in one or more sentences.
+        objective: `smile`, `self_retrieval`, `sle`, or `mle` for plain maximum likelihood.
+        scorer: Signature of the scorer that ranks: model, revision, dtype.
+        scorer_max_text_tokens: Number of tokens after which the scorer truncates a caption.
+        generation: Arguments of `generate` for all captions of the table.
+        row: Name of this model's row in the results.
+        license: Licence identifier of the Hub; a finetuned model must respect the licence of its base model.
+        baseline_row: Row of the model that it is compared with in the limitations; None for none.
+        mle_weight: lambda, the weight of plain maximum likelihood in [0, 1].
+        reward: Description of the reward in one sentence, if there was a reward.
+        first_token: Distribution at the first token, `mle` (whole vocabulary) or `smile` (subset).
+        prompt: Text before every caption; empty for none. For a chat model, the question.
+        truncated_fraction: Share of captions that the scorer truncated, in [0, 1]; None if not counted.
+        test_split: Split of the results.
+        language: Language code of the captions.
+        revision: Branch, tag or commit in the code examples; a push replaces `main` by the commit of the weights.
+        tags: More tags on the Hub.
+        is_adapter: Whether only a LoRA is published, without the base model.
+        base_revision: Revision of the base model in the code examples of an adapter.
+        dataset_id: Name of the data set on the Hub, `owner/name`, if it has one; its leaderboard gets the results.
+        dataset_revision: Commit of the data set that was used.
+        selection: Sentences on the selected checkpoint and on what the guard of the training refused; empty for none.
+    """
+
+    model_id: str
+    base_model: str
+    family: str
+    dataset: str
+    dataset_description: str
+    objective: Objective
+    scorer: str
+    scorer_max_text_tokens: int
+    generation: Mapping[str, Any]
+    row: str
+    license: str
+    baseline_row: str | None = "MLE"
+    mle_weight: float = 0.0
+    first_token: Literal["mle", "smile"] = "mle"
+    reward: str = ""
+    prompt: str = ""
+    truncated_fraction: float | None = None
+    test_split: str = "test"
+    language: str = "en"
+    revision: str = "main"
+    tags: Sequence[str] = ()
+    is_adapter: bool = False
+    base_revision: str = "main"
+    dataset_id: str | None = None
+    dataset_revision: str | None = None
+    selection: str = ""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, str) and not (entry.name in ("prompt", "reward", "selection") and not value):
+                check_text(entry.name, value)
+        check_name(self.model_id, "model_id")
+        if self.objective not in get_args(Objective):
+            raise ValueError(f"objective is {self.objective!r}. Use one of {get_args(Objective)}.")
+        if self.objective in ("self_retrieval", "sle") and not self.reward:
+            raise ValueError(f"objective is {self.objective!r}, so the card must describe the reward. Set reward.")
+        if not 0.0 <= self.mle_weight <= 1.0:
+            raise ValueError(f"mle_weight is {self.mle_weight}, but must be in [0, 1]. Use 0 for SMILE alone.")
+        if self.dataset_id is not None and not HUB_NAME.fullmatch(self.dataset_id):
+            raise ValueError(f"dataset_id is {self.dataset_id!r}. Use owner/name, the name on the Hub.")
+        if self.family == "chat" and not self.prompt:
+            raise ValueError("The card of a chat model must contain the question. Set prompt.")
+
+
+def read_facts(folder: str | os.PathLike[str]) -> ModelCardFacts:
+    """Read the contents of a card.
+
+    Args:
+        folder: Folder of `write_model_card`.
+
+    Returns:
+        [`ModelCardFacts`]: The contents.
+
+    Raises:
+        FileNotFoundError: If the folder has no `card.json`.
+        ValueError: If the file was changed and is invalid.
+    """
+    path = Path(folder) / FACTS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {FACTS_FILE}, the contents of a card. Write it with write_model_card."
+        )
+    found = json.loads(path.read_text(encoding="utf-8"))
+    unknown = sorted(set(found) - {entry.name for entry in fields(ModelCardFacts)})
+    if unknown:
+        raise ValueError(f"{path} contains {unknown[0]!r}, which is not a field of a card. Remove it.")
+    return ModelCardFacts(**{**found, "tags": tuple(found.get("tags", ()))})
+
+
+def _columns() -> tuple[Column, ...]:
+    """Columns of the results table."""
+    # Imported here, because the declarations of the metrics import torch, which other parts of the package do not need.
+    from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+
+    return COLUMNS
+
+
+def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
+    """All rows and the row of the model, after checks."""
+    rows = results.get("rows") or []
+    columns = _columns()
+    check_rows(rows, columns)
+    by_name = {row["name"]: row for row in rows}
+    for name in (facts.row, facts.baseline_row):
+        if name is not None and name not in by_name:
+            raise ValueError(f"The results have no row {name!r}. Use one of {sorted(by_name)}.")
+    row = by_name[facts.row]
+    missing = [c.key for c in columns if row[c.key] is None and not row.get(f"{c.key}_reason")]
+    if missing:
+        raise ValueError(
+            f"{', '.join(missing)} of {facts.row!r} is missing. "
+            "Measure it, or set <key>_reason to the reason why it cannot be measured."
+        )
+    if row["rd100_recall_at_1"] is None and row["pool_recall_at_1"] is None:
+        raise ValueError(f"{facts.row!r} has no retrieval number. Measure rd100_recall_at_1 or pool_recall_at_1.")
+    for name, entry in by_name.items():
+        for column in columns:
+            if entry.get(f"{column.key}_reason"):
+                check_text(f"{column.key}_reason of {name!r}", str(entry[f"{column.key}_reason"]))
+    return rows, row
+
+
+def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
+    """Render a model card from the results of a run.
+
+    Args:
+        results: Output of `write_results`: rows, seed, config, versions.
+        facts: Contents other than the numbers.
+
+    Returns:
+        `str`: Markdown that begins with metadata (a `model-index` with intervals).
+
+    Raises:
+        ValueError: If the results are malformed, lack a row, a retrieval number or a metric without a reason, or a
+            text must not be published (see `check_card`).
+        FileNotFoundError: If the template cannot be found.
+    """
+    rows, row = _measured(results, facts)
+    others = {entry["name"]: entry for entry in rows}
+    columns = {column.key: column for column in _columns()}
+    card = render_template(
+        "model.md",
+        metadata=_metadata(row, facts),
+        facts=facts,
+        generation=dict(facts.generation),
+        row=row,
+        baseline=others[facts.baseline_row] if facts.baseline_row not in (None, facts.row) else None,
+        cell=lambda entry, key: format_cell(entry, columns[key]),
+        retrieval_key="rd100_recall_at_1" if row["rd100_recall_at_1"] is not None else "pool_recall_at_1",
+        table=results_markdown(rows, columns=_columns(), title=""),
+        seed=results["seed"],
+        versions=public_versions(results.get("versions", {})),
+    )
+    check_card(card)
+    return card
+
+
+def eval_results_yaml(results: Mapping[str, Any], facts: ModelCardFacts) -> str | None:
+    """The results for the leaderboard of a data set, as `.eval_results/*.yaml`.
+
+    Args:
+        results: Output of `write_results`.
+        facts: Contents other than the numbers.
+
+    Returns:
+        `str`: One entry per metric, with its interval in the notes. None if the data set is not on the Hub, which does
+        not accept such a file.
+
+    Raises:
+        ValueError: As `render_model_card`.
+    """
+    _, row = _measured(results, facts)
+    if facts.dataset_id is None:
+        return None
+    decoding = ", ".join(f"{name}={value}" for name, value in facts.generation.items())
+    entries = []
+    for column in _columns():
+        if row[column.key] is None:
+            continue
+        interval = row.get(f"{column.key}_ci")
+        notes = [] if interval is None else [f"95 % interval [{float(interval[0]):.6g}, {float(interval[1]):.6g}]"]
+        notes += [f"split {facts.test_split}", f"seed {results['seed']}", f"scorer {facts.scorer}", decoding]
+        entries.append(
+            EvalResultEntry(
+                dataset_id=facts.dataset_id,
+                task_id=column.key,
+                value=round(float(row[column.key]), 6),
+                dataset_revision=facts.dataset_revision,
+                notes="; ".join(note for note in notes if note),
+            )
+        )
+    return yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True)
+
+
+def write_model_card(folder: str | os.PathLike[str], results: Mapping[str, Any], facts: ModelCardFacts) -> Path:
+    """Render a model card and write it to `README.md`, atomically, with the files to render it again.
+
+    Args:
+        folder: Folder of the checkpoint; created if missing.
+        results: Output of `write_results`: rows, seed, config, versions.
+        facts: Contents other than the numbers.
+
+    Returns:
+        `pathlib.Path`: The card. `card.json` contains `facts`, and `.eval_results/` the results if the data set is on
+        the Hub.
+
+    Raises:
+        ValueError: If the card must not be published (see `render_model_card`); nothing is written.
+        FileNotFoundError: If the template cannot be found.
+    """
+    folder = Path(folder)
+    card, entries = render_model_card(results, facts), eval_results_yaml(results, facts)
+    write_json(folder / FACTS_FILE, asdict(facts))
+    if entries is None:
+        (folder / EVAL_RESULTS_FILE).unlink(missing_ok=True)
+    else:
+        atomic_write_text(folder / EVAL_RESULTS_FILE, entries)
+    return atomic_write_text(folder / "README.md", card)
+
+
+def _metadata(row: Mapping[str, Any], facts: ModelCardFacts) -> str:
+    """The YAML block, in the format of huggingface_hub."""
+    evaluations = []
+    for column in _columns():
+        if row[column.key] is None:
+            continue
+        interval = row.get(f"{column.key}_ci")
+        evaluations.append(
+            EvalResult(
+                task_type="image-to-text",
+                task_name="Image captioning",
+                dataset_type=facts.dataset_id or facts.dataset,
+                dataset_name=facts.dataset,
+                dataset_split=facts.test_split,
+                metric_type=column.key,
+                metric_name=column.title.removesuffix(column.arrow).strip(),
+                metric_value=round(float(row[column.key]), 6),
+                metric_args=None
+                if interval is None
+                else {"interval_95": [round(float(bound), 6) for bound in interval]},
+            )
+        )
+    more: dict[str, Any] = {}
+    if facts.dataset_id is not None:
+        more["datasets"] = [facts.dataset_id]
+    if facts.is_adapter:
+        more["base_model_relation"] = "adapter"
+    data = ModelCardData(
+        language=facts.language,
+        license=facts.license,
+        library_name="peft" if facts.is_adapter else "transformers",
+        pipeline_tag="image-text-to-text" if facts.family == "chat" else "image-to-text",
+        base_model=facts.base_model if HUB_NAME.fullmatch(facts.base_model) else None,
+        tags=["image-captioning", "hf_captionrl", facts.objective, *facts.tags],
+        model_name=facts.model_id.rpartition("/")[2],
+        eval_results=evaluations,
+        **more,
+    )
+    return data.to_yaml()
+
+
+# --- Cards of data sets: bags of similar images (TrueMatch) and boosted captions -------------------------------------
+
+Kind = Literal["truematch", "boosted captions"]
+
+
+@dataclass(frozen=True)
+class DatasetCardFacts:
+    """Contents of the card of a data set.
+
+    Args:
+        dataset_id: Name on the Hub, `owner/name`.
+        kind: `truematch` for bags of similar images, `boosted captions` for detailed references.
+        file: Data file, relative to the repository.
+        source: Name of the data set of the images.
+        source_license: Licence of the data set of the images, which are not part of this data set.
+        description: What the data set contains, and for which images, in one or more sentences.
+        made_with: How it was created: scorer or language model, settings, seed, versions, by name.
+        columns: From column names to descriptions.
+        sizes: Number of rows per split, or number of bags per size.
+        license: Licence of the data set.
+        checked: How it was checked, and its known errors.
+        language: Language code of the captions.
+        has_images: Whether the data set contains the images too.
+        revision: Branch, tag or commit in the code example.
+    """
+
+    dataset_id: str
+    kind: Kind
+    file: str
+    source: str
+    source_license: str
+    description: str
+    made_with: Mapping[str, Any]
+    columns: Mapping[str, str]
+    sizes: Mapping[str, int]
+    license: str
+    checked: str
+    language: str = "en"
+    has_images: bool = False
+    revision: str = "main"
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, str):
+                check_text(entry.name, value)
+        for name, table in (("made_with", self.made_with), ("columns", self.columns), ("sizes", self.sizes)):
+            if not table:
+                raise ValueError(f"{name} is empty. Describe what the data set contains and how it was created.")
+            for key, value in table.items():
+                check_text(f"{name}[{key!r}]", str(value) if isinstance(value, str) else f"{key} {value}")
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind is {self.kind!r}. Use one of {get_args(Kind)}.")
+        if any(size < 1 for size in self.sizes.values()):
+            raise ValueError(f"sizes is {dict(self.sizes)}, but must be at least 1. Remove empty parts.")
+        check_name(self.dataset_id, "dataset_id")
+
+
+def render_dataset_card(facts: DatasetCardFacts) -> str:
+    """Render the card of a data set.
+
+    Args:
+        facts: Contents of the card.
+
+    Returns:
+        `str`: Markdown that begins with metadata.
+
+    Raises:
+        ValueError: If the card must not be published.
+        FileNotFoundError: If the template cannot be found.
+    """
+    data = DatasetCardData(
+        language=facts.language,
+        license=facts.license,
+        task_categories=["image-to-text"],
+        pretty_name=facts.dataset_id.rpartition("/")[2],
+        tags=["image-captioning", "hf_captionrl", facts.kind.replace(" ", "-")],
+        configs=[{"config_name": "default", "data_files": facts.file}],
+    )
+    card = render_template("dataset.md", metadata=data.to_yaml(), facts=facts)
+    check_card(card)
+    return card
+
+
+def write_dataset_card(folder: str | os.PathLike[str], facts: DatasetCardFacts) -> Path:
+    """Render the card of a data set and write it to `README.md` in its folder, atomically.
+
+    Args:
+        folder: Folder of the data set.
+        facts: Contents of the card.
+
+    Returns:
+        `pathlib.Path`: The card.
+
+    Raises:
+        FileNotFoundError: If the folder lacks the data file of the card.
+        ValueError: If the card must not be published; nothing is written.
+    """
+    folder = Path(folder)
+    if not (folder / facts.file).is_file():
+        raise FileNotFoundError(f"{folder} has no {facts.file}, the data file in its card. Write the data first.")
+    return atomic_write_text(folder / "README.md", render_dataset_card(facts))
+
+
+# --- Cards of models without results, such as those saved by a trainer's `save_model`, and their push ----------------
+
+_GENERATED = ("[More Information Needed]", "generated automatically according to the information the Trainer")
+"""Text in the cards that peft and transformers generate, which have no content and are replaced."""
+
+
+def write_unmeasured_card(
+    folder: str | os.PathLike[str],
+    *,
+    model_id: str | None = None,
+    base_model: str | None = None,
+    license: str | None = None,
+    dataset: str | None = None,
+    dataset_id: str | None = None,
+    dataset_description: str | None = None,
+    language: str | None = None,
+) -> Path:
+    """Write the card of a saved captioner without results. The card says that nothing was measured.
+
+    Also writes the manifest, which every published model has, if it is missing.
+
+    Args:
+        folder: Folder of a captioner, from `trainer.save_model()` or `captioner.save_pretrained`.
+        model_id: `name` or `owner/name`; by default the name of the folder.
+        base_model: The model that was finetuned; by default the base model of the adapter, if there is one.
+        license: Licence identifier of the Hub; by default `other`.
+        dataset: Name of the training data; None to omit it.
+        dataset_id: Name of the training data on the Hub, `owner/name`.
+        dataset_description: One sentence about the data.
+        language: Language code of the captions; None to omit it.
+
+    Returns:
+        `pathlib.Path`: The card.
+
+    Raises:
+        FileNotFoundError: If the folder does not contain a captioner.
+        ValueError: If a text must not be published.
+    """
+    folder = Path(folder)
+    settings = _captioner_settings(folder)
+    is_adapter, named = _base_model_of_adapter(folder)
+    # A push merges an adapter into a local base model.
+    is_adapter = is_adapter and local_base_model(folder) is None
+    name = model_id or re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "captioner"
+    return _write_card(
+        folder,
+        texts={"model_id": name, "base_model": base_model or named, "license": license, "dataset": dataset}
+        | {"language": language, "description": dataset_description, "dataset_id": dataset_id},
+        is_adapter=is_adapter,
+        task="image-text-to-text" if settings["family"] == "chat" else "image-to-text",
+        tags=["image-captioning", "hf_captionrl"],
+        family=settings["family"],
+        prompt=settings.get("prompt") or "",
+    )
+
+
+def rewrite_model_card(folder: Path, changes: dict[str, str]) -> str:
+    """Write the card of a finished model from its files, with some facts changed; the message for the user."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {str(folder)!r}. Use the folder of the finished model.")
+    if not (folder / FACTS_FILE).is_file():
+        write_unmeasured_card(folder, **changes)
+        licence = "" if "license" in changes else " The licence is 'other'. Use --license to name it."
+        return f"written, without results: no recipe has measured this model.{licence}"
+    facts = replace(read_facts(folder), **changes)  # type: ignore[arg-type]
+    found = [path for path in (folder / "results.json", folder.parent / "results.json") if path.is_file()]
+    if not found:
+        raise FileNotFoundError(f"Neither {folder} nor its parent folder has results.json. Evaluate the model first.")
+    write_model_card(folder, json.loads(found[0].read_text(encoding="utf-8")), facts)
+    return "written."
+
+
+def write_trained_card(folder: str | os.PathLike[str], *, model_id: str, **facts: Any) -> Path:
+    """Write the card of a trainer's output folder, unless the folder already has a card written by a user.
+
+    Args:
+        folder: Output of `trainer.save_model()`: a captioner, or a chat model trained with TRL.
+        model_id: `name` or `owner/name`.
+        facts: `base_model`, `license`, `dataset`, `dataset_id` and `language`, see [`write_unmeasured_card`].
+
+    Returns:
+        `pathlib.Path`: The card.
+
+    Raises:
+        ValueError: If a text must not be published.
+    """
+    folder = Path(folder)
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else _GENERATED[0]
+    if not any(generated in text for generated in _GENERATED):
+        _write_missing_manifest(folder)
+        return card
+    if _is_captioner(folder):
+        return write_unmeasured_card(folder, model_id=model_id, **facts)
+    is_adapter, named = _base_model_of_adapter(folder)
+    names = ("base_model", "license", "dataset", "dataset_id", "language", "description")
+    texts = {**dict.fromkeys(names), "model_id": model_id, **facts}
+    if texts["base_model"] is None:
+        texts["base_model"] = named
+    has_images = any((folder / name).is_file() for name in PROCESSORS)
+    task = "image-text-to-text" if has_images else "text-generation"
+    return _write_card(folder, texts=texts, is_adapter=is_adapter, task=task, tags=["hf_captionrl"])
+
+
+def _write_card(
+    folder: Path,
+    *,
+    texts: dict[str, Any],
+    is_adapter: bool,
+    task: str,
+    tags: list[str],
+    family: str = "",
+    prompt: str = "",
+) -> Path:
+    """Check the texts from users, and write the card and a missing manifest."""
+    for field, value in texts.items():
+        if value is not None:
+            check_text("dataset_description" if field == "description" else field, value)
+    base_model, dataset_id = texts["base_model"], texts["dataset_id"]
+    license_name = texts["license"] or "other"
+    relation: dict[str, Any] = {"base_model_relation": "adapter"} if is_adapter else {}
+    data = ModelCardData(
+        language=texts["language"],
+        license=license_name,
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag=task,
+        base_model=base_model if base_model and HUB_NAME.fullmatch(base_model) else None,
+        datasets=[dataset_id] if dataset_id else None,
+        tags=tags,
+        **relation,
+    )
+    card = render_template(
+        "model_unmeasured.md",
+        **{**texts, "license": license_name},
+        metadata=data.to_yaml(),
+        is_adapter=is_adapter,
+        task=task,
+        family=family,
+        prompt=prompt,
+        versions=public_versions(),
+    )
+    check_card(card)
+    _write_missing_manifest(folder)
+    return atomic_write_text(folder / "README.md", card)
+
+
+def _write_missing_manifest(folder: Path) -> None:
+    if not (folder / MANIFEST_FILE).is_file():
+        write_manifest(folder, command=[], seeds={}, data={})
+
+
+def _base_model_of_adapter(folder: Path) -> tuple[bool, str | None]:
+    """Whether a folder contains an adapter, and its base model (for a local folder, the last part of the path)."""
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        return False, None
+    named = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path") or None
+    return True, Path(named).name if named and local_base_model(folder) is not None else named
+
+
+def _is_captioner(folder: Path) -> bool:
+    from hf_captionrl.captioners.captioner import SETTINGS_FILE  # imports torch
+
+    return (folder / SETTINGS_FILE).is_file()
+
+
+def _captioner_settings(folder: Path) -> dict[str, Any]:
+    from hf_captionrl.captioners.captioner import SETTINGS_FILE  # imports torch
+
+    path = folder / SETTINGS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {SETTINGS_FILE}, so it is not a saved captioner. Use the folder of trainer.save_model() or "
+            "captioner.save_pretrained()."
+        )
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}). Save the captioner again.") from None
+    if not isinstance(found, dict) or not isinstance(found.get("family"), str):
+        raise ValueError(f"{path} does not contain a family. Save the captioner again.")
+    return found
+
+
+def push_captioner(captioner: Any, repo_id: str, **settings: Any) -> str:
+    """Save a captioner with a card and push it, with the checks of every push.
+
+    Args:
+        captioner ([`Captioner`]): The captioner.
+        repo_id: `owner/name`; created if missing.
+        settings: `private`, `token` and `overwrite`, see [`push_folder`].
+
+    Returns:
+        `str`: URL of the commit.
+
+    Raises:
+        ValueError: As [`push_folder`].
+        FileExistsError: As [`push_folder`].
+        PermissionError: As [`push_folder`].
+        PushError: As [`push_folder`].
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        captioner.save_pretrained(folder)
+        write_unmeasured_card(folder, model_id=repo_id)
+        return push_folder(folder, repo_id, again="Call push_to_hub again.", **settings)
+
+
+def push_trained(folder: str | os.PathLike[str], repo_id: str, **settings: Any) -> str:
+    """Push the output folder of a trainer, with the checks of every push.
+
+    Args:
+        folder: Folder with the saved model and its card.
+        repo_id: See [`push_folder`].
+        settings: `private`, `token`, `revision`, `commit_message` and `overwrite`, see [`push_folder`].
+
+    Returns:
+        `str`: URL of the commit.
+
+    Raises:
+        FileNotFoundError: As [`push_folder`].
+        ValueError: As [`push_folder`].
+        FileExistsError: As [`push_folder`].
+        PermissionError: As [`push_folder`].
+        PushError: As [`push_folder`].
+    """
+    # Merging loads a captioner; models of TRL's trainers are not captioners.
+    return push_folder(folder, repo_id, merged=None if _is_captioner(Path(folder)) else False, **settings)
+
+
+# --- The manifest and the card of boosted captions -------------------------------------------------------------------
+
+BOOSTED_FILE = "boosting.json"
+"""Manifest: settings and the facts of the card; published with the captions."""
+
+_COLUMNS = {
+    "image": "the image",
+    "image_id": "its id in the source",
+    "captions": "only the HolisticCap, for training",
+    "references": "the human captions",
+    "blend_caption": "BlendCap: the references, blended by the language model",
+    "visual_caption": "VisualCap: description by the vision model",
+    "holistic_caption": "HolisticCap: the BlendCap with the additional details of the VisualCap",
+    "conflicts": "contradictions between HolisticCap and BlendCap, in words",
+    "blend_source": "model, revision, prompt hash, time and attempt of the BlendCap",
+    "visual_source": "the same for the VisualCap",
+    "holistic_source": "the same for the HolisticCap",
+}
+
+
+def _name(folder: Path) -> str:
+    """Name of the folder, as the Hub accepts it."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
+
+
+def write_boosted(arguments: BoostOptions, written: BoostedFile, made_by: Mapping[str, Any]) -> Path:
+    """Write `boosting.json` and the card beside the captions; `made_by`: model and revision of both backends."""
+    import pyarrow.parquet
+
+    from hf_captionrl.hub import public_values
+
+    embedded = arguments.dataset == "scenes"
+    source = "hf_captionrl scenes" if embedded else str(public_values(arguments.dataset))
+    columns = pyarrow.parquet.read_schema(written.path).names
+    by = "the facts of the scenes" if embedded else "word lists, which find only a few conflicts"
+    split = "all splits" if arguments.split == "all" else f"the {arguments.split} split"
+    named = {
+        role: f"{public_values(made_by[name][0])}, revision {made_by[name][1] or 'not named'}"
+        for role, name in (("language model", "text"), ("vision model", "vision"))
+    }
+    facts = DatasetCardFacts(
+        dataset_id=arguments.repo_id or _name(written.path.parent),
+        kind="boosted captions",
+        file=written.path.name,
+        source=source,
+        source_license=arguments.source_license_of(arguments.dataset),
+        description=f"Richer captions of {written.rows} images, {split} of {source}.",
+        made_with={
+            **named,
+            "method": "Visual Caption Boosting (No Detail Left Behind, section 2), prompts of its Appendix A.1",
+            "seed": arguments.seed,
+        },
+        columns={name: _COLUMNS.get(name, "as in the source") for name in columns},
+        sizes={str(arguments.split): written.rows},
+        license=arguments.license,
+        checked=f"{written.conflicts} of {written.rows} HolisticCaps contradict their BlendCap, by {by}; {written.quarantined} rows were "
+        "left out as unusable. No one has read the captions.",
+        language=arguments.language,
+        # Paths of image files cannot be published: a push requires --embed_images or --no_images.
+        has_images="image" in columns,
+    )
+    return _write(written.path.parent, facts, {"rows": written.rows, "quarantined": written.quarantined})
+
+
+def _write(folder: Path, facts: Any, counts: Mapping[str, Any]) -> Path:
+    from hf_captionrl.hub.push import public_versions
+    from hf_captionrl.utils.io import write_json
+
+    card = write_dataset_card(folder, facts)
+    write_json(folder / BOOSTED_FILE, {"format": 1, **counts, "card": asdict(facts), "versions": public_versions()})
+    return card
+
+
+def rewrite_boosted_card(folder: Path, changes: Mapping[str, Any]) -> Path:
+    """Render the card of boosted captions again from their manifest."""
+
+    path = folder / BOOSTED_FILE
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        facts = DatasetCardFacts(**manifest["card"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is not a manifest of boosted captions ({error}). Write it again with the same `captionrl boost` command."
+        ) from None
+    return _write(folder, replace(facts, **changes), {name: manifest.get(name) for name in ("rows", "quarantined")})

@@ -1,0 +1,408 @@
+"""The demo as a Space: the page of `captionrl demo` with the given captioners."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_captionrl.hub.cards import render_template, template_folder
+from hf_captionrl.hub.push import check_card, check_text, public_versions, push_folder
+from hf_captionrl.metrics.evaluate_modules import MODULES, path
+from hf_captionrl.metrics.evaluate_modules.metric import Metric, load_metric
+from hf_captionrl.utils.io import atomic_write_text
+
+# --- The files of a metric's Space, generated from its declaration ---------------------------------------------------
+
+_MODULE = '''\
+"""{title} as a module of `evaluate`. Generated from hf_captionrl/metrics/evaluate_modules/declarations/{name}.py."""
+
+import evaluate
+
+from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric
+
+__all__ = ["{kind}"]
+
+
+class {kind}(DeclaredMetric, evaluate.Metric):
+    """{title}."""
+
+    declaration = "{name}"
+'''
+
+_APP = '''\
+"""Page of the Space."""
+
+from pathlib import Path
+
+from hf_captionrl.hub.spaces import build_page
+
+if __name__ == "__main__":
+    build_page("{name}", Path(__file__).parent).launch()
+'''
+
+_TESTS = '''\
+"""Cases of the metric: arguments of `compute`, and numbers that the result must hold."""
+
+from hf_captionrl.metrics.evaluate_modules.metric import load_metric
+
+test_cases = load_metric("{name}").cases
+'''
+
+_CARD = """\
+---
+title: "{title}"
+emoji: {emoji}
+colorFrom: blue
+colorTo: green
+sdk: gradio
+sdk_version: 6.31.0
+app_file: app.py
+pinned: false
+license: apache-2.0
+tags:
+- evaluate
+- metric
+short_description: "{summary}"
+---
+
+# Metric Card for {title}
+
+## Metric description
+
+{description}
+## How to use
+
+If the package is installed, `import hf_captionrl` makes the name known to `evaluate`, online and offline:
+
+```python
+import evaluate
+import hf_captionrl
+
+metric = evaluate.load("{name}")
+```
+
+From this Space: `evaluate.load("ORGANISATION/{name}")`, with the packages of `requirements.txt` installed. `compute`, `add`,
+`add_batch`, `evaluate.combine` and several processes (`num_process`, `process_id`, `experiment_id`) work. Arguments other
+than `predictions` and `references` are keywords of `compute`.
+
+### Inputs
+
+{inputs}
+
+### Output values
+
+{returns}
+
+### Examples
+
+```python
+{examples}```
+
+## Limitations and bias
+
+{limitations}"""
+
+_CITATION = """
+## Citation
+
+```bibtex
+{citation}```
+"""
+
+_PARENTHESES_OR_NAME = re.compile(r"\((?:[^()]|\([^()]*\))*\)|\w+")
+
+
+def class_name(name: str) -> str:
+    """Name of the class of a metric's module, from which `evaluate` derives the metric's name."""
+    return "".join(part.title() for part in name.split("_"))
+
+
+def space_files(name: str) -> dict[str, str]:
+    """File names and contents of a metric's Space."""
+    metric, names = load_metric(name), {"name": name, "kind": class_name(name)}
+    extra = f"[{metric.extra}]" if metric.extra else ""
+    return {
+        f"{name}.py": _MODULE.format(title=metric.title, **names),
+        "README.md": render_card(name, metric),
+        "app.py": _APP.format(**names),
+        "requirements.txt": f"hf-captionrl{extra}>=0.1.0\n",
+        "tests.py": _TESTS.format(**names),
+    }
+
+
+def render_card(name: str, metric: Metric) -> str:
+    """The card of a metric, for a Space whose owner is not known yet."""
+    card = _CARD.format(
+        name=name,
+        title=metric.title,
+        emoji=metric.emoji,
+        summary=metric.summary,
+        description=metric.description,
+        inputs="\n".join(_input_items(metric.arguments)),
+        returns=textwrap.dedent(metric.returns).strip(),
+        examples=textwrap.dedent(metric.examples),
+        limitations=metric.limitations,
+    )
+    return card + _CITATION.format(citation=metric.citation) if metric.citation else card
+
+
+def _input_items(arguments: str) -> list[str]:
+    """The arguments of a docstring as a Markdown list."""
+    items = []
+    for item in re.split(r"\n(?=\S)", textwrap.dedent(arguments).strip()):
+        head, _, text = " ".join(item.split()).partition(": ")
+        names = _PARENTHESES_OR_NAME.sub(lambda found: found[0] if found[0][0] == "(" else f"`{found[0]}`", head)
+        items.append(textwrap.fill(f"- {names}: {text}", 110, subsequent_indent="  ", break_on_hyphens=False))
+    return items
+
+
+# --- The page of a Space: a small gradio app, because the one of `evaluate` is broken. Only this file imports gradio ---
+
+
+def compute_from_json(metric: Any, text: str, declared: Metric) -> dict[str, Any]:
+    """Compute from the JSON that a visitor typed.
+
+    A public page must not let visitors open files or start programs of its server. It therefore accepts only the arguments
+    of its examples. Captions and `data_arguments` may have any value except strings and files. Options (names of models or
+    metrics) may have only the values of the examples.
+    """
+    try:
+        arguments = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"This is not JSON: {error}.") from None
+    if not isinstance(arguments, dict):
+        raise ValueError("Write one JSON object with the arguments, such as those of the examples.")
+    data = ("predictions", "references", *declared.data_arguments)
+    for name, value in arguments.items():
+        allowed = [case[name] for case in declared.cases if name in case]
+        if name == "result" or not allowed:
+            known = sorted({key for case in declared.cases for key in case} - {"result"})
+            raise ValueError(f"This page takes {known}, not {name!r}. Install the package for everything else.")
+        if value not in allowed and (name not in data or isinstance(value, str)):
+            raise ValueError(f"This page takes {name} {allowed} only, not {value!r}.")
+        if _holds_file(value):
+            raise ValueError(
+                f"This page does not open files, but {name} contain a mapping with 'path' or 'bytes'. Leave it out."
+            )
+    return metric.compute(**arguments)
+
+
+def _holds_file(value: Any) -> bool:
+    """Whether the value contains a mapping that would be opened as an image."""
+    if isinstance(value, Mapping):
+        return "path" in value or "bytes" in value or any(map(_holds_file, value.values()))
+    return isinstance(value, list) and any(map(_holds_file, value))
+
+
+def build_page(name: str, folder: Path) -> Any:
+    """The page: description, arguments as JSON, examples, result."""
+    import evaluate
+    import gradio
+
+    metric = evaluate.load(str(folder / f"{name}.py"))
+    declared = load_metric(name)
+    examples = [json.dumps({k: v for k, v in case.items() if k != "result"}, indent=1) for case in declared.cases]
+
+    def run(text: str) -> dict[str, Any]:
+        try:
+            return compute_from_json(metric, text, declared)
+        except (ValueError, TypeError) as error:
+            raise gradio.Error(str(error)) from None
+
+    with gradio.Blocks(title=name) as page:
+        gradio.Markdown(f"# {name}\n\n{metric.description}")
+        given = gradio.Code(value=examples[0], language="json", label="Arguments of compute")
+        button = gradio.Button("Compute", variant="primary")
+        result = gradio.JSON(label="Result")
+        gradio.Examples([[example] for example in examples], inputs=[given])
+        button.click(run, inputs=[given], outputs=[result])
+        gradio.Markdown(f"```\n{metric.inputs_description}\n```")
+    return page
+
+
+# --- Publishes a metric as a Space: its folder in `evaluate_modules`, with a card for the Space ----------------------
+
+_OWNER = "ORGANISATION"
+"""Placeholder for the owner in the cards of the modules."""
+
+
+def render_metric_card(name: str, repo_id: str, *, revision: str = "main") -> str:
+    """The card of a metric's Space.
+
+    Args:
+        name: One of `evaluate_modules.MODULES`.
+        repo_id: `owner/name` of the Space; `evaluate` needs the name of the module after the owner.
+        revision: Branch, tag or commit in the code example.
+
+    Returns:
+        `str`: The card of the module, with the name of the Space and a code example with a fixed revision.
+
+    Raises:
+        ValueError: If there is no such module, the Space has another name, or the card must not be published.
+    """
+    folder = Path(path(name))
+    owner, slash, last = repo_id.partition("/")
+    if not (owner and slash) or last != name:
+        raise ValueError(
+            f"repo_id is {repo_id!r}, but evaluate.load finds {name}.py only in OWNER/{name}. Use that name."
+        )
+    text = (folder / "README.md").read_text(encoding="utf-8").replace(f"{_OWNER}/", f"{owner}/")
+    _, metadata, body = text.split("---\n", 2)
+    card = render_template(
+        "metric.md",
+        metadata=metadata.strip(),
+        body=body.strip(),
+        repo_id=repo_id,
+        revision=revision,
+        versions=public_versions(),
+    )
+    check_card(card)
+    return card
+
+
+def write_space(name: str, folder: str | os.PathLike[str], repo_id: str) -> Path:
+    """Write a metric's Space into a folder.
+
+    Args:
+        name: One of `evaluate_modules.MODULES`.
+        folder: Output folder.
+        repo_id: `owner/name` of the Space.
+
+    Returns:
+        `pathlib.Path`: The folder.
+
+    Raises:
+        ValueError: As `render_metric_card`.
+    """
+    card = render_metric_card(name, repo_id)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in (f"{name}.py", "app.py", "tests.py", "requirements.txt"):
+        shutil.copyfile(Path(path(name)) / file, folder / file)
+    atomic_write_text(folder / "README.md", card)
+    return folder
+
+
+def push_metric(
+    name: str,
+    owner: str,
+    *,
+    private: bool = True,
+    token: str | None = None,
+    overwrite: bool = False,
+    sleep: Callable[[float], object] | None = None,
+) -> str:
+    """Publish a metric as the Space `owner/name`, which `evaluate.load("owner/name")` loads.
+
+    Args:
+        name: One of `evaluate_modules.MODULES`.
+        owner: User or organisation.
+        private: Whether a new Space is private.
+        token: Access token; by default the one stored by `hf auth login`.
+        overwrite: Also push to a Space that has other content.
+        sleep: Function that waits between attempts, for tests.
+
+    Returns:
+        `str`: URL of the commit.
+
+    Raises:
+        ValueError: As `render_metric_card` or `push_folder`.
+        FileExistsError: If the Space has other content.
+        PermissionError: If the token is missing, invalid, or has no write permission.
+        PushError: If the Hub cannot be reached, or the push fails for another reason.
+    """
+    if name not in MODULES:
+        raise ValueError(f"There is no metric {name!r}. Use one of {sorted(MODULES)}.")
+    more: dict[str, Any] = {} if sleep is None else {"sleep": sleep}
+    with tempfile.TemporaryDirectory() as folder:
+        return push_folder(
+            write_space(name, folder, f"{owner}/{name}"),
+            f"{owner}/{name}",
+            repo_type="space",
+            private=private,
+            token=token,
+            overwrite=overwrite,
+            commit_message=f"Add the metric {name}",
+            marker=f"{name}.py",
+            again=f"Repeat with `captionrl push {name} --type space --repo_id {owner}/{name}`.",
+            **more,
+        )
+
+
+# --- The demo as a Space: the page of `captionrl demo` with the given captioners -------------------------------------
+
+DEMO = "demo"
+"""Name of the demo for `captionrl push`."""
+
+EMBEDDED_CAPTIONERS = {"MLE": "scenes:blip-mle", "SMILE": "scenes:blip-smile", "SR": "scenes:blip-sr"}
+"""Default captioners of the demo."""
+
+
+def demo_scorer(models: Mapping[str, str]) -> str:
+    """The default scorer of the demo."""
+    from hf_captionrl.utils.model_files import PREFIX  # imports datasets, which a push does not need
+
+    embedded = all(model.startswith(PREFIX) for model in models.values())
+    return f"{PREFIX}siglip-held-out" if embedded else "openai/clip-vit-base-patch32"
+
+
+def write_demo_space(
+    folder: str | os.PathLike[str], models: Mapping[str, str] | None = None, *, scorer: str | None = None
+) -> Path:
+    """Write the demo's Space into a folder."""
+    from hf_captionrl.utils.model_files import model_path
+
+    models = dict(models or EMBEDDED_CAPTIONERS)
+    scorer = scorer or demo_scorer(models)
+    for model in (*models.values(), scorer):
+        if model == model_path(model) and (os.path.exists(model) or model.count("/") > 1):
+            raise ValueError(f"{model!r} is a local folder, which a Space does not have. Push it first.")
+    arguments = [f"--scorer={scorer}", *(f"--model={name}={model}" for name, model in models.items())]
+    for argument in arguments:
+        if not argument.isprintable():
+            raise ValueError(f"{argument!r} contains a line break or another invisible character. Use another name.")
+        check_text("An argument of the demo", argument)
+    card = render_template("space/README.md", models=models, scorer=scorer, versions=public_versions())
+    check_card(card)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    source = template_folder("space/README.md") / "space"
+    for file in ("app.py", "requirements.txt"):
+        shutil.copyfile(source / file, folder / file)
+    atomic_write_text(folder / "arguments.txt", "\n".join(arguments) + "\n")
+    atomic_write_text(folder / "README.md", card)
+    return folder
+
+
+def push_demo(
+    repo_id: str,
+    models: Mapping[str, str] | None = None,
+    *,
+    scorer: str | None = None,
+    private: bool = True,
+    token: str | None = None,
+    overwrite: bool = False,
+    sleep: Callable[[float], object] | None = None,
+) -> str:
+    """Publish the demo as a Space."""
+    more: dict[str, Any] = {} if sleep is None else {"sleep": sleep}
+    with tempfile.TemporaryDirectory() as folder:
+        return push_folder(
+            write_demo_space(folder, models, scorer=scorer),
+            repo_id,
+            repo_type="space",
+            private=private,
+            token=token,
+            overwrite=overwrite,
+            commit_message="Add the demo",
+            marker="arguments.txt",
+            again=f"Repeat with `captionrl push demo --type space --repo_id {repo_id}` and the same options.",
+            **more,
+        )

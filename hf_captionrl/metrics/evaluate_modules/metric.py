@@ -1,0 +1,344 @@
+"""The one adapter between declared metrics and `evaluate.Metric`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from inspect import Parameter, signature
+from numbers import Integral, Real
+from textwrap import dedent, indent
+from typing import Any, ClassVar, TypeVar
+
+import datasets
+import evaluate
+import numpy as np
+from PIL import Image
+
+from hf_captionrl.metrics.evaluate_modules.load import MODULES
+from hf_captionrl.metrics.table import Column
+from hf_captionrl.utils.io import to_plain
+
+# --- The declaration of a metric, from which its `evaluate` module, its Space, its card and its table columns are made ---
+
+_Compute = TypeVar("_Compute", bound=Callable[..., Mapping[str, Any]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of `evaluate.load`, declared once as `METRIC` of `declarations/<name>.py`.
+
+    Args:
+        title: Heading of the card.
+        summary: What the Hub shows beside the title, at most 60 characters.
+        description: What is measured.
+        arguments: Arguments of `compute`, written as the `Args:` of a docstring.
+        returns: Keys of the result, written as the `Returns:` of a docstring.
+        examples: Doctest.
+        limitations: What a reader of the number must know.
+        citation: BibTeX.
+        urls: Addresses of the papers.
+        compute: Maps predictions, references and options to a result; options are the keywords of its signature, see
+            [`forwards`].
+        predictions: Kinds of rows that predictions may be, see `prediction_columns`.
+        references: Kinds of rows that references may be; empty if there is no such column.
+        references_required: Whether references must be given.
+        store_references: Converts references to what a column can store.
+        functions: The functions of `hf_captionrl.metrics` that it computes.
+        keys: Main keys of the result, in Markdown, for the table of docs/metrics.md.
+        columns: How tables show its numbers, and related numbers that only tables have. No other file declares them.
+        in_captions_table: Whether `captionrl evaluate` shows the columns below every suite. The metric then needs
+            captions only, and returns `per_sample`, one number per caption.
+        cases: Arguments of `compute` with the `result` that they must give; the examples of the Space.
+        data_arguments: Arguments of the cases that a visitor of the Space may change, in addition to predictions and
+            references: numbers and texts that are not opened as files.
+        extra: Extra of `pip install hf-captionrl[...]` that the Space needs.
+        emoji: Shown on the Hub.
+    """
+
+    title: str
+    summary: str
+    description: str
+    arguments: str
+    returns: str
+    examples: str
+    limitations: str
+    compute: Callable[..., Mapping[str, Any]]
+    cases: tuple[Mapping[str, Any], ...]
+    keys: str
+    functions: tuple[str, ...] = ()
+    citation: str = ""
+    urls: tuple[str, ...] = ()
+    predictions: tuple[str, ...] = ("text",)
+    references: tuple[str, ...] = ()
+    references_required: bool = False
+    store_references: Callable[[Any], Any] | None = None
+    columns: tuple[Column, ...] = ()
+    in_captions_table: bool = False
+    data_arguments: tuple[str, ...] = ()
+    extra: str = ""
+    emoji: str = "📏"
+
+    @property
+    def inputs_description(self) -> str:
+        """Arguments, result and examples as `evaluate` shows them."""
+        return f"\nArgs:\n{_indented(self.arguments)}Returns:\n{_indented(self.returns)}Examples:\n\n{_indented(self.examples)}"
+
+
+def _indented(text: str) -> str:
+    return indent(dedent(text).strip("\n") + "\n", "    ")
+
+
+def forwards(function: Callable[..., Any], *left_out: str) -> Callable[[_Compute], _Compute]:
+    """Decorator of `compute(..., **options)`: its signature contains the other keywords of `function` instead of `options`."""
+
+    def decorate(compute: _Compute) -> _Compute:
+        own = signature(compute)
+        named = [given for given in own.parameters.values() if given.kind is not Parameter.VAR_KEYWORD]
+        known = {*left_out, *(given.name for given in named)}
+        options = [given for given in signature(function).parameters.values() if given.kind is Parameter.KEYWORD_ONLY]
+        more = [given for given in options if given.name not in known]
+        compute.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
+        return compute
+
+    return decorate
+
+
+def load_metric(name: str) -> Metric:
+    """The declaration of a metric."""
+    return import_module(f"{__package__}.declarations.{name}").METRIC
+
+
+def all_metrics() -> dict[str, Metric]:
+    """All declarations by name."""
+    return {name: load_metric(name) for name in MODULES}
+
+
+def table_columns(*keys: str, short: bool = False) -> tuple[Column, ...]:
+    """The declared columns of some keys; `short` for tables with many columns."""
+    columns = {column.key: column for metric in all_metrics().values() for column in metric.columns}
+    chosen = (columns[key] for key in keys)
+    return tuple(
+        replace(column, header=column.short_header or column.header) if short else column for column in chosen
+    )
+
+
+# --- Kinds of rows that predictions and references may be, checked row by row ----------------------------------------
+# `evaluate` chooses a format by the first row and converts later rows to it: a string among lists becomes its characters,
+# a number among texts its digits. Here every row is checked.
+
+KIND_FEATURES: dict[str, Any] = {
+    "text": datasets.Value("string"),
+    "texts": datasets.Sequence(datasets.Value("string")),
+    "vector": datasets.Sequence(datasets.Value("float32")),
+    "matrix": datasets.Sequence(datasets.Sequence(datasets.Value("float32"))),
+    "row": datasets.Value("int64"),
+    "image": datasets.Image(),
+    "images": datasets.Sequence(datasets.Image()),
+}
+"""How each kind of row is stored."""
+
+KIND_NAMES = {
+    "text": "a string",
+    "texts": "a list of strings",
+    "vector": "a vector of floats",
+    "matrix": "a matrix of floats",
+    "row": "an integer",
+    "image": "an image",
+    "images": "a list of images",
+}
+
+
+def column_features(predictions: Sequence[str], references: Sequence[str] = ()) -> list[datasets.Features]:
+    """Every combination of formats, as `evaluate.MetricInfo` takes them."""
+    columns = {"predictions": tuple(predictions)} | ({"references": tuple(references)} if references else {})
+    return [
+        datasets.Features({name: KIND_FEATURES[kind] for name, kind in zip(columns, kinds, strict=True)})
+        for kinds in itertools.product(*columns.values())
+    ]
+
+
+def is_missing(references: Sequence[Any] | None) -> bool:
+    """Whether references were left out."""
+    return references is None or all(isinstance(row, str) and row == "" for row in references)
+
+
+def check_rows(values: Any, name: str, kinds: tuple[str, ...]) -> list[Any]:
+    """Rows as plain Python values, all of one kind."""
+    if values is None:
+        raise ValueError(f"{name} are missing. Pass a list.")
+    if isinstance(values, str | bytes | dict):
+        raise ValueError(f"{name} is one {type(values).__name__}, {values!r:.60}. Pass a list of rows.")
+    rows = [_plain(row, f"{name}[{i}]") for i, row in enumerate(values)]
+    if not rows:
+        raise ValueError(f"{name} is empty. Pass at least one row (in each process).")
+    first = next((kind for row in rows if (kind := kind_of(row)) != "texts" or row), "texts")
+    for i, row in enumerate(rows):
+        kind = kind_of(row)
+        if kind not in kinds:
+            allowed = " or ".join(KIND_NAMES[k] for k in kinds)
+            hint = f" Write [{row!r:.60}]." if kind == "text" else ""
+            raise ValueError(f"{name}[{i}] must be {allowed}, got {row!r:.60}.{hint}")
+        if kind != first:
+            raise ValueError(
+                f"{name}[{i}] is {KIND_NAMES[kind]}, but the rows before it are {KIND_NAMES[first]} each."
+            )
+    return rows
+
+
+def _plain(row: Any, where: str) -> Any:
+    if hasattr(row, "detach"):
+        row = row.detach().cpu().float().numpy()
+    if isinstance(row, np.ndarray):
+        if row.ndim == 3 and row.dtype == np.uint8:
+            return Image.fromarray(row)
+        return row.tolist()
+    if isinstance(row, np.generic):
+        return row.item()
+    if isinstance(row, dict | bytes | bytearray):
+        from hf_captionrl.data.images import open_image
+
+        try:
+            return open_image(row)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+    if isinstance(row, list | tuple):
+        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(row)]
+    return row
+
+
+def kind_of(row: Any) -> str:
+    """The kind of a plain row, or `"unknown"`."""
+    if isinstance(row, str):
+        return "text"
+    if isinstance(row, Integral) and not isinstance(row, bool):
+        return "row"
+    if isinstance(row, Image.Image):
+        return "image"
+    if isinstance(row, list):
+        if all(isinstance(item, str) for item in row):
+            return "texts"
+        if all(isinstance(item, Real) and not isinstance(item, bool) for item in row):
+            return "vector"
+        if all(isinstance(item, Image.Image) for item in row):
+            return "images"
+        if all(isinstance(item, list) and kind_of(item) == "vector" for item in row):
+            return "matrix"
+    return "unknown"
+
+
+# --- BibTeX of papers that several metrics cite ----------------------------------------------------------------------
+
+SMILE = """\
+@inproceedings{yue2023smile,
+  title     = {Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation},
+  author    = {Yue, Zihao and Hu, Anwen and Zhang, Liang and Jin, Qin},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {36},
+  year      = {2023}
+}
+"""
+
+
+# --- The one adapter between declared metrics and `evaluate.Metric` --------------------------------------------------
+
+
+class DeclaredMetric:
+    """Computes the metric that `declaration` names; mixed into a subclass of `evaluate.Metric`.
+
+    `evaluate` makes every column mandatory and trusts the first row. Here every row is checked, and references may be
+    left out if the metric allows it.
+    """
+
+    declaration: ClassVar[str]
+
+    @property
+    def declared(self) -> Metric:
+        """The declaration."""
+        return load_metric(self.declaration)
+
+    def _info(self) -> evaluate.MetricInfo:
+        metric = self.declared
+        return evaluate.MetricInfo(
+            description=metric.description,
+            citation=metric.citation,
+            inputs_description=metric.inputs_description,
+            features=column_features(metric.predictions, metric.references),
+            reference_urls=list(metric.urls),
+        )
+
+    def _compute(self, predictions: Any, references: Any = None, **given: Any) -> dict[str, Any]:
+        compute = self.declared.compute
+        known = inspect.signature(compute).parameters
+        # `evaluate.combine` passes every argument to every module.
+        _warn_of_misspelling(given.keys() - known.keys(), known)
+        options = {name: value for name, value in (given | {"references": references}).items() if name in known}
+        return {key: to_plain(_finite(value), where=key) for key, value in compute(predictions, **options).items()}
+
+    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
+        """Add a batch of captions (and references)."""
+        metric = self.declared
+        batch = {"predictions": check_rows(predictions, "predictions", metric.predictions)}
+        if metric.references:
+            store = metric.store_references
+            references = references if store is None else store(references)
+            batch["references"] = self._references(references, len(batch["predictions"]))
+        kinds = {name: kind_of(rows[0]) for name, rows in batch.items()}
+        if getattr(self, "writer", None) is None:
+            self._kinds = kinds
+        for name, kind in kinds.items():
+            if kind != self._kinds[name]:
+                raise ValueError(
+                    f"{name} are {KIND_NAMES[kind]} each in this batch, but were {KIND_NAMES[self._kinds[name]]} each "
+                    "before. Pass all batches in one form."
+                )
+        super().add_batch(**batch, **kwargs)  # type: ignore[misc]
+
+    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
+        """Add one caption (and its reference)."""
+        prediction = kwargs.pop("predictions", prediction)
+        reference = kwargs.pop("references", reference)
+        self.add_batch(
+            predictions=None if prediction is None else [prediction],
+            references=None if reference is None else [reference],
+            **kwargs,
+        )
+
+    def _references(self, references: Any, count: int) -> list[Any]:
+        if references is None:
+            if self.declared.references_required:
+                raise ValueError(f"references are missing. Pass one row per prediction, {count} in all.")
+            return [""] * count
+        rows = check_rows(references, "references", self.declared.references)
+        if len(rows) != count:
+            raise ValueError(
+                f"{count} predictions and {len(rows)} references. Pass one reference per prediction, in the same order."
+            )
+        return rows
+
+    def _infer_feature_from_example(self, example: dict[str, Any]) -> datasets.Features:
+        # evaluate tries one format after another, and some accept rows of another kind (a list of lists as its text).
+        return datasets.Features({name: KIND_FEATURES[kind_of(value)] for name, value in example.items()})
+
+
+def _finite(value: Any) -> Any:
+    """A value with None in place of numbers that JSON cannot hold."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _warn_of_misspelling(unknown: Iterable[str], known: Iterable[str]) -> None:
+    for name in unknown:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+        if near:
+            warnings.warn(f"{name!r} is unknown and has no effect. Did you mean {near[0]!r}?", stacklevel=4)

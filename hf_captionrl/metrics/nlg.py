@@ -1,0 +1,302 @@
+"""Similarity to the references by trained models: BLEURT and entailment (NLI).
+
+Legend: N captions, R pairs of a caption and a reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_captionrl.metrics.bootstrap import signature
+from hf_captionrl.metrics.caption_checks import check_captions, check_groups, checked_pairs
+from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
+from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
+from hf_captionrl.text.tokenize import encode_captions, ptb_tokenize
+
+# --- Similarity of captions to their references: BLEU, ROUGE-L, CIDEr and CIDEr-D, without Java ----------------------
+# All use the tokenizer of [`hf_captionrl.text.tokenize`] and equal pycocoevalcap's numbers to 1e-4 or better.
+
+_MAX_BETA = 1e6  # from here on only recall counts
+
+
+def _cider(
+    candidates: Any, references: Any, frequencies: DocumentFrequencies | None, eos: bool, sigma: float, variant: str
+) -> dict[str, Any]:
+    ours, theirs = checked_pairs(candidates, references)
+    source = "corpus" if frequencies is None else "given"
+    if frequencies is None:
+        words: dict[str, int] = {}
+        others, of = encode_captions(theirs, words, eos=eos)
+        # Only the scores are needed, and they do not depend on n-grams of one image.
+        frequencies = DocumentFrequencies.from_token_batch(others, of, words=words, eos=eos, min_documents=2)
+        own, images = encode_captions(ours, known=words, eos=eos)
+    elif frequencies.eos != eos:
+        raise ValueError(
+            f"eos is {eos} but the frequencies were counted with eos={frequencies.eos}. Use the same value for both."
+        )
+    elif frequencies.words is None:
+        raise ValueError("These frequencies are of token ids. Count the words of the references.")
+    else:
+        unknown: dict[str, int] = {}
+        own, images = encode_captions(ours, unknown, known=frequencies.words, eos=eos)
+        others, of = encode_captions(theirs, unknown, known=frequencies.words, eos=eos)
+    scorer = CiderScorer(frequencies, variant="cider_d" if variant == "cider_d" else "cider", sigma=sigma)
+    scores = scorer.score_tokens(own.followed_by(others), images, of)
+    return {
+        variant: float(scores.mean()),
+        "per_sample": scores.numpy(),
+        "signature": signature(
+            metric=variant,
+            tok="ptb",
+            df=source,
+            documents=frequencies.num_documents,
+            n=4,
+            sigma=sigma if variant == "cider_d" else None,
+            eos=eos,
+        ),
+    }
+
+
+def cider_d(
+    candidates: Any,
+    references: Any,
+    *,
+    frequencies: DocumentFrequencies | None = None,
+    eos: bool = False,
+    sigma: float = 6.0,
+) -> dict[str, Any]:
+    """CIDEr-D, the metric that pycocoevalcap and most papers call "CIDEr".
+
+    Reference: Vedantam et al. 2015, Section 6. See [`hf_captionrl.text.cider_d.CiderScorer`] for the formula.
+
+    Args:
+        candidates: One caption per image, or a list of captions per image.
+        references: List of references of each image.
+        frequencies: Document frequencies of a training set; `None`: those of `references`, as in pycocoevalcap;
+            every score of a single image is then 0.
+        eos: Whether to add an end-of-sequence word to every caption, so that endings are scored.
+        sigma: Width of the length penalty, in words.
+    Returns:
+        `dict`: `cider_d`, the mean in [0, 10] (papers multiply it by 100); `per_sample`; `signature`.
+    Raises:
+        ValueError: If the numbers of texts differ, a text is invalid (its index is named), or eos differs from that of frequencies.
+    """
+    return _cider(candidates, references, frequencies, eos, sigma, "cider_d")
+
+
+def cider(
+    candidates: Any, references: Any, *, frequencies: DocumentFrequencies | None = None, eos: bool = False
+) -> dict[str, Any]:
+    """Plain CIDEr, without clipped counts and length penalty. Papers that report "CIDEr" use [`cider_d`].
+
+    Reference: Vedantam et al. 2015, Section 5 (without stemming, as in the authors' Python code).
+
+    Args:
+        candidates: One caption per image, or a list of captions per image.
+        references: List of references of each image.
+        frequencies: Document frequencies of a training set; `None`: those of `references`.
+        eos: Whether to add an end-of-sequence word to every caption.
+    Returns:
+        `dict`: `cider`, the mean in [0, 10]; `per_sample`; `signature`.
+    Raises:
+        ValueError: If the numbers of texts differ, a text is invalid (its index is named), or eos differs from that of frequencies.
+    """
+    return _cider(candidates, references, frequencies, eos, 6.0, "cider")
+
+
+def reference_matches(
+    candidates: Iterable[Sequence[str]], references: Iterable[Sequence[str]], max_order: int = 4
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[`hf_captionrl.text.bleu.bleu_matches`] of texts that are checked or valid."""
+    words: dict[str, int] = {}
+    ours, images = encode_captions(candidates, words)
+    theirs, of = encode_captions(references, words)
+    return bleu_matches(ours.followed_by(theirs), images, of, max_order)
+
+
+def bleu(candidates: Any, references: Any, *, max_order: int = 4) -> dict[str, Any]:
+    """BLEU-1 to BLEU-4 against all references of an image, closest reference length.
+
+    Reference: Papineni et al. 2002, with pycocoevalcap's constants; equal to sacrebleu without smoothing to 1e-6.
+
+    Args:
+        candidates: One caption per image, or a list of captions per image.
+        references: List of references of each image.
+        max_order: Longest n-gram.
+    Returns:
+        `dict`: `bleu_1` ... `bleu_<max_order>` of the corpus in [0, 1]; `per_sample`, an array (captions, orders) of
+        sentence BLEU; `signature`.
+    Raises:
+        ValueError: If the numbers of texts differ or a text is invalid (its index is named).
+    """
+    counts = reference_matches(*checked_pairs(candidates, references), max_order)
+    result: dict[str, Any] = {f"bleu_{n}": float(score) for n, score in enumerate(corpus_bleu(*counts), start=1)}
+    return result | {
+        "per_sample": bleu_scores(*counts).numpy(),
+        "signature": signature(metric="bleu", tok="ptb", ref_length="closest", smooth="pycocoevalcap"),
+    }
+
+
+def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str, Any]:
+    r"""ROUGE-L: the longest common subsequence with the references.
+
+    Reference: Lin and Och 2004; `F = (1 + beta^2) P R / (R + beta^2 P)` with the best P and the best R over
+    references.
+
+    Args:
+        candidates: One caption per image, or a list of captions per image.
+        references: List of references of each image.
+        beta: Weight of recall.
+    Returns:
+        `dict`: `rouge_l`, the mean in [0, 1]; `per_sample`; `signature`.
+    Raises:
+        ValueError: If the numbers of texts differ, a text is invalid (its index is named), or beta is negative.
+    """
+    if not 0 <= beta <= _MAX_BETA:
+        raise ValueError(f"beta must be 0 or more, got {beta}. Use at most {_MAX_BETA:g}.")
+    scores = []
+    for group, texts in zip(*checked_pairs(candidates, references), strict=True):
+        others = [ptb_tokenize(text) for text in texts]
+        for caption in map(ptb_tokenize, group):
+            # pycocoevalcap treats a caption of only punctuation as one empty word.
+            words = caption or [""]
+            common = [(_common(words, other or [""]), len(other or [""])) for other in others]
+            precision = max(c for c, _ in common) / len(words)
+            recall = max(c / size for c, size in common)
+            scores.append(
+                (1 + beta**2) * precision * recall / (recall + beta**2 * precision) if precision and recall else 0.0
+            )
+    return {
+        "rouge_l": float(np.mean(scores)),
+        "per_sample": np.array(scores),
+        "signature": signature(metric="rouge_l", tok="ptb", beta=beta),
+    }
+
+
+def _common(a: list[str], b: list[str]) -> int:
+    """Length of the longest common subsequence: one integer addition per word (Hyyro's bit-parallel algorithm)."""
+    where: dict[str, int] = {}
+    for i, word in enumerate(a):
+        where[word] = where.get(word, 0) | 1 << i
+    everything = (1 << len(a)) - 1
+    state = everything
+    for word in b:
+        hit = state & where.get(word, 0)
+        state = (state + hit | state - hit) & everything
+    return len(a) - state.bit_count()
+
+
+# --- Similarity to the references by trained models: BLEURT and entailment (NLI) -------------------------------------
+
+BLEURT, NLI = "Elron/bleurt-large-512", "FacebookAI/roberta-large-mnli"
+"""Models of the code of No Detail Left Behind. They must be in the Hub's cache, or be folders."""
+
+
+PairModel = tuple[Any, Any]
+"""A model for sequence classification of pairs of texts, and its tokenizer."""
+
+
+def load_pair_model(name: str) -> PairModel:
+    """Load a model for `bleurt` or `entailment`.
+
+    Args:
+        name: A folder or a name on the Hub.
+
+    Returns:
+        `tuple`: Model and tokenizer.
+
+    Raises:
+        RuntimeError: If the weights are missing.
+    """
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            name, use_safetensors=True, dtype=torch.float32, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise RuntimeError(
+            f"not run: the weights of {name!r} cannot be loaded ({said}). Use a folder with the model, or download it first."
+        ) from error
+    return model.eval(), tokenizer
+
+
+def _scored(pairs: Sequence[tuple[str, str]], model: Any, tokenizer: Any, score: Callable[[Tensor], Tensor]) -> Tensor:
+    """Score of each pair, `(R,)`; 16 pairs at once."""
+    found = []
+    with torch.no_grad():
+        for start in range(0, len(pairs), 16):
+            first, second = map(list, zip(*pairs[start : start + 16], strict=True))
+            batch = tokenizer(first, second, padding=True, truncation=True, return_tensors="pt")
+            found.append(score(model(**batch.to(model.device)).logits).double().cpu())
+    return torch.cat(found)
+
+
+def _best(
+    candidates: Any, references: Any, named: str | PairModel, key: str, score_of: Any, swap: bool
+) -> dict[str, Any]:
+    """The best score over the references of each caption, and its mean."""
+    texts, groups = check_captions(candidates, "candidates"), check_groups(references, "references", 1)
+    if len(texts) != len(groups):
+        raise ValueError(
+            f"There are {len(texts)} captions and {len(groups)} groups of references. Pass one per caption."
+        )
+    model, tokenizer = load_pair_model(named) if isinstance(named, str) else named
+    name = named if isinstance(named, str) else Path(model.name_or_path).name
+    pairs = [(text, other) for text, group in zip(texts, groups, strict=True) for other in group]
+    scores = _scored([(b, a) for a, b in pairs] if swap else pairs, model, tokenizer, score_of(model)).split(
+        [len(group) for group in groups]
+    )
+    values = np.array([float(group.max()) for group in scores])
+    return {key: float(values.mean()), "per_sample": values, "signature": signature(metric=key, model=name)}
+
+
+def bleurt(candidates: Any, references: Any, *, model: str | PairModel = BLEURT) -> dict[str, Any]:
+    """BLEURT (Sellam et al. 2020) of each caption with its best reference.
+
+    Args:
+        candidates: N captions.
+        references: Their references.
+        model: A BLEURT model for sequence classification: a folder, a name on the Hub, or what `load_pair_model` returns.
+
+    Returns:
+        `dict`: `bleurt`, the mean; `per_sample` `(N,)`; `signature`.
+    """
+    return _best(candidates, references, model, "bleurt", lambda _: lambda logits: logits[:, 0], False)
+
+
+def entailment(
+    candidates: Any, references: Any, *, model: str | PairModel = NLI, reverse: bool = False
+) -> dict[str, Any]:
+    """Probability that a reference follows from the caption, for the best reference.
+
+    The code of No Detail Left Behind reads column 1 of the probabilities, which is "neutral" in `roberta-large-mnli`; here the
+    column is the label that is called entailment.
+
+    Args:
+        candidates: N captions.
+        references: Their references.
+        model: A model for natural language inference: a folder, a name on the Hub, or what `load_pair_model` returns.
+        reverse: Whether the caption follows from the reference instead.
+
+    Returns:
+        `dict`: `entailment`, the mean, in [0, 1]; `per_sample` `(N,)`; `signature`.
+    """
+
+    def column(loaded: Any) -> Callable[[Tensor], Tensor]:
+        labels = {str(label).lower(): int(i) for i, label in loaded.config.id2label.items()}
+        if "entailment" not in labels:
+            raise ValueError(
+                f"{loaded.name_or_path!r} has the labels {sorted(labels)}. Use a model with the label entailment."
+            )
+        return lambda logits: logits.softmax(1)[:, labels["entailment"]]
+
+    return _best(candidates, references, model, "entailment", column, reverse)

@@ -1,0 +1,288 @@
+"""Self-retrieval: does a caption retrieve its target?
+
+Legend: N captions, M images of the pool, P ranked (caption, bag) pairs, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_captionrl.metrics.bootstrap import proportion_interval, signature
+from hf_captionrl.retrieval.ranking import (
+    as_features,
+    bag_ranks,
+    check_bag,
+    check_features,
+    check_targets,
+    distractor_recall,
+    duplicate_images,
+    ranks,
+    sampled_ranks,
+    set_ranks,
+    unit_rows,
+)
+
+
+def self_retrieval(
+    text_features: Any,
+    image_features: Any,
+    *,
+    targets: Any = None,
+    bags: Sequence[Sequence[int]] | None = None,
+    sets: Sequence[Sequence[int]] | None = None,
+    num_distractors: int | None = None,
+    protocol: Literal["expected", "blocks", "sampled"] = "expected",
+    ks: Sequence[int] = (1, 5, 10),
+    seed: int = 0,
+    repeats: int = 1,
+    duplicates: Literal["count", "merge"] = "count",
+    num_bootstrap: int = 1000,
+    confidence: float = 0.95,
+    block_size: int | None = None,
+    pool_ranks: Any = None,
+    scorer: str = "",
+) -> dict[str, Any]:
+    r"""Recall at k, mean and median rank of each caption's target.
+
+    Reference: the pool of SMILE, RD100 of DiscriTune and No Detail Left Behind, TrueMatch of the latter, ImageCoDe.
+    With n random distractors the default is the exact expectation: if b of the M - 1 other images rank higher,
+    `recall_at_1 = mean C(M-1-b, n) / C(M-1, n)`, which needs no seed.
+    Differs from them by: ties always count against the caption (a tie at rank 1 is not a success).
+
+    Args:
+        text_features (array or tensor of shape `(N, D)`): Features of the captions, scaled to unit length here.
+        image_features (array or tensor of shape `(M, D)`): Features of the pool, of the same dtype.
+        targets (sequence of `N` integers): Image row of each caption; `None`: caption i belongs to image i.
+        bags: Lists of image rows; each caption is ranked within the bag of its image (TrueMatch).
+        sets: Candidate rows of each caption, the target among them (ImageCoDe).
+        num_distractors: Number n of random distractors from the pool per caption; 99 gives RD100. `None`: the whole pool.
+        protocol: With `num_distractors`: `"expected"` (closed form), `"blocks"` (consecutive blocks of n + 1 images,
+            an incomplete last block is dropped, as in the papers) or `"sampled"` (drawn `repeats` times for each
+            caption).
+        ks: Values of k.
+        seed: Seed of `"sampled"` and of the bootstrap.
+        repeats: Draws per caption of `"sampled"`.
+        duplicates: `"count"` images with equal features, or `"merge"` them into one.
+        num_bootstrap: Resamples over images or bags for the `<key>_ci` intervals that are not exact (see
+            [`proportion_interval`]); 0: no intervals.
+        confidence: Coverage of the intervals.
+        block_size: Captions ranked at once; `None`: blocks of scores of about 64 MiB.
+        pool_ranks (sequence of `N` integers): Rank of each target in the whole pool, if known, from
+            [`hf_captionrl.retrieval.ranking.ranks`] of features of unit length; `None`: they are computed.
+        scorer: Scorer and revision, for the signature.
+    Returns:
+        `dict`: `recall_at_<k>` in [0, 1], with `recall_at_<k>_ci` (low, high) and `recall_at_<k>_per_sample` for
+        [`paired_test`]; `mean_rank`, `median_rank`; `ranks`, an int array of ranks in the pool, bag, set or block
+        (for `"expected"` in the whole pool, and mean and median are those of the expected ranks); `captions` and `groups`,
+        the caption and the image (with `bags`: the bag) of each rank; `num_captions`, `pool_size`, `num_duplicate_images`,
+        `signature`.
+    Raises:
+        ValueError: If features, targets, bags, sets or options are invalid (the index is named).
+
+    Example:
+        >>> result = self_retrieval([[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.0, 1.0]], num_bootstrap=0, ks=(1,))
+        >>> result["recall_at_1"], result["ranks"].tolist()
+        (1.0, [1, 1])
+    """
+    _check_options(bags, sets, num_distractors, protocol, ks, duplicates, num_bootstrap, pool_ranks)
+    text_features = as_features(text_features, "text_features")
+    image_features = as_features(image_features, "image_features")
+    dtype = str(text_features.dtype).removeprefix("torch.")
+    if text_features.dtype != image_features.dtype:
+        ranks(text_features, image_features, targets)  # raises, with the reason
+    known = _checked_ranks(pool_ranks, len(text_features), len(image_features))
+    scaled = check_features if known is not None else unit_rows  # known ranks need no copies of unit length
+    text, images = scaled(text_features, "text_features"), scaled(image_features, "image_features")
+    owners = check_targets(targets, len(text), len(images))
+    first = duplicate_images(images, unit=known is not None)
+    num_duplicates = int((first != torch.arange(len(first))).sum())
+    if duplicates == "merge" and num_duplicates:
+        kept, row = torch.unique(first, return_inverse=True)
+        bags = None if bags is None else _renumbered(bags, row, "bags")
+        sets = None if sets is None else _renumbered(sets, row, "sets")
+        images, owners, first = images[kept.to(images.device)], row[owners], torch.arange(len(kept))
+
+    ranked = _rank(
+        text,
+        images,
+        owners,
+        bags=bags,
+        sets=sets,
+        num_distractors=num_distractors,
+        protocol=protocol,
+        ks=ks,
+        seed=seed,
+        repeats=repeats,
+        block_size=block_size,
+        duplicate_of=first,
+        known=known,
+    )
+    expected = ranked.expected
+    recalls = {f"recall_at_{k}": values.numpy() for k, values in ranked.recalls(ks).items()}
+    result: dict[str, Any] = {key: float(values.mean()) for key, values in recalls.items()}
+    result |= {f"{key}_per_sample": values for key, values in recalls.items()}
+    if num_bootstrap:
+        for key, values in recalls.items():
+            result[f"{key}_ci"] = proportion_interval(
+                values, groups=ranked.groups.numpy(), confidence=confidence, num_resamples=num_bootstrap, seed=seed
+            )
+    return result | {
+        "mean_rank": float(expected.mean()),
+        "median_rank": float(np.median(expected.numpy())),
+        "ranks": ranked.ranks.numpy(),
+        "captions": ranked.captions.numpy(),
+        "groups": ranked.groups.numpy(),
+        "num_captions": len(text),
+        "pool_size": len(images),
+        "num_duplicate_images": num_duplicates,
+        "signature": signature(
+            metric="self_retrieval",
+            scorer=scorer,
+            variant=ranked.variant,
+            pool=len(images),
+            ties="against",
+            duplicates=duplicates,
+            dtype=dtype,
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """Ranks under one protocol.
+
+    Args:
+        ranks (`Tensor` of shape `(P,)`): Ranks in the pool, bag, set or block.
+        captions (`Tensor` of shape `(P,)`): Caption of each rank.
+        groups (`Tensor` of shape `(P,)`): Its image, or its bag.
+        expected (`Tensor` of shape `(P,)`): Ranks whose mean and median are reported.
+        variant: Name of the protocol, for the signature.
+        chances: For each k the probability of a rank of at most k, if it is not 0 or 1.
+    """
+
+    ranks: Tensor
+    captions: Tensor
+    groups: Tensor
+    expected: Tensor
+    variant: str
+    chances: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def recalls(self, ks: Sequence[int]) -> dict[int, Tensor]:
+        """For each k, success of each caption (0 or 1), or its probability."""
+        return {k: self.chances.get(k, (self.ranks <= k).double()) for k in ks}
+
+
+def _rank(
+    text: Tensor,
+    images: Tensor,
+    owners: Tensor,
+    *,
+    bags: Sequence[Sequence[int]] | None,
+    sets: Sequence[Sequence[int]] | None,
+    num_distractors: int | None,
+    protocol: str,
+    ks: Sequence[int],
+    seed: int,
+    repeats: int,
+    block_size: int | None,
+    duplicate_of: Tensor,
+    known: Tensor | None,
+) -> _Ranked:
+    """Ranks under the requested protocol."""
+    captions = torch.arange(len(text))
+    if bags is not None:
+        found, captions, groups = bag_ranks(text, images, bags, owners, duplicate_of=duplicate_of)
+        return _Ranked(found, captions, groups, found.double(), f"bags-{_sizes(bags)}")
+    if sets is not None:
+        found = set_ranks(text, images, sets, owners, duplicate_of=duplicate_of)
+        return _Ranked(found, captions, owners, found.double(), f"sets-{_sizes(sets)}")
+    if num_distractors is not None and protocol == "blocks":
+        size = num_distractors + 1
+        blocks = _blocks(size, len(images), owners)
+        found, captions, _ = bag_ranks(text, images, blocks, owners, duplicate_of=duplicate_of)
+        return _Ranked(found, captions, owners[captions], found.double(), f"rd{size}-blocks")
+    found = known
+    if found is None:
+        found = ranks(text, images, owners, block_size=block_size, duplicate_of=duplicate_of)
+    if num_distractors is None:
+        return _Ranked(found, captions, owners, found.double(), "pool")
+    name = f"rd{num_distractors + 1}-{protocol}"
+    if protocol == "sampled":
+        drawn = sampled_ranks(
+            found, len(images), num_distractors=num_distractors, repeats=repeats, seed=seed
+        ).flatten()
+        captions, groups = captions.repeat(repeats), owners.repeat(repeats)
+        return _Ranked(drawn, captions, groups, drawn.double(), f"{name}-{repeats}-seed-{seed}")
+    chances = {k: distractor_recall(found, len(images), k=k, num_distractors=num_distractors) for k in ks}
+    # If b of the M - 1 others are better, n b / (M - 1) of the n drawn ones are expected to be.
+    expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
+    return _Ranked(found, captions, owners, expected, name, chances)
+
+
+def _checked_ranks(pool_ranks: Any, number: int, pool_size: int) -> Tensor | None:
+    """Known ranks, `(N,)` int64."""
+    if pool_ranks is None:
+        return None
+    found = torch.as_tensor(pool_ranks).long().cpu()
+    if found.shape != (number,) or not bool(((found >= 1) & (found <= pool_size)).all()):
+        raise ValueError(
+            f"pool_ranks must be {number} ranks from 1 to {pool_size}, one per caption. Use those of the same captions and images."
+        )
+    return found
+
+
+def _renumbered(lists: Sequence[Sequence[int]], row: Tensor, name: str) -> list[list[int]]:
+    """Bags or sets in rows of the merged pool, each image once."""
+    checked = [check_bag(rows, f"{name}[{i}]", len(row)) for i, rows in enumerate(lists)]
+    return [list(dict.fromkeys(row[rows].tolist())) for rows in checked]
+
+
+def _sizes(lists: Sequence[Sequence[int]]) -> str:
+    return "-".join(map(str, sorted({len(rows) for rows in lists})))
+
+
+def _blocks(size: int, pool_size: int, owners: Tensor) -> list[range]:
+    """Consecutive images, `size` at a time; an incomplete last block is dropped."""
+    if size > pool_size:
+        raise ValueError(f"Blocks of {size} images do not fit into a pool of {pool_size}. Lower num_distractors.")
+    whole = [range(start, start + size) for start in range(0, pool_size - size + 1, size)]
+    lacking = torch.nonzero(torch.bincount(owners, minlength=pool_size)[: len(whole) * size] == 0)
+    if len(lacking):
+        raise ValueError(
+            f"protocol='blocks' needs a caption for every image of the pool, and image {int(lacking[0])} has none. Use 'expected'."
+        )
+    return whole
+
+
+def _check_options(
+    bags: Any,
+    sets: Any,
+    num_distractors: int | None,
+    protocol: str,
+    ks: Sequence[int],
+    duplicates: str,
+    num_bootstrap: int,
+    pool_ranks: Any,
+) -> None:
+    if pool_ranks is not None and (bags or sets or protocol == "blocks" or duplicates == "merge"):
+        raise ValueError("pool_ranks are ranks among all images, and this protocol has others. Leave pool_ranks out.")
+    given = [n for n, v in (("bags", bags), ("sets", sets), ("num_distractors", num_distractors)) if v is not None]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are different protocols. Pass only one of them.")
+    if protocol not in ("expected", "blocks", "sampled"):
+        raise ValueError(f"protocol must be 'expected', 'blocks' or 'sampled', got {protocol!r}.")
+    if duplicates not in ("count", "merge"):
+        raise ValueError(f"duplicates must be 'count' or 'merge', got {duplicates!r}.")
+    if len(ks) == 0 or any(isinstance(k, bool) or not isinstance(k, Integral) or k < 1 for k in ks):
+        raise ValueError(f"ks must be positive integers, got {tuple(ks)}.")
+    if num_distractors is not None and (not isinstance(num_distractors, Integral) or num_distractors < 1):
+        raise ValueError(f"num_distractors must be an integer of at least 1, got {num_distractors}.")
+    if num_bootstrap < 0:
+        raise ValueError(f"num_bootstrap must not be negative, got {num_bootstrap}.")

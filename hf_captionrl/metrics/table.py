@@ -1,0 +1,572 @@
+"""Captioners side by side: one line per number, one column per captioner, one section per paper.
+
+Rows are those of [`hf_captionrl.metrics.table`]. They may also contain `<key>_mark`, which marks a significant difference
+from the first captioner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import io
+import math
+import os
+import platform
+import re
+import subprocess
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
+
+# --- Versions of the packages of a run, and its configuration without secrets ----------------------------------------
+
+PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "accelerate")
+"""Packages whose version can change a result."""
+
+_SECRET = re.compile(r"(?<!^first_)(token|secret|password|api_?key)s?$", re.IGNORECASE)
+"""`first_token`, an argument of SMILE, is not a secret."""
+_LIMIT = re.compile(r"(^|_)(max|min|num)_(\w+_)?tokens?$")
+"""Numbers of tokens are not secrets."""
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a setting must not be written down."""
+    name = name.lstrip("-").replace("-", "_")
+    if not isinstance(value, str) or (_LIMIT.search(name) and value.isdecimal()):
+        return False
+    return _SECRET.search(name) is not None
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of all packages that can change a result, read without importing them."""
+    versions = {"python": platform.python_version()}
+    for package in (*PACKAGES, "hf_captionrl"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    revision = _git_revision(Path(__file__).resolve().parents[1])
+    if revision:
+        versions["git_revision"] = revision
+    return versions
+
+
+def _git_revision(package: Path) -> str | None:
+    """Revision of the checkout whose top folder holds `package`; None outside one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        # In a .venv inside another repository, git would give the revision of that repository.
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != package.parent:
+            return None
+        revision = git("rev-parse", "HEAD")
+        return revision + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def plain_config(config: Any) -> Any:
+    """A configuration for JSON, without secrets; objects that JSON cannot hold become their text."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {str(key): plain_config(value) for key, value in config.items() if not is_secret(str(key), value)}
+    if isinstance(config, list | tuple):
+        return [plain_config(value) for value in config]
+    try:
+        return to_plain(config)
+    except (TypeError, ValueError):
+        # A dtype, a device or an infinite limit.
+        return str(config)
+
+
+# --- The results table of all recipes, printed and written as JSON and Markdown --------------------------------------
+# A row is a mapping with `name` and one number per column. A number `<key>` may have `<key>_ci`, its 95 %
+# interval `[low, high]`, and None may have `<key>_reason`, one sentence that says why. Fractions are in [0, 1], never percent.
+# `note` is a sentence on the row, shown below the table. The columns are those of `hf_captionrl.metrics.evaluate_modules.results_columns`.
+
+Row = Mapping[str, Any]
+"""Numbers of one captioner, or of the references."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table.
+
+    Args:
+        key: Key in a row and in results.json.
+        header: Heading; may contain line breaks.
+        better: Which direction is better; None: neither.
+        digits: Number of decimals.
+        is_fraction: Whether values lie in [0, 1].
+        short_header: Heading in tables with many columns, with line breaks; empty: `header`.
+    """
+
+    key: str
+    header: str
+    better: Literal["higher", "lower"] | None
+    digits: int = 3
+    is_fraction: bool = False
+    short_header: str = ""
+
+    @property
+    def arrow(self) -> str:
+        """`↑` if higher is better, `↓` if lower is better, else empty."""
+        return {"higher": "↑", "lower": "↓", None: ""}[self.better]
+
+    @property
+    def title(self) -> str:
+        """The header with its arrow, on one line."""
+        return " ".join(f"{self.header} {self.arrow}".replace("-\n", "").split())
+
+
+REFERENCES = "references"
+"""Row name of the human captions, which are separated from the captioners."""
+
+_LEGEND = (
+    "↑ higher is better, ↓ lower is better; length has no better direction. Fractions are in [0, 1]. "
+    "Lexical diversity: different words, in thousands. Pool: among all test images; RD100: among 100, 99 of them "
+    "random. Hallucination: share of claims that are wrong."
+)
+_INTERVAL_LEGEND = "± or [low, high]: 95 % interval."
+
+
+def check_rows(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    """Refuse malformed rows.
+
+    Args:
+        rows: The rows.
+        columns: The columns that each row must contain; further keys are allowed.
+
+    Raises:
+        ValueError: If there is no row, a name is missing or used twice, a column's key is missing, a number is not
+            finite or outside its range, an interval is not `[low, high]`, or a None comes with a blank reason.
+    """
+    if not rows:
+        raise ValueError("There are no rows. Evaluate at least one captioner before writing a table.")
+    names: set[str] = set()
+    for index, row in enumerate(rows):
+        name = row.get("name")
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"Row {index} has the name {name!r}; every row needs a non-empty name.")
+        if name in names:
+            raise ValueError(f"Two rows are called {name!r}; names must differ. Rename one of them.")
+        names.add(name)
+        missing = [column.key for column in columns if column.key not in row]
+        if missing:
+            raise ValueError(
+                f"Row {name!r} has no {', '.join(missing)}. Write None, and <key>_reason, where nothing was measured."
+            )
+        for column in columns:
+            _check_value(name, column, row)
+
+
+def _check_value(name: str, column: Column, row: Row) -> None:
+    key, value, interval = column.key, row[column.key], row.get(f"{column.key}_ci")
+    if value is None:
+        reason = row.get(f"{key}_reason")
+        if reason is not None and not str(reason).strip():
+            raise ValueError(f"{key}_reason of {name!r} is blank. Say why nothing was measured, or leave it out.")
+        return
+    for number in (value, *(interval if interval is not None else ())):
+        if isinstance(number, bool | str) or not hasattr(number, "__float__") or not math.isfinite(float(number)):
+            raise ValueError(f"{key} of {name!r} is {number!r}; it must be a finite number, or None if not measured.")
+        if column.is_fraction and not 0.0 <= float(number) <= 1.0:
+            raise ValueError(
+                f"{key} of {name!r} is {number}; fractions are in [0, 1], never percent. "
+                "Divide by 100 or check the metric."
+            )
+    if interval is not None and (len(interval) != 2 or float(interval[0]) > float(interval[1])):
+        raise ValueError(f"{key}_ci of {name!r} is {interval!r}; an interval is [low, high] with low <= high.")
+
+
+def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
+    """Text of one cell.
+
+    Args:
+        row: The row.
+        column: The column.
+        separator: Text between a number and its interval.
+
+    Returns:
+        `str`: `0.658 ±0.021` if the interval is symmetric after rounding, else `0.658 [0.630, 0.681]`;
+        `not run: reason` for None with a reason, `–` for None without.
+    """
+    value, interval, reason = row.get(column.key), row.get(f"{column.key}_ci"), row.get(f"{column.key}_reason")
+    if value is None:
+        return f"not run: {reason}" if reason else "–"
+    shown = f"{float(value):.{column.digits}f}"
+    if interval is None:
+        return shown
+    low, high = (float(bound) for bound in interval)
+    below, above = (f"{abs(distance):.{column.digits}f}" for distance in (float(value) - low, high - float(value)))
+    if below == above and low <= float(value) <= high:
+        return f"{shown}{separator}±{above}"
+    return f"{shown}{separator}[{low:.{column.digits}f}, {high:.{column.digits}f}]"
+
+
+def print_table(
+    rows: Sequence[Row],
+    *,
+    columns: Sequence[Column],
+    title: str | None = None,
+    file: IO[str] | None = None,
+) -> None:
+    """Print the rows as one table, or as several tables if the terminal is too narrow.
+
+    Args:
+        rows: The rows, see `check_rows`.
+        columns: The columns, in the order in which they are shown.
+        title: Title above the table.
+        file: Where to print; the standard output by default.
+
+    Raises:
+        ValueError: If a row is malformed (see `check_rows`).
+    """
+    check_rows(rows, columns)
+    console = Console(file=file, highlight=False)
+    notes: dict[str, dict[str, list[str]]] = {}  # reason -> column -> rows
+    tables = _fit(rows, columns, console, notes)
+    # Piped output has no width: use the table's width instead of wrapping at 80 characters.
+    if not console.is_terminal:
+        console.width = max(console.width, *(_width(table, console) for table in tables))
+    if title:
+        console.print(Text(title, style="bold"))
+    for table in tables:
+        console.print(table)
+    for note in (*_row_notes(rows), *_grouped(notes, len(rows))):
+        console.print(Text(encodable(note, console), style="dim"))
+    legend = _LEGEND + (f" {_INTERVAL_LEGEND}" if _has_intervals(rows, columns) else "")
+    console.print(Text(encodable(legend, console), style="dim"))
+
+
+def _row_notes(rows: Sequence[Row]) -> list[str]:
+    return [f"{row['name']}: {row['note']}" for row in rows if row.get("note")]
+
+
+def _grouped(notes: Mapping[str, Mapping[str, Sequence[str]]], number: int) -> list[str]:
+    """One line per reason, with the columns, and the rows if it is not all of them."""
+    lines = []
+    for reason, columns in notes.items():
+        where: dict[str, list[str]] = {}
+        for column, names in columns.items():
+            where.setdefault("" if len(names) == number else f" ({', '.join(names)})", []).append(column)
+        lines.append(
+            f"not run: {reason}: " + "; ".join(f"{', '.join(titles)}{rows}" for rows, titles in where.items())
+        )
+    return lines
+
+
+def _fit(
+    rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: dict[str, dict[str, list[str]]]
+) -> list[Table]:
+    """As few tables as the width allows, columns in order; each repeats the names."""
+    whole = _rich_table(rows, columns, console, notes)
+    if not console.is_terminal or _width(whole, console) <= console.width:
+        return [whole]
+    tables: list[Table] = []
+    part: list[Column] = []
+    for column in columns:
+        if part and _width(_rich_table(rows, [*part, column], console, {}), console) > console.width:
+            tables.append(_rich_table(rows, part, console, {}))
+            part = []
+        part.append(column)
+    return [*tables, _rich_table(rows, part, console, {})]
+
+
+def _width(table: Table, console: Console) -> int:
+    # Measured with a wide limit: on a narrow console rich would report the limited width.
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def _rich_table(
+    rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: dict[str, dict[str, list[str]]]
+) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True, vertical="top")
+    for column in columns:
+        heading = Text(encodable(column.header, console), justify="right")
+        if column.arrow:
+            space = "" if column.header.endswith("\n") else " "
+            heading.append(encodable(space + column.arrow, console), style="cyan")
+        table.add_column(heading, justify="right", no_wrap=True, vertical="top")
+    for index, row in enumerate(rows):
+        # Text and not str, so that [brackets] in names and reasons are not markup.
+        cells = []
+        for column in columns:
+            reason = row.get(f"{column.key}_reason")
+            if row[column.key] is None and reason:
+                notes.setdefault(str(reason), {}).setdefault(column.title, []).append(row["name"])
+                cells.append(Text("not run", style="dim"))
+                continue
+            value, _, interval = format_cell(row, column, separator="\n").partition("\n")
+            cell = Text(encodable(value, console), justify="right")
+            if interval:
+                cell.append(encodable(f"\n{interval}", console), style="dim")
+            cells.append(cell)
+        last_captioner = index + 1 < len(rows) and rows[index + 1]["name"] == REFERENCES
+        table.add_row(Text(encodable(row["name"], console)), *cells, end_section=last_captioner)
+    return table
+
+
+def encodable(text: str, console: Console) -> str:
+    """Text with ASCII replacements for characters that a terminal cannot encode.
+
+    Args:
+        text: Any text.
+        console: The terminal.
+
+    Returns:
+        `str`: The encodable text.
+    """
+    if console.encoding.lower().startswith("utf"):
+        return text
+    for character, stand_in in {"↑": "^", "↓": "v", "±": "+-", "–": "-", "≥": ">=", "≤": "<="}.items():
+        text = text.replace(character, stand_in)
+    return text.encode(console.encoding, errors="backslashreplace").decode(console.encoding)
+
+
+def _has_intervals(rows: Sequence[Row], columns: Sequence[Column]) -> bool:
+    return any(row.get(f"{column.key}_ci") is not None for row in rows for column in columns)
+
+
+def results_markdown(
+    rows: Sequence[Row], *, columns: Sequence[Column], title: str = "Results", seed: int | None = None
+) -> str:
+    """The rows as a Markdown table with its legend.
+
+    Args:
+        rows: The rows, see `check_rows`.
+        columns: The columns, in the order in which they are shown.
+        title: Heading; an empty title is left out.
+        seed: Seed of the run, shown below the table if given.
+
+    Returns:
+        `str`: Markdown, ending in a line break.
+
+    Raises:
+        ValueError: If a row is malformed (see `check_rows`).
+    """
+    check_rows(rows, columns)
+    out = io.StringIO()
+    if title:
+        out.write(f"# {escape_markdown(title)}\n\n")
+    out.write("| |" + "".join(f" {column.title} |" for column in columns) + "\n")
+    out.write("|:--|" + "--:|" * len(columns) + "\n")
+    for row in rows:
+        cells = (escape_markdown(format_cell(row, column)) for column in columns)
+        out.write(f"| {escape_markdown(row['name'])} |" + "".join(f" {cell} |" for cell in cells) + "\n")
+    for note in _row_notes(rows):
+        out.write(f"\n{escape_markdown(note)}\n")
+    out.write(f"\n{_LEGEND}{f' {_INTERVAL_LEGEND}' if _has_intervals(rows, columns) else ''}\n")
+    if seed is not None:
+        out.write(f"\nSeed {seed}.\n")
+    return out.getvalue()
+
+
+_END_OF_LINK = re.compile(r"\](?=[(\[:])")
+_ADDRESS = re.compile(r"(?<=\w):(?=/)|(?i:(?<=\bwww))\.|(?<!\w)@(?=\w)|@(?=[\w-]+\.\w)|&(?=#?\w+;)")
+
+
+def escape_markdown(text: str) -> str:
+    """Text escaped for a Markdown line or table cell, so that it contains no markup, links or HTML.
+
+    Args:
+        text: Any text; line breaks become spaces.
+
+    Returns:
+        `str`: Markdown that shows `text`.
+    """
+    text = " ".join(text.split())
+    for character in "\\|*_`<>":
+        text = text.replace(character, f"\\{character}")
+    # Addresses that become links automatically, mail addresses, mentions and entities.
+    text = _ADDRESS.sub(r"\\\g<0>", text)
+    # Links and images, which a page would fetch; single brackets, as around an interval, are harmless.
+    return _END_OF_LINK.sub(r"\\]", text)
+
+
+def write_results(
+    output_dir: str | os.PathLike[str],
+    rows: Sequence[Row],
+    *,
+    columns: Sequence[Column],
+    seed: int,
+    config: Any,
+    name: str = "results",
+    title: str = "Results",
+    more: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write `<name>.json` (rows, seed, config, versions) and `<name>.md` (the table), atomically.
+
+    Args:
+        output_dir: Folder to write to; created if missing.
+        rows: The rows, see `check_rows`.
+        columns: The columns, in the order in which they are shown.
+        seed: Seed of the run.
+        config: Configuration of the run: a dataclass, a mapping, or a mapping of these. Values whose name contains
+            token, secret or password are left out.
+        name: File name without its suffix.
+        title: Heading of the Markdown file.
+        more: Further entries of the JSON file; empty ones are left out.
+
+    Returns:
+        `pathlib.Path`: The JSON file.
+
+    Raises:
+        ValueError: If a row is malformed (see `check_rows`) or `name` is not a plain file name.
+    """
+    if not name or Path(name).name != name:
+        raise ValueError(f"name is {name!r}; it must be a file name without folders. Put the folder into output_dir.")
+    check_rows(rows, columns)
+    value = {
+        "rows": [dict(row) for row in rows],
+        "seed": int(seed),
+        "config": plain_config(config),
+        "versions": installed_versions(),
+    }
+    value |= {key: entry for key, entry in (more or {}).items() if entry}
+    folder = Path(output_dir)
+    atomic_write_text(folder / f"{name}.md", results_markdown(rows, title=title, columns=columns, seed=int(seed)))
+    return write_json(folder / f"{name}.json", value)
+
+
+# --- Captioners side by side: one line per number, one column per captioner, one section per paper -------------------
+
+# Wide enough for a number with its interval; longer reasons are wrapped.
+_CELL_WIDTH = 30
+# Longer reasons are shortened here and printed in full below the table.
+_REASON_WIDTH = 60
+
+_COMPARISON_LEGEND = (
+    "↑ higher is better, ↓ lower is better. Fractions are in [0, 1]. ± or [low, high]: 95 % interval over images. "
+    "* p < 0.05, ** p < 0.01 compared with the first column: paired randomisation test, not corrected for the number of tests."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One paper's table.
+
+    Args:
+        title: Heading.
+        columns: Its columns, in the order in which they are shown.
+        rows: One per captioner, with the same names in every section.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+
+
+def _check(sections: Sequence[Section]) -> list[str]:
+    """Names of the captioners."""
+    if not sections:
+        raise ValueError("There are no sections. Pass at least one paper's table.")
+    for section in sections:
+        check_rows(section.rows, section.columns)
+    names = [row["name"] for row in sections[0].rows]
+    for section in sections[1:]:
+        if [row["name"] for row in section.rows] != names:
+            raise ValueError(
+                f"{section.title!r} compares {[row['name'] for row in section.rows]}, but {sections[0].title!r} "
+                f"{names}. Pass the same captioners in the same order."
+            )
+    return names
+
+
+def _cell(row: Row, column: Column) -> str:
+    reason = row.get(f"{column.key}_reason")
+    if row[column.key] is None and reason:
+        return f"not run: {textwrap.shorten(reason, _REASON_WIDTH, placeholder=' ...')}"
+    mark = row.get(f"{column.key}_mark")
+    return format_cell(row, column) + (f" {mark}" if mark else "")
+
+
+def _long_reasons(sections: Sequence[Section]) -> list[str]:
+    """Reasons that the cells shorten, each once."""
+    found = [
+        f"{column.title}: not run: {reason}"
+        for section in sections
+        for column in section.columns
+        for row in section.rows
+        if row[column.key] is None
+        and len(reason := " ".join((row.get(f"{column.key}_reason") or "").split())) > _REASON_WIDTH
+    ]
+    return list(dict.fromkeys(found))
+
+
+def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None) -> None:
+    """Print the sections below each other, with aligned columns.
+
+    Args:
+        sections: The papers' tables.
+        file: Where to print; the standard output by default.
+
+    Raises:
+        ValueError: If there is no section, a row is malformed, or captioners differ between sections.
+    """
+    names = _check(sections)
+    console = Console(file=file, highlight=False)
+
+    def shown(text: str) -> str:
+        return encodable(text, console)
+
+    label_width = max(len(column.title) for section in sections for column in section.columns)
+    # Text and not str, so that [brackets] in names and reasons are not markup.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", min_width=label_width, vertical="top", no_wrap=True)
+    for name in names:
+        table.add_column(Text(shown(name), overflow="fold"), justify="right", max_width=_CELL_WIDTH, vertical="top")
+    for section in sections:
+        table.add_row(Text(shown(section.title), style="bold"), *([""] * len(names)))
+        for number, column in enumerate(section.columns, start=1):
+            cells = [Text(shown(_cell(row, column)), overflow="fold") for row in section.rows]
+            table.add_row(Text(shown(column.title)), *cells, end_section=number == len(section.columns))
+    # Piped output has no width: use the table's width instead of wrapping at 80 characters.
+    if not console.is_terminal:
+        console.width = max(console.width, label_width + (_CELL_WIDTH + 3) * len(names))
+    console.print(table)
+    for note in (*_long_reasons(sections), _COMPARISON_LEGEND):
+        console.print(Text(shown(note), style="dim"))
+
+
+def comparison_markdown(sections: Sequence[Section], *, title: str = "Comparison") -> str:
+    """The sections as Markdown tables with their legend.
+
+    Args:
+        sections: The papers' tables.
+        title: Heading.
+
+    Returns:
+        `str`: Markdown, ending in a line break.
+
+    Raises:
+        ValueError: If there is no section, a row is malformed, or captioners differ between sections.
+    """
+    names = _check(sections)
+    out = io.StringIO()
+    out.write(f"# {escape_markdown(title)}\n")
+    for section in sections:
+        out.write(f"\n## {escape_markdown(section.title)}\n\n")
+        out.write("| |" + "".join(f" {escape_markdown(name)} |" for name in names) + "\n")
+        out.write("|:--|" + "--:|" * len(names) + "\n")
+        for column in section.columns:
+            cells = (escape_markdown(_cell(row, column)) for row in section.rows)
+            out.write(f"| {escape_markdown(column.title)} |" + "".join(f" {cell} |" for cell in cells) + "\n")
+    for note in (*_long_reasons(sections), _COMPARISON_LEGEND):
+        out.write(f"\n{escape_markdown(note)}\n")
+    return out.getvalue()

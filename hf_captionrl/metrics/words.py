@@ -1,0 +1,303 @@
+"""Diversity of captions: of the captions of an image, and of a whole set.
+
+Legend: B images, G captions per image, N captions.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_captionrl.metrics.bootstrap import signature
+from hf_captionrl.metrics.caption_checks import as_sequence, check_captions, checked_captions, checked_groups
+from hf_captionrl.text.bleu import bleu_scores, corpus_bleu, sibling_bleu
+from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share, group_blocks
+from hf_captionrl.text.tokenize import encode_captions, load_spacy, ptb_tokenize
+
+# --- Words that distinguish caption sources, and lengths of captions -------------------------------------------------
+# Legend: S sources (captioners, people), L lemmas.
+
+Tagger = Callable[[Sequence[str]], Iterable[Sequence[tuple[str, str]]]]
+"""Maps captions to the (lemma, part of speech) pairs of each; parts of speech are those of Universal Dependencies."""
+
+PARTS_OF_SPEECH = ("NOUN", "ADJ")
+"""The parts of speech in DiscriTune's tables, the most visually descriptive ones."""
+
+_AT_ONCE = 4096
+
+
+def spacy_tagger(model: str | None = None, *, batch_size: int = 256) -> Tagger:
+    """A tagger with spaCy's English model (extra `[analysis]`)."""
+    # Lemmas need only the tagger and the lemmatizer; parsing would take most of the time.
+    pipeline = load_spacy(model, exclude=["parser", "ner"])
+
+    def tag(captions: Sequence[str]) -> Iterable[Sequence[tuple[str, str]]]:
+        for document in pipeline.pipe(captions, batch_size=batch_size):
+            yield [(token.lemma_.lower(), token.pos_) for token in document]
+
+    return tag
+
+
+def local_mutual_information(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float]]:
+    r"""Association of each word with each source, `O * log(O / E)`.
+
+    Reference: Evert 2005, "The Statistics of Word Cooccurrences", as DiscriTune uses it (section 5). O is the
+    number of occurrences of the word in the source. E is the expected number if words did not depend on the source: the
+    word's count in all sources, times the source's share of all words. Natural logarithm; 0 if O is 0.
+
+    Args:
+        counts: For each of at least two sources the number of occurrences of each word.
+
+    Returns:
+        `dict`: For each source the score of each of its words, above 0 if the word is more frequent than expected.
+
+    Raises:
+        ValueError: If there are fewer than two sources, a count is negative, or no word is counted.
+    """
+    if len(counts) < 2:
+        raise ValueError(f"counts has {len(counts)} source. Pass at least two sources to compare.")
+    for source, words in counts.items():
+        for word, count in words.items():
+            if not (isinstance(count, Real) and 0 <= count < math.inf):
+                raise ValueError(f"counts[{source!r}][{word!r}] is {count}. Use a count of 0 or more.")
+    of_word: Counter[str] = Counter()
+    for words in counts.values():
+        of_word.update(words)
+    of_source = {source: sum(words.values()) for source, words in counts.items()}
+    total = sum(of_source.values())
+    if total == 0:
+        raise ValueError("No source contains a word. Check the captions, the tagger and the parts of speech.")
+    return {
+        source: {
+            word: observed * math.log(observed * total / (of_word[word] * of_source[source]))
+            for word, observed in words.items()
+            if observed > 0
+        }
+        for source, words in counts.items()
+    }
+
+
+def characteristic_words(
+    sources: Mapping[str, Sequence[str]],
+    *,
+    tagger: Tagger | None = None,
+    parts: Sequence[str] = PARTS_OF_SPEECH,
+    top: int = 10,
+) -> dict[str, Any]:
+    """The nouns and adjectives most associated with each caption source.
+
+    Reference: Dessi et al. 2023 (DiscriTune), Tables 7 (adjectives) and 14 (nouns). The association is computed within
+    a part of speech, so a source with many adjectives does not get higher scores for all of them.
+
+    Args:
+        sources: Captions of each of at least two sources; their numbers may differ.
+        tagger: Gives lemmas and parts of speech; None: [`spacy_tagger`].
+        parts: Parts of speech of Universal Dependencies.
+        top: Number of words per source.
+
+    Returns:
+        `dict`: For each part of speech and source at most `top` words with their associations above 0, the strongest
+        first; `signature`.
+
+    Raises:
+        ValueError: If there are fewer than two sources, a caption is invalid, or the tagger does not return one result per caption.
+        ModuleNotFoundError: If no tagger is given and spaCy is not installed.
+    """
+    if len(sources) < 2:
+        raise ValueError(f"sources has {len(sources)} source. Pass at least two sources to compare.")
+    tag = spacy_tagger() if tagger is None else tagger
+    counts: dict[str, dict[str, Counter[str]]] = {part: {source: Counter() for source in sources} for part in parts}
+    for source, captions in sources.items():
+        texts = check_captions(captions, f"sources[{source!r}]")
+        seen = 0
+        for pairs in tag(texts):
+            seen += 1
+            for lemma, part in pairs:
+                if part in counts:
+                    counts[part][source][lemma] += 1
+        if seen != len(texts):
+            raise ValueError(
+                f"The tagger gave {seen} results for {len(texts)} captions of {source!r}. Return one result per caption."
+            )
+    result: dict[str, Any] = {}
+    for part, of_source in counts.items():
+        # Captions without any adjective are valid; their list is empty.
+        scores = local_mutual_information(of_source) if any(of_source.values()) else {name: {} for name in of_source}
+        result[part] = {
+            # Equal scores in alphabetical order, so that two runs give the same list.
+            source: [(w, s) for w, s in sorted(words.items(), key=lambda item: (-item[1], item[0]))[:top] if s > 0]
+            for source, words in scores.items()
+        }
+    result["signature"] = signature(metric="local_mutual_information", log="e", unit="lemma", parts="-".join(parts))
+    return result
+
+
+def length_statistics(
+    captions: Iterable[str], *, count_tokens: Callable[[list[str]], Sequence[int]] | None = None
+) -> dict[str, Any]:
+    """Mean, standard deviation and maximum of the numbers of words and tokens of captions.
+
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Table 9; words are separated by whitespace. For Figure 4 plot
+    `words` with [`hf_captionrl.evaluation.plots.write_length_histogram`].
+
+    Args:
+        captions: The captions. They are read in blocks, of which only one is in memory.
+        count_tokens: Maps the captions of a block to their numbers of tokens, including special tokens (the paper: CLIP's
+            tokenizer); None: no numbers of tokens.
+
+    Returns:
+        `dict`: `mean_words`, `std_words` (of the population), `max_words`; with `count_tokens` the same for `tokens`;
+        `words` and `tokens`, the numbers of each caption; `signature`.
+
+    Raises:
+        ValueError: If a caption is invalid (its index is named), or the numbers of token counts and captions differ.
+    """
+    texts, parts = checked_captions(captions), []
+    while block := list(islice(texts, _AT_ONCE)):
+        counts = {"words": np.array([len(text.split()) for text in block])}
+        if count_tokens is not None:
+            counts["tokens"] = np.asarray(count_tokens(block))
+            if counts["tokens"].shape != counts["words"].shape:
+                raise ValueError(
+                    f"count_tokens gave {len(counts['tokens'])} numbers for {len(block)} captions. Return one per caption."
+                )
+        parts.append(counts)
+    found = {unit: np.concatenate([part[unit] for part in parts]) for unit in parts[0]}
+    result: dict[str, Any] = {}
+    for unit, numbers in found.items():
+        result |= {f"mean_{unit}": float(numbers.mean()), f"std_{unit}": float(numbers.std())}
+        result |= {f"max_{unit}": int(numbers.max()), unit: numbers}
+    return result | {"signature": signature(metric="length_statistics", words="whitespace", std="population")}
+
+
+# --- Diversity of captions: of the captions of an image, and of a whole set ------------------------------------------
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def caption_statistics(captions: Any) -> dict[str, Any]:
+    """Length and lexical diversity of a set of captions, as defined in SMILE.
+
+    Reference: Yue et al. 2023, Section 4.1: the five COCO reference sets give 3.7 to 4.2 (the paper says 4.1).
+
+    Args:
+        captions: One caption per image.
+    Returns:
+        `dict`: `length`, mean number of whitespace-separated words; `lexical_diversity`, distinct words in thousands, case kept
+        and punctuation removed; `per_sample`, the lengths; `signature`.
+    Raises:
+        ValueError: If captions is one string or empty, or a caption is invalid (its index is named).
+    """
+    lengths: list[int] = []
+    words: set[str] = set()
+    for text in checked_captions(captions):
+        lengths.append(len(text.split()))
+        words.update(text.translate(_NO_PUNCTUATION).split())
+    return {
+        "length": sum(lengths) / len(lengths),
+        "lexical_diversity": len(words) / 1000,
+        "per_sample": lengths,
+        "signature": signature(metric="caption_statistics", words="whitespace", case="kept", punctuation="removed"),
+    }
+
+
+def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> int:
+    """Number of words that occur at least `min_frequency` times."""
+    _check_min_frequency(min_frequency)
+    frequency = Counter(word for caption in words for word in caption)
+    return sum(count >= min_frequency for count in frequency.values())
+
+
+def _check_min_frequency(min_frequency: int) -> None:
+    if min_frequency < 1:
+        raise ValueError(f"min_frequency must be at least 1, got {min_frequency}.")
+
+
+def caption_diversity(
+    captions: Any,
+    *,
+    training_captions: Iterable[str] | None = None,
+    min_frequency: int = 5,
+    max_order: int = 4,
+) -> dict[str, Any]:
+    """Diversity of several captions per image.
+
+    Reference: Chen and Jin 2020 (SLE), Table 4; Shetty et al. 2017. Div-n divides distinct n-grams by *words* (other
+    toolkits divide by n-grams: 0.792 instead of 0.722 on the same captions). mBLEU-4 compares each caption with the other
+    captions of its image as references; lower is more diverse.
+
+    Args:
+        captions: Captions of each image, at least two.
+        training_captions: Captions of the training set, needed for `novel_captions`.
+        min_frequency: Number of occurrences from which a word counts for `vocabulary_size`.
+        max_order: Longest n-gram of mBLEU.
+    Returns:
+        `dict`, shares in [0, 1]: `div_1`, `div_2`, means over images; `mbleu_1` ... `mbleu_4` of the corpus (the k-th
+        captions of all images against the others, mean over k); `mbleu_1_per_image` ... (mean sentence BLEU over
+        captions); `unique_captions`, distinct captions divided by captions; `length`, `lexical_diversity` as in
+        [`caption_statistics`]; `vocabulary_size`; `novel_captions` (only with `training_captions`); `per_image`,
+        arrays of `div_1`, `div_2` and `mbleu_<max_order>`; `signature`.
+    Raises:
+        ValueError: If an image has fewer than two captions or a caption is invalid (its index is named).
+    """
+    groups = as_sequence(captions, "captions")
+    batch, images = encode_captions(checked_groups(groups, "captions", minimum=2))
+    _check_min_frequency(min_frequency)
+    vocabulary = int((torch.bincount(batch.tokens) >= min_frequency).sum())
+    sizes = torch.bincount(images)
+    slot = torch.arange(len(batch)) - torch.repeat_interleave(torch.cumsum(sizes, 0) - sizes, sizes)
+    shares = [
+        [distinct_share(counts, n, int(own.max()) + 1) for n in (1, 2)]
+        for part, (own,) in group_blocks(batch, images)
+        for counts in [count_ngrams(part, 2, own)]
+    ]
+    div = {f"div_{n}": torch.cat(found) for n, found in zip((1, 2), zip(*shares, strict=True), strict=True)}
+    siblings = sibling_bleu(batch, images, max_order)
+    sentence = bleu_scores(*siblings)  # (N, n)
+    per_image = (
+        torch.zeros(len(groups), max_order, dtype=torch.float64).index_add_(0, images, sentence) / sizes[:, None]
+    )
+    corpus = torch.stack([corpus_bleu(*(part[slot == k] for part in siblings)) for k in range(int(sizes.max()))]).mean(
+        0
+    )
+    result: dict[str, Any] = {name: float(share.mean()) for name, share in div.items()}
+    result |= {f"mbleu_{n}": float(score) for n, score in enumerate(corpus, start=1)}
+    result |= {f"mbleu_{n}_per_image": float(score) for n, score in enumerate(per_image.mean(0), start=1)}
+    result["unique_captions"] = _num_distinct(batch) / len(batch)
+    basic = caption_statistics(caption for group in groups for caption in group)
+    result |= {"length": basic["length"], "lexical_diversity": basic["lexical_diversity"]}
+    result["vocabulary_size"] = vocabulary
+    if training_captions is not None:
+        known = {" ".join(ptb_tokenize(caption)) for caption in check_captions(training_captions, "training_captions")}
+        texts = (" ".join(ptb_tokenize(caption)) for group in groups for caption in group)
+        result["novel_captions"] = sum(text not in known for text in texts) / len(batch)
+    result["per_image"] = {name: share.numpy() for name, share in div.items()}
+    result["per_image"][f"mbleu_{max_order}"] = per_image[:, -1].numpy()
+    result["signature"] = signature(
+        metric="caption_diversity",
+        tok="ptb",
+        div="distinct/words",
+        mbleu="corpus",
+        captions="-".join(map(str, sizes.unique().tolist())),
+        vocabulary=f">={min_frequency}",
+    )
+    return result
+
+
+def _num_distinct(batch: TokenBatch) -> int:
+    """Number of different captions, those of one length after the other."""
+    lengths = batch.lengths
+    starts = torch.cumsum(lengths, 0) - lengths
+    found = 0
+    for length in lengths.unique().tolist():
+        places = starts[lengths == length][:, None] + torch.arange(length)
+        found += len({row.tobytes() for row in batch.tokens[places].numpy()})
+    return found

@@ -1,1 +1,0 @@
-"""Architectures that transformers lacks."""

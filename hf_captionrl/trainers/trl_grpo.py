@@ -1,0 +1,363 @@
+"""Self-retrieval of chat models at scale with TRL's GRPO, including vLLM.
+
+Legend: B images of this process, G captions per image, N = B * G captions, T tokens, P processes, C = B * P images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from accelerate.utils import gather
+from torch import Tensor
+from torch.utils.data import Sampler
+from trl import GRPOConfig, GRPOTrainer
+
+from hf_captionrl.captioners.captioner import completion_mask
+from hf_captionrl.captioners.pipeline import scorer_features
+from hf_captionrl.captioners.prompts import contrastive_prompt
+from hf_captionrl.data import BagCurriculumSampler, training_rows
+from hf_captionrl.data.bag_curriculum import parse_bag_schedule
+from hf_captionrl.data.columns import caption_column, id_column
+from hf_captionrl.retrieval import Scorer
+from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
+from hf_captionrl.rewards.base import completion_text
+from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, make_bag_sampler
+from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
+from hf_captionrl.trainers.policy import default_output_dir, refuse_data_parallel, require_fp32
+from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
+
+# --- Arguments of self-retrieval for chat models, in addition to those of TRL's GRPO ---------------------------------
+
+
+@dataclass
+class SelfRetrievalGRPOConfig(ExactResumeArguments, SelfRetrievalArguments, GRPOConfig):
+    r"""Arguments of [`SelfRetrievalGRPOTrainer`].
+
+    Only what differs from [`SelfRetrievalArguments`] and TRL's `GRPOConfig` is listed. The reward ranks the
+    `generation_batch_size / num_generations` images of a rollout; DiscriTune's "1 of 100" are 100 images. With
+    `distractor_scope="bank"` a rollout may be one image.
+    """
+
+    prompt: str = field(
+        default="Briefly describe the content of the image.",
+        metadata={"help": "Text of the user's message beside the image."},
+    )
+    contrastive_distractors: int = field(
+        default=0,
+        metadata={
+            "help": "Add the first captions of this many neighbours to the prompt and ask what is different, as `captionrl album "
+            "--contrastive` does. 0: none."
+        },
+    )
+    bag_schedule: Any = field(
+        default=None,
+        metadata={
+            "help": "Bag sizes, with neighbours given to the trainer: 'paper', one size, or {last epoch: size}. None: "
+            "the paper's."
+        },
+    )
+    feature_cache_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the scorer's cached image features. None: the default one."}
+    )
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Rewards need the columns of the data."})
+
+    def __post_init__(self) -> None:
+        self.check_rewards()
+        self.bag_schedule = parse_bag_schedule(self.bag_schedule)
+        if self.contrastive_distractors < 0:
+            raise ValueError(f"contrastive_distractors is {self.contrastive_distractors}. Use 0 (none) or more.")
+        if self.remove_unused_columns:
+            raise ValueError("remove_unused_columns is True, but rewards need the columns of the data. Use False.")
+        super().__post_init__()
+
+
+# --- Self-retrieval of chat models at scale with TRL's GRPO, including vLLM ------------------------------------------
+
+_ROW = "caption_row"
+
+
+class BagRepeatSampler(Sampler[int]):
+    """Rows in the order of TRL's GRPO: each image G times, each rollout as often as it is used.
+
+    A rollout is a batch of bags. TRL needs the same number of images in every rollout, so where bags do not fill it,
+    random images of no bag are added as distractors, the same on every process. The sampler has no `set_epoch`, which
+    accelerate would call too: [`CurriculumCallback`] sets the epoch of the bags.
+
+    `bags` yields whole rollouts, for a single process; `repeat_count` is the steps per generation times iterations.
+    """
+
+    def __init__(self, bags: BagCurriculumSampler, num_generations: int, repeat_count: int) -> None:
+        self.bags = bags
+        self.num_generations = num_generations
+        self.repeat_count = repeat_count
+
+    def __len__(self) -> int:
+        return len(self.bags) * self.bags.batch_size * self.num_generations * self.repeat_count
+
+    def __iter__(self) -> Iterator[int]:
+        for index, rows in enumerate(self.bags):
+            missing = self.bags.batch_size - len(rows)
+            if missing:
+                free = np.setdiff1d(np.arange(self.bags.num_images), rows)
+                generator = np.random.default_rng([self.bags.seed, self.bags.epoch, index])
+                rows = rows + generator.choice(free, missing, replace=False).tolist()
+            for _ in range(self.repeat_count):
+                for row in rows:
+                    for _ in range(self.num_generations):
+                        yield row
+
+
+class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
+    r"""GRPO with the self-retrieval reward: can a frozen image-text model find the image from the caption?
+
+    Only the rewards and the sampler are defined here; generation (transformers or vLLM, `args.use_vllm`), advantages and
+    the loss are TRL's. For captioners that are not chat models, and for greedy and running-mean baselines, a guard and
+    exact resume, use [`SelfRetrievalTrainer`].
+
+    Args:
+        model (`str`, `PreTrainedModel` or `PeftModel`): A chat model with images as input.
+        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble.
+        args ([`SelfRetrievalGRPOConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SelfRetrieval`.
+        train_dataset (`datasets.Dataset`): Columns `image`, `image_id` and `captions`.
+        neighbours (array of shape `(N, k)`, *optional*): Most similar training rows of each row, best first, of
+            `captionrl bags`; rollouts then consist of bags.
+        reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
+        kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
+
+    Raises:
+        TypeError: If `args` is not a [`SelfRetrievalGRPOConfig`].
+        ValueError: If there is no scorer, `reward_weights` is set without `reward_funcs`, a column is missing, a rollout
+            cannot be divided, `eval_dataset` is given, or trainable weights are 16-bit.
+
+    Example:
+        >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP
+        >>> SelfRetrievalGRPOTrainer("HuggingFaceTB/SmolVLM-Instruct", scorer, args, train).train()  # doctest: +SKIP
+    """
+
+    args: SelfRetrievalGRPOConfig
+
+    def __init__(
+        self,
+        model: Any,
+        scorer: Scorer | Sequence[Scorer],
+        args: SelfRetrievalGRPOConfig | None = None,
+        train_dataset: datasets.Dataset | None = None,
+        neighbours: Any | None = None,
+        reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        scorers = scorer_list(scorer)
+        if args is None:
+            args = SelfRetrievalGRPOConfig(default_output_dir(model, "SelfRetrieval"))
+        if not isinstance(args, SelfRetrievalGRPOConfig):
+            raise TypeError(f"args is a {type(args).__name__}. Use a SelfRetrievalGRPOConfig.")
+        if train_dataset is None:
+            raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
+        if kwargs.get("eval_dataset") is not None:
+            raise ValueError(
+                "Rewards are defined for the training images only. Evaluate checkpoints with `captionrl caption` and `captionrl "
+                "evaluate`, and leave eval_dataset out."
+            )
+        if args.reward_weights is not None and reward_funcs is None:
+            raise ValueError(
+                f"reward_weights is {args.reward_weights}, but configured rewards have weights already. Set "
+                "retrieval_weight, cider_weight, ..., or pass reward_funcs too."
+            )
+        train_dataset = training_rows(
+            train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
+        )
+        self.rewards = resolve_rewards(
+            args.make_rewards(scorer=scorers) if reward_funcs is None else reward_funcs,
+            args.reward_weights,
+        )
+        self.caption_data = train_dataset
+        self._scorer = scorers[0]
+        images = args.generation_batch_size // args.num_generations
+        if len(train_dataset) < images:
+            raise ValueError(
+                f"A rollout needs {images} different images (generation_batch_size / num_generations), and there are "
+                f"{len(train_dataset)}. Lower per_device_train_batch_size or raise num_generations."
+            )
+        share = args.per_device_train_batch_size * args.steps_per_generation
+        if share % args.num_generations:
+            raise ValueError(
+                f"num_generations ({args.num_generations}) must divide the captions per process and rollout "
+                f"(per_device_train_batch_size x steps_per_generation = {share}), so that one process has all captions of an "
+                "image. Change one of them."
+            )
+        self.bags = self._make_bags(neighbours, images, args)
+        refuse_data_parallel(args, model)
+        # With beta above 0, TRL loads the reference model by its name, wherever the policy comes from.
+        self._load_safely(args, by_name=isinstance(model, str) or args.beta != 0.0, model=model)
+        super().__init__(
+            model,
+            reward_funcs=[_named(reward.name) for reward in self.rewards.rewards],
+            args=args,
+            train_dataset=self._with_prompts(train_dataset, _prompts(train_dataset, args, neighbours)),
+            **kwargs,
+        )
+        require_fp32(self.model, args)
+        self.reward_weights = torch.tensor(self.rewards.weights, dtype=torch.float32)
+        repeat_count = self.num_iterations * self.args.steps_per_generation
+        self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
+        self.add_callback(CurriculumCallback(self.bags))
+        with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
+            self.rewards.prepare(self._reward_data())
+
+    def _make_bags(self, neighbours: Any | None, images: int, args: SelfRetrievalGRPOConfig) -> BagCurriculumSampler:
+        bags = make_bag_sampler(args, images, len(self.caption_data), neighbours=neighbours)
+        uneven = [size for size in bags.schedule.values() if images % size]
+        if uneven and args.distractor_scope == "bag":
+            raise ValueError(
+                f"Bags of {uneven} do not fill rollouts of {images} images, and distractor_scope='bag' cannot use images "
+                "outside a bag. Use distractor_scope='batch', or another schedule or number of images."
+            )
+        return bags
+
+    @staticmethod
+    def _with_prompts(dataset: datasets.Dataset, prompts: Sequence[str]) -> datasets.Dataset:
+        """TRL's columns beside ours; images stay as they are stored."""
+        dataset = dataset.remove_columns([c for c in ("prompt", _ROW) if c in dataset.column_names])
+        dataset = dataset.add_column("prompt", [[{"role": "user", "content": prompt}] for prompt in prompts])
+        return dataset.add_column(_ROW, list(range(len(dataset))))
+
+    def _reward_data(self) -> RewardData:
+        data, args = self.caption_data, self.args
+        self._image_ids, self._references = id_column(data), caption_column(data)
+
+        def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+            end = self._tokenizer.eos_token_id
+            rows = [[*self._tokenizer(c.strip(), add_special_tokens=False).input_ids, end] for c in captions]
+            return self._padded(rows, end)
+
+        return RewardData(
+            image_ids=self._image_ids,
+            references=self._references,
+            image_features=lambda scorer: scorer_features(scorer, data, cache_dir=args.feature_cache_dir),
+            encode=encode,
+            eos_token_id=self._tokenizer.eos_token_id,
+            device=args.device,
+            scorer=self._scorer,
+            max_completion_length=args.max_completion_length,
+            has_bags=min(self.bags.schedule.values()) > 1,
+            columns=[name for name in data.column_names if name != "prompt"],
+        )
+
+    @staticmethod
+    def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+        width = max(max((len(row) for row in rows), default=1), 1)
+        ids = torch.full((len(rows), width), pad_id)
+        mask = torch.zeros((len(rows), width), dtype=torch.bool)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = torch.as_tensor(list(row), dtype=torch.long)
+            mask[index, : len(row)] = True
+        return ids, mask
+
+    # Overrides of TRL
+
+    def _get_train_sampler(self, dataset: datasets.Dataset | None = None) -> Sampler:
+        if dataset is not None and len(dataset) != self.bags.num_images:
+            raise ValueError(
+                f"Bags were made of {self.bags.num_images} images, and the training data hold {len(dataset)}. Pass all "
+                "training data to the trainer's constructor."
+            )
+        return self._sampler
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: Any, completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> Tensor:
+        """Rewards `(N * P, R)` of the whole rollout; each process rewards its captions among all images."""
+        context = self.reward_context(inputs, completions, completion_ids_list, prompts)
+        mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
+        if not mine.isfinite().all():
+            names = [
+                name for name, bad in zip(self.rewards.names, (~mine.isfinite()).any(0).tolist(), strict=True) if bad
+            ]
+            raise ValueError(
+                f"The reward(s) {names} are beyond 3.4e38, the largest number in fp32, in which TRL computes. Use smaller rewards."
+            )
+        for name, value in context.statistics.items():
+            self._log_metric(name, float(value))
+        for name, values in context.metrics.items():
+            for number in values:
+                self._log_metric(name, number)
+        for column, cells in context.extra.items():
+            self._log_completion_extra(column, cells)
+        return gather(mine)
+
+    def reward_context(
+        self,
+        inputs: list[dict[str, Any]],
+        completions: list[Any],
+        completion_ids_list: list[list[int]],
+        prompts: list[Any] | None = None,
+    ) -> RewardContext:
+        """What rewards see of a rollout.
+
+        Args:
+            inputs (`list[dict]`): N rows of the data; the captions of one image are consecutive.
+            completions (`list`): N texts or chat messages.
+            completion_ids_list (`list[list[int]]`): Their ids.
+            prompts (`list`, *optional*): N prompts, as TRL passes them to reward functions.
+
+        Returns:
+            [`RewardContext`]: With the images of all processes as candidates.
+        """
+        G, device = self.num_generations, self.accelerator.device
+        rows = torch.tensor([row[_ROW] for row in inputs[::G]], device=device)  # (B,)
+        ids, mask = self._padded(completion_ids_list, self._tokenizer.pad_token_id)
+        until_end, ended = completion_mask(ids, end_ids=self.eos_token_ids, pad_id=self._tokenizer.pad_token_id)
+        listed = rows.tolist()
+        return RewardContext(
+            captions=[completion_text(completion).strip() for completion in completions],
+            ids=ids.to(device),
+            mask=(mask & until_end).to(device),
+            ended=ended.to(device),
+            rows=rows,
+            image_ids=self._image_ids[listed],
+            references=self._references[listed],
+            candidates=gather(rows),
+            positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=device),
+            bag_size=self.bags.bag_size if self.bags.bag_size > 1 else 0,
+            step=self._rollout_number(),
+            columns={name: [row[name] for row in inputs[::G]] for name in inputs[0] if name not in ("prompt", _ROW)},
+            prompts=prompts,
+            completions=completions,
+            completion_ids=completion_ids_list,
+            trainer_state=self.state,
+        )
+
+    def _rollout_number(self) -> int:
+        """Number of rollouts before this one, also in a resumed run."""
+        accumulation = self.args.gradient_accumulation_steps
+        micro_step = self.state.global_step * accumulation + self._step % accumulation
+        return micro_step // (self.args.steps_per_generation * self.num_iterations)
+
+
+def _named(name: str) -> Any:
+    """A placeholder with the name under which TRL logs a reward that `_calculate_rewards` computes."""
+
+    def reward(**kwargs: Any) -> list[float]:
+        raise RuntimeError(f"The reward {name!r} is computed for a whole rollout, by _calculate_rewards.")
+
+    reward.__name__ = name
+    return reward
+
+
+def _prompts(dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None) -> list[str]:
+    """The user's message of each row: the prompt, with `contrastive_distractors` captions of the row's neighbours."""
+    if not args.contrastive_distractors:
+        return [args.prompt] * len(dataset)
+    if neighbours is None:
+        raise ValueError(
+            f"contrastive_distractors is {args.contrastive_distractors}, but there are no neighbours. Pass neighbours of "
+            "`captionrl bags` to the trainer."
+        )
+    captions = [next(iter(texts), "") for texts in caption_column(dataset)]
+    nearest = np.asarray(neighbours)[:, : args.contrastive_distractors].tolist()
+    return [contrastive_prompt(args.prompt, [captions[other] for other in others]) for others in nearest]

@@ -1,0 +1,424 @@
+"""SMILE for text: supervised fine-tuning of a causal language model on TRL's `SFTTrainer`."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from trl import SFTConfig, SFTTrainer
+from trl.trainer.utils import FusedCausalLMOutput
+
+from hf_captionrl.captioners.head_tap import head_projection, is_tappable, replaced_forward
+from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
+from hf_captionrl.losses.linear_log_probs import accumulation_dtype
+from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
+from hf_captionrl.trainers.policy import default_output_dir, refuse_data_parallel, require_fp32
+
+# --- Configuration of [`SmileSFTTrainer`] ----------------------------------------------------------------------------
+
+SCOPES = ("document", "sentence", "window")
+"""Scopes of a vocabulary subset."""
+
+
+@dataclass
+class SmileSFTConfig(ExactResumeArguments, SFTConfig):
+    r"""Arguments of [`SmileSFTTrainer`]: those of `trl.SFTConfig` and of SMILE.
+
+    Only what differs from `trl.SFTConfig` is listed.
+    """
+
+    mle_weight: float = field(
+        default=0.0,
+        metadata={"help": "lambda of Eq. 4: loss = lambda * MLE + (1 - lambda) * SMILE. 1 is trl.SFTTrainer's loss."},
+    )
+    first_token: str = field(
+        default="mle",
+        metadata={
+            "help": "The first token of each subset: 'mle' chooses it from the whole vocabulary, 'smile' from the subset."
+        },
+    )
+    subset_scope: str = field(
+        default="document",
+        metadata={
+            "help": "Text whose words form the subset of a token: its 'document' (the paper), its 'sentence', or its 'window' "
+            "of window_tokens tokens.",
+            "choices": list(SCOPES),
+        },
+    )
+    window_tokens: int = field(
+        default=32, metadata={"help": "Supervised tokens of a window, for subset_scope='window'."}
+    )
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.mle_weight <= 1.0:
+            raise ValueError(f"mle_weight is {self.mle_weight}. Use a number in [0, 1] (lambda of Eq. 4).")
+        if self.first_token not in ("mle", "smile"):
+            raise ValueError(f"first_token is {self.first_token!r}. Use 'mle' or 'smile'.")
+        if self.subset_scope not in SCOPES:
+            raise ValueError(f"subset_scope is {self.subset_scope!r}. Use one of {', '.join(map(repr, SCOPES))}.")
+        if self.window_tokens < 2:
+            raise ValueError(
+                f"window_tokens is {self.window_tokens}. Use at least 2: the loss of a subset of one token is 0."
+            )
+        super().__post_init__()
+        if self.mle_weight == 1.0:
+            return
+        if self.packing_strategy == "wrapped" and (self.packing or self.eval_packing):
+            raise ValueError(
+                "packing_strategy='wrapped' joins documents without their boundaries, which SMILE's subsets need. Use "
+                "packing_strategy='bfd'."
+            )
+        if self.eval_packing and not (self.packing or self.padding_free):
+            raise ValueError(
+                "eval_packing=True without packing makes rows of several documents whose boundaries trl does not pass "
+                "on. Set packing=True too, or eval_packing=False."
+            )
+        if self.loss_type != "nll":
+            raise ValueError(f"loss_type is {self.loss_type!r}, which is not SMILE. Use 'nll', or mle_weight=1.")
+        if self.label_smoothing_factor > 0:
+            raise ValueError(
+                f"label_smoothing_factor is {self.label_smoothing_factor}, which trl applies to full logits. Use 0, or "
+                "mle_weight=1."
+            )
+
+
+# --- Segments of a packed batch that share one vocabulary subset: documents, sentences or windows --------------------
+# Legend: B rows of a batch, T tokens, D features, N supervised tokens, K segments, V vocabulary.
+
+_END_MARKS = (".", "!", "?", "。", "！", "？", "…")
+_CLOSING = "\"'”’»)]* \t"  # may follow the mark within one token
+_PADDING_FACTOR = 4  # rows of a group are padded to at most so many times their length
+_SMALL = 4096  # slots below which one group is always faster than several
+
+
+class Segments(NamedTuple):
+    """The supervised tokens of a batch and their segments."""
+
+    index: Tensor  # (N,): position of each token in the flattened `(B, T)` batch
+    segment: Tensor  # (N,): its segment, counted from 0, ascending
+    slot: Tensor  # (N,): its place within the segment
+    lengths: Tensor  # (K,): tokens of each segment, at least 1
+
+
+def sentence_ends(tokenizer: Any, vocab_size: int) -> Tensor:
+    """Which tokens end a sentence, from the text of each token alone.
+
+    A token ends a sentence if its text ends in `. ! ? …` or their full-width forms (closing quotes and brackets after it
+    are ignored), contains a line break, or is a special token such as the end of the text. The point of "3.14" counts as
+    an end too.
+
+    Returns `(V,)`: bool.
+    """
+    ends = torch.zeros(vocab_size, dtype=torch.bool)
+    known = min(len(tokenizer), vocab_size)
+    for token, text in enumerate(tokenizer.batch_decode([[i] for i in range(known)], skip_special_tokens=False)):
+        ends[token] = "\n" in text or text.rstrip(_CLOSING).endswith(_END_MARKS)
+    special = [token for token in tokenizer.all_special_ids if token < vocab_size]
+    ends[special] = True
+    return ends
+
+
+def document_ids(labels: Tensor, position_ids: Tensor | None) -> Tensor:
+    """Which document each token belongs to.
+
+    `position_ids` `(B, T)` are 0 at the first token of each document; None where a row is a document. The ids `(B, T)`
+    ascend over the flattened batch.
+    """
+    B, T = labels.shape
+    rows = torch.arange(B, device=labels.device).unsqueeze(1) * (T + 1)  # (B, 1)
+    if position_ids is None:
+        return rows.expand(B, T)
+    return rows + (position_ids.expand(B, T) == 0).cumsum(1)
+
+
+def find_segments(
+    labels: Tensor, documents: Tensor, scope: str, *, window_tokens: int = 32, ends: Tensor | None = None
+) -> Segments:
+    """Split the supervised tokens into segments that share one subset.
+
+    A sentence includes all consecutive end marks ("?!", ". " and the end of the text), and ends at unsupervised tokens
+    (another speaker's turn). Windows count the supervised tokens of a document; a single last token, often the end of the
+    text, joins the previous window.
+
+    Shapes: `labels` `(B, T)`, `documents` `(B, T)`, `ends` `(V,)`.
+    """
+    index = (labels != IGNORE_INDEX).flatten().nonzero().squeeze(1)  # (N,)
+    tokens, document = labels.flatten()[index], documents.flatten()[index]
+    order = torch.arange(len(index), device=index.device)
+    first = torch.ones_like(index, dtype=torch.bool)  # first of its document
+    first[1:] = document[1:] != document[:-1]
+    starts = first.clone()
+    if scope == "sentence":
+        if ends is None:
+            raise ValueError("scope='sentence' needs the tokens that end a sentence. Pass ends=sentence_ends(...).")
+        ending = ends.to(tokens.device)[tokens]  # (N,)
+        starts[1:] |= (ending[:-1] & ~ending[1:]) | (index[1:] != index[:-1] + 1)
+    elif scope == "window":
+        place = order - torch.where(first, order, 0).cummax(0).values  # within the document
+        last = torch.ones_like(first)
+        last[:-1] = first[1:]
+        starts |= (place % window_tokens == 0) & ~last
+    elif scope != "document":
+        raise ValueError(f"scope is {scope!r}. Use 'document', 'sentence' or 'window'.")
+    segment = starts.cumsum(0) - 1
+    slot = order - torch.where(starts, order, 0).cummax(0).values
+    return Segments(index, segment, slot, torch.bincount(segment))
+
+
+def similar_lengths(lengths: Tensor) -> Iterator[Tensor]:
+    """Groups of segments of lengths `(K,)` that may be padded to one length without much waste."""
+    if lengths.numel() == 0:
+        return
+    ordered, order = lengths.sort(descending=True)
+    if int(ordered[0]) * lengths.numel() <= _SMALL:
+        yield order
+        return
+    remaining = ordered.tolist()
+    start = 0
+    while start < len(remaining):
+        shortest = remaining[start] / _PADDING_FACTOR
+        stop = start + sum(length > shortest for length in remaining[start:])
+        yield order[start:stop]
+        start = stop
+
+
+# --- The forward of a causal language model that returns SMILE's loss where TRL expects log-probabilities ------------
+# Legend: B rows of a batch, T tokens, V vocabulary, D features, K segments.
+#
+# TRL's `SFTTrainer` calls `model(..., labels=labels, fused_lm_head=True)` and sums `-output.log_probs`. The forward made
+# here answers that call with the (negative) sum of SMILE's loss, so that averaging over tokens, gradient accumulation and
+# processes stay TRL's.
+
+
+def uses_trl_head(head: Any, mle_weight: float) -> bool:
+    """Whether the loss is plain maximum likelihood on a plain head, which TRL computes itself."""
+    return mle_weight == 1.0 and isinstance(head, nn.Linear)
+
+
+def logit_factors(config: Any) -> tuple[float, float | None]:
+    """Factor and soft cap that a model applies to its logits after the output projection."""
+    text = config.get_text_config()
+    cap = getattr(text, "final_logit_softcapping", None)
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if (factor := getattr(text, name, None)) is not None:
+            return float(factor), cap
+    divisor = getattr(text, "logits_scaling", None)
+    if divisor is None:
+        return 1.0, cap
+    return float(divisor if text.model_type == "hyperclovax" else 1 / divisor), cap
+
+
+def segment_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    documents: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scope: str = "document",
+    window_tokens: int = 32,
+    ends: Tensor | None = None,
+    mle_weight: float = 0.0,
+    first_token: str = "mle",
+    softcap: float | None = None,
+) -> Tensor:
+    r"""SMILE with a separate subset for each document, sentence or window.
+
+    Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Eq. 2-4 and section 6.
+    `scope="document"` is the paper's; the other scopes address the limitation that section 6 names. Everything is
+    aligned: position t predicts `labels[:, t]`.
+
+    Shapes: `hidden` `(B, T, D)`, `weight` `(V, D)`, `labels` `(B, T)`, `documents` `(B, T)`, `bias` `(V,)`, `ends`
+    `(V,)`. Sum over the supervised tokens, in nats; a connected 0 if there are none.
+    """
+    found = find_segments(labels, documents, scope, window_tokens=window_tokens, ends=ends)
+    settings: dict[str, Any] = {"mle_weight": mle_weight, "first_token": first_token, "softcap": softcap}
+    tokens = labels.flatten()[found.index]  # (N,)
+    states = hidden.flatten(0, 1)[found.index]  # (N, D)
+    place = torch.full_like(found.lengths, -1)  # (K,)
+    # A sum over no rows, not over all of them times 0: in fp16 that sum may be infinite, and the product NaN.
+    total = states.to(accumulation_dtype(hidden, weight)).sum() if len(tokens) == 0 else None
+    for group in similar_lengths(found.lengths):
+        longest = int(found.lengths[group].max())
+        place.fill_(-1)[group] = torch.arange(len(group), device=group.device)
+        row = place[found.segment]  # (N,)
+        mine = row >= 0
+        at = (row[mine], found.slot[mine])
+        padded = states.new_zeros(len(group), longest, states.size(-1)).index_put(at, states[mine])
+        targets = tokens.new_full((len(group), longest), IGNORE_INDEX).index_put(at, tokens[mine])
+        loss = fused_smile_loss(padded, weight, targets, bias=bias, reduction="sum", **settings)
+        total = loss if total is None else total + loss
+    assert total is not None
+    return total
+
+
+def add_smile_head(
+    model: Any, config: Any, make_output: Callable[..., Any], *, ends: Tensor | None, packed: bool
+) -> None:
+    """Let a model answer TRL's call with SMILE's loss, unless TRL's head computes it (`config.mle_weight` is 1)."""
+    trl_forward = model.forward
+    factor, softcap = logit_factors(model.config)
+    if not is_tappable(model.get_output_embeddings()):
+        raise ValueError(
+            f"The output projection is a {type(model.get_output_embeddings()).__name__}, whose weight cannot be read as "
+            "one matrix. Exclude it from quantisation and from DoRA."
+        )
+
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+        head = self.get_output_embeddings()
+        if not fused_lm_head:
+            return trl_forward(*args, **kwargs)
+        if uses_trl_head(head, config.mle_weight):
+            return trl_forward(*args, fused_lm_head=True, **kwargs)
+        labels, num_items = kwargs.pop("labels", None), kwargs.pop("num_items_in_batch", None)
+        if labels is None or kwargs.pop("shift_labels", None) is not None:
+            raise ValueError(
+                "SMILE needs whole documents with their labels. Switch context and sequence parallelism off, or set "
+                "mle_weight=1."
+            )
+        if kwargs.get("output_router_logits"):
+            raise ValueError(
+                "The router loss of a mixture of experts is computed only together with maximum likelihood. Set "
+                "router_aux_loss_coef=0.0, or mle_weight=1."
+            )
+        position_ids = kwargs.get("position_ids")
+        if packed and position_ids is None:
+            raise ValueError(
+                "A padding-free batch came without position_ids, so the ends of its documents are unknown. Prompt "
+                "learning drops them: use LoRA, or switch packing and padding_free off."
+            )
+        hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state[:, :-1]
+        documents = document_ids(labels, position_ids)[:, 1:]
+        labels = labels[:, 1:]
+
+        def compute(states: Tensor) -> Tensor:
+            states, weight, bias = head_projection(head, states)
+            if factor != 1.0:
+                states, bias = states * factor, None if bias is None else bias * factor
+            return segment_loss(
+                states,
+                weight,
+                labels,
+                documents,
+                bias=bias,
+                scope=config.subset_scope,
+                window_tokens=config.window_tokens,
+                ends=ends,
+                mle_weight=config.mle_weight,
+                first_token=config.first_token,
+                softcap=softcap,
+            )
+
+        # As the head's forward: FSDP2 and ZeRO-3 gather its weight there.
+        with replaced_forward(head, compute):
+            total = head(hidden)
+        mask = labels != IGNORE_INDEX
+        nothing = total.detach().new_zeros(())
+        number = mask.sum().clamp(min=1) if num_items is None else num_items
+        return make_output(loss=total / number, log_probs=-total, entropy=nothing, is_top1=nothing, label_mask=mask)
+
+    model.forward = types.MethodType(forward, model)
+
+
+@contextmanager
+def plain_head_for_checks(model: Any) -> Iterator[None]:
+    """Hide a LoRA on the output projection from TRL, which refuses it because its fused head would not train it."""
+    if isinstance(model, str):
+        yield
+        return
+    from peft import PeftModel
+    from peft.tuners.lora import Linear as LoraLinear
+
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    original = base.get_output_embeddings
+
+    def below_adapter() -> Any:
+        head = original()
+        return head.base_layer if type(head) is LoraLinear else head
+
+    base.get_output_embeddings = below_adapter
+    try:
+        yield
+    finally:
+        del base.get_output_embeddings
+
+
+# --- SMILE for text: supervised fine-tuning of a causal language model on TRL's `SFTTrainer` -------------------------
+
+_OF_FULL_LOGITS = ("entropy", "mean_token_accuracy")
+
+
+class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
+    """`trl.SFTTrainer` whose loss chooses each token from the words of its document, sentence or window.
+
+    Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Eq. 2-4 and appendix B.
+
+    Data, packing, labels, adapters and averaging are TRL's, and with `mle_weight=1` also the loss. A subset holds only
+    the supervised tokens, including the end token, and no words of the prompt. An adapter on the output projection is
+    allowed if `model` is a loaded model. TRL's entropy and token accuracy need the whole vocabulary, so they are logged
+    only where TRL's head computes the loss, at `mle_weight=1`.
+
+    Trainable weights are fp32: TRL loads a model given by name in fp32, adapters and their `modules_to_save` stay in fp32
+    over a 16-bit base (also in QLoRA, which TRL trains in bf16), and other trainable 16-bit weights are refused.
+
+    Args:
+        model (`PreTrainedModel`, `PeftModel` or `str`): The causal language model, or its name.
+        args ([`SmileSFTConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
+        kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ...
+
+    Raises:
+        TypeError: If `args` is not a [`SmileSFTConfig`].
+        ValueError: If `compute_loss_func` is given beside a `mle_weight` below 1, the output projection cannot be read, or
+            trainable weights are 16-bit.
+
+    Example:
+        >>> trainer = SmileSFTTrainer(model, SmileSFTConfig("out"), train_dataset=rows)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+    """
+
+    _tag_names = ("trl", "sft", "smile")
+    args: SmileSFTConfig
+
+    def __init__(self, model: PreTrainedModel | Any, args: SmileSFTConfig | None = None, **kwargs: Any) -> None:
+        if not isinstance(args, SmileSFTConfig):
+            if args is not None:
+                raise TypeError(f"args is a {type(args).__name__}. Pass a SmileSFTConfig.")
+            args = SmileSFTConfig(default_output_dir(model, "SMILE"))
+        if kwargs.get("compute_loss_func") is not None and args.mle_weight < 1.0:
+            raise ValueError(
+                "compute_loss_func replaces the loss, and with it SMILE. Leave it out, or set mle_weight=1."
+            )
+        refuse_data_parallel(args, model)
+        self._load_safely(args, by_name=isinstance(model, str), model=model)
+        with plain_head_for_checks(model):
+            super().__init__(model, args, **kwargs)
+        require_fp32(self.model, args)
+        base = self.accelerator.unwrap_model(self.model)
+        base = base.get_base_model() if hasattr(base, "get_base_model") else base
+        ends = None
+        if args.subset_scope == "sentence" and args.mle_weight < 1.0:
+            tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+            ends = sentence_ends(tokenizer, base.get_output_embeddings().weight.size(0))
+        self._base = base
+        add_smile_head(base, args, FusedCausalLMOutput, ends=ends, packed=self.padding_free)
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not uses_trl_head(self._base.get_output_embeddings(), self.args.mle_weight):
+            for name in _OF_FULL_LOGITS:
+                self._metrics["train" if self.model.training else "eval"].pop(name, None)
+        return result

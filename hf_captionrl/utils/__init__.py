@@ -1,0 +1,1 @@
+"""Files, options, messages and other code that every part shares."""

@@ -1,0 +1,273 @@
+"""Atomic writes, and files that grow line by line.
+
+The package writes every file through this module: into a temporary file of the same folder, which is flushed to disk and
+renamed in one step. A killed run leaves the previous file intact. Files that grow line by line (captions, answers,
+decisions) are `LineFile`s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import errno
+import hashlib
+import json
+import math
+import os
+import secrets
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file that is written part by part, and atomically: it replaces the old file when the block ends without an error."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name is short (a long target name must not exceed 255 bytes) and random (two writers must not share it).
+    temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
+    try:
+        # os.open and not mkstemp: the file keeps the permissions the user's umask asks for.
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Write bytes atomically: readers see either the old file or the new file."""
+    with atomic_file(path) as file:
+        file.write(data)
+    return Path(path)
+
+
+def atomic_write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Write UTF-8 text atomically: readers see either the old file or the new file."""
+    # A lone surrogate (half of an emoji, from a broken caption) has no UTF-8 form; the file must still be written.
+    return atomic_write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None = 2) -> Path:
+    """Write one value as strict JSON, atomically."""
+    return atomic_write_text(path, json.dumps(to_plain(value), indent=indent, ensure_ascii=False) + "\n")
+
+
+def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Any]) -> Path:
+    """Write one JSON value per line, atomically."""
+    return atomic_write_text(path, "".join(json.dumps(to_plain(row), ensure_ascii=False) + "\n" for row in rows))
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
+    """Read one JSON value per line; blank lines are skipped."""
+    # Not splitlines(): it would also split at U+2028 inside a text.
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"Line {number} of {Path(path).name} is not valid JSON ({error}). Use JSON Lines."
+            ) from None
+        yield number, value
+
+
+class LineFile:
+    """A file of lines with one writing process at a time; a context manager.
+
+    A kill leaves complete lines and at most one incomplete line, which subclasses handle in `_begin`.
+
+    The lock is on the file itself. `filelock` would need a second file beside each, because it truncates the file that
+    it locks, and its release in a forked worker would also release the lock of the parent.
+
+    Args:
+        path: The file; created if missing. Its folder must exist.
+    """
+
+    busy = "Let it finish first."
+    """The remedy in the error if another process is writing the file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        while not self._is_open():
+            pass
+        try:
+            self._begin(self.path.read_bytes())
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _is_open(self) -> bool:
+        """Open and lock the file; False if another process deleted it in between."""
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            self._lock()
+            if self.path.is_file() and os.path.samestat(os.fstat(self._file), os.stat(self.path)):
+                return True
+        except BaseException:
+            os.close(self._file)
+            raise
+        os.close(self._file)
+        return False
+
+    def _begin(self, data: bytes) -> None:
+        """Read the content of the file; an error here closes it."""
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows has no such lock: users must avoid two writers of one file
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"Another process is writing {str(self.path)!r}. {self.busy}") from None
+
+    def truncate(self, size: int) -> None:
+        """Remove an incomplete last line; `size` bytes are kept."""
+        os.ftruncate(self._file, size)
+
+    def append_bytes(self, data: bytes, *, flush: bool = True) -> None:
+        """Append complete lines; after the return, a kill of the process does not lose them."""
+        before = os.fstat(self._file).st_size
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+            if flush:
+                self.flush()
+        except OSError:
+            os.ftruncate(self._file, before)  # a full disk: the next line must not continue an incomplete one
+            raise
+
+    def flush(self) -> None:
+        """Wait until the data are on the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file, so that other processes can write it."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class FolderLock(LineFile):
+    """Reserves a folder for one process and checks that it is writable; a context manager.
+
+    The lock ends with the process, also if the process is killed.
+
+    Args:
+        folder: The folder; created if missing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            super().__init__(self.folder / ".run.lock")
+            _LOCKS.add(self)
+            try:
+                probe = atomic_write_bytes(self.folder / f".probe-{secrets.token_hex(4)}", bytes(_PROBE_BYTES))
+                probe.unlink()
+            except OSError:
+                self.close()
+                raise
+        except OSError as error:
+            raise type(error)(
+                f"Nothing can be written to {str(folder)!r} ({error.strerror}). Make room there, or choose another output_dir."
+            ) from None
+
+    def _lock(self) -> None:
+        try:
+            super()._lock()
+        except ValueError:
+            raise ValueError(
+                f"Another run is writing to {str(self.folder)!r}. Let it finish first, or choose another output_dir."
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            # A network folder without locks: users must avoid two runs in it.
+
+    def close(self) -> None:
+        """Release the folder."""
+        _LOCKS.discard(self)
+        super().close()
+
+
+_PROBE_BYTES = 2**16
+_LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    """In a forked process, such as a data loading worker: the lock must not outlive the parent."""
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
+def to_plain(value: Any, *, where: str = "value") -> Any:
+    """Turn a value into one that strict JSON can represent.
+
+    Dataclasses and mappings become dicts, tuples and sets lists (sets sorted), paths strings, enums their value, and
+    arrays and tensors (whatever has `tolist`) lists or numbers.
+    """
+    if isinstance(value, enum.Enum):
+        return to_plain(value.value, where=where)
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where} is {value}; JSON has no such number. Write None for missing measurements.")
+        return float(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name), where=f"{where}.{f.name}") for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(to_plain(key)): to_plain(item, where=f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((to_plain(item, where=where) for item in value), key=repr)
+    if isinstance(value, list | tuple):
+        return [to_plain(item, where=f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        plain = value.tolist()
+        if type(plain) is not type(value):  # a number wider than Python's stays as it is
+            return to_plain(plain, where=where)
+    raise TypeError(
+        f"{where} is a {type(value).__name__}, which JSON cannot represent. Turn it into numbers or text first."
+    )
+
+
+def json_digest(value: Any, *, size: int = 8) -> str:
+    """Hash of what JSON represents, in `2 * size` hex digits; the order of the keys of dicts does not count."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=size).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the folder entry, if the system allows it (Windows and some network folders do not)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

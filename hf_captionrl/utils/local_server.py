@@ -1,0 +1,72 @@
+"""Which requests a server on this machine answers: none from another site whose name points to this machine (DNS rebinding).
+
+Shared by the review page and the demo. The browser sends the name that a page was loaded from in `Host`, and the site that
+sends a request in `Origin`; both must be names of this server.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+_LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
+_PORTS = {"http": 80, "https": 443}
+
+
+class OwnHosts:
+    """Names by which a server may be addressed.
+
+    Args:
+        more: Additional names that the user has given.
+        any_address: Whether to accept every IP address, if the server listens for other machines. DNS rebinding needs a name
+            that another site controls; such names are still refused.
+    """
+
+    def __init__(self, more: Iterable[str] = (), *, any_address: bool = False) -> None:
+        self.more = {name.lower() for name in more}
+        self.any_address = any_address
+
+    def add(self, name: str) -> None:
+        """Accept one more name."""
+        self.more.add(name.lower())
+
+    def accepts(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> bool:
+        """Whether to answer a request."""
+        hosts = list(hosts)
+        if len(hosts) != 1:
+            return False
+        host = _name_and_port(f"//{hosts[0]}")
+        if host is None or not self._is_own(host[0]):
+            return False
+        return all(self._is_own_origin(origin, host) for origin in origins)
+
+    def _is_own(self, name: str) -> bool:
+        return name in _LOCAL or name in self.more or (self.any_address and _is_address(name))
+
+    def _is_own_origin(self, origin: str, host: tuple[str, int | None]) -> bool:
+        scheme = origin.partition("://")[0]
+        found = _name_and_port(origin) if scheme in _PORTS else None  # sandboxed pages send `null`
+        if found is None:
+            return False
+        default = _PORTS[scheme]
+        return found[0] in self.more or (found[0], found[1] or default) == (host[0], host[1] or default)
+
+
+def _name_and_port(address: str) -> tuple[str, int | None] | None:
+    try:
+        parts = urlsplit(address)
+        name, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if not name or parts.username is not None or parts.path or parts.query or parts.fragment:
+        return None
+    return name, port
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

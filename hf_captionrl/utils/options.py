@@ -1,0 +1,243 @@
+"""Options of commands that run on shards; light to import, because `--help` needs them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
+
+# --- Options of commands, declared once: as fields of a dataclass ----------------------------------------------------
+# @dataclass
+#     class CaptionOptions(DatasetOptions):
+#         '''Caption every image of a folder or data set.'''
+#
+#         model: str = option(metavar="MODEL", positional=True, help="a folder, a name on the Hub, or scenes:blip-mle")
+#         output: Path = option(Path("captions.jsonl"), metavar="FILE", help="file to write")
+#
+# The annotation of a field is the type of the option (`Annotated[float, share]`: parsed by `share`), and the help text shows its
+# default. A plain field with a help text, as the arguments of training have, is an option too. A command's options are listed
+# before inherited ones; each base class is a group. The function of a command takes the dataclass, so Python programs use the
+# same names.
+
+T = TypeVar("T")
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1; the type of an option."""
+    return _whole_number(text, 1)
+
+
+def not_negative(text: str) -> int:
+    """Parse a whole number of at least 0; the type of an option."""
+    return _whole_number(text, 0)
+
+
+def _whole_number(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    return number
+
+
+def share(text: str) -> float:
+    """Parse a share in [0, 1); the type of an option."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(
+            f"must be a share of at least 0 and below 1, got {text!r}. Use 0.1 for a tenth"
+        )
+    return number
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    metavar: str | None = None,
+    positional: bool = False,
+    group: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    choices: Collection[str] | None = None,
+    nargs: str | int | None = None,
+    repeated: bool = False,
+    shown_default: str | None = None,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A field of an options dataclass.
+
+    Args:
+        default: Without one the option is required.
+        help: Ends with the default, which is added here; `shown_default` replaces it.
+        parse: From text to value, if that is not the type of the field.
+        choices: Allowed values, if the field's type is not a `Literal`.
+        repeated: Whether a list is given one value at a time: `--model A --model B`.
+    """
+    metadata = {
+        "help": help,
+        "metavar": metavar,
+        "positional": positional,
+        "group": group,
+        "parse": parse,
+        "choices": choices,
+        "nargs": nargs,
+        "repeated": repeated,
+        "shown_default": shown_default,
+        "aliases": aliases,
+    }
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), kw_only=True, metadata=metadata)
+    return dataclasses.field(default=default, kw_only=True, metadata=metadata)
+
+
+@dataclasses.dataclass
+class CommandOptions:
+    """Output."""
+
+    heading: ClassVar[str] = "output"
+    examples: ClassVar[str] = ""
+
+    json: bool = option(False, help="print only the result, as one JSON object; everything else goes to stderr")
+    traceback: bool = option(False, help="show the traceback of an error")
+
+
+def _unwrapped(annotation: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+    """An annotation as (type of one value, whether there are several, choices)."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _unwrapped(arguments[0])
+    if origin in (Union, types.UnionType):
+        return _unwrapped(next(a for a in arguments if a is not type(None)))
+    if origin is list:
+        kind, _, choices = _unwrapped(arguments[0])
+        return kind, True, choices
+    if origin is Literal:
+        return type(arguments[0]), False, arguments
+    return annotation, False, ()
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _help(field: dataclasses.Field[Any], default: Any) -> str:
+    shown = field.metadata.get("shown_default")
+    if shown is None:
+        empty = default is dataclasses.MISSING or default is None or isinstance(default, bool) or default in ([], "")
+        values = default if isinstance(default, list) else [default]
+        shown = "" if empty else " ".join(map(str, values))
+    text = field.metadata["help"].replace("%", "%%")
+    if text.endswith("."):  # an argument of training, whose help is a sentence
+        text = text[0].lower() + text[1:-1]
+    return f"{text} (default: {shown})".strip().replace("  ", " ") if shown else text
+
+
+def add_options(parser: argparse.ArgumentParser, cls: type[Any], *, inherited: bool = True) -> None:
+    """Add the fields of an options dataclass to a parser, its fields before inherited ones."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    groups: dict[str, Any] = {}
+    seen: set[str] = set()
+    for owner in cls.__mro__ if inherited else (cls,):
+        for name in vars(owner).get("__annotations__", {}):
+            field = cls.__dataclass_fields__.get(name)
+            if name in seen or field is None or "help" not in field.metadata or not field.init:
+                continue
+            seen.add(name)
+            title = field.metadata.get("group") or (vars(owner).get("heading") if owner is not cls else None)
+            if title and title not in groups:
+                groups[title] = parser.add_argument_group(title)
+            _add_option(groups[title] if title else parser, field, hints[name])
+
+
+def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> None:
+    kind, is_list, choices = _unwrapped(annotation)
+    default = _default(field)
+    settings: dict[str, Any] = {"help": _help(field, default)}
+    required = default is dataclasses.MISSING
+    if not required:
+        settings["default"] = default
+    if kind is bool:
+        group.add_argument(
+            f"--{field.name}", action=argparse.BooleanOptionalAction if default else "store_true", **settings
+        )
+        return
+    annotated = next(iter(getattr(annotation, "__metadata__", ())), None)
+    given = field.metadata
+    parse = given.get("parse") or annotated or kind
+    allowed = given.get("choices") or choices or None
+    settings |= {"type": parse, "metavar": given.get("metavar"), "choices": allowed}
+    if given.get("repeated"):
+        group.add_argument(f"--{field.name}", action="append", required=required, **settings)
+        return
+    nargs = given.get("nargs") or ("+" if is_list else None)
+    if given.get("positional"):
+        if nargs is None and not required:
+            nargs = "?"
+        group.add_argument(field.name, nargs=nargs, **settings)
+        return
+    names = (f"--{field.name}", *given.get("aliases", ()))
+    group.add_argument(*names, dest=field.name, nargs=nargs, required=required, **settings)
+
+
+def options_from(cls: type[T], arguments: argparse.Namespace) -> T:
+    """The options dataclass that parsed arguments fill."""
+    names = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in vars(arguments).items() if name in names})
+
+
+# --- Options of commands that run on shards; light to import, because `--help` needs them ----------------------------
+
+
+@dataclass
+class EngineOptions(CommandOptions):
+    """How shards are processed."""
+
+    heading: ClassVar[str] = "engine"
+
+    engine: Literal["processes", "ray"] | None = option(
+        None, help="'processes' of this machine, or actors of a 'ray' cluster; both write a folder of Parquet shards"
+    )
+    processes: int | None = option(
+        None,
+        parse=positive,
+        metavar="N",
+        help="number of processes, or of actors of the cluster (default: one per GPU; without GPUs, or if the work needs none, "
+        "one process, or for Ray one actor per machine or per CPU)",
+    )
+    address: str | None = option(
+        None,
+        metavar="ADDRESS",
+        help="address of the Ray cluster; 'auto': the one of this machine (default: start one)",
+    )
+    rows_per_shard: int | None = option(
+        None, parse=positive, metavar="N", help="rows per Parquet file (default: 64 batches)"
+    )
+
+    @property
+    def uses_shards(self) -> bool:
+        """Whether the command writes a folder of shards."""
+        return self.engine is not None or self.processes is not None
+
+    def check_engine(self) -> None:
+        """Refuse options that have no effect.
+
+        Raises:
+            ValueError: If an option has no effect.
+        """
+        if self.address is not None and self.engine != "ray":
+            raise ValueError(f"--address {self.address!r} has an effect only with Ray. Use --engine ray.")
+        if self.rows_per_shard is not None and not self.uses_shards:
+            raise ValueError(
+                f"--rows_per_shard {self.rows_per_shard} has an effect only with shards. Use --processes or --engine."
+            )
