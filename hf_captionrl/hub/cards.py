@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 from huggingface_hub import DatasetCardData, EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
@@ -30,11 +30,6 @@ from hf_captionrl.hub.push import (
 )
 from hf_captionrl.metrics.table import Column, check_rows, escape_markdown, format_cell, results_markdown
 from hf_captionrl.utils.io import atomic_write_text, write_json
-
-if TYPE_CHECKING:
-    from hf_captionrl.apps.boosting.boost import BoostedFile
-    from hf_captionrl.apps.boosting.options import BoostOptions
-
 
 # --- Renders the templates of `hub_cards/` ---------------------------------------------------------------------------
 
@@ -730,7 +725,7 @@ def _name(folder: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
 
 
-def write_boosted(arguments: BoostOptions, written: BoostedFile, made_by: Mapping[str, Any]) -> Path:
+def write_boosted(arguments: Any, written: Any, made_by: Mapping[str, Any]) -> Path:
     """Write `boosting.json` and the card beside the captions; `made_by`: model and revision of both backends."""
     import pyarrow.parquet
 

@@ -1,7 +1,7 @@
 """The fault campaign: what an area is, how it is run, and what areas share.
 
 Every area is a generator of `Trial`s: one for each fault, with what was lost and what was done twice. An area makes as
-many faults as it is told and draws their moments from the seed. `scripts/fault_campaign.py` runs them all and counts.
+many faults as it is told and draws their moments from the seed.
 """
 
 from __future__ import annotations

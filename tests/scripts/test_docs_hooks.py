@@ -11,7 +11,7 @@ import pytest
 import hf_captionrl
 from scripts import docs_hooks, docs_pictures
 from scripts.docs_hooks import MathExtension, campaign, columns_of, field_parts, generated_pages, google_style, mathml
-from scripts.reproduction import hacking, leaderboard
+from scripts.reproduction import hacking, pages
 from scripts.reproduction.runs import Run, world_version
 from tests.browser import CHROMIUM, Browser
 from tests.test_docs import blocks
@@ -61,7 +61,7 @@ def test_findings_and_leaderboard_are_pages():
 
 def test_methods_of_this_world_are_sorted_by_bags_of_7():
     def row(name, *values):
-        return {"name": name, **{key: {"values": list(values)} for key in leaderboard.COLUMNS}}
+        return {"name": name, **{key: {"values": list(values)} for key in pages.COLUMNS}}
 
     runs = {
         "old": Run("old", "", 1, leaderboard={"a": "never shown"}),
@@ -69,7 +69,8 @@ def test_methods_of_this_world_are_sorted_by_bags_of_7():
     }
     rows = [row("a", 0.1, 0.3), row("b", 0.5, 0.7), row("not listed", 1.0)]
     results = {"old": {"world": "1", "rows": [row("a", 0.9)]}, "new": {"world": world_version(), "rows": rows}}
-    assert [title for title, *_ in leaderboard.entries(runs, results)] == ["better", "worse"]
+    table = pages.leaderboard(runs, results, pages.COLUMNS)
+    assert [line.split("]")[0] for line in table.splitlines()[2:]] == ["| [better", "| [worse"]
 
 
 def test_numbers_of_a_hacked_reward_by_hand():

@@ -164,7 +164,7 @@ def check_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset)
 
 def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> Backend:
     """The backend that `--text` or `--vision` names."""
-    from hf_captionrl import language_models
+    from hf_captionrl.captioners import language_models
 
     kind, name = check_backend(arguments, role, dataset)
     vision = role == "vision"
