@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import reproduce
+from scripts.docs_hooks import generated_pages
 from scripts.reproduction import runs as settings
 from scripts.reproduction.pages import reproduction_page
 from scripts.reproduction.runs import CONFIGS, Run, execute
@@ -102,5 +103,5 @@ def test_the_page_names_all_presets_and_what_changed():
     record["settings"]["smile_blip/scenes"] = "0" * 16
     page = reproduction_page([row], RUNS, {"smile_blip_seeds": record}, ROOT / "docs/results")
     assert "embedded world; made before `smile_blip/scenes` changed" in page
-    committed = (ROOT / "docs/reproduction.md").read_text()
+    committed = generated_pages()["reproduction.md"]
     assert all(f"`{preset}`" in committed for preset in RUNS["ndlb_matched_seeds"].presets)
