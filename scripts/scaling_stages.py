@@ -161,8 +161,14 @@ def _cider(count: int, folder: Path) -> Part:
 
 def _tables(count: int, folder: Path) -> Part:
     """Tables of SMILE for captions with five references, and for the references; with features and ranks, which are given."""
-    from hf_captionrl.evaluation.evaluator import CAPTIONS_TABLE, TABLES, Evaluator, ScoredCaptions, compare_with_first
-    from hf_captionrl.evaluation.scored_captions import human_captions
+    from hf_captionrl.evaluation.evaluator import (
+        CAPTIONS_TABLE,
+        TABLES,
+        Evaluator,
+        ScoredCaptions,
+        compare_with_first,
+        human_captions,
+    )
 
     dataset = captions_of(count, folder)
     images = features_of(count, 512)

@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from rich import box
 from rich.console import Console
@@ -26,6 +26,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from hf_captionrl.metrics.columns import Column
 from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
 
 # --- Versions of the packages of a run, and its configuration without secrets ----------------------------------------
@@ -96,41 +97,10 @@ def plain_config(config: Any) -> Any:
 # --- The results table of all recipes, printed and written as JSON and Markdown --------------------------------------
 # A row is a mapping with `name` and one number per column. A number `<key>` may have `<key>_ci`, its 95 %
 # interval `[low, high]`, and None may have `<key>_reason`, one sentence that says why. Fractions are in [0, 1], never percent.
-# `note` is a sentence on the row, shown below the table. The columns are those of `hf_captionrl.metrics.evaluate_modules.results_columns`.
+# `note` is a sentence on the row, shown below the table. The columns are those of `hf_captionrl.metrics.columns`.
 
 Row = Mapping[str, Any]
 """Numbers of one captioner, or of the references."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of the table.
-
-    Args:
-        key: Key in a row and in results.json.
-        header: Heading; may contain line breaks.
-        better: Which direction is better; None: neither.
-        digits: Number of decimals.
-        is_fraction: Whether values lie in [0, 1].
-        short_header: Heading in tables with many columns, with line breaks; empty: `header`.
-    """
-
-    key: str
-    header: str
-    better: Literal["higher", "lower"] | None
-    digits: int = 3
-    is_fraction: bool = False
-    short_header: str = ""
-
-    @property
-    def arrow(self) -> str:
-        """`↑` if higher is better, `↓` if lower is better, else empty."""
-        return {"higher": "↑", "lower": "↓", None: ""}[self.better]
-
-    @property
-    def title(self) -> str:
-        """The header with its arrow, on one line."""
-        return " ".join(f"{self.header} {self.arrow}".replace("-\n", "").split())
 
 
 REFERENCES = "references"

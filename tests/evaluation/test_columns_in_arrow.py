@@ -11,8 +11,8 @@ import torch
 from hf_captionrl.data.columns import ChunkView, ColumnView, MappedRows, arrow_column
 from hf_captionrl.evaluation import scored_captions as caption_scores
 from hf_captionrl.evaluation.caption_files import read_caption_file
-from hf_captionrl.evaluation.evaluator import Evaluator, draw_references
-from hf_captionrl.evaluation.scored_captions import BLOCK, empty_column, human_captions, score_captions_in_blocks
+from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, human_captions
+from hf_captionrl.evaluation.scored_captions import BLOCK, whole_columns
 from hf_captionrl.metrics.suites import ndlb_suite
 
 REFERENCES = [["a", "b", "c"], ["d", "d"], ["e"], [], ["f", "g"]]
@@ -78,18 +78,19 @@ def test_aligned_captions_are_in_arrow_unless_they_have_no_utf8_form(tmp_path):
 
 
 def test_large_columns_are_in_a_file_that_disappears(tmp_path, monkeypatch):
-    def scoring(captions, first):
-        rows = np.arange(first, first + len(captions))
-        return {"text": np.stack([rows, rows**2], 1).astype(np.float32), "rank": rows}
+    number = 2 * BLOCK + 3
 
-    captions = ["a"] * (2 * BLOCK + 3)
-    memory = score_captions_in_blocks(scoring, captions, 7)
-    monkeypatch.setattr(caption_scores, "_IN_MEMORY", 8 * len(captions))
-    assert not isinstance(empty_column((len(captions) - 1, 2), np.float32, tmp_path), np.memmap)
-    found = score_captions_in_blocks(scoring, captions, 7, folder=tmp_path / "new")
+    def parts():
+        for rows in np.array_split(np.arange(7, 7 + number), 3):
+            yield {"text": np.stack([rows, rows**2], 1).astype(np.float32), "rank": rows}
+
+    memory = whole_columns(parts(), number)
+    monkeypatch.setattr(caption_scores, "_IN_MEMORY", 8 * number)
+    assert not isinstance(whole_columns([next(parts())], number // 3 + 1, tmp_path)["rank"], np.memmap)
+    found = whole_columns(parts(), number, folder=tmp_path / "new")
     assert all(isinstance(found[name], np.memmap) and not isinstance(memory[name], np.memmap) for name in found)
     assert list((tmp_path / "new").iterdir()) == []
-    expected = np.arange(7, 7 + len(captions))
+    expected = np.arange(7, 7 + number)
     for columns in (memory, found):
         np.testing.assert_array_equal(columns["rank"], expected)
         np.testing.assert_array_equal(columns["text"][:, 1], expected.astype(np.float32) ** 2)

@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.evaluation.plots import write_length_histogram, write_trade_off
-from hf_captionrl.metrics.table import Column, Section, comparison_markdown, print_comparison
+from hf_captionrl.metrics.columns import Column
+from hf_captionrl.metrics.table import Section, comparison_markdown, print_comparison
 
 COLUMNS = (Column("r", "R@1", "higher", is_fraction=True), Column("h", "Hallucination", "lower", is_fraction=True))
 LONG = "the program needs a folder " * 10

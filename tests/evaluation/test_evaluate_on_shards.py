@@ -15,7 +15,7 @@ from hf_captionrl.evaluation.scored_captions import (
     BLOCK,
     CaptionScoring,
     ScoreStage,
-    score_captions_in_blocks,
+    whole_columns,
     write_inputs,
 )
 from hf_captionrl.metrics import caption_perplexity
@@ -110,7 +110,7 @@ def test_shards_equal_blocks_of_this_process_and_plain_numbers(tmp_path, process
     assert [shard["rows"] for shard in manifest["shards"]] == [2 * BLOCK, 1] * 2
     rows = list(read_shards(tmp_path))
     for place, captions in enumerate(sources):
-        expected = score_captions_in_blocks(scoring, captions)
+        expected = whole_columns(scoring.blocks(captions), number)
         part = rows[place * number : (place + 1) * number]
         assert set(expected) == set(columns)
         for name in columns:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS
 from hf_captionrl.metrics.table import (
     check_rows,
     format_cell,

@@ -68,7 +68,7 @@ def test_signature_keeps_order_and_omits_missing_values():
         signature(scorer="a\nb")
 
 
-@pytest.mark.parametrize("name", ["metrics.self_retrieval_recall", "text.cider_d", "text.tokenize"])
+@pytest.mark.parametrize("name", ["metrics.recall", "text.cider_d", "text.tokenize"])
 def test_examples_of_docstrings_run(name):
     module = importlib.import_module(f"hf_captionrl.{name}")
     result = doctest.testmod(module)

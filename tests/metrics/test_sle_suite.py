@@ -69,9 +69,5 @@ def test_a_single_temperature_has_its_own_cider_d_only():
 
 
 def test_missing_captions_are_refused():
-    with pytest.raises(ValueError, match="decodings is empty"):
-        decoding_suite({})
-    with pytest.raises(ValueError, match=r"\[0.0\] are not positive"):
-        tradeoff_points({0.0: VARIED, 1.0: SAME}, references=REFERENCES)
     with pytest.raises(ValueError, match="2 captions but 1 references"):
         decoding_suite({"rs": VARIED}, references=REFERENCES[:1])

@@ -339,7 +339,7 @@ def test_better_captioner_is_significantly_better():
 
 
 def test_ratio_without_weight_has_a_reason():
-    row = SuiteRow(["", "a dog"], seed=0)
+    row = SuiteRow(captions=["", "a dog"])
     assert row.texts[0] == EMPTY_CAPTION
     row.mean("share", [0, 0], weights=[0, 0])
     assert (row.numbers["share"], row.numbers["share_ci"]) == (0.0, None)
@@ -354,9 +354,10 @@ def test_truth_recall_counts_captions_that_fit_only_the_target():
 
     facts = [{"pig", "red"}, {"pig", "blue"}, {"pig", "green"}, {"cow", "red"}, {"cow", "blue"}, {"cow", "green"}]
     captions = ["pig", "pig blue", "pig red", "cow red", "", "green cow"]
-    row = SuiteRow(captions, seed=0)
+    bags = {3: [[0, 1, 2], [3, 4, 5]], 2: [[0, 1], [4, 5]]}
+    row = SuiteRow(captions=captions, facts=facts, check=fitting, bags=bags)
     row.texts = captions
-    row.truth_recalls(facts, fitting, {3: [[0, 1, 2], [3, 4, 5]], 2: [[0, 1], [4, 5]]})
+    row.set_truth_recalls(["bag_3_truth_recall_at_1", "bag_2_truth_recall_at_1"])
     # "pig" fits all of its bag, "pig red" another image, and nothing is wrong in an empty caption.
     assert row.numbers["bag_3_truth_recall_at_1"] == pytest.approx(3 / 6)
     assert row.per_sample["bag_3_truth_recall_at_1"].tolist() == [0, 1, 0, 1, 0, 1]
@@ -367,7 +368,7 @@ def test_truth_recall_counts_captions_that_fit_only_the_target():
 
 
 def test_truth_recall_needs_facts():
-    row = SuiteRow(["a"], seed=0)
-    row.truth_recalls(None, None, {3: [[0]]})
+    row = SuiteRow(captions=["a"], bags={3: [[0]]})
+    row.set_truth_recalls(["bag_3_truth_recall_at_1"])
     assert row.numbers["bag_3_truth_recall_at_1"] is None
     assert "facts" in row.numbers["bag_3_truth_recall_at_1_reason"]

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS
 from recipes import smile_blip as recipe
 from scripts.make_small_blip import make_small_blip
 from tests.recipes.short_runs import GENERATION
