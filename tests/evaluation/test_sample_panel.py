@@ -90,7 +90,7 @@ def test_policy_allows_only_the_style_of_the_page_and_embedded_images(page):
     ("items", "message"),
     [
         ([], "no items"),
-        ([item({})], "has no captioner"),
+        ([item({})], "captions by {}"),
         ([item({"SLL": []})], "'SLL': 0"),
         ([item(), item({"SLL": ["a man"]})], "has captions by {'SLL': 1}"),
     ],
