@@ -3,7 +3,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from hf_captionrl.metrics import clip_score, ref_clip_score
@@ -38,8 +37,6 @@ def test_prefix_and_caption_are_separated_by_a_space():
     assert score_prefix("hessel") == score_prefix("ndlb", "A photo depicts") == "A photo depicts "
     assert [score_prefix("hessel", prefix) for prefix in ("A photo", "A photo ", "A\n", "")] == [
         "A photo ", "A photo ", "A\n", ""]  # fmt: skip
-    with pytest.raises(ValueError, match="preset must be one of"):
-        score_prefix("mine", "A photo")
 
 
 def test_ref_clip_score_equals_a_plain_loop():
@@ -53,21 +50,3 @@ def test_ref_clip_score_equals_a_plain_loop():
         told = max(max(float(cosine(text[i], r, dim=0)) for r in references[i]), 0)
         expected.append(2 * seen * told / (seen + told) if seen + told else 0.0)
     assert_close(ref_clip_score(text, image, references)["per_sample"], expected, dtype="float32")
-
-
-def test_bad_input_names_the_index():
-    good = torch.eye(3)
-    bad = good.clone()
-    bad[2] = 0
-    with pytest.raises(ValueError, match=r"image_features\[2\] is zero"):
-        clip_score(good, bad)
-    with pytest.raises(ValueError, match="must have equal shapes"):
-        clip_score(good, good[:2])
-    with pytest.raises(ValueError, match="different dtypes"):
-        clip_score(good, good.half())
-    with pytest.raises(ValueError, match="preset must be one of"):
-        clip_score(good, good, preset="mine")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="3 captions and 2 sets of references"):
-        ref_clip_score(good, good, [good, good])
-    with pytest.raises(ValueError, match=r"reference_features\[1\]\[2\] is zero"):
-        ref_clip_score(good, good, [good, bad, good])

@@ -56,8 +56,6 @@ def test_given_frequencies_are_used_and_stated():
     assert given_["cider_d"] != cider_d(captions[:10], REFERENCES[:10])["cider_d"]
     assert_close(given_["per_sample"], cider_d(captions, REFERENCES)["per_sample"][:10])
     assert "df:given|documents:100" in given_["signature"]
-    with pytest.raises(ValueError, match="Use the same value"):
-        cider_d(captions, REFERENCES, eos=True, frequencies=DocumentFrequencies.from_references(words))
 
 
 def test_eos_lowers_the_score_of_truncated_captions():
@@ -87,32 +85,3 @@ def test_caption_of_punctuation_scores_0():
     assert cider_d([".", "a cat"], references)["per_sample"][0] == 0
     assert rouge_l([".", "a cat"], references)["per_sample"][0] == 0
     assert bleu([".", "a cat"], references)["per_sample"][0].max() < 1e-3
-
-
-@pytest.mark.parametrize("metric", [bleu, cider, cider_d, rouge_l])
-def test_bad_input_names_the_index(metric):
-    with pytest.raises(ValueError, match="candidates is one string"):
-        metric("a dog", [["a dog"]])
-    with pytest.raises(ValueError, match=r"references\[0\] is the string 'a dog'"):
-        metric(["a dog"], ["a dog"])
-    with pytest.raises(ValueError, match="references is one string"):
-        metric(["a dog"], "a dog")
-    with pytest.raises(ValueError, match=r"candidates\[1\] is empty"):
-        metric(["a dog", "  "], [["a dog"], ["a cat"]])
-    with pytest.raises(ValueError, match=r"references\[1\]\[0\] is empty"):
-        metric(["a dog", "a cat"], [["a dog"], [""]])
-    with pytest.raises(ValueError, match=r"references\[0\] is empty"):
-        metric(["a dog"], [[]])
-    with pytest.raises(ValueError, match="1 candidates and 2 lists of references"):
-        metric(["a dog"], [["a dog"], ["a cat"]])
-    with pytest.raises(ValueError, match=r"candidates\[0\]\[0\] must be a string, got NoneType"):
-        metric([[None]], [["a dog"]])
-    with pytest.raises(ValueError, match="candidates is empty"):
-        metric([], [])
-
-
-def test_invalid_sigma_and_beta_are_refused():
-    with pytest.raises(ValueError, match=r"sigma must be above 0 words, got 0"):
-        cider_d(["a dog"], [["a dog"]], sigma=0)
-    with pytest.raises(ValueError, match="beta must be 0 or more, got -1"):
-        rouge_l(["a dog"], [["a dog"]], beta=-1)

