@@ -289,7 +289,7 @@ class Evaluator:
             text = _text_features(self.held_out_scorer, captions)
             if prefix:
                 clip_text = _text_features(self.held_out_scorer, captions, prefix)
-        inputs = {
+        inputs: dict[str, Any] = {
             "references": references or self.references,
             "text_features": text,
             "image_features": self.image_features,
