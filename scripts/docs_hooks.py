@@ -92,7 +92,7 @@ def generated_pages() -> dict[str, str]:
 @functools.cache
 def full_table(run: str) -> str:
     """The table of a result with all its columns, and what made it."""
-    from hf_captionrl.metrics.evaluate_modules.results_columns import (
+    from hf_captionrl.metrics.columns import (
         MORE_REFERENCES_COLUMNS,
         REWARD_COLUMNS,
         SAMPLE_COLUMNS,

@@ -23,8 +23,7 @@ from hf_captionrl.data import ImageReader, check_captions, exchange_captions
 from hf_captionrl.data.columns import arrow_column, id_column, replace_column, select_rows
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import ids_digest, load_split
-from hf_captionrl.evaluation.evaluator import Evaluator, bags_and_images, pool_images
-from hf_captionrl.evaluation.scored_captions import human_captions
+from hf_captionrl.evaluation.evaluator import Evaluator, bags_and_images, human_captions, pool_images
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.retrieval.bags import NeighbourFile, load_neighbours, save_neighbours
 from hf_captionrl.rewards import BankRewardFunction, ImageBank

@@ -28,7 +28,8 @@ from hf_captionrl.hub.push import (
     push_folder,
     write_manifest,
 )
-from hf_captionrl.metrics.table import Column, check_rows, escape_markdown, format_cell, results_markdown
+from hf_captionrl.metrics.columns import Column
+from hf_captionrl.metrics.table import check_rows, escape_markdown, format_cell, results_markdown
 from hf_captionrl.utils.io import atomic_write_text, write_json
 
 # --- Renders the templates of `hub_cards/` ---------------------------------------------------------------------------
@@ -198,7 +199,7 @@ def read_facts(folder: str | os.PathLike[str]) -> ModelCardFacts:
 def _columns() -> tuple[Column, ...]:
     """Columns of the results table."""
     # Imported here, because the declarations of the metrics import torch, which other parts of the package do not need.
-    from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+    from hf_captionrl.metrics.columns import COLUMNS
 
     return COLUMNS
 

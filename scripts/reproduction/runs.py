@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.apps.experiments.arguments import load_row, read_yaml
-from hf_captionrl.metrics.evaluate_modules.results_columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
+from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
 from hf_captionrl.metrics.table import installed_versions
 from hf_captionrl.utils.io import atomic_write_text, write_json
 from scripts.common import processor_name

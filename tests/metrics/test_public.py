@@ -61,11 +61,9 @@ def test_signature_keeps_order_and_omits_missing_values():
     assert signature(metric="x", scorer="clip@abc|float32|text:77").startswith(
         "metric:x|scorer:clip@abc,float32,text:77|"
     )
-    with pytest.raises(ValueError, match="line break"):
-        signature(scorer="a\nb")
 
 
-@pytest.mark.parametrize("name", ["metrics.self_retrieval_recall", "text.cider_d", "text.tokenize"])
+@pytest.mark.parametrize("name", ["metrics.recall", "text.cider_d", "text.tokenize"])
 def test_examples_of_docstrings_run(name):
     module = importlib.import_module(f"hf_captionrl.{name}")
     result = doctest.testmod(module)

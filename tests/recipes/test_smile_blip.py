@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import BertTokenizer, BlipConfig, BlipForConditionalGeneration, BlipImageProcessor, BlipProcessor
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS
 from recipes import smile_blip as recipe
 from tests.recipes.short_runs import GENERATION
 

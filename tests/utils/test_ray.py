@@ -190,8 +190,8 @@ def folders(tmp_path):
         (boost, dying.DyingBoosting, "boosting.boost_stage.BoostStage"),
         (album, dying.DyingReading, "album.model_work_on_shards.ReadStage"),
         (album, dying.DyingCandidates, "album.model_work_on_shards.CandidateStage"),
-        (evaluate, dying.DyingFeatures, "evaluation.evaluate_on_shards.FeatureStage"),
-        (evaluate, dying.DyingScores, "evaluation.evaluate_on_shards.ScoreStage"),
+        (evaluate, dying.DyingFeatures, "cli.evaluate.FeatureStage"),
+        (evaluate, dying.DyingScores, "cli.evaluate.ScoreStage"),
     ],
 )
 def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(cluster, folders, monkeypatch, command, stage, place):

@@ -266,7 +266,7 @@ class Shown:
 
     def __init__(self, evaluator: Evaluator, captions: Mapping[str, list[str]]) -> None:
         from hf_captionrl.evaluation.evaluator import ScoredCaptions
-        from hf_captionrl.evaluation.scored_captions import score_sources
+        from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
         from hf_captionrl.retrieval.ranking import ranks
 
         self.evaluator = evaluator
@@ -277,7 +277,7 @@ class Shown:
         if evaluator.image_features is not None:
             for name, mine in captions.items():
                 scored = ScoredCaptions(name, [[caption] for caption in mine], evaluator.references)
-                score_sources([scored], evaluator.held_out_scorer)
+                score_sources([scored], CaptionScoring(evaluator.held_out_scorer))
                 self.text[name] = scored.text
                 self.ranks[name] = ranks(scored.text, evaluator.image_features).tolist()
         self.marks: dict[str, list[list[Mark]]] = {}

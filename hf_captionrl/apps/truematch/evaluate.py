@@ -17,7 +17,8 @@ from hf_captionrl.apps.truematch.review import TEMPLATES
 from hf_captionrl.data.options import DatasetOptions, load_split
 from hf_captionrl.evaluation.pages import render_html
 from hf_captionrl.metrics import paired_test
-from hf_captionrl.metrics.table import Column, check_rows, escape_markdown, format_cell
+from hf_captionrl.metrics.columns import Column
+from hf_captionrl.metrics.table import check_rows, escape_markdown, format_cell
 from hf_captionrl.utils.io import atomic_write_text
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _files(arguments: EvaluateOptions, images: DatasetOptions, output_dir: Path)
 def table_columns(sizes: Iterable[int]) -> list[Column]:
     """Columns of the table for these bag sizes."""
     from hf_captionrl.evaluation.evaluator import TABLES
-    from hf_captionrl.metrics.evaluate_modules.declarations.self_retrieval import bag_column
+    from hf_captionrl.metrics.columns import bag_column
 
     known = {column.key: column for column in TABLES["ndlb"].columns}
     return [*map(bag_column, sorted(sizes)), *(known[key] for key in COLUMNS)]
@@ -111,8 +112,8 @@ def evaluate(arguments: EvaluateOptions) -> None:
     output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
 
     from hf_captionrl.apps.truematch.build import bag_id
-    from hf_captionrl.evaluation.evaluator import TABLES, ScoredCaptions, compare_with_first
-    from hf_captionrl.evaluation.scored_captions import human_captions, score_sources
+    from hf_captionrl.evaluation.evaluator import TABLES, ScoredCaptions, compare_with_first, human_captions
+    from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
     from hf_captionrl.metrics.table import Section, comparison_markdown, installed_versions, print_comparison
     from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
 
@@ -139,7 +140,7 @@ def evaluate(arguments: EvaluateOptions) -> None:
             raise ValueError("--references needs at least two references per image. Leave it out.")
         scored.append(human)
     held_out: Any = evaluator.held_out_scorer
-    score_sources(scored, held_out)
+    score_sources(scored, CaptionScoring(held_out))
     scorer: str = held_out.signature
     columns = table_columns(rows_of)
     rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in scored]

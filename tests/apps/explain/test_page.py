@@ -19,7 +19,7 @@ from hf_captionrl.apps.explain.explain import (
     write_explanation_picture,
 )
 from hf_captionrl.utils.io import to_plain
-from tests.evaluation.test_gallery import HOSTILE, Page, browse, needs_chromium
+from tests.evaluation.test_pages import HOSTILE, Page, browse, needs_chromium
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tolerances import within
 

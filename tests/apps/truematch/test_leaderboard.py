@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hf_captionrl.apps.truematch.evaluate import rank_rows, write_leaderboard
-from hf_captionrl.metrics.table import Column
+from hf_captionrl.metrics.columns import Column
 from tests.tolerances import within
 
 KEY = "bag_3_recall_at_1"

@@ -7,7 +7,6 @@ from typing import Any
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules.metric import Metric, forwards
-from hf_captionrl.metrics.table import Column
 
 
 @forwards(metrics.caption_diversity)
@@ -100,24 +99,6 @@ mBLEU and the mean mBLEU of captions differ; the signature states which definiti
         "caption_statistics",
     ),
     keys="`div_1`, `div_2`, `mbleu_4`, `mbleu_4_per_image`, `unique_captions`, `length`, `lexical_diversity`, `vocabulary_size`, `novel_captions`",
-    columns=(
-        Column("length", "Length (words)", None, digits=2, short_header="Length\n(words)"),
-        Column("lexical_diversity", "Lexical diversity (thousands of words)", "higher", short_header="Lexical\ndiv."),
-        Column("captions_per_image", "Captions per image", None, digits=0),
-        Column("div_1", "Div-1", "higher", is_fraction=True),
-        Column("div_2", "Div-2", "higher", is_fraction=True),
-        Column(
-            *("mbleu_4_per_image", "mBLEU-4, mean over captions", "lower"), is_fraction=True, short_header="mBLEU-4"
-        ),
-        Column("mbleu_4", "mBLEU-4, corpus", "lower", is_fraction=True),
-        Column("unique_captions", "Unique captions", "higher", is_fraction=True),
-        Column(
-            *("vocabulary_size", "Words that occur at least 5 times", "higher"),
-            digits=0,
-            short_header="Words seen\n5 times",
-        ),
-        Column("degenerate", "Degenerate", "lower", is_fraction=True, short_header="Degene-\nrate"),
-    ),
     data_arguments=("image_ids", "training_captions"),
     cases=(
         {

@@ -8,7 +8,6 @@ from typing import Any
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules.metric import Metric, is_missing
-from hf_captionrl.metrics.table import Column
 from hf_captionrl.scenes import check as scene_check
 
 # A reference caption has more words than the name of any object.
@@ -134,10 +133,6 @@ spelling rules. The exact checker works only for the embedded scenes of hf_capti
         "faithfulness",
     ),
     keys="`chair_i`, `chair_s`, `hallucination`, `fact_recall`",
-    columns=(
-        Column("hallucination", "Hallucination", "lower", is_fraction=True, short_header="Halluci-\nnation"),
-        Column("fact_recall", "Fact recall", "higher", is_fraction=True, short_header="Fact\nrecall"),
-    ),
     data_arguments=("synonyms",),
     cases=(
         {

@@ -11,7 +11,6 @@ from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_groups
 from hf_captionrl.metrics.evaluate_modules.metric import Metric
 from hf_captionrl.metrics.meteor_spice import JavaError
-from hf_captionrl.metrics.table import Column
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 
@@ -183,15 +182,6 @@ document frequencies: those of another set give other numbers. English only.
         "spice",
     ),
     keys="`bleu_1` ... `bleu_4`, `rouge_l`, `cider`, `cider_d`, `meteor`, `spice`",
-    columns=(
-        Column("bleu_4", "BLEU-4", "higher", is_fraction=True),
-        Column("meteor", "METEOR", "higher", is_fraction=True),
-        Column("cider_d", "CIDEr-D", "higher", short_header="CIDEr-D\n"),
-        Column("best_cider_d", "CIDEr-D, best caption of an image", "higher"),
-        Column("spice", "SPICE", "higher", is_fraction=True),
-        Column("bleurt", "BLEURT", "higher"),
-        Column("entailment", "Entailment of a reference", "higher", is_fraction=True),
-    ),
     cases=(
         {
             "predictions": ["a man rides a horse", "two dogs play"],

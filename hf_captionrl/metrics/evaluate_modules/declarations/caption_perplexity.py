@@ -9,7 +9,6 @@ import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules import metric as citations
 from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
 from hf_captionrl.metrics.evaluate_modules.metric import Metric, forwards
-from hf_captionrl.metrics.table import Column
 
 
 @forwards(metrics.caption_perplexity)
@@ -67,10 +66,6 @@ Numbers from different language models cannot be compared.
     compute=compute,
     functions=("caption_perplexity",),
     keys="`perplexity`, `mean_perplexity`",
-    columns=(
-        Column("perplexity", "Perplexity", "lower", digits=2, short_header="Perplex-\nity"),
-        Column("caption_entropy", "Entropy of the captioner (nats)", None),
-    ),
     cases=(
         {
             "predictions": ["a pig left of a tree", "two pigs"],

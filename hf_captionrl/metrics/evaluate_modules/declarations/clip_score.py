@@ -17,7 +17,6 @@ from hf_captionrl.metrics.evaluate_modules.inputs import (
     truncation,
 )
 from hf_captionrl.metrics.evaluate_modules.metric import Metric
-from hf_captionrl.metrics.table import Column
 from hf_captionrl.retrieval.ranking import as_features
 
 
@@ -127,10 +126,6 @@ Numbers with different scorers, prefixes or scales cannot be compared; the signa
         "ref_clip_score",
     ),
     keys="`clip_score`, `ref_clip_score`",
-    columns=(
-        Column("clip_score", "CLIPScore (2.5 cos)", "higher", short_header="CLIP-\nScore"),
-        Column("ndlb_clip_score", "ClipSc (100 cos)", "higher", digits=2, short_header="ClipSc\n(100 cos)"),
-    ),
     data_arguments=("image_features", "image_ids", "reference_features", "text_features"),
     cases=(
         {

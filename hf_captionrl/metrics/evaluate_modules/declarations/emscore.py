@@ -16,7 +16,6 @@ import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.caption_checks import check_captions
 from hf_captionrl.metrics.evaluate_modules.inputs import image_features_of, resolve_scorer, scorer_signature
 from hf_captionrl.metrics.evaluate_modules.metric import Metric, is_missing
-from hf_captionrl.metrics.table import Column
 from hf_captionrl.retrieval.scorer import TokenScorer
 
 
@@ -153,14 +152,6 @@ matching is not word by word. Only CLIP models have features of tokens.
     references=("images", "texts", "matrix", "text"),
     functions=("emscore",),
     keys="`precision`, `recall`, `f`, `fine_*`, `coarse`",
-    columns=(
-        Column("emscore_precision", "EMScore\nP", "higher"),
-        Column("emscore_recall", "EMScore\nR", "higher"),
-        Column("emscore", "EMScore\nF", "higher"),
-        Column("emscore_recall_at_1", "R@1 by\nEMScore", "higher", is_fraction=True),
-        Column("emscore_recall_at_5", "R@5 by\nEMScore", "higher", is_fraction=True),
-        Column("emscore_references", "EMScore,\nreferences", "higher"),
-    ),
     data_arguments=("idf", "token_features"),
     cases=(
         {

@@ -9,7 +9,6 @@ import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules import metric as citations
 from hf_captionrl.metrics.evaluate_modules.inputs import caption_features, image_pool, scorer_signature, truncation
 from hf_captionrl.metrics.evaluate_modules.metric import Metric, forwards
-from hf_captionrl.metrics.table import Column
 from hf_captionrl.retrieval.ranking import as_features
 
 
@@ -39,15 +38,6 @@ def compute(
     )
     result = metrics.self_retrieval(text, pool, targets=rows, scorer=scorer_signature(scorer), **options)
     return result | truncation(predictions, scorer)
-
-
-def _column(key: str, header: str, short_header: str) -> Column:
-    return Column(key, header, "higher", is_fraction=True, short_header=short_header)
-
-
-def bag_column(size: int) -> Column:
-    """The column of recall in bags of a size."""
-    return _column(f"bag_{size}_recall_at_1", f"R@1, bags of {size}", f"R@1\nbags of {size}")
 
 
 METRIC = Metric(
@@ -148,15 +138,6 @@ people and places are also in the metric.
     references=("image", "text", "vector", "row", "texts"),
     functions=("self_retrieval",),
     keys="`recall_at_1`, `_5`, `_10`, `mean_rank`, `median_rank`, `ranks`",
-    columns=(
-        _column("pool_recall_at_1", "R@1, whole pool", "R@1\npool"),
-        _column("pool_recall_at_5", "R@5, whole pool", "R@5\npool"),
-        _column("rd100_recall_at_1", "R@1, RD100", "R@1\nRD100"),
-        _column("rd100_recall_at_5", "R@5, RD100", "R@5\nRD100"),
-        _column("blocks_recall_at_1", "P@1 among 100 (blocks)", "P@1\nblocks"),
-        *map(bag_column, (3, 5, 7)),
-        _column("bag_7_truth_recall_at_1", "R@1, bags of 7, by the facts", "R@1 bags\nof 7, truth"),
-    ),
     data_arguments=("bags", "image_features", "image_ids", "text_features"),
     cases=(
         {

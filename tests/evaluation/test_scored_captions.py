@@ -1,6 +1,7 @@
 """`captionrl evaluate` on shards: every number equals that of one process, to the last bit."""
 
 import json
+import random
 
 import datasets
 import numpy as np
@@ -8,17 +9,21 @@ import pytest
 import torch
 
 from hf_captionrl.cli import main
-from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.columns import ChunkView, ColumnView, MappedRows, arrow_column, replace_column, undecoded
 from hf_captionrl.evaluation import evaluator as paper_tables
+from hf_captionrl.evaluation import scored_captions as caption_scores
+from hf_captionrl.evaluation.caption_files import read_caption_file
+from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, human_captions
 from hf_captionrl.evaluation.options import load_evaluators
 from hf_captionrl.evaluation.scored_captions import (
     BLOCK,
     CaptionScoring,
     ScoreStage,
-    score_captions_in_blocks,
+    whole_columns,
     write_inputs,
 )
 from hf_captionrl.metrics import caption_perplexity
+from hf_captionrl.metrics.suites import ndlb_suite
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
@@ -110,7 +115,7 @@ def test_shards_equal_blocks_of_this_process_and_plain_numbers(tmp_path, process
     assert [shard["rows"] for shard in manifest["shards"]] == [2 * BLOCK, 1] * 2
     rows = list(read_shards(tmp_path))
     for place, captions in enumerate(sources):
-        expected = score_captions_in_blocks(scoring, captions)
+        expected = whole_columns(scoring.blocks(captions), number)
         part = rows[place * number : (place + 1) * number]
         assert set(expected) == set(columns)
         for name in columns:
@@ -146,3 +151,99 @@ def test_launched_processes_are_refused(photos, tmp_path, monkeypatch, capsys):
     assert evaluate(photos, tmp_path, "--engine", "processes") == 2
     assert "2 processes were launched" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+REFERENCES = [["a", "b", "c"], ["d", "d"], ["e"], [], ["f", "g"]]
+
+
+def references(rows=REFERENCES):
+    return datasets.Dataset.from_dict(
+        {"captions": rows}, features=datasets.Features({"captions": datasets.List(datasets.Value("string"))})
+    )
+
+
+def test_views_equal_lists():
+    import pyarrow as pa
+
+    values = [["a", "b"], [], ["c"]] * 1000
+    view = ChunkView(arrow_column(iter(values), pa.list_(pa.string())))
+    mapped = MappedRows(view, lambda row, value: (row, *value))
+    listed = [(row, *value) for row, value in enumerate(values)]
+    assert view.column.num_chunks > 1
+    for made, expected in ((view, values), (mapped, listed)):
+        assert len(made) == len(expected)
+        assert list(made) == expected
+        for index in (0, 5, -1, slice(1020, 1030), slice(-3, None), slice(10, 0, -4)):
+            assert made[index] == expected[index]
+        with pytest.raises(IndexError):
+            made[len(expected)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_references_equal_a_plain_loop(seed):
+    rng = random.Random(seed)
+    expected = []
+    for group in REFERENCES:
+        place = rng.randrange(len(group)) if group else 0
+        expected.append([*group[place : place + 1], *(c for i, c in enumerate(group) if i != place)])
+    drawn = draw_references(ColumnView(references(), "captions"), seed)
+    assert list(drawn) == expected
+    assert [drawn[row] for row in range(len(drawn))] == expected
+
+
+def test_human_captions_need_two_references_of_every_image():
+    assert human_captions(Evaluator(references(), None, None, seed=0)) is None
+    scored = human_captions(Evaluator(references([["a", "b"], ["c", "d", "e"]]), None, None, seed=0))
+    assert scored is not None
+    assert [sorted(group) for group in scored.captions] == [["a", "b"], ["c", "d", "e"]]
+    assert scored.first == [group[0] for group in scored.captions]
+    assert list(scored.references) == [group[1:] for group in scored.captions]
+
+
+def test_aligned_captions_are_in_arrow_unless_they_have_no_utf8_form(tmp_path):
+    rows = {"b": ["x", ""], "a": ["y"]}
+
+    def aligned():
+        lines = (json.dumps({"image_id": i, "captions": texts}) + "\n" for i, texts in rows.items())
+        (tmp_path / "c.jsonl").write_text("".join(lines))
+        return read_caption_file(tmp_path / "c.jsonl").aligned(["a", "b"], {"a", "b"})
+
+    found = aligned()
+    assert isinstance(found, ChunkView)
+    assert list(found) == [["y"], ["x", ""]]
+    rows["a"] = ["lone \ud83d"]
+    assert aligned() == [["lone \ud83d"], ["x", ""]]
+
+
+def test_large_columns_are_in_a_file_that_disappears(tmp_path, monkeypatch):
+    number = 2 * BLOCK + 3
+
+    def parts():
+        for rows in np.array_split(np.arange(7, 7 + number), 3):
+            yield {"text": np.stack([rows, rows**2], 1).astype(np.float32), "rank": rows}
+
+    memory = whole_columns(parts(), number)
+    monkeypatch.setattr(caption_scores, "_IN_MEMORY", 8 * number)
+    assert not isinstance(whole_columns([next(parts())], number // 3 + 1, tmp_path)["rank"], np.memmap)
+    found = whole_columns(parts(), number, folder=tmp_path / "new")
+    assert all(isinstance(found[name], np.memmap) and not isinstance(memory[name], np.memmap) for name in found)
+    assert list((tmp_path / "new").iterdir()) == []
+    expected = np.arange(7, 7 + number)
+    for columns in (memory, found):
+        np.testing.assert_array_equal(columns["rank"], expected)
+        np.testing.assert_array_equal(columns["text"][:, 1], expected.astype(np.float32) ** 2)
+    torch.from_numpy(found["text"])[0] = 5.0  # writable
+    assert found["text"][0].tolist() == [5.0, 5.0]
+
+
+def test_suite_reads_references_from_a_column():
+    rng = random.Random(0)
+    words = "a red cat sits on the blue mat near two dogs".split()
+
+    def caption():
+        return " ".join(rng.choices(words, k=rng.randint(1, 9)))
+
+    listed = [[caption() for _ in range(rng.randint(1, 5))] for _ in range(300)]
+    captions = [rng.choice(["", "  ", caption(), caption()]) for _ in listed]  # some are missing
+    column = ColumnView(references(listed), "captions")
+    assert ndlb_suite(captions, references=column) == ndlb_suite(captions, references=listed)

@@ -71,17 +71,6 @@ def test_known_ranks_replace_the_comparison_of_all_images(options):
     assert best["recall_at_1"] == 1 > expected["recall_at_1"]
 
 
-def test_ranks_that_do_not_fit_are_refused():
-    text, images = features(4, 0), features(4, 1)
-    for known in ([1, 2, 3], [1, 2, 3, 0], [1, 2, 3, 5]):
-        with pytest.raises(ValueError, match="pool_ranks must be 4 ranks from 1 to 4"):
-            self_retrieval(text, images, pool_ranks=known)
-    others = ({"bags": [[0, 1]]}, {"num_distractors": 1, "protocol": "blocks"}, {"duplicates": "merge"})
-    for options in others:
-        with pytest.raises(ValueError, match="Leave pool_ranks out"):
-            self_retrieval(text, images, pool_ranks=[1, 2, 3, 4], **options)
-
-
 def test_blocks_are_consecutive_and_the_short_last_one_is_dropped():
     text, images = features(25, 0), features(25, 1)
     result = self_retrieval(text, images, num_distractors=9, protocol="blocks")
@@ -123,11 +112,6 @@ def test_copies_in_the_pool_are_counted_and_can_be_merged():
     assert merged["pool_size"] == 3
     bags = self_retrieval(images.clone(), images, duplicates="merge", bags=[[0, 1, 2], [2, 3]])
     assert bags["recall_at_1"] == 1.0
-    for wrong, message in (([9, 0], "contains image 9"), ([-1, 0], "contains image -1"), ([0, 1.5], "contains 1.5")):
-        with pytest.raises(ValueError, match=rf"bags\[1\] {message}"):
-            self_retrieval(images, images, duplicates="merge", bags=[[0, 1], wrong])
-        with pytest.raises(ValueError, match=rf"sets\[0\] {message}"):
-            self_retrieval(images, images, duplicates="merge", sets=[wrong, *[[0, 1]] * 3])
 
 
 def test_copies_tie_in_sets_of_one_caption():
@@ -162,40 +146,3 @@ def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():
     expected = self_retrieval(text, images, targets=[0, 1])["ranks"].tolist()
     for form in (torch.from_numpy, list, lambda rows: rows.tolist(), lambda rows: list(torch.from_numpy(rows))):
         assert self_retrieval(form(text), form(images), targets=[0, 1])["ranks"].tolist() == expected
-    with pytest.raises(ValueError, match=r"text_features\[1\] has shape \(2,\), but text_features\[0\] has \(3,\)"):
-        self_retrieval([[1.0, 0.0, 0.0], [1.0, 0.0]], images, targets=[0, 1])
-    with pytest.raises(ValueError, match="image_features is not a matrix of numbers"):
-        self_retrieval(text, [["a"], ["b"]], targets=[0, 1])
-    for bag in ([0, 1.5], [0, "1"], [0, None]):
-        with pytest.raises(ValueError, match=r"bags\[0\] contains .* not an image row"):
-            self_retrieval(images, images, bags=[bag])
-    for distractors in (0, -1):
-        with pytest.raises(ValueError, match="num_distractors must be an integer of at least 1"):
-            self_retrieval(images, images, num_distractors=distractors, protocol="blocks")
-    for ks in ((), (0,), ("1",), (1.5,), (True,)):
-        with pytest.raises(ValueError, match="ks must be positive integers"):
-            self_retrieval(images, images, ks=ks)
-
-
-def test_bad_options_are_named():
-    text, images = features(4, 0), features(4, 1)
-    with pytest.raises(ValueError, match="bags and num_distractors are different protocols"):
-        self_retrieval(text, images, bags=[[0, 1]], num_distractors=3)
-    with pytest.raises(ValueError, match=r"num_distractors \(99\)"):
-        self_retrieval(text, images, num_distractors=99)
-    with pytest.raises(ValueError, match="Blocks of 6 images do not fit"):
-        self_retrieval(text, images, num_distractors=5, protocol="blocks")
-    with pytest.raises(ValueError, match="image 1 has none"):
-        self_retrieval(text[:2], images, targets=[0, 2], num_distractors=1, protocol="blocks")
-    with pytest.raises(ValueError, match="protocol must be"):
-        self_retrieval(text, images, protocol="hard")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="duplicates must be"):
-        self_retrieval(text, images, duplicates="drop")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="ks must be positive integers"):
-        self_retrieval(text, images, ks=(0,))
-    with pytest.raises(ValueError, match="num_bootstrap must not be negative"):
-        self_retrieval(text, images, num_bootstrap=-1)
-    with pytest.raises(ValueError, match=r"text_features are torch\.float16"):
-        self_retrieval(text.half(), images)
-    with pytest.raises(ValueError, match=r"image_features\[2\] is zero"):
-        self_retrieval(text, images * torch.tensor([1.0, 1, 0, 1])[:, None])
