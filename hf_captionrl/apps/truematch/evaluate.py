@@ -71,7 +71,7 @@ def _files(arguments: EvaluateOptions, images: DatasetOptions, output_dir: Path)
 def table_columns(sizes: Iterable[int]) -> list[Column]:
     """Columns of the table for these bag sizes."""
     from hf_captionrl.evaluation.evaluator import TABLES
-    from hf_captionrl.metrics.evaluate_modules.declarations.self_retrieval import bag_column
+    from hf_captionrl.metrics.evaluate_modules.self_retrieval import bag_column
 
     known = {column.key: column for column in TABLES["ndlb"].columns}
     return [*map(bag_column, sorted(sizes)), *(known[key] for key in COLUMNS)]

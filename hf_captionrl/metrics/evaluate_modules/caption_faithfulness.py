@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import evaluate
+
 import hf_captionrl.metrics as metrics
-from hf_captionrl.metrics.evaluate_modules.metric import Metric, is_missing
+from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, is_missing
 from hf_captionrl.metrics.table import Column
 from hf_captionrl.scenes import check as scene_check
 
@@ -164,3 +166,9 @@ spelling rules. The exact checker works only for the embedded scenes of hf_capti
         },
     ),
 )
+
+
+class CaptionFaithfulness(DeclaredMetric, evaluate.Metric):
+    """Caption Faithfulness."""
+
+    declaration = "caption_faithfulness"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import evaluate
+
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules import metric as citations
 from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
-from hf_captionrl.metrics.evaluate_modules.metric import Metric, forwards
+from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, forwards
 from hf_captionrl.metrics.table import Column
 
 
@@ -85,3 +87,9 @@ Numbers from different language models cannot be compared.
         },
     ),
 )
+
+
+class CaptionPerplexity(DeclaredMetric, evaluate.Metric):
+    """Caption Perplexity."""
+
+    declaration = "caption_perplexity"
