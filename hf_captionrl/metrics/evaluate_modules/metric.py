@@ -31,7 +31,7 @@ _Compute = TypeVar("_Compute", bound=Callable[..., Mapping[str, Any]])
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric of `evaluate.load`, declared once as `METRIC` of `declarations/<name>.py`.
+    """A metric of `evaluate.load`, declared once as `METRIC` of `<name>.py`.
 
     Args:
         title: Heading of the card.
@@ -111,7 +111,7 @@ def forwards(function: Callable[..., Any], *left_out: str) -> Callable[[_Compute
 
 def load_metric(name: str) -> Metric:
     """The declaration of a metric."""
-    return import_module(f"{__package__}.declarations.{name}").METRIC
+    return import_module(f"{__package__}.{name}").METRIC
 
 
 def all_metrics() -> dict[str, Metric]:

@@ -6,10 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import evaluate
+
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_groups
-from hf_captionrl.metrics.evaluate_modules.metric import Metric
+from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric
 from hf_captionrl.metrics.meteor_spice import JavaError
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
@@ -202,3 +204,9 @@ document frequencies: those of another set give other numbers. English only.
         },
     ),
 )
+
+
+class CaptionNlg(DeclaredMetric, evaluate.Metric):
+    """Caption NLG: BLEU, ROUGE-L, CIDEr, CIDEr-D."""
+
+    declaration = "caption_nlg"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import evaluate
+
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules import metric as citations
 from hf_captionrl.metrics.evaluate_modules.inputs import caption_features, image_pool, scorer_signature, truncation
-from hf_captionrl.metrics.evaluate_modules.metric import Metric, forwards
+from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, forwards
 from hf_captionrl.retrieval.ranking import as_features
 
 
@@ -173,3 +175,9 @@ people and places are also in the metric.
         },
     ),
 )
+
+
+class SelfRetrieval(DeclaredMetric, evaluate.Metric):
+    """Self-Retrieval."""
+
+    declaration = "self_retrieval"

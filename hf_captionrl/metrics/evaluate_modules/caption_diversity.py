@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import evaluate
+
 import hf_captionrl.metrics as metrics
-from hf_captionrl.metrics.evaluate_modules.metric import Metric, forwards
+from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, forwards
 
 
 @forwards(metrics.caption_diversity)
@@ -129,3 +131,9 @@ mBLEU and the mean mBLEU of captions differ; the signature states which definiti
         },
     ),
 )
+
+
+class CaptionDiversity(DeclaredMetric, evaluate.Metric):
+    """Caption Diversity."""
+
+    declaration = "caption_diversity"

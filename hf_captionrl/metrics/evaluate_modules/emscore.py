@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import evaluate
 import torch
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.caption_checks import check_captions
 from hf_captionrl.metrics.evaluate_modules.inputs import image_features_of, resolve_scorer, scorer_signature
-from hf_captionrl.metrics.evaluate_modules.metric import Metric, is_missing
+from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, is_missing
 from hf_captionrl.retrieval.scorer import TokenScorer
 
 
@@ -181,3 +182,9 @@ matching is not word by word. Only CLIP models have features of tokens.
         },
     ),
 )
+
+
+class Emscore(DeclaredMetric, evaluate.Metric):
+    """EMScore."""
+
+    declaration = "emscore"

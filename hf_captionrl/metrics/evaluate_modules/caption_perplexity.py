@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import evaluate
+
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules import metric as citations
 from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
-from hf_captionrl.metrics.evaluate_modules.metric import Metric, forwards
+from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, forwards
 
 
 @forwards(metrics.caption_perplexity)
@@ -80,3 +82,9 @@ Numbers from different language models cannot be compared.
         },
     ),
 )
+
+
+class CaptionPerplexity(DeclaredMetric, evaluate.Metric):
+    """Caption Perplexity."""
+
+    declaration = "caption_perplexity"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import evaluate
+
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.metrics.evaluate_modules.inputs import (
@@ -16,7 +18,7 @@ from hf_captionrl.metrics.evaluate_modules.inputs import (
     target_features,
     truncation,
 )
-from hf_captionrl.metrics.evaluate_modules.metric import Metric
+from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric
 from hf_captionrl.retrieval.ranking import as_features
 
 
@@ -145,3 +147,9 @@ Numbers with different scorers, prefixes or scales cannot be compared; the signa
         },
     ),
 )
+
+
+class ClipScore(DeclaredMetric, evaluate.Metric):
+    """CLIPScore and RefCLIPScore."""
+
+    declaration = "clip_score"

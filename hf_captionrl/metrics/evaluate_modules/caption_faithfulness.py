@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import evaluate
+
 import hf_captionrl.metrics as metrics
-from hf_captionrl.metrics.evaluate_modules.metric import Metric, is_missing
+from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, is_missing
 from hf_captionrl.scenes import check as scene_check
 
 # A reference caption has more words than the name of any object.
@@ -159,3 +161,9 @@ spelling rules. The exact checker works only for the embedded scenes of hf_capti
         },
     ),
 )
+
+
+class CaptionFaithfulness(DeclaredMetric, evaluate.Metric):
+    """Caption Faithfulness."""
+
+    declaration = "caption_faithfulness"
