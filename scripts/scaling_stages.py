@@ -146,12 +146,12 @@ def captions_of(count: int, folder: Path) -> Any:
 
 
 def _cider(count: int, folder: Path) -> Part:
-    from hf_captionrl.data.columns import MappedRows, caption_column
+    from hf_captionrl.data.columns import TEXTS, caption_column, in_arrow
     from hf_captionrl.metrics import cider_d
 
     column = caption_column(captions_of(count, folder))
     candidates = [group[0] for group in column]
-    references = MappedRows(column, lambda _, group: group[1:])
+    references = in_arrow((group[1:] for group in column), TEXTS)
 
     def work() -> None:
         cider_d(candidates, references)

@@ -1,90 +1,56 @@
 """Images with captions: load from anywhere, check every row, draw one caption per epoch, collate."""
 
-from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE, BagCurriculumSampler
-from hf_captionrl.data.caption_dataset import (
-    CaptionCollator,
-    CaptionDataset,
-    CaptionItem,
-    StreamedCaptions,
-    draw_caption,
-    evaluation_rows,
-    training_rows,
-)
-from hf_captionrl.data.columns import CAPTION_REMEDIES, MAX_CAPTION_WORDS, SourceArguments, clean_caption
-from hf_captionrl.data.features import (
-    CachedPixels,
-    DecodedPixels,
-    FramePooling,
-    PixelForm,
-    cached_features,
-    cached_pixels,
-    pool_frames,
-)
-from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, open_image, verify_image
-from hf_captionrl.data.loading import SPLITS, ChosenSplit, choose_split, hash_split, load_caption_splits, load_captions
-from hf_captionrl.data.quarantine import (
-    ImageReader,
-    QuarantineEntry,
-    QuarantineError,
-    QuarantineReport,
-    check_captions,
-)
-from hf_captionrl.data.simplifying import exchange_captions
-from hf_captionrl.data.video import (
-    VIDEO_REMEDIES,
-    VideoError,
-    frames_of,
-    is_video,
-    open_still,
-    sample_frames,
-    verify_video,
-    video_hash,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CAPTION_REMEDIES",
-    "IMAGE_REMEDIES",
-    "MAX_CAPTION_WORDS",
-    "MAX_PIXELS",
-    "PAPER_SCHEDULE",
-    "SPLITS",
-    "VIDEO_REMEDIES",
-    "BagCurriculumSampler",
-    "CachedPixels",
-    "CaptionCollator",
-    "CaptionDataset",
-    "CaptionItem",
-    "ChosenSplit",
-    "DecodedPixels",
-    "FramePooling",
-    "ImageError",
-    "ImageReader",
-    "PixelForm",
-    "QuarantineEntry",
-    "QuarantineError",
-    "QuarantineReport",
-    "SourceArguments",
-    "StreamedCaptions",
-    "VideoError",
-    "cached_features",
-    "cached_pixels",
-    "check_captions",
-    "choose_split",
-    "clean_caption",
-    "draw_caption",
-    "evaluation_rows",
-    "exchange_captions",
-    "frames_of",
-    "hash_split",
-    "is_video",
-    "load_caption_splits",
-    "load_captions",
-    "open_image",
-    "open_still",
-    "pool_frames",
-    "sample_frames",
-    "training_rows",
-    "verify_image",
-    "verify_video",
-    "video_hash",
-]
+from hf_captionrl.utils.lazy_import import lazy_names
+
+if TYPE_CHECKING:
+    from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE, BagCurriculumSampler
+    from hf_captionrl.data.caption_dataset import (
+        CaptionCollator,
+        CaptionDataset,
+        CaptionItem,
+        StreamedCaptions,
+        draw_caption,
+        evaluation_rows,
+        training_rows,
+    )
+    from hf_captionrl.data.columns import CAPTION_REMEDIES, MAX_CAPTION_WORDS, SourceArguments, clean_caption
+    from hf_captionrl.data.features import (
+        CachedPixels,
+        DecodedPixels,
+        FramePooling,
+        PixelForm,
+        cached_features,
+        cached_pixels,
+        pool_frames,
+    )
+    from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, open_image, verify_image
+    from hf_captionrl.data.loading import (
+        SPLITS,
+        ChosenSplit,
+        choose_split,
+        hash_split,
+        load_caption_splits,
+        load_captions,
+    )
+    from hf_captionrl.data.quarantine import (
+        ImageReader,
+        QuarantineEntry,
+        QuarantineError,
+        QuarantineReport,
+        check_captions,
+    )
+    from hf_captionrl.data.simplifying import exchange_captions
+    from hf_captionrl.data.video import (
+        VIDEO_REMEDIES,
+        VideoError,
+        frames_of,
+        is_video,
+        open_still,
+        sample_frames,
+        verify_video,
+        video_hash,
+    )
+
+__getattr__, __all__ = lazy_names(__name__)

@@ -21,7 +21,7 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import LazyImages, scorer_features
 from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
-from hf_captionrl.data.columns import MappedRows, caption_column, id_column
+from hf_captionrl.data.columns import TEXTS, caption_column, id_column, in_arrow
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.metrics import caption_perplexity, paired_test, self_retrieval
 from hf_captionrl.metrics.bootstrap import signature
@@ -442,7 +442,7 @@ class Evaluator:
         if self.bag_images is not None:
             more = _first(draw_references(caption_column(self.bag_images), self.seed))
         if all(len(group) > 1 for group in drawn):
-            others = MappedRows(drawn, lambda _, group: group[1:])
+            others = in_arrow((group[1:] for group in drawn), TEXTS)
             return self.row("references", captions, others, more_captions=more), captions
         row = self.row("references", captions, more_captions=more)
         for key in ("cider_d", "emscore_references"):
@@ -461,11 +461,11 @@ def preference_parts(dataset: datasets.Dataset) -> dict[str, list[bool]]:
 
 
 def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list[str]]:
-    """The references of each image, a random one first (SMILE, Table 1); computed when they are read."""
+    """The references of each image, a random one first (SMILE, Table 1)."""
     rng = random.Random(seed)
     sizes = map(len, references)
     chosen = np.fromiter((rng.randrange(size) if size else 0 for size in sizes), np.int64, len(references))
-    return MappedRows(references, lambda row, group: _moved_first(group, int(chosen[row])))
+    return in_arrow(map(_moved_first, references, chosen.tolist()), TEXTS)
 
 
 def _moved_first(group: list[str], place: int) -> list[str]:

@@ -246,10 +246,10 @@ def count_copies(image_features: Any) -> int:
 
 def human_captions(evaluator: Evaluator) -> ScoredCaptions | None:
     """One random reference per image, compared with the others (SMILE, Table 1); None if an image has one reference."""
-    from hf_captionrl.data.columns import MappedRows
+    from hf_captionrl.data.columns import TEXTS, in_arrow
     from hf_captionrl.evaluation.evaluator import ScoredCaptions, draw_references
 
     drawn = draw_references(evaluator.references, evaluator.seed)
     if not all(len(group) > 1 for group in drawn):
         return None
-    return ScoredCaptions(REFERENCES, drawn, MappedRows(drawn, lambda _, group: group[1:]), is_human=True)
+    return ScoredCaptions(REFERENCES, drawn, in_arrow((group[1:] for group in drawn), TEXTS), is_human=True)

@@ -244,5 +244,5 @@ def test_collator_with_images_and_with_features():
         CaptionCollator(FakeCaptioner())([cached[0], other[0]])
     with pytest.raises(ValueError, match="neither image nor image_features"):
         CaptionCollator(FakeCaptioner())([{**images[0], "image": None}])
-    with pytest.raises(ValueError, match=r"max_length \(0\)"):
+    with pytest.raises(ValueError, match="max_length"):
         CaptionCollator(FakeCaptioner(), max_length=0)
