@@ -1,5 +1,7 @@
 """Images with captions: load from anywhere, check every row, draw one caption per epoch, collate."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 from hf_captionrl.utils.lazy_import import lazy_names
