@@ -15,11 +15,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +32,9 @@ from hf_captionrl.data.columns import (
     SPLIT_NAMES,
     Source,
     SourceArguments,
+    clean_caption,
     parse_json,
+    read_json_lines,
     read_text,
     to_caption_list,
 )
@@ -55,10 +58,25 @@ def _read_json(path: str | Path, what: str) -> Any:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Use {what}.")
+    return parse_json(read_text(path), str(path))
+
+
+@contextlib.contextmanager
+def _as_published(path: str | Path, what: str) -> Iterator[None]:
+    """Whatever of a file does not have the form that its reader expects becomes one error."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}), so it is not {what}. Download it again.") from None
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} does not have the form of {what} ({type(error).__name__}: {error}). Use the published file."
+        ) from error
+
+
+def _list(value: Any) -> list[Any]:
+    """A list that is not empty; a text or a mapping would be iterated too."""
+    if not isinstance(value, list) or not value:
+        raise TypeError(f"{value!r:.60} is not a list with values")
+    return value
 
 
 def _existing(path: Path, what: str) -> Path:
@@ -123,14 +141,11 @@ def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) ->
     found: dict[int, list[list[str]]] = {}
     for size in sizes:
         path = inside / f"{size}.json"
-        value = _read_json(path, f"a list of bags of {size} COCO ids, as in the release's benchmark/{size}.json")
-        if not isinstance(value, list) or not value or not all(isinstance(bag, list) for bag in value):
-            raise ValueError(f"{path} must hold a list of bags, each a list of COCO ids, such as [[3310, 42, 7]].")
+        what = f"a list of bags of {size} COCO ids, as in the release's benchmark/{size}.json"
         where: dict[str, int] = {}
-        for number, bag in enumerate(value):
-            if not all(isinstance(i, int | str) for i in bag):
-                raise ValueError(f"{path}: bag {number} is {bag!r:.80}; a bag is a list of COCO ids.")
-            ids = [coco_id(i) for i in bag]
+        with _as_published(path, what):
+            found[int(size)] = [[coco_id(i) for i in bag] for bag in _list(_read_json(path, what))]
+        for number, ids in enumerate(found[int(size)]):
             if len(set(ids)) != size or len(ids) != size:
                 raise ValueError(f"{path}: bag {number} holds {ids!r:.80}, which are not {size} different images.")
             for i in ids:
@@ -138,7 +153,6 @@ def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) ->
                     raise ValueError(
                         f"{path}: image {i} is in bags {where[i]} and {number}, but bags must be disjoint."
                     )
-            found.setdefault(int(size), []).append(ids)
     return found
 
 
@@ -189,14 +203,11 @@ def load_hard_pool(path: str | Path) -> list[str]:
             raise ValueError(f"{path} holds no plain array of names ({error}). {remedy}") from None
     else:
         raise ValueError(f"{path} must end in .json, .txt or .npy; pickles are never opened. {remedy}")
-    if not isinstance(names, list) or not names or not all(isinstance(n, str | int) for n in names):
-        raise ValueError(f"{path} must hold a list of names of COCO images. {remedy}")
-    ids = [coco_id(name) for name in names]
-    seen: set[str] = set()
-    for name, i in zip(names, ids, strict=True):
-        if i in seen:
-            raise ValueError(f"{path}: image {name!r} occurs twice, and would be its own distractor. Keep one.")
-        seen.add(i)
+    with _as_published(path, "a list of names of COCO images"):
+        ids = [coco_id(name) for name in _list(names)]
+    if len(set(ids)) < len(ids):
+        twice = Counter(ids).most_common(1)[0][0]
+        raise ValueError(f"{path}: COCO image {twice} occurs twice, and would be its own distractor. Keep one.")
     return ids
 
 
@@ -227,30 +238,27 @@ def load_imagecode(
     """
     if kind not in ("all", "static", "video"):
         raise ValueError(f"kind is {kind!r}. Use 'all', 'static' or 'video'.")
-    value = _read_json(path, "ImageCoDe's valid_data.json")
-    shape = f'{path} must hold {{"SET": {{"POSITION": "DESCRIPTION"}}}} with positions from 0 to 9'
-    if not isinstance(value, dict) or not value:
-        raise ValueError(f"{shape}; it holds a {type(value).__name__}. Use a file with labels.")
+    what = "ImageCoDe's valid_data.json, with labels"
     found = RetrievalSets([], [], [], [], [], [])
-    for name, texts in value.items():
-        video = _STATIC not in name
-        if kind != "all" and video != (kind == "video"):
-            continue
-        if not isinstance(texts, dict) or not texts:
-            raise ValueError(f"{shape}; set {name!r} holds {texts!r:.60}. Use a file with labels.")
-        first = len(found.image_ids)
-        found.image_ids.extend(f"{name}/{i}" for i in range(IMAGECODE_SET_SIZE))
-        if image_root is not None:
-            found.paths.extend(_set_images(Path(image_root), name))
-        for position, text in texts.items():
-            if not (position.isdecimal() and int(position) < IMAGECODE_SET_SIZE):
-                raise ValueError(f"{shape}; set {name!r} has the position {position!r}.")
-            if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"{shape}; position {position} of set {name!r} is described by {text!r:.60}.")
-            found.descriptions.append(text)
-            found.targets.append(first + int(position))
-            found.sets.append(list(range(first, first + IMAGECODE_SET_SIZE)))
-            found.is_video.append(video)
+    with _as_published(path, what):
+        for name, texts in _read_json(path, what).items():
+            video = _STATIC not in name
+            if kind != "all" and video != (kind == "video"):
+                continue
+            first = len(found.image_ids)
+            found.image_ids.extend(f"{name}/{i}" for i in range(IMAGECODE_SET_SIZE))
+            if image_root is not None:
+                found.paths.extend(_set_images(Path(image_root), name))
+            for position, text in texts.items():
+                if position not in map(str, range(IMAGECODE_SET_SIZE)) or not text.strip():
+                    raise ValueError(
+                        f"{path}: set {name!r} has the description {text!r:.60} of position {position!r}; positions are 0 to "
+                        "9. Use a file with labels."
+                    )
+                found.descriptions.append(text)
+                found.targets.append(first + int(position))
+                found.sets.append(list(range(first, first + IMAGECODE_SET_SIZE)))
+                found.is_video.append(video)
     if not found.descriptions:
         raise ValueError(f"{path} has no {kind} sets. Use another kind.")
     return found
@@ -272,13 +280,6 @@ def _set_images(root: Path, name: str) -> list[Path]:
 
 
 # --- nocaps and Concadia ---------------------------------------------------------------------------------------------
-
-
-def _list_of(value: Any, key: str, path: str | Path) -> list[dict[str, Any]]:
-    rows = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} has no list {key!r} of objects. Use the published file.")
-    return rows
 
 
 def _dataset(rows: list[dict[str, Any]], split: str, image_root: str | Path, where: str) -> datasets.Dataset:
@@ -309,33 +310,29 @@ def load_nocaps(
     """
     if domain not in ("all", *NOCAPS_DOMAINS):
         raise ValueError(f"domain is {domain!r}. Use 'all' or one of {NOCAPS_DOMAINS}.")
-    value = _read_json(path, "nocaps_val_4500_captions.json")
-    images, annotations = _list_of(value, "images", path), _list_of(value, "annotations", path)
-    captions: dict[Any, list[Any]] = {}
-    for image in images:
-        image_id = image.get("id")
-        if not isinstance(image_id, int | str) or image_id in captions:
-            raise ValueError(f"{path}: an image has the id {image_id!r}, which is missing or repeated.")
-        if image.get("domain") not in NOCAPS_DOMAINS:
-            raise ValueError(
-                f"{path}: image {image_id!r} has the domain {image.get('domain')!r}, not {NOCAPS_DOMAINS}."
-            )
-        captions[image_id] = []
-    for number, entry in enumerate(annotations):
-        if entry.get("image_id") not in captions:
-            raise ValueError(
-                f"{path}: annotation {number} is of image {entry.get('image_id')!r}, which does not exist."
-            )
-        captions[entry["image_id"]].append(entry.get("caption"))
+    what = "nocaps_val_4500_captions.json"
     rows = []
-    for image in images:
-        if domain not in ("all", image["domain"]):
-            continue
-        texts = [text for text in to_caption_list(captions[image["id"]]) if text]
-        if not texts:
-            raise ValueError(f"{path}: image {image['id']!r} has no caption. The file of the test images has none.")
-        row = {"image": image.get("file_name"), "image_id": str(image["id"]), "captions": texts}
-        rows.append({**row, "domain": image["domain"]})
+    with _as_published(path, what):
+        value = _read_json(path, what)
+        captions: dict[Any, list[Any]] = {image["id"]: [] for image in _list(value["images"])}
+        if len(captions) < len(value["images"]):
+            raise ValueError(f"{path}: images have the same id. Use the published file.")
+        for entry in _list(value["annotations"]):
+            captions[entry["image_id"]].append(entry["caption"])
+        for image in value["images"]:
+            if image["domain"] not in NOCAPS_DOMAINS:
+                raise ValueError(
+                    f"{path}: image {image['id']!r} has the domain {image['domain']!r}, not {NOCAPS_DOMAINS}."
+                )
+            if domain not in ("all", image["domain"]):
+                continue
+            texts = [text for text in to_caption_list(captions[image["id"]]) if text]
+            if not texts:
+                raise ValueError(
+                    f"{path}: image {image['id']!r} has no caption. The file of the test images has none."
+                )
+            row = {"image": image["file_name"], "image_id": str(image["id"]), "captions": texts}
+            rows.append({**row, "domain": image["domain"]})
     if not rows:
         raise ValueError(f"{path} has no images of domain {domain!r}.")
     return _dataset(rows, "validation", image_root, str(path))
@@ -357,26 +354,23 @@ def load_concadia(
     if text not in ("caption", "description"):
         raise ValueError(f"text is {text!r}. Use 'caption' or 'description'.")
 
-    def raw(value: Any) -> str:
-        """`{"raw": text, "tokens": [...]}` as clean text, empty where there is none."""
-        texts = to_caption_list(value if isinstance(value, dict) and "raw" in value else None)
-        return (texts[0] if texts else None) or ""
-
+    what = "Concadia's wiki_split.json"
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
-    for number, image in enumerate(_list_of(_read_json(path, "Concadia's wiki_split.json"), "images", path)):
-        where, name = f"{path}: image {number}", image.get("filename")
-        if image.get("split") not in SPLIT_NAMES:
-            raise ValueError(f"{where} has the split {image.get('split')!r}; known are train, val and test.")
-        if SPLIT_NAMES[image["split"]] != SPLIT_NAMES.get(split, split):
-            continue
-        if str(name) in seen:
-            raise ValueError(f"{where}: {name!r} occurs twice. Keep one.")
-        seen.add(str(name))
-        if not (written := raw(image.get(text))):
-            raise ValueError(f"{where} has no {text}: {image.get(text)!r:.60}. It must be {{'raw': '...'}}.")
-        row = {"image": name, "image_id": name, "captions": [written], "context": raw(image.get("context"))}
-        rows.append(row)
+    with _as_published(path, what):
+        for image in _list(_read_json(path, what)["images"]):
+            name, where = image["filename"], f"{path}: image {image['filename']!r}"
+            if image["split"] not in SPLIT_NAMES:
+                raise ValueError(f"{where} has the split {image['split']!r}; known are train, val and test.")
+            if SPLIT_NAMES[image["split"]] != SPLIT_NAMES.get(split, split):
+                continue
+            if name in seen:
+                raise ValueError(f"{where} occurs twice. Keep one.")
+            seen.add(name)
+            written, context = (clean_caption(image.get(key, {}).get("raw") or "") for key in (text, "context"))
+            if not written:
+                raise ValueError(f"{where} has no {text}: {image.get(text)!r:.60}. It must be {{'raw': '...'}}.")
+            rows.append({"image": name, "image_id": name, "captions": [written], "context": context})
     if not rows:
         raise ValueError(f"{path} has no images of the split {split!r}.")
     return _dataset(rows, SPLIT_NAMES.get(split, split), image_root, str(path))
@@ -403,16 +397,14 @@ def load_winoground(folder: str | Path) -> list[ImagePair]:
     root = root / "data" if (root / "data" / "examples.jsonl").is_file() else root
     path = _existing(root / "examples.jsonl", "Winoground's examples.jsonl")
     found = []
-    for number, line in enumerate(filter(None, path.read_text(encoding="utf-8").split("\n")), 1):
-        row = json.loads(line)
-        keys = ("image_0", "image_1", "caption_0", "caption_1")
-        if missing := [key for key in keys if not isinstance(row.get(key), str)]:
-            raise ValueError(f"{path}, line {number}, lacks {missing}. Use Winoground's examples.jsonl as published.")
-        one, other = (
-            _existing(root / "images" / f"{row[key].removesuffix('.png')}.png", "the images") for key in keys[:2]
-        )
-        captions = (row["caption_0"], row["caption_1"])
-        found.append(ImagePair((one, other), captions, str(row.get("collapsed_tag", ""))))
+    with _as_published(path, "Winoground's examples.jsonl"):
+        for row in read_json_lines(path):
+            one, other = (
+                _existing(root / "images" / f"{row[key].removesuffix('.png')}.png", "the images")
+                for key in ("image_0", "image_1")
+            )
+            captions = (row["caption_0"], row["caption_1"])
+            found.append(ImagePair((one, other), captions, str(row.get("collapsed_tag", ""))))
     return found
 
 
@@ -547,27 +539,20 @@ def _read_msr_vtt(paths: list[Path], root: Path) -> Iterable[Video]:
     split_of: dict[str, str] = {}
     file_of: dict[str, Path] = {}
     for path in paths:
-        content = parse_json(read_text(path), str(path))
-        parts: Any = [content.get(key) for key in ("videos", "sentences")] if isinstance(content, dict) else [None]
-        if not all(
-            isinstance(part, list) and all(isinstance(row, dict) and "video_id" in row for row in part)
-            for part in parts
-        ):
-            raise ValueError(
-                f"{path} has no lists 'videos' and 'sentences' with a video_id per row. Use videodatainfo.json."
-            )
-        for row in parts[0]:
-            name = str(row["video_id"])
-            if name in file_of:
-                raise ValueError(
-                    f"{name} is twice in {path}. Remove one of the two."
-                    if file_of[name] == path
-                    else f"{name} is in {file_of[name]} and in {path}. Use only one of these files as dataset_name."
-                )
-            file_of[name] = path
-            split_of[name] = row.get("split", "train")
-        for row in parts[1]:
-            captions.setdefault(str(row["video_id"]), []).append(row.get("caption"))
+        with _as_published(path, "videodatainfo.json, with the lists 'videos' and 'sentences'"):
+            content = parse_json(read_text(path), str(path))
+            for row in content["videos"]:
+                name = str(row["video_id"])
+                if name in file_of:
+                    raise ValueError(
+                        f"{name} is twice in {path}. Remove one of the two."
+                        if file_of[name] == path
+                        else f"{name} is in {file_of[name]} and in {path}. Use only one of these files as dataset_name."
+                    )
+                file_of[name] = path
+                split_of[name] = row.get("split", "train")
+            for row in content["sentences"]:
+                captions.setdefault(str(row["video_id"]), []).append(row.get("caption"))
     present: dict[str, str] = {}
     for file in sorted(root.rglob("*")):
         if file.suffix.lower() in VIDEO_SUFFIXES | {".gif"} and file.stem in split_of:
