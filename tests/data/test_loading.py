@@ -140,31 +140,41 @@ def test_error_for_missing_columns_names_the_columns_and_the_argument(tmp_path):
         load_captions("imagefolder", data_dir=folder)
 
 
-def test_bad_folders_and_files(tmp_path):
-    with pytest.raises(ValueError, match="Set data_dir"):
-        load_captions("imagefolder")
-    with pytest.raises(FileNotFoundError, match=r"data_dir.*not a folder"):
-        load_captions("imagefolder", data_dir=tmp_path / "nowhere")
+NAMED = '{"file_name": "a.jpg", "captions": ["x"]}\n'
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (None, r"has no metadata.jsonl.*\['a.jpg'\].*\"file_name\""),
+        (NAMED + '{"file_name": "b.j', r"Line 2 of .*metadata.jsonl is not valid JSON"),
+        ("[1]\n", r"Line 1 .* holds a list"),
+        ("\n", "holds no rows"),
+        (b'{"file_name": "\xff"}', "is not UTF-8"),
+    ],
+)
+def test_bad_folders_are_refused(tmp_path, metadata, message):
     (tmp_path / "a.jpg").touch()
-    with pytest.raises(ValueError, match=r"has no metadata.jsonl.*\['a.jpg'\].*\"file_name\""):
+    if metadata is not None:
+        (tmp_path / "metadata.jsonl").write_bytes(metadata if isinstance(metadata, bytes) else metadata.encode())
+    with pytest.raises(ValueError, match=message):
         load_captions("imagefolder", data_dir=tmp_path)
-    metadata = tmp_path / "metadata.jsonl"
-    metadata.write_text('{"file_name": "a.jpg", "captions": ["x"]}\n{"file_name": "b.j')
-    with pytest.raises(ValueError, match=r"Line 2 of .*metadata.jsonl is not valid JSON"):
-        load_captions("imagefolder", data_dir=tmp_path)
-    metadata.write_text("[1]\n")
-    with pytest.raises(ValueError, match=r"Line 1 .* holds a list"):
-        load_captions("imagefolder", data_dir=tmp_path)
-    metadata.write_text("\n")
-    with pytest.raises(ValueError, match="holds no rows"):
-        load_captions("imagefolder", data_dir=tmp_path)
-    metadata.write_bytes(b'{"file_name": "\xff"}')
-    with pytest.raises(ValueError, match="is not UTF-8"):
-        load_captions("imagefolder", data_dir=tmp_path)
-    with pytest.raises(FileNotFoundError, match="image_root"):
-        load_captions("imagefolder", data_dir=tmp_path, image_root=tmp_path / "no")
-    with pytest.raises(FileNotFoundError, match="not a file"):
-        load_captions(str(tmp_path / "gone.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("imagefolder", {}, "data_dir"),
+        ("imagefolder", {"data_dir": "nowhere"}, "data_dir"),
+        ("imagefolder", {"data_dir": ".", "image_root": "nowhere"}, "image_root"),
+        ("gone.parquet", {}, "not a file"),
+        ("nocaps", {}, "data_dir"),
+    ],
+)
+def test_places_that_do_not_exist_are_refused(tmp_path, monkeypatch, name, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_captions(name, **arguments)
 
 
 # --- Karpathy ---
@@ -215,29 +225,26 @@ def test_karpathy_without_filepath_and_cocoid_as_flickr30k(tmp_path):
     assert pixels(ds, 1) == of_png(7)
 
 
-def test_karpathy_refusals(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (karpathy(n1={"split": "holdout"}), r"splits \['holdout'\]"),
+        ({"images": [{"file_name": "a.jpg", "id": 1}], "annotations": []}, "no entry of `images` has `sentences`"),
+        ({"info": {}, "data": []}, r"keys \['data', 'info'\]"),
+        ("{broken", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[1, 2]", "list of objects"),
+    ],
+    ids=range(6),
+)
+def test_other_json_is_refused(tmp_path, content, message):
     path = tmp_path / "d.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        load_captions(str(path), image_root=tmp_path)
     path.write_text(json.dumps(karpathy()))
     with pytest.raises(ValueError, match="Set image_root"):
         load_captions(str(path))
-    path.write_text(json.dumps(karpathy(n1={"split": "holdout"})))
-    with pytest.raises(ValueError, match=r"splits \['holdout'\]"):
-        load_captions(str(path), image_root=tmp_path)
-    path.write_text(json.dumps({"images": [{"file_name": "a.jpg", "id": 1}], "annotations": []}))
-    with pytest.raises(ValueError, match="no entry of `images` has `sentences`"):
-        load_captions(str(path), image_root=tmp_path)
-    path.write_text(json.dumps({"info": {}, "data": []}))
-    with pytest.raises(ValueError, match=r"keys \['data', 'info'\]"):
-        load_captions(str(path), image_root=tmp_path)
-    path.write_text("{broken")
-    with pytest.raises(ValueError, match="not valid JSON"):
-        load_captions(str(path), image_root=tmp_path)
-    path.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="not valid JSON"):
-        load_captions(str(path), image_root=tmp_path)
-    path.write_text("[1, 2]")
-    with pytest.raises(ValueError, match="list of objects"):
-        load_captions(str(path), image_root=tmp_path)
 
 
 # --- tables ---
