@@ -58,7 +58,10 @@ def _read_json(path: str | Path, what: str) -> Any:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Use {what}.")
-    return parse_json(read_text(path), str(path))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}), so it is not {what}. Download it again.") from None
 
 
 @contextlib.contextmanager
@@ -100,7 +103,7 @@ def read_published(name: str, arguments: SourceArguments) -> Source:
             splits[domain.replace("-", "_")] = rows
     elif name == "concadia":
         for split in ("train", "validation", "test"):
-            text = "caption" if column == "captions" else column
+            text: Any = "caption" if column == "captions" else column
             rows = load_concadia(folder / "wiki_split.json", root, split=split, text=text)
             splits[split] = rows if column == "captions" else rows.rename_column("captions", column)
     else:

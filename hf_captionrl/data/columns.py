@@ -520,8 +520,8 @@ def to_caption_columns(
     caption per row) are joined; the same id for two images is an error.
     """
     where = f"{where}, split {split!r}"
-    is_table = isinstance(rows, datasets.Dataset)
-    names = rows.column_names if is_table else list(dict.fromkeys(chain.from_iterable(rows)))
+    listed = rows if isinstance(rows, list) else None
+    names = rows.column_names if listed is None else list(dict.fromkeys(chain.from_iterable(listed)))
     image = pick_column(names, arguments.image_column, "image_column", where)
     captions: str | None
     if arguments.require_captions or arguments.caption_column != "captions" or "captions" in names:
@@ -534,7 +534,8 @@ def to_caption_columns(
         pick_column(names, ids, "image_id_column", where)
     elif "image_id" in names:
         ids = "image_id"
-    ds = (rows if is_table else _table_of(rows, image, captions)).with_format(None)
+    ds: Any = rows if listed is None else _table_of(listed, image, captions)
+    ds = ds.with_format(None)
     uses = [image, captions, ids]
 
     # A column in its final form, without another use, stays where it is, perhaps on disk.
