@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import logging
 import re
 from collections import Counter

@@ -520,8 +520,7 @@ def to_caption_columns(
     caption per row) are joined; the same id for two images is an error.
     """
     where = f"{where}, split {split!r}"
-    listed = rows if isinstance(rows, list) else None
-    names = rows.column_names if listed is None else list(dict.fromkeys(chain.from_iterable(listed)))
+    names = list(dict.fromkeys(chain.from_iterable(rows))) if isinstance(rows, list) else rows.column_names
     image = pick_column(names, arguments.image_column, "image_column", where)
     captions: str | None
     if arguments.require_captions or arguments.caption_column != "captions" or "captions" in names:
@@ -534,8 +533,7 @@ def to_caption_columns(
         pick_column(names, ids, "image_id_column", where)
     elif "image_id" in names:
         ids = "image_id"
-    ds: Any = rows if listed is None else _table_of(listed, image, captions)
-    ds = ds.with_format(None)
+    ds = _table_of(rows, image, captions) if isinstance(rows, list) else rows.with_format(None)
     uses = [image, captions, ids]
 
     # A column in its final form, without another use, stays where it is, perhaps on disk.
