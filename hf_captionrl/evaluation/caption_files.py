@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from hf_captionrl.data.columns import ChunkView, arrow_column
+from hf_captionrl.data.columns import TEXTS, in_arrow
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 from hf_captionrl.utils.io import LineFile, to_plain
 from hf_captionrl.utils.parts import MANIFEST, read_shards
@@ -50,7 +48,7 @@ class CaptionFile:
                 "the file, or compare fewer images with --max_images."
             )
         try:
-            return ChunkView(arrow_column((self.captions[i] for i in image_ids), pa.list_(pa.string())))
+            return in_arrow((self.captions[i] for i in image_ids), TEXTS)
         except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
             return [self.captions[i] for i in image_ids]
 

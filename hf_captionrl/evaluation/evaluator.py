@@ -21,7 +21,7 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import LazyImages, scorer_features
 from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
-from hf_captionrl.data.columns import MappedRows, caption_column, id_column
+from hf_captionrl.data.columns import TEXTS, caption_column, id_column, in_arrow
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.metrics import caption_perplexity, paired_test, self_retrieval
 from hf_captionrl.metrics.bootstrap import signature
@@ -394,16 +394,15 @@ def _numbers(row: SuiteRow, *keys: str) -> dict[str, Any]:
 
 
 def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list[str]]:
-    """The references of each image, a random one first (SMILE, Table 1); computed when they are read."""
+    """The references of each image, a random one first (SMILE, Table 1)."""
     rng = random.Random(seed)
     sizes = map(len, references)
     chosen = np.fromiter((rng.randrange(size) if size else 0 for size in sizes), np.int64, len(references))
 
-    def moved_first(row: int, group: list[str]) -> list[str]:
-        place = int(chosen[row])
+    def moved_first(group: list[str], place: int) -> list[str]:
         return group[place : place + 1] + group[:place] + group[place + 1 :]
 
-    return MappedRows(references, moved_first)
+    return in_arrow(map(moved_first, references, chosen.tolist()), TEXTS)
 
 
 def _first(drawn: Sequence[list[str]]) -> list[str]:
@@ -413,7 +412,7 @@ def _first(drawn: Sequence[list[str]]) -> list[str]:
 
 def _others(drawn: Sequence[list[str]]) -> Sequence[list[str]]:
     """The references of each image after the first."""
-    return MappedRows(drawn, lambda _, group: group[1:])
+    return in_arrow((group[1:] for group in drawn), TEXTS)
 
 
 def _text_features(scorer: Scorer, captions: Sequence[str], prefix: str = "") -> torch.Tensor:
