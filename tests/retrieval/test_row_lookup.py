@@ -1,5 +1,6 @@
 """Rows by id, against a dictionary; also with equal hashes of different ids."""
 
+import hashlib
 import random
 
 import datasets
@@ -7,9 +8,8 @@ import numpy as np
 import pytest
 
 from hf_captionrl.data.columns import id_column
-from hf_captionrl.retrieval import feature_cache as hash_index
 from hf_captionrl.retrieval import feature_cache as row_lookup
-from hf_captionrl.retrieval.feature_cache import HashIndex, RowLookup, key_digest, key_digests, key_hashes
+from hf_captionrl.retrieval.feature_cache import RowLookup, key_digests, key_hashes
 
 
 @pytest.fixture(params=["64 bits", "2 bits", "no bits"])
@@ -68,25 +68,15 @@ def test_few_ids(hashes, ids):
 def test_many_names_are_looked_up_in_parts(monkeypatch):
     ids = names(500, 200)
     whole = RowLookup(ids).rows(ids).tolist()
-    for module in (row_lookup, hash_index):
-        monkeypatch.setattr(module, "_AT_ONCE", 7)
+    monkeypatch.setattr(row_lookup, "_AT_ONCE", 7)
     lookup = RowLookup(ids)
     assert lookup.rows(ids).tolist() == whole == first_rows(ids)
     assert lookup.first_rows().tolist() == whole
 
 
-def test_index_finds_the_first_row_that_the_caller_accepts():
-    index = HashIndex(np.array([5, 7, 5, 5], np.uint64))
-    asked = np.array([5, 5, 7, 6], np.uint64)
-    wanted = np.array([2, 9, 1, 0])  # row that is the same, for each that is asked
-
-    def is_same(positions, rows):
-        return wanted[positions] == rows
-
-    assert index.find(asked, is_same).tolist() == [2, -1, 1, -1]
-
-
-def test_digests_of_many_keys_are_those_of_each():
+def test_digests_of_many_keys_are_those_of_each(monkeypatch):
     keys = [f"key {i}" for i in range(10)]
-    assert [row.tobytes() for row in key_digests(keys)] == [key_digest(key) for key in keys]
-    assert [row.tobytes() for row in key_hashes(keys)] == [key_digest(key)[:8] for key in keys]
+    each = [hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys]
+    monkeypatch.setattr(row_lookup, "_AT_ONCE", 3)
+    assert key_digests(keys).tobytes() == b"".join(each)
+    assert key_hashes(keys).tobytes() == b"".join(digest[:8] for digest in each)
