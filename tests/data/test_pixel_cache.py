@@ -1,6 +1,5 @@
 """Prepared pixels on disk: exact or as JPEGs, never decoded twice."""
 
-import functools
 import pickle
 
 import datasets
@@ -14,7 +13,6 @@ from hf_captionrl.captioners.captioner import PreparedPixels
 from hf_captionrl.data import CaptionCollator, CaptionDataset, DecodedPixels, ImageError, cached_pixels, open_image
 from hf_captionrl.data import features as pixel_cache
 from hf_captionrl.data.video import VIDEO_FRAMES
-from hf_captionrl.retrieval import FeatureCache
 from tests.data.photos import embedded, png
 from tests.data.sample_photo import photographs
 from tests.tolerances import within
@@ -92,39 +90,6 @@ def test_another_processor_has_other_rows(tmp_path, blip):
     prepared = PreparedPixels(slow, lambda images: slow(images=images, return_tensors="pt")["pixel_values"])
     # The settings are equal, and Pillow rounds differently.
     assert prepared.signature != blip.signature
-
-
-def flip(folder, form, place):
-    """Change a bit at a place, a fraction, of the rows."""
-    path = next(folder.glob(f"pixels_{form}-*/data.bin"))
-    raw = bytearray(path.read_bytes())
-    raw[int(len(raw) * place)] ^= 0x10
-    path.write_bytes(raw)
-
-
-@pytest.mark.parametrize("form", ["uint8", "jpeg"])
-def test_a_damaged_row_is_prepared_again(tmp_path, blip, form):
-    dataset = embedded(3)
-    found = cached_pixels(dataset, blip, form=form, directory=tmp_path, progress=False)
-    expected = [found[i] for i in range(3)]
-    flip(tmp_path, form, 0.4)
-    with pytest.warns(UserWarning, match=r"1 of 3 cached features .* damaged"):
-        again = cached_pixels(dataset, blip, form=form, directory=tmp_path, progress=False)
-    assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
-
-
-@pytest.mark.parametrize("form", ["uint8", "jpeg"])
-def test_a_cache_that_is_too_large_to_be_verified_first_is_verified_row_by_row(tmp_path, monkeypatch, blip, form):
-    monkeypatch.setattr(pixel_cache, "FeatureCache", functools.partial(FeatureCache, verify_bytes=0))
-    dataset = embedded(3)
-    expected = [*cached_pixels(dataset, blip, form=form, directory=tmp_path, progress=False)]
-    flip(tmp_path, form, 0.4)
-    found = cached_pixels(dataset, blip, form=form, directory=tmp_path, progress=False)
-    assert torch.equal(found[0], expected[0])
-    with pytest.raises(OSError, match=r"\(row 1\) are damaged .* Run again to compute them"):
-        found[1]
-    again = cached_pixels(dataset, blip, form=form, directory=tmp_path, progress=False)
-    assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
 
 
 def test_videos_and_unknown_forms_are_refused(tmp_path, blip):
