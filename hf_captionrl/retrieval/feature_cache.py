@@ -192,7 +192,7 @@ class RowLookup(Set[str]):
 # Every write is a transaction of the index, which ends after the rows are on the disk. A killed writer leaves at most bytes
 # behind the last row, which the next writer overwrites. Rows that have a key are never overwritten: a new index names a new
 # file. If the file of rows lacks some, the index is not used, and the next writer starts again.
-# An SQLite table with one record per key would need no memory, but takes 4 times as long to write and 10 times as long to
+# An SQLite table with one record per key needs no memory, but takes 8 times as long to write and 6 times as long to
 # look up (docs/results/feature_store.json).
 
 _TABLES = (
