@@ -20,7 +20,7 @@ from hf_captionrl.retrieval.bags import (
     training_bags,
 )
 from hf_captionrl.retrieval.neighbours import nearest_neighbours
-from tests.retrieval.clusters import clustered, cosine, plain_neighbours
+from tests.retrieval.test_neighbours import clustered, cosine, plain_neighbours
 from tests.tolerances import close
 
 SIGNATURE = "clip@0123456789ab|float32|text:77"
@@ -217,10 +217,10 @@ def test_bags_of_another_model_or_data_set_raise(tmp_path, bag_file, name):
 @pytest.mark.parametrize(
     ("bags", "kind", "message"),
     [
-        ([["a", "a"]], "candidates", "contains image 'a' twice"),
+        ([["a", "a"]], "candidates", "each once"),
         ([["a", "b"], ["c", "a"]], "truematch", "'a' is in bags 0 and 1, both of size 2"),
         ([["a"]], "training", "at least 2"),
-        ([], "training", "has no bags"),
+        ([], "training", "has 0 bags"),
     ],
 )
 def test_repeated_ids_raise_when_writing_and_reading(tmp_path, bags, kind, message):
@@ -291,7 +291,7 @@ def test_neighbours_of_another_model_or_data_set_raise(tmp_path, neighbour_file)
         ValueError, match=r"30 images, but the data set has 29 images: image 'image 29' is not in the data set"
     ):
         load_neighbours(path, image_ids=neighbour_file.image_ids[:-1])
-    with pytest.raises(ValueError, match="some images are not in the file"):
+    with pytest.raises(ValueError, match="some are missing"):
         load_neighbours(path, image_ids=[*neighbour_file.image_ids, "new"])
     with pytest.raises(ValueError, match=r"Use \.safetensors"):
         save_neighbours(tmp_path / "n.npy", neighbour_file)
