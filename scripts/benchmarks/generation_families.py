@@ -17,8 +17,8 @@ from scripts.benchmarks.generation import ending_at, planned_lengths
 from scripts.benchmarks.shapes_file import measure_each
 from scripts.benchmarks.spread import summary, to_cell
 from tests.tiny import FAMILIES, tiny_images, tiny_model
-from tests.tiny_chat import CHAT_TYPES, tiny_chat
-from tests.tiny_families import FAMILY_NAMES, tiny_family
+from tests.tiny.chat import CHAT_TYPES, tiny_chat
+from tests.tiny.families import FAMILY_NAMES, tiny_family
 
 ALL = (*FAMILIES, *FAMILY_NAMES, *CHAT_TYPES)
 KINDS = {"COCO": (12.0, 2.6), "12 tokens": (12.0, 0.0)}

@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from hf_captionrl.captioners.captioner import Encoding
+from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import DecodedPixels, cached_pixels, open_image
 from hf_captionrl.data.columns import undecoded
 from scripts.benchmarks.shapes_file import measure_each
@@ -34,7 +34,7 @@ PATHS = {
 _BATCH = 16
 
 
-class ImageInputs(Encoding):
+class ImageInputs(Captioner):
     """The part of a captioner that reads images."""
 
     max_text_tokens = 0

@@ -12,7 +12,7 @@ from peft import LoraConfig
 from safetensors import safe_open
 
 from hf_captionrl import SmileConfig, SmileTrainer, load_scenes
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 
 BASE = "chat-model"
 

@@ -12,8 +12,8 @@ from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
 from tests.tiny import tiny_captioner, tiny_images
-from tests.tiny_chat import tiny_chat
-from tests.tiny_families import tiny_family
+from tests.tiny.chat import tiny_chat
+from tests.tiny.families import tiny_family
 
 IMAGES = tiny_images(2, size=24)
 
@@ -126,7 +126,7 @@ def test_no_safetensors_and_no_generation_config(tmp_path):
     for name in ("model.safetensors", "generation_config.json", "captioner.json"):
         (old / name).unlink()
     in_files_of_their_own(old)
-    with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\.bin\..*Use `captionrl convert \S+old OUT`"):
+    with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\.bin.*Use `captionrl convert \S+old OUT`"):
         load_captioner(old)
     convert(old, tmp_path / "new")
     assert captions(load_captioner(tmp_path / "new")) == captions(captioner)
