@@ -6,8 +6,8 @@ _TEXT = "Tests of text, files and pages."
 _WHOLE = "Whole programs in separate processes; their computations are tested in the folders that are run."
 LEFT_OUT: dict[str, str] = {
     "tests/boosting": "Tests of prompts, journals and answers of servers.",
-    "tests/captioners/test_captioner_loading.py": "Tests of the class that is chosen for a folder.",
-    "tests/captioners/test_blip2.py": "The same checks as in tests/captioners/test_families.py, with larger models.",
+    "tests/captioners/test_loading.py": "Tests of the class that is chosen for a folder.",
+    "tests/captioners/test_own_processors.py": "The same checks as in tests/captioners/test_families.py, with larger models.",
     "tests/captioners/test_distributed.py": "Sums over processes, which tests/invariance also compares.",
     "tests/cli": _WHOLE,
     "tests/data": "Files, rows, images and sampling, which use integers only.",

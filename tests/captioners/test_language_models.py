@@ -14,7 +14,7 @@ from jinja2.exceptions import TemplateError
 from PIL import Image
 from transformers import BatchFeature
 
-from hf_captionrl.apps.boosting import SceneWriter, blend_prompt, boost_shard, visual_prompt
+from hf_captionrl.apps.boosting import blend_prompt, visual_prompt
 from hf_captionrl.apps.boosting.prompts import VISUAL_PROMPT, answer_fault, clean_answer
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.language_models import (
@@ -206,12 +206,6 @@ def test_captioner_backend_equals_the_captioner():
     assert dict(short.complete(looking()[:1]))[0] == Truncated(" ".join(expected[0].split()[:2]))
 
 
-def test_captioner_backend_in_boosting(tmp_path):
-    vision = CaptionerBackend("scenes:blip-mle", device="cpu")
-    report = boost_shard(scenes(), tmp_path, text=SceneWriter(), vision=vision)
-    assert report.done == 12
-
-
 def retrained(folder, name="scenes:blip-mle", weight=None):
     """A copy of a shipped model; one value of `weight` is modified in place."""
     if not folder.exists():
@@ -224,25 +218,6 @@ def retrained(folder, name="scenes:blip-mle", weight=None):
         state[weight].view(-1)[0] += 0.5
         save_file(state, path, metadata={"format": "pt"})
     return str(folder)
-
-
-def test_captioner_trained_further_is_asked_again(tmp_path):
-    rows = scenes()
-
-    def boosted():
-        vision = CaptionerBackend(retrained(tmp_path / "model"), device="cpu", max_new_tokens=20)
-        report = boost_shard(rows, tmp_path / "out", text=SceneWriter(), vision=vision, rows_at_once=4)
-        return report, vision.revision
-
-    first, before = boosted()
-    again, same = boosted()
-    assert (first.resumed, again.resumed, again.asked) == (0, 12, 0)
-    assert same == before
-    assert len(before.partition(";")[0]) == 12  # a hash, because there is no commit
-    retrained(tmp_path / "model", weight="text_decoder.cls.predictions.bias")
-    report, after = boosted()
-    assert after != before
-    assert (report.resumed, report.asked >= 12) == (0, True)
 
 
 def test_revision_covers_adapter_weights_and_prompt(tmp_path):
