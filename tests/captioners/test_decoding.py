@@ -348,14 +348,6 @@ def test_sampled_captions_follow_the_exact_probabilities(language, settings):
     assert excess(language.sampled(0, NUMBER, temperature=1.15 * language.temperature), language.probabilities(0)) > 1
 
 
-def test_transformers_samples_the_same_distribution(language, monkeypatch):
-    ours = language.sampled(0, NUMBER)
-    monkeypatch.setattr(generation.DecodingLoop, "__call__", refuse)
-    theirs = language.sampled(0, NUMBER // 4)
-    assert excess(theirs, language.probabilities(0)) < 1
-    assert ours.tolist() != theirs.tolist()
-
-
 def test_the_bound_notices_draws_whose_numbers_are_not_uniform(language, monkeypatch):
     before = decoding.draw_tokens
     monkeypatch.setattr(decoding, "draw_tokens", lambda scores, uniforms: before(scores, uniforms**1.1))

@@ -11,6 +11,7 @@ from transformers import AutoProcessor
 from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tiny.chat import tiny_chat
 from tests.tiny.families import tiny_family
@@ -109,8 +110,6 @@ def test_no_architectures(tmp_path):
     captioner.save_pretrained(tmp_path / "blip")
     edit(tmp_path / "blip", "config.json", architectures=None)
     assert captions(load_captioner(tmp_path / "blip")) == captions(captioner)
-    from hf_captionrl.utils.model_files import model_path
-
     clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
     expected = load_scorer(clip).text_features(["a pig"])
     edit(clip, "config.json", architectures=None)
@@ -186,8 +185,6 @@ def test_missing_image_processor_raises(tmp_path):
 
 
 def test_scorer_without_a_tokenizer_raises(tmp_path):
-    from hf_captionrl.utils.model_files import model_path
-
     clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"):
         (clip / name).unlink(missing_ok=True)
