@@ -11,7 +11,7 @@ from hf_captionrl.cli.main import main
 from hf_captionrl.cli.train import METHODS, _with_config
 from hf_captionrl.scenes import load_scenes
 from tests.test_docs import blocks
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 
 README = Path(__file__).parents[1] / "README.md"
 BLIP, CLIP, SMOL = (

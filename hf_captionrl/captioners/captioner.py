@@ -1,23 +1,24 @@
 """The common interface of all captioners: encode, score, generate, adapt, save.
 
-Legend: B images or captions, N = B * captions per image, T tokens, V vocabulary, D features, M image tokens.
+Legend: B images or captions, N = B * captions per image, P tokens of start and prompt, T tokens, V vocabulary, D features,
+M image tokens, H x W the input size of the vision tower.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
-import inspect
 import json
 import logging
 import os
 import re
 import types
-from abc import ABC, abstractmethod
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import PIL
@@ -27,7 +28,6 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
-from hf_captionrl.captioners.adapters import Adapting
 from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError, check_compiler
 from hf_captionrl.captioners.head_tap import (
     LogProbsObjective,
@@ -42,8 +42,14 @@ from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.model_files import find_file, read_object, shown
 
-# --- Converts captions to token ids with prompt and labels -----------------------------------------------------------
-# Legend: B captions, T tokens.
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftConfig
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+Tune = Literal["language", "vision", "both"]
+
+# --- Captions to token ids with prompt and labels --------------------------------------------------------------------
 
 
 def start_token_settings(processor: Any, chat: str) -> dict[str, Any]:
@@ -80,39 +86,6 @@ def _caption_token_ids(tokenizer: Any, prompt: str, captions: Sequence[str], lea
     return rows
 
 
-def encode(
-    tokenizer: Any,
-    captions: Sequence[str],
-    *,
-    prompt: str,
-    lead: str = "",
-    start_id: int,
-    forced_ids: Sequence[int] = (),
-    end_id: int,
-    pad_id: int,
-    max_length: int,
-) -> dict[str, Tensor]:
-    """`input_ids`, `attention_mask` and `labels` `(B, T)` of `[start] prompt caption [end]`, padded on the right.
-
-    Supervised are the caption and its end token.
-    """
-    if not captions:
-        raise ValueError("There are no captions to encode. Pass at least one caption per image.")
-    for row, caption in enumerate(captions):
-        if not isinstance(caption, str):
-            raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")
-        if not caption.strip():
-            raise ValueError(f"Caption {row} ({caption!r}) is empty. Remove it; check_captions finds such rows.")
-    before = [start_id, *forced_ids, *prompt_token_ids(tokenizer, prompt)]
-    if len(before) >= max_length:
-        raise ValueError(
-            f"The prompt {prompt!r} takes {len(before)} tokens with the start token, which leaves no tokens for the "
-            f"caption within max_length ({max_length}). Raise max_length or shorten the prompt."
-        )
-    rows = [(before + ids + [end_id])[:max_length] for ids in _caption_token_ids(tokenizer, prompt, captions, lead)]
-    return pad_rows(rows, ignored=len(before), pad_id=pad_id)
-
-
 def pad_rows(rows: Sequence[Sequence[int]], *, ignored: int, pad_id: int) -> dict[str, Tensor]:
     """`input_ids`, `attention_mask`, `labels` `(B, T)`, padded on the right; `ignored` leading ids are not supervised."""
     shape = (len(rows), max(len(row) for row in rows))
@@ -137,7 +110,6 @@ def completion_mask(ids: Tensor, *, end_ids: Sequence[int], pad_id: int) -> tupl
 
 
 # --- An image processor in two parts: images to 8-bit pixels, and pixels to inputs of the vision tower ---------------
-# Legend: B images, H x W the input size of the vision tower.
 
 _ONLY_RESIZED: dict[str, Any] = {"do_rescale": False, "do_normalize": False}
 _ONLY_SCALED: dict[str, Any] = {
@@ -156,12 +128,8 @@ def processor_settings(image_processor: Any) -> str:
 class PreparedPixels:
     """The two parts of a captioner's image processor.
 
-    The two parts are compared with the captioner's own `pixel_values` of noise images. If the results are not bit-identical,
-    a ValueError states the reason.
-
-    Args:
-        processor: The image processor.
-        encode: From images to the captioner's `pixel_values`.
+    They are compared with `encode`, the captioner's own `pixel_values`, on noise images. If the results are not
+    bit-identical, a ValueError states the reason.
     """
 
     def __init__(self, processor: Any, encode: Callable[[Sequence[Image.Image]], Tensor]) -> None:
@@ -198,9 +166,8 @@ class PreparedPixels:
         """`(3, H, W)` uint8: the image as the vision tower reads it, before it is rescaled and normalised."""
         found = self.processor(images=[image], **_ONLY_RESIZED, return_tensors="pt")["pixel_values"]
         pixels = found.to(torch.uint8).flatten(0, -4).squeeze(0)
-        if (
-            found.dtype != torch.uint8 and not (pixels == found).all()
-        ):  # processors that pad return whole numbers as floats
+        # Processors that pad return whole numbers as floats.
+        if found.dtype != torch.uint8 and not (pixels == found).all():
             raise self._refusal("does more with pixels than resize and crop them")
         return pixels
 
@@ -225,128 +192,12 @@ def _fused_normalisation(processor: Any) -> tuple[Tensor, Tensor] | None:
     return mean, std
 
 
-# --- Checks that model and processor match ---------------------------------------------------------------------------
-# They cannot detect a processor that differs only in its vocabulary or colour normalisation.
-
-logger = logging.getLogger(__name__)
-
-FIXED_SIZE = frozenset(
-    {
-        "blip_vision_model",
-        "git_vision_model",
-        "clip_vision_model",
-        "siglip_vision_model",
-        "blip_2_vision_model",
-        "instructblip_vision_model",
-        "kosmos_2_vision_model",
-        "vit",
-        "deit",
-    }
-)
-"""Vision towers that accept one image size only; others interpolate their positions, or have none."""
-PIXEL_AXES = {"idefics3": 5, "smolvlm": 5, "llava_onevision": 5}
-"""Axes of `pixel_values` of models with tiles: images, tiles, channels, H, W."""
-
-
-def check_special_tokens(tokenizer: Any, model: Any, start: int, end: int | None, *, refuse: bool = False) -> None:
-    """Raise if the tokenizer lacks the end token; warn, or raise if `refuse`, if start or end token is an ordinary word."""
-    name, special = type(model).__name__, {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    if end is not None and end >= len(tokenizer) and end not in special:
-        raise ValueError(
-            f"The end token of {name} has the id {end}, but the tokenizer has only {len(tokenizer)} tokens. Pass the "
-            "processor of the model."
-        )
-    for what, token in (("start", start), ("end", end)):
-        if token is None or token >= len(tokenizer) or token in special:
-            continue
-        word = tokenizer.convert_ids_to_tokens(token)
-        if re.fullmatch(r"\[.+\]|<.+>", str(word)):  # a special token that the tokenizer does not list as one
-            continue
-        if refuse:
-            raise ValueError(
-                f"The {what} token of {name} (id {token}) is the word {word!r} in the tokenizer. Pass the processor of "
-                "the model, or correct the id in model.config."
-            )
-        logger.warning(
-            "The %s token of %s (id %d) is the word %r in the tokenizer. Check that this is the processor of the model.",
-            what,
-            name,
-            token,
-            word,
-        )
-
-
-def check_image_size(tower: Any, pixels_of: Callable[[Image.Image], Tensor | None], model: Any) -> None:
-    """Raise if the image processor's output size is not the input size of the vision tower."""
-    config = getattr(getattr(tower, "encoder", tower), "config", getattr(tower, "config", None))  # ClipCap's wraps one
-    if config is None or config.model_type not in FIXED_SIZE:
-        return
-    size = config.image_size
-    expected = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
-    pixels = pixels_of(blank_image())
-    if pixels is None:
-        raise ValueError(
-            f"The image processor returns no pixel_values, which {type(model).__name__} needs. Pass the processor of the "
-            "model."
-        )
-    found = tuple(pixels.shape[-2:])
-    if found != expected:
-        raise ValueError(
-            f"The image processor returns {' x '.join(map(str, found))} pixels, but the vision tower of "
-            f"{type(model).__name__} expects {' x '.join(map(str, expected))}. Pass the processor of the model, or set "
-            "size (and crop_size) of the image processor."
-        )
-
-
 def blank_image() -> Image.Image:
     """A small image, to inspect the output of a processor."""
     return Image.new("RGB", (32, 32))
 
 
-def check_chat_processor(processor: Any, model: Any, image_token_id: int, kind: str | None = None) -> None:
-    """Raise if the processor does not produce the image tokens that the model expects."""
-    name, own = type(model).__name__, type(processor).__name__
-    token = getattr(processor, "image_token", None)  # a string, or an AddedToken
-    if not callable(processor) or token is None:
-        raise ValueError(
-            f"The {own} does not process images and text with image tokens together, which {name} needs. Pass the "
-            "processor of the model, for instance from AutoProcessor.from_pretrained."
-        )
-    if kind is not None and kind not in (base.__name__ for base in type(processor).__mro__):
-        raise ValueError(f"{name} needs a {kind}, not a {own}. Pass the processor of the model.")
-    tokenizer = processor.tokenizer
-    known = tokenizer.convert_tokens_to_ids(str(token))
-    # Gemma 3's image_token is a placeholder of the template, which the processor replaces with the tokenizer's token.
-    if image_token_id not in (known, getattr(tokenizer, "image_token_id", None)):
-        raise ValueError(
-            f"The token {token} has the id {known} in the tokenizer and {image_token_id} in the configuration of this {name}. "
-            "Pass the processor of the model."
-        )
-
-
-def check_chat_row(row: dict[str, Any], model: Any, processor: Any) -> None:
-    """Raise if the image outputs of the processor are not the inputs of the model."""
-    name, own = type(model).__name__, type(processor).__name__
-    axes, expected = row["pixel_values"].dim(), PIXEL_AXES.get(model.config.model_type)
-    if expected is not None and axes != expected:
-        raise ValueError(
-            f"The pixel_values of the {own} have {axes} axes, but {name} expects {expected}. Pass the processor of the "
-            "model."
-        )
-    accepted = inspect.signature(model.model.get_image_features).parameters
-    for side in ("image_grid_thw", "image_sizes"):
-        grid = side == "image_grid_thw"
-        needed = side in accepted and (grid or accepted[side].default is inspect.Parameter.empty)
-        if (needed and side not in row) or (grid and not needed and side in row):
-            raise ValueError(
-                f"The {own} returns {'' if side in row else 'no '}{side}, which {name} "
-                f"{'needs' if needed else 'does not accept'}. Pass the processor of the model."
-            )
-
-
-# --- Calls methods other than `forward` on a model that FSDP2 shards -------------------------------------------------
-
-Result = TypeVar("Result")
+# --- Models that FSDP2 shards ----------------------------------------------------------------------------------------
 
 
 def is_sharded(model: Any) -> bool:
@@ -358,7 +209,7 @@ def is_sharded(model: Any) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def with_gathered_weights(model: Any, function: Callable[[], Result]) -> Result:
+def _with_gathered_weights(model: Any, function: Callable[[], Result]) -> Result:
     """Call a function as if it were the model's forward, so that FSDP2 gathers the outermost weights for it.
 
     Generation and image encoding call submodules directly, while FSDP2 gathers these weights in forward only.
@@ -375,29 +226,22 @@ def with_gathered_weights(model: Any, function: Callable[[], Result]) -> Result:
         del model.call_gathered
 
 
-# --- Saves a captioner: model or adapter, processor and prompt in one folder -----------------------------------------
+# --- Settings that are saved beside model and processor --------------------------------------------------------------
 
 SETTINGS_FILE = "captioner.json"
 """File of the settings that belong to neither model nor processor: family, prompt, frame pooling."""
-
-_SETTINGS: dict[str, tuple[type, str]] = {
-    "family": (str, "a string"),
-    "prompt": (str, "a string"),
-    "frame_pooling": (str, "a string"),
-    "num_frames": (int, "a whole number"),
-}
+_SETTINGS: dict[str, type] = {"family": str, "prompt": str, "frame_pooling": str, "num_frames": int}
 
 
 def read_settings(name: str, revision: str | None) -> dict[str, Any]:
     """Read the settings that a captioner was saved with."""
     file = find_file(name, SETTINGS_FILE, revision)
-    if file is None:
-        return {}
-    settings = read_object(file)
-    for key, (kind, what) in _SETTINGS.items():
-        if key in settings and (not isinstance(settings[key], kind) or isinstance(settings[key], bool)):
+    settings = {} if file is None else read_object(file)
+    for key, kind in _SETTINGS.items():
+        if key in settings and type(settings[key]) is not kind:
+            what = "a string" if kind is str else "a whole number"
             raise ValueError(
-                f"{key} is {settings[key]!r} in {shown(file)}, but must be {what}. Use an intact copy of the checkpoint."
+                f"{key} is {settings[key]!r} in {shown(str(file))}, but must be {what}. Use an intact copy of the checkpoint."
             )
     return settings
 
@@ -415,112 +259,333 @@ class ProcessorPair:
     tokenizer: Any
 
     def save_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Save both into one folder.
-
-        Args:
-            folder: Destination.
-            kwargs: Passed to both `save_pretrained` methods.
-        """
+        """Save both into one folder; `kwargs` are passed to both `save_pretrained` methods."""
         self.image_processor.save_pretrained(folder, **kwargs)
         self.tokenizer.save_pretrained(folder, **kwargs)
 
 
-class Saving:
-    """The part of [`Captioner`] that saves checkpoints to disk and to the Hub."""
+# --- Generated captions ----------------------------------------------------------------------------------------------
 
-    family: ClassVar[str]
-    model: Any
-    processor: Any
-    prompt: str
-    frame_pooling: str
-    num_frames: int
-
-    @classmethod
-    def complete_processor(cls, model: Any, processor: Any) -> None:
-        """Convert model and processor of an older release to the current form. Families may override it.
-
-        Args:
-            model: The loaded model.
-            processor: The loaded processor.
-        """
-
-    def save_processor(self, folder: str | os.PathLike[str]) -> None:
-        """Save the processor, the prompt and the frame pooling.
-
-        Args:
-            folder: Destination.
-        """
-        self.processor.save_pretrained(folder)
-        settings: dict[str, Any] = {"family": self.family, "prompt": self.prompt}
-        if self.num_frames:
-            settings |= {"frame_pooling": self.frame_pooling, "num_frames": self.num_frames}
-        write_json(os.path.join(folder, SETTINGS_FILE), settings)
-
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Save everything that `load_captioner` needs: the model, or only its adapter.
-
-        Args:
-            folder: Destination.
-        """
-        self.model.save_pretrained(folder)
-        self.save_processor(folder)
-
-    def push_to_hub(
-        self, repo_id: str, *, private: bool | None = None, token: str | None = None, overwrite: bool = False
-    ) -> str:
-        """Save with a model card and push to the Hub, after the checks of every push: safetensors only, no secrets.
-
-        Args:
-            repo_id (`str`): `owner/name`; created if missing.
-            private (`bool`, *optional*): Whether a new repository is private; None means yes.
-            token (`str`, *optional*): Access token; by default the one stored by `hf auth login`.
-            overwrite (`bool`): Also push to a repository that has other content.
-
-        Returns:
-            `str`: URL of the commit.
-        """
-        # `hub` is in a higher layer. Importing it at the call avoids an import cycle.
-        hub = importlib.import_module("hf_captionrl.hub")
-        is_private = private is None or private
-        return str(hub.push_captioner(self, repo_id, private=is_private, token=token, overwrite=overwrite))
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
-# --- Converts images and captions to batches, and token ids to captions ----------------------------------------------
-# Legend: B images or captions, N captions, T tokens, M image tokens, D features, H x W pixels of the vision tower's input.
+@dataclass
+class Completions:
+    """Generated captions.
+
+    Args:
+        ids (`torch.Tensor` of shape `(N, T)`): Token ids after the prompt, including the end token, right-padded.
+        captions (`list[str]`): N captions without prompt and special tokens.
+        ended (`torch.Tensor` of shape `(N,)`): True if the caption has an end token, false if it was truncated.
+        mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption, including the end token.
+    """
+
+    ids: Tensor
+    captions: list[str]
+    ended: Tensor
+    mask: Tensor
+
+    def rows(self, index: Tensor) -> Completions:
+        """The captions in the rows `index` `(K,)`, without the columns that only the others use."""
+        mask = self.mask[index]
+        width = max(1, int(mask.any(0).sum()))
+        return Completions(
+            ids=self.ids[index][:, :width],
+            captions=[self.captions[row] for row in index.tolist()],
+            ended=self.ended[index],
+            mask=mask[:, :width],
+        )
 
 
-class Encoding(ABC):
-    """The part of [`Captioner`] that creates batches and decodes completions."""
+def split_greedy(together: Completions, group_size: int) -> tuple[Completions, Completions]:
+    """Split the result of `generate(greedy_first=True)` into the G captions and the greedy caption of each image."""
+    rows = torch.arange(len(together.captions))
+    is_greedy = rows % (group_size + 1) == 0
+    return together.rows(rows[~is_greedy]), together.rows(rows[is_greedy])
 
+
+_STANDARD_NORMAL = "captionrl_standard_normal"
+"""Attribute of a `LoraConfig`: PEFT has no N(0, 1), its "gaussian" has standard deviation 1/r. It is not a field, so that PEFT
+can read the saved configuration."""
+
+
+def _draw_standard_normal(model: nn.Module, before: set[nn.Module]) -> None:
+    """One factor of every new adapter from N(0, 1), the other 0: `W + (B A) * alpha / rank` of the authors with B = 0."""
+    from peft.tuners.lora.layer import LoraLayer
+    from transformers.pytorch_utils import Conv1D
+
+    for layer in model.modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        # The authors multiply B and A in the order of the stored weight, and Conv1D stores (in, out) instead of (out, in).
+        swapped = isinstance(layer.get_base_layer(), Conv1D)
+        for first, second in zip(layer.lora_A.values(), layer.lora_B.values(), strict=True):
+            if first in before:
+                continue
+            random, zero = (second, first) if swapped else (first, second)
+            nn.init.normal_(random.weight)
+            nn.init.zeros_(zero.weight)
+
+
+# --- The captioner ---------------------------------------------------------------------------------------------------
+
+
+class Captioner:
+    """A vision-to-text model with its processor, with the same interface for every family.
+
+    All families use the same batches: `input_ids` (start, prompt, caption, end), `attention_mask` and `labels`, with
+    `pixel_values` or `image_features`. Labels equal `input_ids` where supervised, and are not shifted. The model and
+    its wrappers take such a batch and a `head_objective` (see `captioners.head_tap`).
+
+    A family is a subclass that sets the class attributes and overrides the methods that its models need.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): The model; its `forward` is extended in place.
+        processor: A processor with `image_processor` and `tokenizer`.
+        prompt (`str`, *optional*): Text before every caption, in training and generation; never supervised.
+
+    Raises:
+        ValueError: If the model has no output head, the tokenizer does not match it, or a special token is missing.
+    """
+
+    family: ClassVar[str] = ""
+    model_types: ClassVar[tuple[str, ...]] = ()
+    is_encoder_decoder: ClassVar[bool] = False
+    token_argument: ClassVar[str] = "input_ids"
+    """Name of the decoder's token ids in the model's forward."""
+    image_in_cross_attention: ClassVar[bool] = False
+    """Whether the text sees the image only through cross-attention, so that captions of an image can share its keys."""
+    vision_path: ClassVar[str] = ""
+    """Path of the vision tower, whose `last_hidden_state` is `image_features`."""
+    connector_paths: ClassVar[tuple[str, ...]] = ()
+    """Paths of the modules between vision tower and language model, if there are any."""
+    model_class: ClassVar[str] = "AutoModelForImageTextToText"
+    """Name of the class in transformers that loads a checkpoint."""
+    checkpoint_prompts: ClassVar[dict[str, str]] = {}
+    """From prefixes of names on the Hub to the prompts that these checkpoints were trained with."""
+    default_prompt: ClassVar[str] = ""
+    """Prompt of all other checkpoints, unless one is given."""
+    processor_parts: ClassVar[tuple[str, ...]] = ()
+    """Attributes that the processor needs besides `image_processor` and `tokenizer`."""
     side_inputs: ClassVar[tuple[str, ...]] = ()
     """Names of the inputs per image other than the pixels; each has one row per image."""
+    can_join_frames: ClassVar[bool] = False
+    """Whether the model accepts the concatenated image tokens of several frames."""
+    supports_static_cache: ClassVar[bool] = True
+    """Whether transformers decodes the family with `cache_implementation="static"`."""
+    language_lora: ClassVar[str] = ""
+    """Regular expression for the full names of the modules of the language model that get LoRA."""
+    vision_lora: ClassVar[str] = ""
+    """The same for the vision tower."""
     lead: str = ""
     """Separator between a caption and the text before it, if the prompt does not define it."""
     forced_token_ids: tuple[int, ...] = ()
     """Tokens that always follow the start token; they are neither generated nor supervised."""
-
-    can_join_frames: ClassVar[bool] = False
-    """Whether the model accepts the concatenated image tokens of several frames."""
     native_frames: int = 0
     """Number of frames of the videos in `image_features`; 0 for images."""
     frame_pooling: str = "mean"
     """Frame pooling in training, see `check_frame_pooling`; saved with models that were trained on videos."""
     num_frames: int = 0
     """Frames per video in training; 0 if the model was trained on images."""
-
-    base_model: Any
-    tokenizer: Any
-    image_processor: Any
-    prompt: str
-    start_token_id: int
-    eos_token_id: int
-    pad_token_id: int
     _prepared: PreparedPixels | None = None
 
+    def __init__(self, model: nn.Module, processor: Any, *, prompt: str | None = None) -> None:
+        self.model: Any = model
+        self.processor = processor
+        self.tokenizer = processor.tokenizer
+        self.image_processor = processor.image_processor
+        self.prompt = self.default_prompt if prompt is None else prompt
+        self.check_fit()
+        self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
+        self.check_tokens()
+        tap_head(self.base_model, type(self))
+        if self.image_in_cross_attention and not self.base_model.folds_cross_attention:
+            self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
+
+    # Model, tokenizer and processor: overridden by families
+
+    @classmethod
+    def for_config(cls, config: Any) -> type[Captioner]:
+        """The class for the configuration of a checkpoint, for model types that need several classes."""
+        return cls
+
+    @classmethod
+    def complete_processor(cls, model: Any, processor: Any) -> None:
+        """Convert model and processor of an older release to the current form."""
+
+    @classmethod
+    def known_prompt(cls, name: str) -> str:
+        """The prompt that a published checkpoint was trained with; `default_prompt` for unknown names."""
+        known = (prompt for start, prompt in cls.checkpoint_prompts.items() if name.startswith(start))
+        return next(known, cls.default_prompt)
+
+    @classmethod
+    def output_head(cls, model: Any) -> Any:
+        """The output projection, possibly wrapped by PEFT, of the model without PEFT's outermost wrapper; or None."""
+        return model.get_output_embeddings()
+
+    @classmethod
+    def softcap(cls, model: Any) -> float | None:
+        """Soft cap of the logits, if the model has one."""
+        return getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
+
+    @classmethod
+    def find_vision_tower(cls, model: Any) -> Any:
+        """The vision tower: its `last_hidden_state` for `pixel_values` is `(B, M, D)`."""
+        return model.get_submodule(cls.vision_path)
+
+    @classmethod
+    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Compute `image_features` `(B, M, D)` from the output of `encode_images`."""
+        tower = cls.find_vision_tower(model)
+        pixels = inputs["pixel_values"]
+        device, dtype = next(((p.device, p.dtype) for p in tower.parameters()), (pixels.device, pixels.dtype))
+        return tower(pixels.to(device, dtype)).last_hidden_state
+
+    @classmethod
+    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
+        """Whether a batch with images already has the form of the model's forward: by default, one image per caption."""
+        pixels = inputs["pixel_values"]
+        ids: Any = inputs.get("input_ids", inputs.get(cls.token_argument))
+        return pixels.dim() != 4 or pixels.size(0) == ids.size(0)
+
+    @classmethod
+    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Convert a batch from `collate` to arguments of the model's original forward; leave those as they are."""
+        return dict(inputs)
+
+    @classmethod
+    @contextmanager
+    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
+        """Context in which the model uses the output of `encode` instead of images.
+
+        `features` has one row per caption, or one per image if cross-attention is folded. `inputs`, those of the original
+        forward, are modified in place.
+        """
+        with bypass_vision_tower(cls.find_vision_tower(model), features) as placeholder:
+            inputs["pixel_values"] = placeholder
+            yield
+
+    def generate_ids(
+        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
+    ) -> Tensor:
+        """The ids `(N, T)` that the model's `generate` writes after `prompt_ids` `(B, P)`."""
+        model = self.base_model
+        batch = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids), **side_inputs}
+        inputs = self.native_inputs(model, batch)
+        if self.is_encoder_decoder:
+            inputs.pop("decoder_attention_mask")
+            inputs["decoder_input_ids"] = (
+                prompt_ids  # including the last one, which a forward with labels does not read
+            )
+        width = inputs[self.token_argument].size(1)
+        with self.known_features(model, image_features, inputs):
+            return model.generate(**inputs, **kwargs)[:, width:]
+
+    def check_fit(self) -> None:
+        """Raise if the model has no output head, or if tokenizer or processor do not match it."""
+        name = type(self.base_model).__name__
+        lacking = [part for part in self.processor_parts if getattr(self.processor, part, None) is None]
+        if lacking:
+            raise ValueError(
+                f"The {type(self.processor).__name__} has no {' and no '.join(lacking)}, which {name} needs. Pass the "
+                "processor of the model, for instance from AutoProcessor.from_pretrained."
+            )
+        head = self.output_head(self.base_model)
+        if head is None:
+            raise ValueError(
+                f"{name} has no output head, so it cannot generate. "
+                "Load the checkpoint with its class that has a language-modelling head."
+            )
+        if len(self.tokenizer) > head.out_features:
+            raise ValueError(
+                f"The tokenizer has {len(self.tokenizer)} tokens, but the model's output head has {head.out_features}. "
+                "Pass the processor of the model, or call model.resize_token_embeddings."
+            )
+
+    def special_token_ids(self) -> tuple[int, int, int]:
+        """Ids of the start, end and padding tokens."""
+        config = self.base_model.config
+        return self.require_ids(config.bos_token_id, config.eos_token_id, config.pad_token_id)
+
+    def check_tokens(self) -> None:
+        """Check the special tokens of the family with `check_special_tokens`."""
+        self.check_special_tokens(self.start_token_id, self.eos_token_id)
+
+    def check_special_tokens(self, start: int, end: int | None, *, refuse: bool = False) -> None:
+        """Raise if the tokenizer lacks the end token; warn, or raise if `refuse`, if start or end token is an ordinary word.
+
+        No check can detect a tokenizer that differs only in its vocabulary.
+        """
+        tokenizer, name = self.tokenizer, type(self.base_model).__name__
+        special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        if end is not None and end >= len(tokenizer) and end not in special:
+            raise ValueError(
+                f"The end token of {name} has the id {end}, but the tokenizer has only {len(tokenizer)} tokens. Pass the "
+                "processor of the model."
+            )
+        for what, token in (("start", start), ("end", end)):
+            if token is None or token >= len(tokenizer) or token in special:
+                continue
+            word = tokenizer.convert_ids_to_tokens(token)
+            if re.fullmatch(r"\[.+\]|<.+>", str(word)):  # a special token that the tokenizer does not list as one
+                continue
+            said = f"The {what} token of {name} (id {token}) is the word {word!r} in the tokenizer."
+            if refuse:
+                raise ValueError(f"{said} Pass the processor of the model, or correct the id in model.config.")
+            logger.warning("%s Check that this is the processor of the model.", said)
+
+    def require_ids(self, start: Any, end: Any, pad: Any) -> tuple[int, int, int]:
+        """The three special tokens, of lists the first one; raises if one is missing."""
+        named = {"start": start, "end": end, "padding": pad}
+        ids = [value[0] if isinstance(value, (list, tuple)) and value else value for value in named.values()]
+        missing = [name for name, value in zip(named, ids, strict=True) if not isinstance(value, int)]
+        if missing:
+            raise ValueError(
+                f"Neither the model's configuration nor its tokenizer defines the {' and '.join(missing)} token. Set "
+                "bos_token_id (decoder_start_token_id), eos_token_id and pad_token_id in model.config."
+            )
+        return ids[0], ids[1], ids[2]
+
     @property
-    @abstractmethod
+    def base_model(self) -> Any:
+        """The model inside PEFT's wrapper, whose `forward` is extended."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def writer(self) -> Any:
+        """The module whose `generate` decodes."""
+        return self.base_model
+
+    @property
+    def vision_tower(self) -> Any:
+        """The vision tower."""
+        return self.find_vision_tower(self.base_model)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return next(self.model.parameters()).device
+
+    @property
+    def use_full_logits(self) -> bool:
+        """Whether full logits are computed: slower, but correct for models whose head cannot be tapped."""
+        return self.base_model.use_full_logits
+
+    @use_full_logits.setter
+    def use_full_logits(self, value: bool) -> None:
+        self.base_model.use_full_logits = value
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output projection."""
+        return self.output_head(self.base_model).out_features
+
+    @property
     def max_text_tokens(self) -> int:
-        """Longest text that the model has positions for, in tokens."""
+        """Longest text that the model has positions for, in tokens, including start token and prompt."""
+        config = self.base_model.config.get_text_config(decoder=True)
+        return int(getattr(config, "max_position_embeddings", None) or 2**20)
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
@@ -538,12 +603,10 @@ class Encoding(ABC):
         return self.prompt
 
     def prompt_ids(self) -> list[int]:
-        """Token ids before every caption.
-
-        Returns:
-            `list[int]`: Ids of the start token, of `forced_token_ids`, and of the prompt.
-        """
+        """Token ids before every caption: the start token, `forced_token_ids`, the prompt."""
         return [self.start_token_id, *self.forced_token_ids, *prompt_token_ids(self.tokenizer, self.text_prompt)]
+
+    # Images and videos
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """Prepare images for the model.
@@ -569,54 +632,32 @@ class Encoding(ABC):
         return self._prepared
 
     def prepare_pixels(self, images: Sequence[Image.Image]) -> Tensor:
-        """Resize and crop images as the vision tower reads them, without rescaling and normalising them.
-
-        Args:
-            images (`Sequence[PIL.Image.Image]`): B images.
-
-        Returns:
-            `torch.Tensor` of shape `(B, 3, H, W)`: uint8.
-
-        Raises:
-            ValueError: If the image processor does more than resize, crop, rescale and normalise.
-        """
+        """Resize and crop images as the vision tower reads them, without rescaling and normalising: `(B, 3, H, W)` uint8."""
         return torch.stack([self.prepared_pixels.prepare(image) for image in images])
 
     def encode_pixels(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Prepare pixels for the model; with `prepare_pixels` bit-exactly `encode_images`.
-
-        Args:
-            pixels (`Sequence[torch.Tensor]`): B tensors of shape `(3, H, W)`, rows of `prepare_pixels`.
-
-        Returns:
-            `dict`: As for `encode_images`.
-
-        Raises:
-            ValueError: As for `prepare_pixels`.
-        """
+        """Prepare B rows of `prepare_pixels` for the model; the result is bit-exactly that of `encode_images`."""
         return {"pixel_values": self.prepared_pixels.normalise(pixels), **self.fixed_side_inputs(len(pixels))}
 
     def encode_inputs(self, images: Sequence[Any]) -> dict[str, Tensor]:
-        """`encode_images`, or `encode_pixels` if the images are prepared.
-
-        Args:
-            images (`Sequence`): B images, or rows of `prepare_pixels`.
-
-        Returns:
-            `dict`: As for `encode_images`.
-        """
+        """`encode_images`, or `encode_pixels` if the images are rows of `prepare_pixels`."""
         return self.encode_pixels(images) if isinstance(images[0], Tensor) else self.encode_images(images)
 
+    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
+        """The `side_inputs` of `number` images; raises ValueError if they depend on the image, not only on the features."""
+        return {}
+
+    def fixed_side_inputs_missing_in(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """`fixed_side_inputs` for inputs that have `pixel_values` or `image_features`, but no side inputs."""
+        if not self.side_inputs or any(name in inputs for name in self.side_inputs):
+            return {}
+        return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
+
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
-        """Check that the model supports a frame pooling.
+        """Raise if the model does not support a frame pooling of videos with `num_frames` frames.
 
-        Args:
-            pooling (`str`): `"mean"`, `"concat"` or `"ordered"`, see `data.pool_frames`; or `"native"`, the model's own
-                video inputs. After `"native"`, features without side inputs are those of videos (`native_frames`).
-            num_frames (`int`): F.
-
-        Raises:
-            ValueError: If it does not.
+        `pooling` is `"mean"`, `"concat"` or `"ordered"`, see `data.pool_frames`; or `"native"`, the model's own video inputs.
+        After `"native"`, features without side inputs are those of videos (`native_frames`).
         """
         name = type(self.base_model).__name__
         if pooling == "native":
@@ -631,40 +672,47 @@ class Encoding(ABC):
             )
 
     def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
-        """Prepare videos for a model with video inputs.
-
-        Args:
-            videos (`Sequence`): B videos of F frames each, in temporal order.
-
-        Returns:
-            `dict`: As for `encode_images`, one row per video.
-
-        Raises:
-            ValueError: If the model has no video inputs.
-        """
+        """Prepare videos of F frames each for a model with video inputs; as `encode_images`, one row per video."""
         raise ValueError(f"{type(self.base_model).__name__} has no video inputs. Use frame_pooling='mean'.")
 
     def video_signature(self) -> str:
-        """Identifies how the model's processor prepares videos.
-
-        Returns:
-            `str`: A hash of its settings; empty if the model has no video inputs.
-        """
+        """Hash of how the model's processor prepares videos; empty if the model has no video inputs."""
         return ""
 
-    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
-        """The side inputs, if they are the same for all images.
+    def image_features(self, pixel_values: Tensor, **side_inputs: Tensor) -> Tensor:
+        """Output of the vision tower. Batches and `generate` accept it instead of `pixel_values`.
 
         Args:
-            number (`int`): B.
+            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Output of `encode_images`.
+            side_inputs (`torch.Tensor`): The other outputs of `encode_images`.
 
         Returns:
-            `dict`: The tensors named in `side_inputs`, each with B rows; empty if the family has none.
-
-        Raises:
-            ValueError: If they depend on the image, so that features alone do not determine the inputs.
+            `torch.Tensor` of shape `(B, M, D)`.
         """
-        return {}
+        inputs = {name: value.to(self.device) for name, value in side_inputs.items()}
+        inputs["pixel_values"] = pixel_values.to(self.device)
+        return _with_gathered_weights(self.model, lambda: self.encode(self.base_model, inputs))
+
+    def freeze_vision(self) -> None:
+        """Exclude the vision tower from training, so that `image_features` can be computed once."""
+        self.vision_tower.requires_grad_(False)
+
+    def vision_state(self) -> dict[str, Tensor]:
+        """All weights that `image_features` depend on, by name."""
+        return self.vision_tower.state_dict()
+
+    def vision_signature(self) -> str:
+        """The model's name, `@`, and a hash of the vision tower's weights and of the image processor's settings."""
+        digest = hashlib.blake2b(digest_size=12)
+        for name, value in self.vision_state().items():
+            value = value.full_tensor() if hasattr(value, "full_tensor") else value
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(processor_settings(self.image_processor).encode())
+        name = os.path.basename(str(getattr(self.base_model, "name_or_path", "")).rstrip("/"))
+        return f"{name or self.family}@{digest.hexdigest()}"
+
+    # Captions
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
         """Token ids and labels of captions, with the prompt.
@@ -681,17 +729,22 @@ class Encoding(ABC):
             TypeError: If a caption is not a string.
             ValueError: If a caption is empty or the prompt leaves no room for one.
         """
-        return encode(
-            self.tokenizer,
-            captions,
-            prompt=self.text_prompt,
-            lead=self.lead,
-            start_id=self.start_token_id,
-            forced_ids=self.forced_token_ids,
-            end_id=self.eos_token_id,
-            pad_id=self.pad_token_id,
-            max_length=min(max_length, self.max_text_tokens),
-        )
+        if not captions:
+            raise ValueError("There are no captions to encode. Pass at least one caption per image.")
+        for row, caption in enumerate(captions):
+            if not isinstance(caption, str):
+                raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")
+            if not caption.strip():
+                raise ValueError(f"Caption {row} ({caption!r}) is empty. Remove it; check_captions finds such rows.")
+        before, max_length = self.prompt_ids(), min(max_length, self.max_text_tokens)
+        if len(before) >= max_length:
+            raise ValueError(
+                f"The prompt {self.text_prompt!r} takes {len(before)} tokens with the start token, which leaves no tokens for "
+                f"the caption within max_length ({max_length}). Raise max_length or shorten the prompt."
+            )
+        ids = _caption_token_ids(self.tokenizer, self.text_prompt, captions, self.lead)
+        rows = [(before + row + [self.eos_token_id])[:max_length] for row in ids]
+        return pad_rows(rows, ignored=len(before), pad_id=self.pad_token_id)
 
     def encode_completions(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Token ids and labels of generated completions, to score them with `log_probs`.
@@ -704,12 +757,15 @@ class Encoding(ABC):
         Returns:
             `dict`: `input_ids`, `attention_mask`, `labels`, on the device of `ids`.
         """
-        if mask is None:
-            mask, _ = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         before = self.prompt_ids()
-        rows = [before + row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+        rows = [before + row for row in self._caption_ids(ids, mask)]
         batch = pad_rows(rows, ignored=len(before), pad_id=self.pad_token_id)
         return {name: value.to(ids.device) for name, value in batch.items()}
+
+    def _caption_ids(self, ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+        if mask is None:
+            mask, _ = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
+        return [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
 
     def collate(
         self,
@@ -719,19 +775,13 @@ class Encoding(ABC):
         image_features: Tensor | None = None,
         max_length: int = 40,
     ) -> dict[str, Tensor]:
-        """Create a batch from images, or their features, and captions.
+        """Create a batch, the inputs of the model, from images, or their features, and captions.
 
         Args:
             images (`Sequence`, *optional*): B images (`PIL.Image.Image`), or rows of `prepare_pixels`.
             captions (`Sequence[str]`): B captions, or a multiple of B; the captions of one image are consecutive.
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features to use instead of images.
             max_length (`int`): Longest row in tokens, including start token, prompt and end token.
-
-        Returns:
-            `dict`: The inputs of the model.
-
-        Raises:
-            ValueError: If both or neither of images and features are given.
         """
         if (images is None) == (image_features is None):
             raise ValueError("A batch needs images once. Pass either images or image_features.")
@@ -744,151 +794,53 @@ class Encoding(ABC):
 
     @staticmethod
     def align_labels(labels: Tensor) -> Tensor:
-        """The labels as a head objective gets them: position t of the hidden states predicts position t.
-
-        Args:
-            labels (`torch.Tensor` of shape `(B, T)`): Labels of a batch.
-
-        Returns:
-            `torch.Tensor` of shape `(B, T - 1)`.
-        """
+        """Labels `(B, T)` as a head objective gets them, `(B, T - 1)`: position t of the hidden states predicts position t."""
         return labels[:, 1:]
 
     def decode(self, ids: Tensor, mask: Tensor | None = None) -> list[str]:
-        """Decode completions to captions.
+        """Stripped captions without special tokens; arguments as for `encode_completions`."""
+        return [self.tokenizer.decode(row, skip_special_tokens=True).strip() for row in self._caption_ids(ids, mask)]
+
+    # Scoring
+
+    def log_probs(
+        self, batch: dict[str, Any], *, temperature: float = 1.0, return_entropy: bool = False, model: Any = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Log-probability of every supervised token, without building the logits of the whole batch.
 
         Args:
-            ids (`torch.Tensor` of shape `(N, T)`): Ids after the prompt.
-            mask (`torch.Tensor` of shape `(N, T)`, *optional*): True for ids of the caption; by default those up to
-                the end token.
+            batch (`dict`): Output of `collate` or `encode_completions`, with images or features.
+            temperature (`float`): Divides the logits.
+            return_entropy (`bool`): Also return the entropy of each distribution.
+            model (`nn.Module`, *optional*): The model, wrapped for instance by DDP; by default `self.model`.
 
         Returns:
-            `list[str]`: Stripped captions without special tokens.
+            `torch.Tensor` of shape `(B, T - 1)`: Aligned with `align_labels(labels)`, 0 at unsupervised positions;
+            with `return_entropy` a pair (log-probabilities, entropies).
         """
-        if mask is None:
-            mask, _ = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
-        rows = [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
-        return [self.tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]
+        model = self.model if model is None else model
+        batch = {**self.fixed_side_inputs_missing_in(batch), **batch}
+        batch = {name: value.to(self.device) for name, value in batch.items()}
+        output = model(**batch, head_objective=LogProbsObjective(temperature, return_entropy))
+        return (output["log_probs"], output["entropy"]) if return_entropy else output["log_probs"]
 
+    def own_loss(self, batch: dict[str, Any]) -> Tensor:
+        """The loss that the model itself computes, as plain mean cross-entropy."""
+        return self.model(**batch).loss
 
-# --- Generates captions ----------------------------------------------------------------------------------------------
-# Legend: B images, N = B * captions per image, P tokens of start and prompt, T tokens, M image tokens, D features.
-
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-
-
-@dataclass
-class Completions:
-    """Generated captions.
-
-    Args:
-        ids (`torch.Tensor` of shape `(N, T)`): Token ids after the prompt, including the end token, right-padded.
-        captions (`list[str]`): N captions without prompt and special tokens.
-        ended (`torch.Tensor` of shape `(N,)`): True if the caption has an end token, false if it was truncated.
-        mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption, including the end token.
-    """
-
-    ids: Tensor
-    captions: list[str]
-    ended: Tensor
-    mask: Tensor
-
-    def rows(self, index: Tensor) -> Completions:
-        """Some of the captions, without the columns that only the others use.
+    def self_check(self, batch: dict[str, Any], atol: float | None = None) -> float:
+        """Compare the head tap with the model's own loss on one batch, and switch to full logits if they differ.
 
         Args:
-            index (`torch.Tensor` of shape `(K,)`): Rows to keep.
+            batch (`dict`): Output of `collate`, on the model's device.
+            atol (`float`, *optional*): Largest difference in nats; by default 1e-3 in fp32 and 0.05 in 16 bits.
 
         Returns:
-            [`Completions`]: K captions.
+            `float`: Difference between the mean cross-entropy through the tap and the model's own loss.
         """
-        mask = self.mask[index]
-        width = max(1, int(mask.any(0).sum()))
-        return Completions(
-            ids=self.ids[index][:, :width],
-            captions=[self.captions[row] for row in index.tolist()],
-            ended=self.ended[index],
-            mask=mask[:, :width],
-        )
+        return check_tap(self, batch, atol)
 
-
-def split_greedy(together: Completions, group_size: int) -> tuple[Completions, Completions]:
-    """Split the result of `generate(greedy_first=True)` into the G captions and the greedy caption of each image."""
-    rows = torch.arange(len(together.captions))
-    is_greedy = rows % (group_size + 1) == 0
-    return together.rows(rows[~is_greedy]), together.rows(rows[is_greedy])
-
-
-class Writing(Encoding):
-    """The part of [`Captioner`] that generates."""
-
-    model: Any
-    base_model: Any
-    supports_static_cache: ClassVar[bool] = True
-    """Whether transformers decodes the family with `cache_implementation="static"`."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        return next(self.model.parameters()).device
-
-    @property
-    def writer(self) -> Any:
-        """The module whose `generate` decodes."""
-        return self.base_model
-
-    @classmethod
-    @abstractmethod
-    def find_vision_tower(cls, model: Any) -> Any:
-        """The vision tower.
-
-        Args:
-            model (`nn.Module`): The model without PEFT's outermost wrapper.
-
-        Returns:
-            `nn.Module`: For most families, its `last_hidden_state` is `image_features`.
-        """
-
-    @property
-    def vision_tower(self) -> Any:
-        """The vision tower."""
-        return self.find_vision_tower(self.base_model)
-
-    @classmethod
-    @abstractmethod
-    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Compute `image_features`.
-
-        Args:
-            model (`nn.Module`): The model without PEFT's outermost wrapper.
-            inputs (`dict`): Output of `encode_images`.
-
-        Returns:
-            `torch.Tensor` of shape `(B, M, D)`.
-        """
-
-    def generate_ids(
-        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
-    ) -> Tensor:
-        """Generate a continuation of the prompt.
-
-        Args:
-            image_features (`torch.Tensor` of shape `(B, M, D)`): Output of the vision tower.
-            prompt_ids (`torch.Tensor` of shape `(B, P)`): Start token and prompt.
-            side_inputs (`dict`): Other inputs per image, see `Captioner.side_inputs`.
-            kwargs: Arguments of the model's `generate`.
-
-        Returns:
-            `torch.Tensor` of shape `(N, P + T)`: Prompt and continuation.
-        """
-        model = self.base_model
-        with bypass_vision_tower(self.find_vision_tower(model), image_features) as pixel_values:
-            return model.generate(
-                input_ids=prompt_ids,
-                attention_mask=torch.ones_like(prompt_ids),
-                pixel_values=pixel_values,
-                **kwargs,
-            )
+    # Generation
 
     def generate(
         self,
@@ -938,31 +890,16 @@ class Writing(Encoding):
                 images["image_features"] = image_features
             images |= self.fixed_side_inputs_missing_in(images)
             settings = {"max_new_tokens": max_new_tokens, **kwargs}
-            ids = with_gathered_weights(
+            ids = _with_gathered_weights(
                 self.model, lambda: self._write(images, settings, greedy_first, compile_decoding)
             )
         mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         return Completions(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
-    def fixed_side_inputs_missing_in(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """`fixed_side_inputs` for inputs that do not contain them.
-
-        Args:
-            inputs (`dict`): Inputs with `pixel_values` or `image_features`.
-
-        Returns:
-            `dict`: The missing side inputs; empty if there are none.
-
-        Raises:
-            ValueError: If the side inputs depend on the image.
-        """
-        if not self.side_inputs or any(name in inputs for name in self.side_inputs):
-            return {}
-        return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
-
     def _write(
         self, images: dict[str, Tensor], settings: dict[str, Any], greedy_first: bool, compiled: bool
     ) -> Tensor:
+        """Ids after the prompt `(N, T)`: from our decoding loop, or from that of transformers where ours does not apply."""
         images = {name: value.to(self.device) for name, value in images.items()}
         features = images.pop("image_features", None)
         if features is None:
@@ -975,7 +912,7 @@ class Writing(Encoding):
         settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
 
         def write(further: dict[str, Any]) -> Tensor:
-            return self.generate_ids(features, prompt_ids, dict(images), **further)[:, len(before) :]  # (N, T)
+            return self.generate_ids(features, prompt_ids, dict(images), **further)  # (N, T)
 
         if is_sharded(self.model):
             # All processes must run until the last one has finished, because they gather the weights together.
@@ -1003,8 +940,11 @@ class Writing(Encoding):
         if not greedy_first:
             return write(settings)
         plain = {name: value for name, value in settings.items() if name not in _SAMPLING}
-        greedy = write({**plain, "do_sample": False, "num_beams": 1, "num_return_sequences": 1})
-        return self._interleave(greedy, write(settings))
+        greedy = write({**plain, "do_sample": False, "num_beams": 1, "num_return_sequences": 1})  # (B, S)
+        sampled = write(settings)  # (B * G, T)
+        width = max(greedy.size(1), sampled.size(1))
+        parts = [F.pad(part, (0, width - part.size(1)), value=self.pad_token_id) for part in (greedy, sampled)]
+        return torch.cat([part.view(len(greedy), -1, width) for part in parts], 1).flatten(0, 1)
 
     def _known(self, settings: dict[str, Any], name: str) -> Any:
         """A setting of `generate`: from the arguments, a given configuration, or the configuration of the model."""
@@ -1012,376 +952,151 @@ class Writing(Encoding):
         sources = [settings, *(vars(config) for config in configs if config is not None)]
         return next((source[name] for source in sources if source.get(name) is not None), None)
 
-    def _interleave(self, greedy: Tensor, sampled: Tensor) -> Tensor:
-        """`(B, S)` and `(B * G, T)` -> `(B * (1 + G), max(S, T))`, the greedy caption of each image first."""
-        width = max(greedy.size(1), sampled.size(1))
-        parts = [F.pad(part, (0, width - part.size(1)), value=self.pad_token_id) for part in (greedy, sampled)]
-        return torch.cat([part.view(len(greedy), -1, width) for part in parts], 1).flatten(0, 1)
+    # Adapters
 
+    def lora_targets(self, tune: Tune = "language") -> str:
+        """A regular expression for the names of the modules that get LoRA, for PEFT's `target_modules`.
 
-# --- The common interface of all captioners: encode, score, generate, adapt, save ------------------------------------
+        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV. For ClipCap these are the modules of the authors' code:
+        `attn.c_attn` and `attn.c_proj` of GPT-2, and attention inputs and both layers of the MLP in CLIP. Other families have
+        attention and the output of the MLP in the language model.
+        """
+        patterns = {"language": [self.language_lora], "vision": [self.vision_lora]}
+        patterns["both"] = patterns["language"] + patterns["vision"]
+        if tune not in patterns:
+            raise ValueError(f"tune is {tune!r}. Use 'language', 'vision' or 'both'.")
+        for pattern in patterns[tune]:
+            if not any(re.fullmatch(pattern, name) for name, _ in self.base_model.named_modules()):
+                raise ValueError(
+                    f"No module of {type(self.base_model).__name__} matches {pattern!r}. "
+                    "Pass target_modules, the names of the linear layers to adapt."
+                )
+        return "|".join(f"(?:{pattern})" for pattern in patterns[tune])
 
+    def lora_config(
+        self,
+        tune: Tune = "language",
+        r: int = 32,
+        alpha: float = 16,
+        dropout: float = 0.0,
+        *,
+        init: Literal["peft", "paper"] = "peft",
+        target_modules: str | list[str] | None = None,
+        modules_to_save: list[str] | None = None,
+    ) -> LoraConfig:
+        """The paper's LoRA configuration for this model.
 
-class Captioner(Writing, Adapting, Saving):
-    """A vision-to-text model with its processor, with the same interface for every family.
+        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV (`tune="language"`, `"vision"`, `"both"`).
 
-    All families use the same batches: `input_ids` (start, prompt, caption, end), `attention_mask` and `labels`, with
-    `pixel_values` or `image_features`. Labels equal `input_ids` where supervised, and are not shifted. The model and
-    its wrappers take such a batch and a `head_objective` (see `captioners.head_tap`).
+        Args:
+            tune: The part to adapt.
+            r (`int`): Rank.
+            alpha (`float`): Scaling is `alpha / r`.
+            dropout (`float`): Dropout on the adapters' input, in [0, 1).
+            init: Initial factors of the update. `"peft"`: A is uniform with standard deviation `1 / sqrt(3 * width)`, B is 0.
+                `"paper"`: one factor is N(0, 1) and the other 0, as in the authors' code, so that the first updates are
+                `sqrt(3 * width)` times larger (48 times for GPT-2). It takes effect in `add_adapter` and in the
+                trainers, not in `peft.get_peft_model`.
+            target_modules (`str` or `list[str]`, *optional*): Modules to adapt instead of `lora_targets(tune)`.
+            modules_to_save (`list[str]`, *optional*): Modules that are trained in full; by default those between the
+                vision tower and the language model, if there are any.
 
-    A family is a subclass that sets the class attributes and overrides the methods that its models need.
-
-    Args:
-        model (`PreTrainedModel` or `PeftModel`): The model; its `forward` is extended in place.
-        processor: A processor with `image_processor` and `tokenizer`.
-        prompt (`str`, *optional*): Text before every caption, in training and generation; never supervised.
-
-    Raises:
-        ValueError: If the model has no output head, the tokenizer does not match it, or a special token is missing.
-    """
-
-    family: ClassVar[str] = ""
-    model_types: ClassVar[tuple[str, ...]] = ()
-    is_encoder_decoder: ClassVar[bool] = False
-    token_argument: ClassVar[str] = "input_ids"
-    """Name of the decoder's token ids in the model's forward."""
-    image_in_cross_attention: ClassVar[bool] = False
-    """Whether the text sees the image only through cross-attention, so that captions of an image can share its keys."""
-    vision_path: ClassVar[str] = ""
-    """Path of the vision tower, whose `last_hidden_state` is `image_features`."""
-    connector_paths: ClassVar[tuple[str, ...]] = ()
-    """Paths of the modules between vision tower and language model, if there are any."""
-    model_class: ClassVar[str] = "AutoModelForImageTextToText"
-    """Name of the class in transformers that loads a checkpoint."""
-    checkpoint_prompts: ClassVar[dict[str, str]] = {}
-    """From prefixes of names on the Hub to the prompts that these checkpoints were trained with."""
-    default_prompt: ClassVar[str] = ""
-    """Prompt of all other checkpoints, unless one is given."""
-    processor_parts: ClassVar[tuple[str, ...]] = ()
-    """Attributes that the processor needs besides `image_processor` and `tokenizer`."""
-
-    def __init__(self, model: nn.Module, processor: Any, *, prompt: str | None = None) -> None:
-        self.model: Any = model
-        self.processor = processor
-        self.tokenizer = processor.tokenizer
-        self.image_processor = processor.image_processor
-        self.prompt = self.default_prompt if prompt is None else prompt
-        self.check_fit()
-        self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
-        self.check_tokens()
-        self.check_image_size()
-        tap_head(self.base_model, type(self))
-        if self.image_in_cross_attention and not self.base_model.folds_cross_attention:
-            self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
-
-    def check_fit(self) -> None:
-        """Check that model, tokenizer and processor match.
+        Returns:
+            `peft.LoraConfig`: For `peft_config` of a trainer, or for `peft.get_peft_model`.
 
         Raises:
-            ValueError: If the model has no output head, or tokenizer or processor do not match it.
+            ValueError: If `tune` or `init` is unknown, or no module matches.
         """
-        lacking = [name for name in self.processor_parts if getattr(self.processor, name, None) is None]
-        if lacking:
-            raise ValueError(
-                f"The {type(self.processor).__name__} has no {' and no '.join(lacking)}, which {type(self.base_model).__name__} "
-                "needs. Pass the processor of the model, for instance from AutoProcessor.from_pretrained."
-            )
-        head = self.output_head(self.base_model)
-        if head is None:
-            raise ValueError(
-                f"{type(self.base_model).__name__} has no output head, so it cannot generate. "
-                "Load the checkpoint with its class that has a language-modelling head."
-            )
-        if len(self.tokenizer) > head.out_features:
-            raise ValueError(
-                f"The tokenizer has {len(self.tokenizer)} tokens, but the model's output head has {head.out_features}. "
-                "Pass the processor of the model, or call model.resize_token_embeddings."
-            )
+        from peft import LoraConfig
 
-    def check_image_size(self) -> None:
-        """Check that the image processor and the vision tower use the same image size.
-
-        Raises:
-            ValueError: If the sizes differ.
-        """
-        check_image_size(
-            self.find_vision_tower(self.base_model),
-            lambda image: self.image_processor(images=[image], return_tensors="pt").get("pixel_values"),
-            self.base_model,
+        if init not in ("peft", "paper"):
+            raise ValueError(f"init is {init!r}. Use 'peft' or 'paper'.")
+        if modules_to_save is None:
+            present = {name for name, _ in self.base_model.named_modules()}
+            modules_to_save = [name for name in self.connector_paths if name in present]
+        config = LoraConfig(
+            r=r,
+            lora_alpha=alpha,
+            lora_dropout=dropout,
+            target_modules=target_modules or self.lora_targets(tune),
+            modules_to_save=modules_to_save or None,
+            task_type=None,  # PEFT's wrappers of task types expect text-only inputs
         )
+        setattr(config, _STANDARD_NORMAL, init == "paper")
+        return config
 
-    def check_tokens(self) -> None:
-        """Check that the tokenizer has the end token; warn if the start or end token is an ordinary word.
+    def add_lora(self, tune: Tune = "language", **settings: Any) -> None:
+        """Wrap the model with LoRA, so that only the adapter and `modules_to_save` are trained; see `lora_config`."""
+        self.add_adapter(self.lora_config(tune, **settings))
+
+    def add_adapter(self, config: PeftConfig) -> None:
+        """Wrap the model with a PEFT adapter.
+
+        Args:
+            config (`peft.PeftConfig`): The adapter. `target_modules` defaults to PEFT's default for the model type,
+                and to `lora_targets("language")` if PEFT has none. `task_type` is ignored: PEFT's wrappers of task
+                types expect text-only inputs.
 
         Raises:
-            ValueError: If the tokenizer does not have the end token.
+            ValueError: If the model already has an adapter, the adapter is a learned prompt, or its `target_modules` are
+                not in the model.
         """
-        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id)
+        from peft import get_peft_model
+        from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN_TARGETS
 
-    # Overridden by families
-
-    @classmethod
-    def for_config(cls, config: Any) -> type[Captioner]:
-        """The class for a checkpoint, for model types that need several classes.
-
-        Args:
-            config (`PreTrainedConfig`): Configuration of the checkpoint.
-
-        Returns:
-            `type`: By default this class.
-        """
-        return cls
-
-    @classmethod
-    def output_head(cls, model: Any) -> Any:
-        """The output projection, possibly wrapped by PEFT.
-
-        Args:
-            model (`nn.Module`): The model without PEFT's outermost wrapper.
-
-        Returns:
-            `nn.Module`, or None if the model does not have one.
-        """
-        return model.get_output_embeddings()
-
-    @classmethod
-    def find_vision_tower(cls, model: Any) -> Any:
-        """The vision tower.
-
-        Returns:
-            `nn.Module`: Returns `last_hidden_state` of shape `(B, M, D)` for `pixel_values`.
-        """
-        return model.get_submodule(cls.vision_path)
-
-    @classmethod
-    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Convert a batch to keyword arguments of the model's original forward.
-
-        Args:
-            model (`nn.Module`): The model.
-            inputs (`dict`): A batch from `collate`, or inputs of the original forward.
-
-        Returns:
-            `dict`: Inputs of the original forward.
-        """
-        return dict(inputs)
-
-    @classmethod
-    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
-        """Whether a batch with images already has the form of the model's original forward.
-
-        Args:
-            model (`nn.Module`): The model.
-            inputs (`dict`): A batch from `collate`, or inputs of the original forward, with `pixel_values`.
-
-        Returns:
-            `bool`: By default, whether there is one image per caption.
-        """
-        pixels = inputs["pixel_values"]
-        ids: Any = inputs.get("input_ids", inputs.get(cls.token_argument))
-        return pixels.dim() != 4 or pixels.size(0) == ids.size(0)
-
-    @classmethod
-    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Compute `image_features`.
-
-        Returns:
-            `torch.Tensor` of shape `(B, M, D)`: By default the last hidden state of the vision tower.
-        """
-        tower = cls.find_vision_tower(model)
-        pixels = inputs["pixel_values"]
-        device, dtype = next(((p.device, p.dtype) for p in tower.parameters()), (pixels.device, pixels.dtype))
-        return tower(pixels.to(device, dtype)).last_hidden_state
-
-    @classmethod
-    @contextmanager
-    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
-        """Context in which the model uses precomputed features instead of images.
-
-        Args:
-            model (`nn.Module`): The model without PEFT's outermost wrapper.
-            features (`torch.Tensor` of shape `(B, M, D)`): Output of `encode`, one row per caption; one row per image
-                if cross-attention is folded.
-            inputs (`dict`): Inputs of the original forward; modified in place.
-
-        Yields:
-            Nothing.
-        """
-        with bypass_vision_tower(cls.find_vision_tower(model), features) as placeholder:
-            inputs["pixel_values"] = placeholder
-            yield
-
-    @classmethod
-    def softcap(cls, model: Any) -> float | None:
-        """Soft cap of the logits, if the model has one.
-
-        Args:
-            model (`nn.Module`): The model.
-
-        Returns:
-            `float` or None.
-        """
-        return getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
-
-    @classmethod
-    def known_prompt(cls, name: str) -> str:
-        """The prompt that a published checkpoint was trained with.
-
-        Args:
-            name (`str`): Name on the Hub.
-
-        Returns:
-            `str`: The prompt; `default_prompt` for unknown names.
-        """
-        known = (prompt for start, prompt in cls.checkpoint_prompts.items() if name.startswith(start))
-        return next(known, cls.default_prompt)
-
-    def special_token_ids(self) -> tuple[int, int, int]:
-        """Ids of the start, end and padding tokens.
-
-        Returns:
-            `tuple`: The three ids.
-
-        Raises:
-            ValueError: If one of them is in neither the configuration nor the tokenizer.
-        """
-        config = self.base_model.config
-        return self.require_ids(config.bos_token_id, config.eos_token_id, config.pad_token_id)
-
-    # The same for all families
-
-    def require_ids(self, start: Any, end: Any, pad: Any) -> tuple[int, int, int]:
-        """Check three special tokens.
-
-        Args:
-            start (`int` or `list`, *optional*): Id of the start token.
-            end (`int` or `list`, *optional*): Id of the end token; the first one of a list is used.
-            pad (`int` or `list`, *optional*): Id of the padding token.
-
-        Returns:
-            `tuple`: The three ids.
-
-        Raises:
-            ValueError: If one is missing.
-        """
-        named = {"start": start, "end": end, "padding": pad}
-        ids = [value[0] if isinstance(value, (list, tuple)) and value else value for value in named.values()]
-        missing = [name for name, value in zip(named, ids, strict=True) if not isinstance(value, int)]
-        if missing:
+        if hasattr(self.model, "peft_config"):
             raise ValueError(
-                f"Neither the model's configuration nor its tokenizer defines the {' and '.join(missing)} token. Set "
-                "bos_token_id (decoder_start_token_id), eos_token_id and pad_token_id in model.config."
+                "The model already has an adapter, and peft_config would add another one. Omit peft_config to train the "
+                "existing adapter, or merge it first (model.merge_and_unload())."
             )
-        return ids[0], ids[1], ids[2]
+        if config.is_prompt_learning:
+            raise ValueError(
+                f"peft_config is a {type(config).__name__}, a learned prompt, which captioners do not support. Use "
+                "peft.LoraConfig or another adapter of weights."
+            )
+        config = copy.deepcopy(config)  # PEFT modifies it, and several models may share a configuration
+        config.task_type = None
+        known = self.base_model.config.model_type in KNOWN_TARGETS or config.peft_type != "LORA"
+        if getattr(config, "target_modules", "") is None and not known:
+            config.target_modules = self.lora_targets("language")  # type: ignore[attr-defined]
+        with warnings.catch_warnings():
+            # PEFT detects per layer that GPT-2 stores its weights transposed.
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+            before = set(self.model.modules())  # a part of the model, such as its language model, may have an adapter
+            self.model = get_peft_model(self.model, config)
+        if getattr(config, _STANDARD_NORMAL, False):
+            _draw_standard_normal(self.model, before)
 
-    @property
-    def base_model(self) -> Any:
-        """The model inside PEFT's wrapper, whose `forward` is extended."""
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+    # Saving
 
-    @property
-    def use_full_logits(self) -> bool:
-        """Whether full logits are computed: slower, but correct for models whose head cannot be tapped."""
-        return self.base_model.use_full_logits
+    def save_processor(self, folder: str | os.PathLike[str]) -> None:
+        """Save the processor, the prompt and the frame pooling."""
+        self.processor.save_pretrained(folder)
+        settings: dict[str, Any] = {"family": self.family, "prompt": self.prompt}
+        if self.num_frames:
+            settings |= {"frame_pooling": self.frame_pooling, "num_frames": self.num_frames}
+        write_json(os.path.join(folder, SETTINGS_FILE), settings)
 
-    @use_full_logits.setter
-    def use_full_logits(self, value: bool) -> None:
-        self.base_model.use_full_logits = value
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Save everything that `load_captioner` needs: the model, or only its adapter; processor and prompt."""
+        self.model.save_pretrained(folder)
+        self.save_processor(folder)
 
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the output projection."""
-        return self.output_head(self.base_model).out_features
-
-    @property
-    def max_text_tokens(self) -> int:
-        """Longest text that the model has positions for, in tokens, including start token and prompt."""
-        config = self.base_model.config.get_text_config(decoder=True)
-        return int(getattr(config, "max_position_embeddings", None) or 2**20)
-
-    def freeze_vision(self) -> None:
-        """Exclude the vision tower from training, so that `image_features` can be computed once."""
-        self.vision_tower.requires_grad_(False)
-
-    def vision_state(self) -> dict[str, Tensor]:
-        """All weights that `image_features` depend on.
-
-        Returns:
-            `dict`: From names to weights.
-        """
-        return self.vision_tower.state_dict()
-
-    def vision_signature(self) -> str:
-        """Identifies the function that the vision tower computes.
-
-        Returns:
-            `str`: The model's name, `@`, and a hash of the weights and of the image processor's settings.
-        """
-        digest = hashlib.blake2b(digest_size=12)
-        for name, value in self.vision_state().items():
-            value = value.full_tensor() if hasattr(value, "full_tensor") else value
-            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        digest.update(processor_settings(self.image_processor).encode())
-        name = os.path.basename(str(getattr(self.base_model, "name_or_path", "")).rstrip("/"))
-        return f"{name or self.family}@{digest.hexdigest()}"
-
-    def image_features(self, pixel_values: Tensor, **side_inputs: Tensor) -> Tensor:
-        """Output of the vision tower. Batches and `generate` accept it instead of `pixel_values`.
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, token: str | None = None, overwrite: bool = False
+    ) -> str:
+        """Save with a model card and push to the Hub, after the checks of every push: safetensors only, no secrets.
 
         Args:
-            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Output of `encode_images`.
-            side_inputs (`torch.Tensor`): The other outputs of `encode_images`.
+            repo_id (`str`): `owner/name`; created if missing.
+            private (`bool`, *optional*): Whether a new repository is private; None means yes.
+            token (`str`, *optional*): Access token; by default the one stored by `hf auth login`.
+            overwrite (`bool`): Also push to a repository that has other content.
 
         Returns:
-            `torch.Tensor` of shape `(B, M, D)`.
+            `str`: URL of the commit.
         """
-        inputs = {name: value.to(self.device) for name, value in side_inputs.items()}
-        inputs["pixel_values"] = pixel_values.to(self.device)
-        return with_gathered_weights(self.model, lambda: self.encode(self.base_model, inputs))
-
-    # Scoring
-
-    def log_probs(
-        self, batch: dict[str, Any], *, temperature: float = 1.0, return_entropy: bool = False, model: Any = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Log-probability of every supervised token, without building the logits of the whole batch.
-
-        Args:
-            batch (`dict`): Output of `collate` or `encode_completions`, with images or features.
-            temperature (`float`): Divides the logits.
-            return_entropy (`bool`): Also return the entropy of each distribution.
-            model (`nn.Module`, *optional*): The model, wrapped for instance by DDP; by default `self.model`.
-
-        Returns:
-            `torch.Tensor` of shape `(B, T - 1)`: Aligned with `align_labels(labels)`, 0 at unsupervised positions;
-            with `return_entropy` a pair (log-probabilities, entropies).
-        """
-        model = self.model if model is None else model
-        batch = {**self.fixed_side_inputs_missing_in(batch), **batch}
-        batch = {name: value.to(self.device) for name, value in batch.items()}
-        output = model(**batch, head_objective=LogProbsObjective(temperature, return_entropy))
-        return (output["log_probs"], output["entropy"]) if return_entropy else output["log_probs"]
-
-    def own_loss(self, batch: dict[str, Any]) -> Tensor:
-        """The loss that the model itself computes, as plain mean cross-entropy.
-
-        Args:
-            batch (`dict`): Output of `collate`.
-
-        Returns:
-            `torch.Tensor`: Scalar.
-        """
-        return self.model(**batch).loss
-
-    def self_check(self, batch: dict[str, Any], atol: float | None = None) -> float:
-        """Compare the head tap with the model's own loss on one batch, and switch to full logits if they differ.
-
-        Args:
-            batch (`dict`): Output of `collate`, on the model's device.
-            atol (`float`, *optional*): Largest difference in nats; by default 1e-3 in fp32 and 0.05 in 16 bits.
-
-        Returns:
-            `float`: Difference between the mean cross-entropy through the tap and the model's own loss.
-        """
-        return check_tap(self, batch, atol)
+        # `hub` is in a higher layer. Importing it at the call avoids an import cycle.
+        hub = importlib.import_module("hf_captionrl.hub")
+        is_private = private is None or private
+        return str(hub.push_captioner(self, repo_id, private=is_private, token=token, overwrite=overwrite))

@@ -1,6 +1,10 @@
-"""PaliGemma.
+"""Chat models with image and video inputs: LLaVA, Qwen-VL, SmolVLM, InternVL, Gemma 3, PaliGemma.
 
-Legend: N captions, T tokens of the text.
+Some models have a video token and `get_video_features` (LLaVA-OneVision, Qwen-VL); others read the frames of a video as
+images (InternVL, SmolVLM). The processor decides which one applies; batches are the same for both.
+
+Legend: B images or videos, F frames per video, N captions, P tokens of the prefix, T tokens of the text, M image tokens (of
+the image with most), D features, L layers with additional features (DeepStack).
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -20,135 +24,14 @@ from PIL import Image
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from hf_captionrl.captioners.captioner import (
-    Captioner,
-    Encoding,
-    blank_image,
-    check_chat_processor,
-    check_chat_row,
-    check_image_size,
-    start_token_settings,
-)
+from hf_captionrl.captioners.captioner import Captioner, blank_image, start_token_settings
 from hf_captionrl.captioners.head_tap import join_prefix, left_padded, repeat_rows, stack_rows
 from hf_captionrl.captioners.loading import register
-
-# --- Chat models with video inputs -----------------------------------------------------------------------------------
-# Legend: B videos, F frames per video, M tokens per video, P tokens of the prefix, D features.
-#
-# Some models have a video token and `get_video_features` (LLaVA-OneVision, Qwen-VL); others read the frames of a video as
-# images (InternVL, SmolVLM). The processor decides which one applies; batches are the same for both.
 
 VIDEO_POSITION_INPUTS = ("video_grid_thw", "second_per_grid_ts")
 """Inputs from which Qwen-VL computes the positions of video tokens."""
 FRAMES_PER_SECOND = 1.0
 """Frame rate passed to processors for every video, so that the text before the caption is the same for all videos."""
-
-
-def pixel_kind(model: Any, prefix_ids: Tensor) -> tuple[str, int]:
-    """Whether `prefix_ids` `(B, P)` contain video or image tokens, and the id of that token."""
-    token = getattr(model.config, "video_token_id", None)
-    if token is not None and bool((prefix_ids == token).any()):
-        return "video", int(token)
-    return "image", int(model.config.image_token_id)
-
-
-class VideoInputs(Encoding):
-    """The part of [`ChatCaptioner`] that prepares videos; `frame_pooling="native"`."""
-
-    processor: Any
-
-    if TYPE_CHECKING:  # members of ChatCaptioner
-
-        def _render(self, kind: str = "image") -> tuple[str, str]: ...
-
-        @property
-        def processor_settings(self) -> dict[str, Any]: ...
-
-        def _read(self, found: Any) -> dict[str, Any]: ...
-
-        def _stacked(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]: ...
-
-        def _fixed_or_none(self) -> dict[str, Tensor] | None: ...
-
-    def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
-        self.native_frames = 0
-        if pooling != "native":
-            super().check_frame_pooling(pooling, num_frames)
-            return
-        name = type(self.base_model).__name__
-        if getattr(self.processor, "video_processor", None) is None:
-            raise ValueError(
-                f"frame_pooling is 'native', but {name} has no video inputs: its {type(self.processor).__name__} has no "
-                "video_processor. Use frame_pooling='mean'."
-            )
-        last = self._prefix_of_video([blank_image()] * num_frames)["input_ids"][-1]
-        if last != self.start_token_id:
-            raise ValueError(
-                f"frame_pooling is 'native', but the chat of {name} ends with token {last} after a video and with token "
-                f"{self.start_token_id} after an image. Use a template with the same ending, or frame_pooling='mean'."
-            )
-        self.native_frames = num_frames
-        if self._fixed_or_none() is None:
-            self.native_frames = 0
-            raise ValueError(
-                f"frame_pooling is 'native', but the processor of {name} returns different numbers of tokens for videos of "
-                f"{num_frames} frames, so that features alone do not determine its inputs. Set its video_processor to one "
-                "size for all videos, or use frame_pooling='mean'."
-            )
-
-    def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
-        return self._stacked([self._prefix_of_video(frames) for frames in videos])
-
-    def video_signature(self) -> str:
-        settings = {key: str(value) for key, value in self.processor.video_processor.to_dict().items()}
-        text = json.dumps(settings, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-    def _prefix_of_video(self, frames: Sequence[Image.Image]) -> dict[str, Any]:
-        """The processor's output for a video and the chat before the caption, like `_prefix_of` for an image."""
-        times = {
-            "total_num_frames": len(frames),
-            "fps": FRAMES_PER_SECOND,
-            "duration": len(frames) / FRAMES_PER_SECOND,
-            "frames_indices": list(range(len(frames))),
-        }
-        token = getattr(self.processor, "video_token", None)
-        turn = "" if token is None else self._render("video")[0]
-        if token is None or turn.count(token) != 1:
-            raise ValueError(
-                f"frame_pooling is 'native', but the chat template of {type(self.base_model).__name__} does not render "
-                f"one video token: {turn!r}. Use a template with content of type 'video', or frame_pooling='mean'."
-            )
-        found = self.processor(
-            text=[turn],
-            videos=[[frame.convert("RGB") for frame in frames]],
-            video_metadata=[times],
-            do_sample_frames=False,
-            return_tensors="pt",
-            **self.processor_settings,
-        )
-        if "pixel_values_videos" in found:
-            found["pixel_values"] = found.pop("pixel_values_videos")
-        return self._read(found)
-
-    def _rows_of_blank_videos(self, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Tensor]]:
-        """The side inputs of blank videos with `native_frames` frames, one row per size."""
-        pixels = ("pixel_values", "pixel_attention_mask")  # features replace both
-        videos = (self.encode_videos([[Image.new("RGB", size)] * self.native_frames]) for size in sizes)
-        return [{name: value for name, value in row.items() if name not in pixels} for row in videos]
-
-
-def as_videos(model: Any, output: Any) -> Any:
-    """Features of videos in the form that the model's `get_video_features` returns."""
-    if model.config.model_type == "llava_onevision":
-        output.pooler_output = torch.stack(output.pooler_output)
-    return output
-
-
-# --- Chat models with image inputs: LLaVA, Qwen-VL, SmolVLM and others -----------------------------------------------
-# Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens (of the image with most),
-# D features, L layers with additional features (DeepStack).
-
 PER_IMAGE = ("image_grid_thw", *VIDEO_POSITION_INPUTS, "image_sizes", "pixel_attention_mask")
 """Outputs of processors besides pixels and text that the models need as inputs."""
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
@@ -160,8 +43,23 @@ PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20), (900, 1200))
 _PROBE = "PROBE"
 
 
+def _pixel_kind(model: Any, prefix_ids: Tensor) -> tuple[str, int]:
+    """Whether `prefix_ids` `(B, P)` contain video or image tokens, and the id of that token."""
+    token = getattr(model.config, "video_token_id", None)
+    if token is not None and bool((prefix_ids == token).any()):
+        return "video", int(token)
+    return "image", int(model.config.image_token_id)
+
+
+def _flat(features: Any) -> Tensor:
+    """Features of several images, a list or tensor, as `(sum of M, D)`."""
+    if isinstance(features, Tensor):
+        return features.flatten(0, -2)
+    return torch.cat([part.flatten(0, -2) for part in features])
+
+
 @register
-class ChatCaptioner(VideoInputs, Captioner):
+class ChatCaptioner(Captioner):
     """Chat models of `AutoModelForImageTextToText`: the user's turn contains the image, the caption is the answer.
 
     The processor determines the text before the caption, the number of tokens per image, and the end of the answer.
@@ -191,8 +89,6 @@ class ChatCaptioner(VideoInputs, Captioner):
     language_lora = r"model\.(language_model|text_model)\..*\.([qkvo]_proj|gate_proj|up_proj|down_proj)"
     vision_lora = r"model\.(vision_tower|vision_model|visual)\..*\.([qkv]_proj|qkv|fc1|fc2|linear_fc1|linear_fc2|gate_proj|down_proj)"
     default_prompt = "Briefly describe the content of the image."
-    processor_class: ClassVar[str | None] = None
-    """The only processor class of these models; None if several are possible."""
     towers: ClassVar[tuple[str, ...]] = ("vision_tower", "vision_model", "visual")
     connectors: ClassVar[tuple[str, ...]] = ("multi_modal_projector", "connector", "embed_vision")
 
@@ -204,22 +100,24 @@ class ChatCaptioner(VideoInputs, Captioner):
 
     def check_fit(self) -> None:
         super().check_fit()
-        model = self.base_model
-        check_chat_processor(self.processor, model, self.image_token_id(model), self.processor_class)
-        if str(self.processor.image_token) not in self._turns()[0]:
+        expected, own = self.image_token_id(self.base_model), type(self.processor).__name__
+        token = getattr(self.processor, "image_token", None)  # a string, or an AddedToken
+        known = None if token is None else self.tokenizer.convert_tokens_to_ids(str(token))
+        # Gemma 3's image_token is a placeholder of the template, which the processor replaces with the tokenizer's token.
+        if token is None or expected not in (known, getattr(self.tokenizer, "image_token_id", None)):
             raise ValueError(
-                f"The chat template of the {type(self.processor).__name__} has no image token ({self.processor.image_token}). "
+                f"The image token of the {own} is {token} with the id {known}, but {type(self.base_model).__name__} needs "
+                f"the id {expected}. Pass the processor of the model, for instance from AutoProcessor.from_pretrained."
+            )
+        if str(token) not in self._turns()[0]:
+            raise ValueError(
+                f"The chat template of the {own} has no image token ({token}). "
                 "Pass the processor of the model, or set its chat_template."
             )
 
     def check_tokens(self) -> None:
         # The chat template defines how an answer begins and ends.
         return
-
-    def check_image_size(self) -> None:
-        row = self._prefix_of(blank_image())
-        check_chat_row(row, self.base_model, self.processor)
-        check_image_size(self.find_vision_tower(self.base_model), lambda image: row["pixel_values"], self.base_model)
 
     # Parts of the model
 
@@ -230,44 +128,31 @@ class ChatCaptioner(VideoInputs, Captioner):
             raise ValueError(f"{type(model).__name__} has none of {cls.towers}. Use a chat model with a vision tower.")
         return found[0]
 
-    @classmethod
-    def connector(cls, model: Any) -> Any:
-        """The modules between vision tower and language model.
-
-        Args:
-            model (`nn.Module`): The model without PEFT's outermost wrapper.
-
-        Returns:
-            `nn.Module`, or None if it is part of the vision tower.
-        """
-        return next((getattr(model.model, name) for name in cls.connectors if hasattr(model.model, name)), None)
+    def _beside_the_tower(self) -> dict[str, Tensor]:
+        """The other weights of the features: the connector, and the vector that LLaVA-OneVision appends to each row."""
+        model = self.base_model.model
+        connector = next((getattr(model, name) for name in self.connectors if hasattr(model, name)), None)
+        weights = {} if connector is None else connector.state_dict(prefix="connector.", keep_vars=True)
+        end = getattr(model, "image_newline", None)
+        return weights if end is None else {**weights, "image_newline": end}
 
     def freeze_vision(self) -> None:
         super().freeze_vision()
-        connector = self.connector(self.base_model)
-        if connector is not None:
-            connector.requires_grad_(False)
-        for value in self.ends_of_rows().values():
+        for value in self._beside_the_tower().values():
             value.requires_grad_(False)
 
     def vision_state(self) -> dict[str, Tensor]:
-        connector = self.connector(self.base_model)
-        connected = {} if connector is None else {f"connector.{k}": v for k, v in connector.state_dict().items()}
-        return {**super().vision_state(), **connected, **self.ends_of_rows()}
-
-    def ends_of_rows(self) -> dict[str, Tensor]:
-        """The vector that LLaVA-OneVision appends to each row of image tokens; part of the features.
-
-        Returns:
-            `dict`: From its name to the weight; empty for other models.
-        """
-        end = getattr(self.base_model.model, "image_newline", None)
-        return {} if end is None else {"image_newline": end}
+        return {**super().vision_state(), **self._beside_the_tower()}
 
     @classmethod
     def softcap(cls, model: Any) -> float | None:
         # Gemma 3 with images does not apply the soft cap of its configuration.
         return None if model.config.model_type == "gemma3" else super().softcap(model)
+
+    @classmethod
+    def image_token_id(cls, model: Any) -> int:
+        """Id of the image token."""
+        return int(model.config.image_token_id)
 
     # Text
 
@@ -326,11 +211,7 @@ class ChatCaptioner(VideoInputs, Captioner):
         )
 
     def plain_turn(self) -> str:
-        """The text before the caption if there is no chat template.
-
-        Returns:
-            `str`: The image token and the prompt on separate lines.
-        """
+        """The text before the caption if there is no chat template: image token and prompt on separate lines."""
         token = self.processor.image_token
         return f"{token}\n{self.prompt}\n" if self.prompt else f"{token}\n"
 
@@ -338,20 +219,17 @@ class ChatCaptioner(VideoInputs, Captioner):
 
     def _prefix_of(self, image: Image.Image) -> dict[str, Any]:
         """The processor's output for an image and the chat before the caption: lists of ids and types, tensors."""
-        return self._read(
-            self.processor(text=[self._turns()[0]], images=[image], return_tensors="pt", **self.processor_settings)
-        )
+        return self._read(text=[self._turns()[0]], images=[image])
 
-    def _read(self, found: Any) -> dict[str, Any]:
+    def _read(self, **inputs: Any) -> dict[str, Any]:
+        settings = start_token_settings(self.processor, self._turns()[0])
+        found = self.processor(**inputs, return_tensors="pt", **settings)
+        if "pixel_values_videos" in found:
+            found["pixel_values"] = found.pop("pixel_values_videos")
         ids = found["input_ids"][0].tolist()
         types = next((found[name][0].tolist() for name in TOKEN_TYPES if name in found), [0] * len(ids))
         tensors = {name: torch.as_tensor(found[name]) for name in ("pixel_values", *PER_IMAGE) if name in found}
         return {"input_ids": ids, "types": types, **tensors}
-
-    @property
-    def processor_settings(self) -> dict[str, Any]:
-        """Additional arguments for calling the processor."""
-        return start_token_settings(self.processor, self._turns()[0])
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         return self._stacked([self._prefix_of(image.convert("RGB")) for image in images])
@@ -374,14 +252,18 @@ class ChatCaptioner(VideoInputs, Captioner):
         """The side inputs of any image, or any video with `native_frames`, as one row; None if they differ."""
         key = (self.prompt, self.native_frames)
         if self._fixed is None or self._fixed[0] != key:
-            first, *others = (
-                self._rows_of_blank_videos(PROBE_SIZES)
-                if self.native_frames
-                else [self._side_inputs([self._prefix_of(Image.new("RGB", size))]) for size in PROBE_SIZES]
-            )
+            first, *others = [self._blank_side_inputs(size) for size in PROBE_SIZES]
             same = all(torch.equal(first[name], other[name]) for other in others for name in first)
             self._fixed = (key, first if same else None)
         return self._fixed[1]
+
+    def _blank_side_inputs(self, size: tuple[int, int]) -> dict[str, Tensor]:
+        image = Image.new("RGB", size)
+        if not self.native_frames:
+            return self._side_inputs([self._prefix_of(image)])
+        row = self._side_inputs([self._prefix_of_video([image] * self.native_frames)])
+        row.pop("pixel_attention_mask", None)  # features replace it
+        return row
 
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
         fixed = self._fixed_or_none()
@@ -392,6 +274,59 @@ class ChatCaptioner(VideoInputs, Captioner):
                 "(do_image_splitting=False, crop_to_patches=False, or min_pixels equal to max_pixels with square images)."
             )
         return {name: value.repeat_interleave(number, dim=0) for name, value in fixed.items()}
+
+    # Videos, `frame_pooling="native"`
+
+    def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
+        self.native_frames = 0
+        if pooling != "native":
+            super().check_frame_pooling(pooling, num_frames)
+            return
+        name = type(self.base_model).__name__
+        if getattr(self.processor, "video_processor", None) is None:
+            raise ValueError(
+                f"frame_pooling is 'native', but {name} has no video inputs: its {type(self.processor).__name__} has no "
+                "video_processor. Use frame_pooling='mean'."
+            )
+        last = self._prefix_of_video([blank_image()] * num_frames)["input_ids"][-1]
+        if last != self.start_token_id:
+            raise ValueError(
+                f"frame_pooling is 'native', but the chat of {name} ends with token {last} after a video and with token "
+                f"{self.start_token_id} after an image. Use a template with the same ending, or frame_pooling='mean'."
+            )
+        self.native_frames = num_frames
+        if self._fixed_or_none() is None:
+            self.native_frames = 0
+            raise ValueError(
+                f"frame_pooling is 'native', but the processor of {name} returns different numbers of tokens for videos of "
+                f"{num_frames} frames, so that features alone do not determine its inputs. Set its video_processor to one "
+                "size for all videos, or use frame_pooling='mean'."
+            )
+
+    def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
+        return self._stacked([self._prefix_of_video(frames) for frames in videos])
+
+    def video_signature(self) -> str:
+        settings = {key: str(value) for key, value in self.processor.video_processor.to_dict().items()}
+        return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+    def _prefix_of_video(self, frames: Sequence[Image.Image]) -> dict[str, Any]:
+        """The processor's output for a video and the chat before the caption, like `_prefix_of` for an image."""
+        times = {
+            "total_num_frames": len(frames),
+            "fps": FRAMES_PER_SECOND,
+            "duration": len(frames) / FRAMES_PER_SECOND,
+            "frames_indices": list(range(len(frames))),
+        }
+        token = getattr(self.processor, "video_token", None)
+        turn = "" if token is None else self._render("video")[0]
+        if token is None or turn.count(token) != 1:
+            raise ValueError(
+                f"frame_pooling is 'native', but the chat template of {type(self.base_model).__name__} does not render "
+                f"one video token: {turn!r}. Use a template with content of type 'video', or frame_pooling='mean'."
+            )
+        frames = [frame.convert("RGB") for frame in frames]
+        return self._read(text=[turn], videos=[frames], video_metadata=[times], do_sample_frames=False)
 
     # Forward
 
@@ -420,14 +355,7 @@ class ChatCaptioner(VideoInputs, Captioner):
 
     @classmethod
     def text_types(cls, input_ids: Tensor) -> Tensor:
-        """Token types of the text.
-
-        Args:
-            input_ids (`torch.Tensor` of shape `(N, T)`): Token ids of a batch.
-
-        Returns:
-            `torch.Tensor` of shape `(N, T)`.
-        """
+        """Token types `(N, T)` of the text `(N, T)`."""
         return torch.zeros_like(input_ids)
 
     @classmethod
@@ -435,7 +363,7 @@ class ChatCaptioner(VideoInputs, Captioner):
         tower = cls.find_vision_tower(model)
         device, dtype = next((p.device, p.dtype) for p in tower.parameters())
         rows = inputs["image_rows"].tolist()
-        kind, token = pixel_kind(model, inputs["prefix_ids"])
+        kind, token = _pixel_kind(model, inputs["prefix_ids"])
         get_features = getattr(model.model, f"get_{kind}_features")
         accepted = inspect.signature(get_features).parameters
         pixels = torch.cat([value[:number] for value, number in zip(inputs["pixel_values"], rows, strict=True)])
@@ -455,23 +383,16 @@ class ChatCaptioner(VideoInputs, Captioner):
     @contextmanager
     def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
         prefix_ids = inputs.pop("prefix_ids")
-        kind, token = pixel_kind(model, prefix_ids)
+        kind, token = _pixel_kind(model, prefix_ids)
         output = cls.features_output(model, features, (prefix_ids == token).sum(1).tolist())
-        inputs["mm_encoder_outputs"] = {kind: as_videos(model, output) if kind == "video" else output}
+        if kind == "video" and model.config.model_type == "llava_onevision":  # as its get_video_features returns them
+            output.pooler_output = torch.stack(output.pooler_output)
+        inputs["mm_encoder_outputs"] = {kind: output}
         yield
 
     @classmethod
     def features_output(cls, model: Any, features: Tensor, counts: list[int]) -> Any:
-        """Features in the form that the model's `get_image_features` returns.
-
-        Args:
-            model (`nn.Module`): The model.
-            features (`torch.Tensor` of shape `(N, M, (1 + L) D)`): Padded features.
-            counts (`list[int]`): Image tokens of each row.
-
-        Returns:
-            An output with `pooler_output` and, for models that have them, `deepstack_features`.
-        """
+        """Padded features `(N, M, (1 + L) D)`, `counts` of them per row, in the form that `get_image_features` returns."""
         width = model.get_input_embeddings().weight.shape[1]
         layers = [
             [row[:count] for row, count in zip(layer, counts, strict=True)] for layer in features.split(width, dim=-1)
@@ -484,41 +405,16 @@ class ChatCaptioner(VideoInputs, Captioner):
         # Images may differ in their number of tiles, but all tiles have the same number of tokens.
         return BaseModelOutputWithPooling(pooler_output=torch.cat(layers[0]).unflatten(0, (-1, math.gcd(*counts))))
 
-    @classmethod
-    def image_token_id(cls, model: Any) -> int:
-        """Id of the image token.
-
-        Args:
-            model (`nn.Module`): The model.
-
-        Returns:
-            `int`: The id.
-        """
-        return int(model.config.image_token_id)
-
     def generate_ids(
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
-        model = self.base_model
-        image_tokens = {self.image_token_id(model), pixel_kind(model, side_inputs["prefix_ids"])[1]}
+        # A generated image token would require another image.
+        image_tokens = {
+            self.image_token_id(self.base_model),
+            _pixel_kind(self.base_model, side_inputs["prefix_ids"])[1],
+        }
         suppressed = [*(kwargs.pop("suppress_tokens", None) or []), *sorted(image_tokens)]
-        batch = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids), **side_inputs}
-        inputs = self.native_inputs(model, batch)
-        width = inputs["input_ids"].size(1)
-        with self.known_features(model, image_features, inputs):
-            ids = model.generate(**inputs, suppress_tokens=suppressed, **kwargs)  # (N, P + T)
-        generated = ids[:, width:]
-        return torch.cat([repeat_rows(prompt_ids, len(generated)), generated], 1)
-
-
-def _flat(features: Any) -> Tensor:
-    """Features of several images, a list or tensor, as `(sum of M, D)`."""
-    if isinstance(features, Tensor):
-        return features.flatten(0, -2)
-    return torch.cat([part.flatten(0, -2) for part in features])
-
-
-# --- PaliGemma -------------------------------------------------------------------------------------------------------
+        return super().generate_ids(image_features, prompt_ids, side_inputs, suppress_tokens=suppressed, **kwargs)
 
 
 @register
@@ -528,8 +424,15 @@ class PaliGemmaCaptioner(ChatCaptioner):
     family = "paligemma"
     model_types = ("paligemma",)
     default_prompt = "caption en"
-    processor_class = "PaliGemmaProcessor"
     supports_static_cache = False
+
+    def check_fit(self) -> None:
+        super().check_fit()
+        if not isinstance(self.processor, transformers.PaliGemmaProcessor):  # others run, with other texts
+            raise ValueError(
+                f"{type(self.base_model).__name__} needs a PaliGemmaProcessor, not a {type(self.processor).__name__}. Pass the "
+                "processor of the model."
+            )
 
     def plain_turn(self) -> str:
         return f"{self.processor.image_token}{self.prompt}"

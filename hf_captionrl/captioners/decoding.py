@@ -18,13 +18,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import EncoderDecoderCache, GenerationConfig, LogitsProcessorList
+from transformers import CompileConfig, EncoderDecoderCache, GenerationConfig, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
-
-# --- `torch.compile` of the decoding step ----------------------------------------------------------------------------
 
 
 def check_compiler(device: torch.device) -> None:
@@ -43,15 +41,6 @@ def check_compiler(device: torch.device) -> None:
         f"compile_decoding is True, but torch.compile needs {missing}. Install it, or leave compile_decoding out."
     )
 
-
-def compiled_forward(model: Any) -> Callable[..., Any]:
-    """The model's forward, compiled once for any number of rows and tokens."""
-    from transformers import CompileConfig
-
-    return model.get_compiled_call(CompileConfig(dynamic=True, mode="default"))
-
-
-# --- Decodes greedy and sampled captions of an image from one prefill; finished rows leave the batch -----------------
 
 _ROWWISE = tuple(
     getattr(logits_process, name)
@@ -117,7 +106,8 @@ class DecodingLoop:
         outputs = model._prefill(input_ids, generation_config, model_kwargs)
         batch = _Batch.after_prefill(model, input_ids, outputs, model_kwargs)
         if self.compiled:
-            batch.call = compiled_forward(model)
+            # Once for any number of rows and tokens.
+            batch.call = model.get_compiled_call(CompileConfig(dynamic=True, mode="default"))
         batch.repeat(per_image, folded=self.folded)
         device, rows = input_ids.device, len(batch.input_ids)
         pad, ends = generation_config._pad_token_tensor.to(device), set(generation_config._eos_token_tensor.tolist())
@@ -184,18 +174,12 @@ class DecodingLoop:
             raise UndecodableError
 
 
-def _layers(cache: Any) -> list[Any]:
-    parts = [cache.self_attention_cache, cache.cross_attention_cache] if _is_double(cache) else [cache]
-    return [layer for part in parts for layer in part.layers]
-
-
-def _is_double(cache: Any) -> bool:
-    return isinstance(cache, EncoderDecoderCache)
-
-
 def _selectable(cache: Any) -> bool:
-    return (_is_double(cache) or hasattr(cache, "layers")) and all(
-        type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in _layers(cache)
+    """Whether rows of a cache can be selected."""
+    double = isinstance(cache, EncoderDecoderCache)
+    parts = [cache.self_attention_cache, cache.cross_attention_cache] if double else [cache]
+    return all(hasattr(part, "layers") for part in parts) and all(
+        type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for part in parts for layer in part.layers
     )
 
 
@@ -276,7 +260,7 @@ class _Batch:
             rows, of = (images, self.images) if name in cross else (index, number)
             in_space = name == "position_ids" and isinstance(value, Tensor) and value.dim() == 3  # (3, N, P)
             self.model_kwargs[name] = value[:, rows] if in_space else _rows_of(value, rows, of)
-        if _is_double(self.cache):
+        if isinstance(self.cache, EncoderDecoderCache):
             self.cache.self_attention_cache.batch_select_indices(index)
             if changed:
                 self.cache.cross_attention_cache.batch_select_indices(images)

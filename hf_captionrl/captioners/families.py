@@ -1,10 +1,12 @@
-"""Pix2Struct."""
+"""Families that are not chat models: BLIP, BLIP-2, ClipCap, VisionEncoderDecoder, Florence-2, GIT, Kosmos-2, Pix2Struct.
+
+Legend: B images or videos, F frames, N captions, P tokens of the prefix, T tokens of the text, M image tokens, D features.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -15,7 +17,7 @@ from torch import Tensor
 from transformers import AddedToken
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
-from hf_captionrl.captioners.captioner import Captioner, blank_image, check_special_tokens
+from hf_captionrl.captioners.captioner import Captioner, blank_image
 from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
 from hf_captionrl.captioners.head_tap import (
     decoder_text,
@@ -29,8 +31,7 @@ from hf_captionrl.captioners.head_tap import (
 from hf_captionrl.captioners.loading import register
 from hf_captionrl.captioners.shared_cross_attention import computed_once
 
-# --- Models with a fixed number of image tokens before the text: BLIP-2, Florence-2, Kosmos-2 ------------------------
-# Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens, D features.
+logger = logging.getLogger(__name__)
 
 
 def configured_ids(names: Sequence[str], generation: Any, config: Any) -> list[Any]:
@@ -46,20 +47,12 @@ class FixedPrefixCaptioner(Captioner):
     # Side inputs, with the prompt that they were computed for.
     _fixed: tuple[str, dict[str, Tensor]] | None = None
 
-    @abstractmethod
     def prefix_token_ids(self) -> Sequence[int]:
-        """Token ids before the text, or in the encoder.
-
-        Returns:
-            `Sequence[int]`: P ids.
-        """
+        """The P token ids before the text, or in the encoder."""
+        raise NotImplementedError
 
     def one_side_input(self) -> dict[str, Tensor]:
-        """The side inputs, which are the same for all images.
-
-        Returns:
-            `dict`: Tensors with one row.
-        """
+        """The side inputs, which are the same for all images, with one row."""
         return left_padded([self.prefix_token_ids()], self.pad_token_id)
 
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
@@ -85,23 +78,6 @@ class FixedPrefixCaptioner(Captioner):
         if "prefix_ids" not in inputs:
             return dict(inputs)
         return split_prefix(inputs) if cls.is_encoder_decoder else join_prefix(inputs)
-
-    def generate_ids(
-        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
-    ) -> Tensor:
-        model = self.base_model
-        batch = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids), **side_inputs}
-        inputs = self.native_inputs(model, batch)
-        if self.is_encoder_decoder:
-            inputs.pop("decoder_attention_mask")
-            inputs["decoder_input_ids"] = prompt_ids  # including the last one, which split_prefix removes
-        width = inputs[self.token_argument].size(1)
-        with self.known_features(model, image_features, inputs):
-            generated = model.generate(**inputs, **kwargs)[:, width:]  # (N, T)
-        return torch.cat([repeat_rows(prompt_ids, len(generated)), generated], 1)
-
-
-# --- BLIP ------------------------------------------------------------------------------------------------------------
 
 
 @register
@@ -131,7 +107,7 @@ class BlipCaptioner(Captioner):
 
     def check_tokens(self) -> None:
         # BLIP adds [DEC] after BERT's vocabulary, so that it is never an ordinary word.
-        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id, refuse=True)
+        self.check_special_tokens(self.start_token_id, self.eos_token_id, refuse=True)
 
     def own_loss(self, batch: dict[str, Any]) -> Tensor:
         # The configuration may set label smoothing.
@@ -150,15 +126,14 @@ class BlipCaptioner(Captioner):
     def generate_ids(
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
-        return self.writer.generate(
+        ids = self.writer.generate(
             input_ids=prompt_ids,
             attention_mask=torch.ones_like(prompt_ids),
             encoder_hidden_states=image_features,
             **kwargs,
         )
+        return ids[:, prompt_ids.size(1) :]
 
-
-# --- BLIP-2 and InstructBLIP -----------------------------------------------------------------------------------------
 
 QFORMER_INPUTS = ("qformer_input_ids", "qformer_attention_mask")
 
@@ -238,7 +213,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
 
     def check_tokens(self) -> None:
         # The end token is not checked: OPT ends captions with an ordinary token, the newline.
-        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, None)
+        self.check_special_tokens(self.start_token_id, None)
 
     def prefix_token_ids(self) -> list[int]:
         config = self.base_model.config
@@ -277,9 +252,6 @@ class Blip2EncoderDecoderCaptioner(Blip2Captioner):
 
     def prefix_token_ids(self) -> list[int]:
         return [*super().prefix_token_ids(), *self.tokenizer(self.prompt).input_ids]
-
-
-# --- ClipCap ---------------------------------------------------------------------------------------------------------
 
 
 @register
@@ -334,7 +306,7 @@ class ClipCapCaptioner(Captioner):
 
     def check_tokens(self) -> None:
         # Check the language model's end token, not the full stop, which is an ordinary token.
-        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.language_end_id)
+        self.check_special_tokens(self.start_token_id, self.language_end_id)
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
         if self.base_model.config.stop_at_period:  # the end token is the full stop
@@ -344,11 +316,6 @@ class ClipCapCaptioner(Captioner):
     @classmethod
     def softcap(cls, model: Any) -> float | None:
         return getattr(model.config.text_config, "final_logit_softcapping", None)
-
-
-# --- VisionEncoderDecoder: any image encoder with any decoder that has cross-attention -------------------------------
-
-logger = logging.getLogger(__name__)
 
 
 @register
@@ -395,7 +362,7 @@ class EncoderDecoderCaptioner(Captioner):
     ) -> Tensor:
         model = self.base_model
         with computed_once(getattr(model, "enc_to_dec_proj", None)):
-            return model.generate(
+            ids = model.generate(
                 # Never encoded: only tells generate the number of rows.
                 pixel_values=image_features.new_zeros(prompt_ids.size(0), 1, 1, 1),
                 encoder_outputs=BaseModelOutput(last_hidden_state=image_features),
@@ -403,9 +370,7 @@ class EncoderDecoderCaptioner(Captioner):
                 decoder_input_ids=prompt_ids,
                 **kwargs,
             )
-
-
-# --- Florence-2 ------------------------------------------------------------------------------------------------------
+        return ids[:, prompt_ids.size(1) :]
 
 
 @register
@@ -462,10 +427,6 @@ class Florence2Captioner(FixedPrefixCaptioner):
             yield
 
 
-# --- GIT -------------------------------------------------------------------------------------------------------------
-# Legend: B images or videos, F frames, M image tokens per frame, D features.
-
-
 @register
 class GitCaptioner(Captioner):
     """GIT (`GitForCausalLM`), which reads image tokens and text as one sequence.
@@ -483,7 +444,7 @@ class GitCaptioner(Captioner):
     vision_lora = r"git\.image_encoder\..*\.([qkv]_proj|fc1|fc2)"
 
     def check_tokens(self) -> None:
-        check_special_tokens(self.tokenizer, self.base_model, self.start_token_id, self.eos_token_id, refuse=True)
+        self.check_special_tokens(self.start_token_id, self.eos_token_id, refuse=True)
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
         places = self.base_model.config.num_image_with_embedding
@@ -519,16 +480,6 @@ class GitCaptioner(Captioner):
         with replaced_forward(cls.find_vision_tower(model), known):
             inputs["pixel_values"] = numbers.view(1, -1, 1, 1, 1).repeat(features.size(0), 1, 1, 1, 1)
             yield
-
-    def generate_ids(
-        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
-    ) -> Tensor:
-        inputs = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids)}
-        with self.known_features(self.base_model, image_features, inputs):
-            return self.base_model.generate(**inputs, **kwargs)
-
-
-# --- Kosmos-2 --------------------------------------------------------------------------------------------------------
 
 
 @register
@@ -569,9 +520,6 @@ class Kosmos2Captioner(FixedPrefixCaptioner):
             places[:, end - model.config.latent_query_num : end] = 1
             native["image_embeds_position_mask"] = places
         return native
-
-
-# --- Pix2Struct ------------------------------------------------------------------------------------------------------
 
 
 @register
@@ -640,12 +588,10 @@ class Pix2StructCaptioner(Captioner):
     def generate_ids(
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
-        model = self.base_model
         kwargs.setdefault("use_cache", True)  # the configuration of published checkpoints turns it off
-        inputs: dict[str, Any] = {"decoder_input_ids": prompt_ids}
-        with self.known_features(model, image_features, inputs):
-            # Never encoded: only tells generate the number of rows.
-            return model.generate(image_features.new_zeros(len(image_features), 1, 1), **inputs, **kwargs)
+        # Never encoded: only tells generate the number of rows.
+        kwargs["flattened_patches"] = image_features.new_zeros(len(image_features), 1, 1)
+        return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
 
 
 def _is_patch(patches: Tensor) -> Tensor:

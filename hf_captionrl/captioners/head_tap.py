@@ -1,4 +1,13 @@
-"""Checks the head tap against the model's own loss on the first batch."""
+"""The head tap: the only code that accesses the output projection of a captioner.
+
+`tap_head` gives the model a subclass of its class whose `forward` takes two more arguments. With `head_objective` the output
+projection is skipped, so that `(B, T, V)` logits are never built; the objective gets the projection's input and weight and
+returns a loss or per-token values, which become the model's output. With `image_features` the vision tower is skipped. All of
+this happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside breaks FSDP2.
+
+Legend: B images (or captions), G captions per image, N = B * G rows, P tokens of the prefix, T tokens of the text, V vocabulary,
+D features, M image tokens, r rank.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +26,7 @@ from transformers.utils import ModelOutput
 
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX, linear_log_probs
 
-# --- Eval mode as a context ------------------------------------------------------------------------------------------
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -33,7 +42,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 # --- Represents an output projection, possibly wrapped by PEFT, as a single weight -----------------------------------
-# Legend: B captions, T tokens, V vocabulary, D features, r rank.
 
 
 def _active(module: nn.Module) -> Any:
@@ -104,9 +112,7 @@ def head_projection(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Te
     return torch.cat(inputs, -1), torch.cat(weights, -1), bias
 
 
-# --- The prefix of the text: image tokens and the words around them, for models that read image and text as one sequence ---
-# Legend: B images, G captions per image, N = B * G rows, P tokens of the prefix, T tokens of the text, M image tokens.
-#
+# --- The prefix of the text, for models that read image and text as one sequence -------------------------------------
 # In every family, the text of a batch is `(N, T)`, without the prefix. The prefix has one row per image: `prefix_ids` and
 # `prefix_mask` `(B, P)`, padded on the left because images may differ in their number of tokens, and other inputs per
 # image. The model's forward joins prefix and text, so that labels and supervised tokens are the same for all families.
@@ -187,15 +193,7 @@ def split_prefix(inputs: dict[str, Any]) -> dict[str, Any]:
     return inputs
 
 
-# --- The head tap: the only code that accesses the output projection of a captioner ----------------------------------
-# Legend: B captions, T tokens, V vocabulary, D features, M image tokens.
-#
-# `tap_head` gives the model a subclass of its class whose `forward` takes two more arguments. With `head_objective` the
-# output projection is skipped, so that `(B, T, V)` logits are never built; the objective gets the projection's input and
-# weight and returns a loss or per-token values, which become the model's output. With `image_features` the vision tower
-# is skipped. All of this happens inside `forward`, below DDP, FSDP and PEFT: a loss computed outside breaks FSDP2.
-
-logger = logging.getLogger(__name__)
+# --- Objectives ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -256,14 +254,7 @@ class LogProbsObjective:
         self.return_entropy = return_entropy
 
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
-        """Compute the log-probabilities.
-
-        Args:
-            head ([`HeadInputs`]): From the tap.
-
-        Returns:
-            `dict`: `log_probs`, and `entropy` if requested; both `(B, T)`, 0 where the label is ignored.
-        """
+        """`log_probs`, and `entropy` if requested; both `(B, T)`, 0 where the label is ignored."""
         if head.hidden is not None and head.weight is not None:
             result = linear_log_probs(
                 head.hidden,
@@ -288,14 +279,7 @@ class LogProbsObjective:
 
 
 def mean_cross_entropy(head: HeadInputs) -> dict[str, Tensor]:
-    """Maximum likelihood as an objective: mean nats per supervised token.
-
-    Args:
-        head ([`HeadInputs`]): From the tap.
-
-    Returns:
-        `dict`: `loss`, a scalar.
-    """
+    """Maximum likelihood as an objective: `loss`, the mean nats per supervised token."""
     if head.logits is not None:
         return {"loss": F.cross_entropy(head.logits.float().flatten(0, 1), head.labels.flatten())}
     log_probs = LogProbsObjective()(head)["log_probs"]  # (B, T)
@@ -374,24 +358,20 @@ def _tapped_forward(
     family: Any,
     objective: HeadObjective | None,
     image_features: Tensor | None,
-    inputs: dict[str, Any],
+    batch: dict[str, Any],
 ) -> Any:
-    batch, inputs = inputs, family.native_inputs(model, inputs)
+    inputs = family.native_inputs(model, batch)
     with _image_inputs(model, family, image_features, batch, inputs):
+        labels = inputs.get("labels")
         if objective is None:
-            return original(model, **_with_long_labels(family, inputs))
-        labels = inputs.pop("labels", None)  # without labels the model does not compute a loss
+            ids = inputs.get(family.token_argument)
+            if labels is not None and ids is not None and labels.size(1) < ids.size(1):  # ids of prefix and text
+                inputs["labels"] = F.pad(labels, (ids.size(1) - labels.size(1), 0), value=IGNORE_INDEX)
+            return original(model, **inputs)
         if labels is None:
             raise ValueError("A head objective needs labels. Create the batch with captioner.collate.")
+        del inputs["labels"]  # without labels the model does not compute a loss
         return _run_objective(model, original, family, objective, labels, inputs)
-
-
-def _with_long_labels(family: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Labels for the model's own loss: padded on the left to the length of prefix and text."""
-    labels, ids = inputs.get("labels"), inputs.get(family.token_argument)
-    if labels is not None and ids is not None and labels.size(1) < ids.size(1):
-        inputs["labels"] = F.pad(labels, (ids.size(1) - labels.size(1), 0), value=IGNORE_INDEX)
-    return inputs
 
 
 def _run_objective(
@@ -405,12 +385,10 @@ def _run_objective(
     shift = not family.is_encoder_decoder
     inputs["use_cache"] = False
     head = family.output_head(model)
-    if model.use_full_logits or not is_tappable(head):
-        if not model.use_full_logits:
-            model.use_full_logits = True
-            logger.warning(
-                "%s is not a single weight matrix. Using full logits, which is slower.", type(head).__name__
-            )
+    if not model.use_full_logits and not is_tappable(head):
+        model.use_full_logits = True
+        logger.warning("%s is not a single weight matrix. Using full logits, which is slower.", type(head).__name__)
+    if model.use_full_logits:
         logits, labels = align(original(model, **inputs).logits, labels, shift)
         return HeadOutput(objective(HeadInputs(labels=labels, logits=logits)))
 
@@ -445,6 +423,25 @@ _ADDED_BY_PEFT = (
 )
 
 
+def subclass_with(cls: Any, maker: tuple[Any, ...], **members: Any) -> Any:
+    """A subclass of a model's class with the same name; `maker`, a function and its arguments, makes it in another process."""
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        # copy and pickle look up a class by its name, and would find the original class.
+        reduced = super(made, self).__reduce_ex__(protocol)
+        return (_new, maker, *reduced[2:]) if type(self) is made else reduced
+
+    # transformers writes the class name to config.json, and uses the full name to find which outputs to record.
+    names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    made: Any = type(cls.__name__, (cls,), {**members, **names, "__reduce_ex__": reduce})
+    return made
+
+
+def _new(make: Callable[..., Any], *arguments: Any) -> Any:
+    made = make(*arguments)
+    return made.__new__(made)
+
+
 @functools.cache
 def _tapped_class(cls: Any, family: Any) -> Any:
     original = cls.forward
@@ -466,11 +463,6 @@ def _tapped_class(cls: Any, family: Any) -> Any:
         kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _ADDED_BY_PEFT}
         return _tapped_forward(self, original, family, head_objective, image_features, kwargs)
 
-    def reduce(self: Any, protocol: Any) -> Any:
-        # copy and pickle look up a class by its name, and would find the original class.
-        reduced = super(made, self).__reduce_ex__(protocol)
-        return (_new_tapped, (cls, family), *reduced[2:]) if type(self) is made else reduced
-
     def enable_input_require_grads(self: Any) -> None:
         super(made, self).enable_input_require_grads()
         # The line above makes the embeddings a leaf. BLIP and GIT modify them in place, which autograd forbids.
@@ -478,29 +470,20 @@ def _tapped_class(cls: Any, family: Any) -> Any:
             self.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.clone())
         )
 
-    members = {
-        "forward": forward,
-        "__reduce_ex__": reduce,
-        "enable_input_require_grads": enable_input_require_grads,
-        "use_full_logits": False,
-        "folds_cross_attention": False,
-        "captioner_family": family,
-        # transformers writes the class name to config.json, and uses the full name to find which outputs to record.
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-    }
-    made: Any = type(cls.__name__, (cls,), members)
+    made = subclass_with(
+        cls,
+        (_tapped_class, cls, family),
+        forward=forward,
+        enable_input_require_grads=enable_input_require_grads,
+        use_full_logits=False,
+        folds_cross_attention=False,
+        captioner_family=family,
+    )
     return made
 
 
-def _new_tapped(cls: Any, family: Any) -> Any:
-    made = _tapped_class(cls, family)
-    return made.__new__(made)
-
-
 def tap_head(model: nn.Module, family: type) -> None:
-    """Extend the `forward` of a model in place, as described above. Call this before PEFT, DDP and FSDP wrap it."""
+    """Extend the `forward` of a model in place, as described at the top. Call this before PEFT, DDP and FSDP wrap it."""
     if getattr(model, "captioner_family", None) is not None:
         return
     if "forward" in model.__dict__:

@@ -1,17 +1,13 @@
-"""vLLM's offline engine as a backend."""
+"""Asks language models and vision-language models: endpoints, models of transformers, captioners, vLLM's offline engine."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import http.client
 import io
 import json
 import os
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -19,34 +15,28 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from urllib.parse import urlsplit
+
+import httpx
 
 from hf_captionrl.utils.io import json_digest
 from hf_captionrl.utils.model_files import check_complete, load_pretrained, model_path
 
-# --- One question to a language model or a vision-language model -----------------------------------------------------
+RETRY_TEMPERATURE = 0.7
+"""Temperature of later attempts, because greedy decoding repeats a bad answer."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question to a model.
+    """One question to a model."""
 
-    Args:
-        stage (`str`): Name of the task, part of the hash.
-        image_id (`str`): Id of the image.
-        user (`str`): The question.
-        system (`str`): The instruction before it, or `""`.
-        examples (`tuple[tuple[str, str], ...]`): Worked examples: question and answer.
-        image (`PIL.Image.Image`, *optional*): The image for a vision model.
-        attempt (`int`): 0 for the first attempt; backends sample at later ones.
-    """
-
-    stage: str
+    stage: str  # name of the task, part of the hash
     image_id: str
-    user: str
-    system: str = ""
-    examples: tuple[tuple[str, str], ...] = ()
-    image: Any = field(default=None, compare=False, repr=False)
-    attempt: int = 0
+    user: str  # the question
+    system: str = ""  # the instruction before it
+    examples: tuple[tuple[str, str], ...] = ()  # question and answer
+    image: Any = field(default=None, compare=False, repr=False)  # a PIL image, for a vision model
+    attempt: int = 0  # backends sample at later attempts
 
     @property
     def hash(self) -> str:
@@ -61,24 +51,16 @@ class Prompt:
         return [*turns, {"role": "user", "content": self.user}]
 
 
-# --- Protocol of backends, and the values that they return -----------------------------------------------------------
-
-RETRY_TEMPERATURE = 0.7
-"""Temperature of later attempts, because greedy decoding repeats a bad answer."""
-
-
 class BackendError(RuntimeError):
     """A backend fails for every prompt: wrong key, model or address. The run stops, but no answer is lost."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A prompt without an answer.
+    """A prompt without an answer; `detail` describes the error in one sentence and never contains a key.
 
-    Args:
-        reason (`str`): `"backend_failed"` if all attempts failed (the next run asks again), or `"backend_rejected"` if the
-            prompt was rejected (it is not asked again).
-        detail (`str`): Description of the error in one sentence; never contains a key.
+    The reason is `"backend_failed"` if all attempts failed (the next run asks again), or `"backend_rejected"` if the prompt was
+    rejected (it is not asked again).
     """
 
     reason: str
@@ -98,28 +80,24 @@ Answer: TypeAlias = str | Truncated | Failure
 
 @runtime_checkable
 class Backend(Protocol):
-    """Answers prompts.
-
-    Attributes:
-        model (`str`): Name for the provenance of each answer.
-        revision (`str`): Commit, hash of the weights or version, and all settings that change answers. Answers of other
-            revisions are not reused.
-        is_multimodal (`bool`): Whether it answers prompts with images.
-    """
+    """Answers prompts."""
 
     model: str
+    """Name for the provenance of each answer."""
     revision: str
+    """Commit, hash of the weights or version, and all settings that change answers; answers of others are not reused."""
     is_multimodal: bool
+    """Whether it answers prompts with images."""
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Yield position and answer of each prompt as soon as the answer arrives, so that it can be stored."""
         ...
 
 
-# --- Base class of backends with a local model, and helpers for its revision, decoding, seed and chat text -----------
+# --- Backends with a local model -------------------------------------------------------------------------------------
 
 
-def default_device(device: str | None) -> str:
+def _default_device(device: str | None) -> str:
     """The device, or a GPU if there is one."""
     import torch
 
@@ -127,10 +105,9 @@ def default_device(device: str | None) -> str:
 
 
 def loaded_revision(model: Any, *parts: str) -> str:
-    """Commit of a loaded model from the Hub, or a hash of its weights.
+    """Commit of a loaded model from the Hub, or, for folders and adapters, a hash of its weights.
 
-    Folders and adapters get the hash: the weights of a folder can change without its name, and the commit of an adapter's
-    base model does not identify the adapter.
+    The weights of a folder can change without its name, and the commit of an adapter's base model does not identify the adapter.
     """
     from hf_captionrl.retrieval.feature_cache import model_fingerprint
 
@@ -160,11 +137,6 @@ def folder_revision(model: str, revision: str | None) -> str:
     return Path(found).parent.name if isinstance(found, str) else revision or ""
 
 
-def revision_line(identity: str, max_new_tokens: int, *, engine: str = "") -> str:
-    """Identity and settings that change answers, as stored in the journal."""
-    return "; ".join(filter(None, (identity, f"{engine} greedy max_new_tokens={max_new_tokens}".strip())))
-
-
 def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
     """Arguments of `generate`: greedy at first, sampling at later attempts, because greedy repeats a bad answer."""
     if attempt == 0:
@@ -173,14 +145,9 @@ def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
 
 
 class LocalBackend(ABC):
-    """Answers prompts batch by batch. Subclasses load the model and answer one batch.
+    """Answers prompts batch by batch (`batch_size=None`: all at once). Subclasses load the model and answer one batch.
 
-    Args:
-        model (`str`): Name for the provenance of each answer.
-        identity (`str`): Commit of the model, or hash of its weights.
-        max_new_tokens (`int`): Longest answer.
-        batch_size (`int`, *optional*): Prompts per batch; `None` for all.
-        engine (`str`): Name of the engine in the revision.
+    The revision consists of `identity` (commit of the model, or hash of its weights), engine and settings.
     """
 
     is_multimodal = False
@@ -189,7 +156,8 @@ class LocalBackend(ABC):
         self, model: str, identity: str, *, max_new_tokens: int, batch_size: int | None = None, engine: str = ""
     ) -> None:
         self.model = model
-        self.revision = revision_line(identity, max_new_tokens, engine=engine)
+        settings = f"{engine} greedy max_new_tokens={max_new_tokens}".strip()
+        self.revision = "; ".join(filter(None, (identity, settings)))
         self._batch_size, self._max_new_tokens = batch_size, max_new_tokens
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
@@ -236,10 +204,10 @@ def chat_text(tokenizer: Any, prompt: Prompt) -> str:
         return str(tokenizer.apply_chat_template([first, *turns[2:]], tokenize=False, add_generation_prompt=True))
 
 
-# --- Client of endpoints with OpenAI's chat completions --------------------------------------------------------------
+# --- Endpoints with OpenAI's chat completions ------------------------------------------------------------------------
 # The key comes from an environment variable and is sent only in the header of requests to the given address. No message, log or
 # file contains it, and redirects are not followed.
-
+#
 # Not `huggingface_hub.InferenceClient`, for three reasons: its `timeout` limits each read and not the whole answer (with a
 # slow server, a request with a timeout of 0.3 s took 7 s); it follows redirects, which sends prompts and images elsewhere;
 # and without a key it sends the user's Hub token to the endpoint.
@@ -250,20 +218,22 @@ _ONE_PROMPT = (400, 413, 415, 422)  # other codes, such as 401, 402, 404 and red
 _LONGEST_WAIT_S = 120.0
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
-
-
 def image_url(image: Any) -> str:
-    """An image as a data URL for chat endpoints.
-
-    Returns `data:image/png;base64,...` for small images, JPEG of quality 90 for those above 512 x 512 pixels.
-    """
+    """An image as a data URL for chat endpoints: PNG, or JPEG of quality 90 above 512 x 512 pixels."""
     kind = "PNG" if image.width * image.height <= 512 * 512 else "JPEG"
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, kind, quality=90)
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+class _RetryError(Exception):
+    def __init__(self, message: str, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class _RejectedError(Exception):
+    pass
 
 
 def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False) -> list[dict[str, Any]]:
@@ -285,18 +255,14 @@ class HTTPBackend:
 
     Args:
         base_url (`str`): Address up to `/chat/completions`, for instance `http://127.0.0.1:8000/v1`.
-        model (`str`): Name of the model there.
         revision (`str`): Revision for the provenance, because endpoints do not report one.
         api_key_env (`str`, *optional*): Environment variable with the key; `None` for no key.
-        is_multimodal (`bool`): Whether to send images.
-        max_new_tokens (`int`): Longest answer.
         temperature (`float`): Of sampling; later attempts use at least 0.7.
         seed (`int`, *optional*): Sent plus the number of the attempt; `None` for servers without seeds.
         concurrency (`int`): Concurrent requests.
         timeout_s (`float`): Limit in seconds for connecting, for each wait, and for the whole answer.
         tries (`int`): Largest number of requests per prompt.
         backoff_s (`float`): First wait in seconds; doubled each time, at most two minutes.
-        sleep (`Callable`): Waits.
     """
 
     def __init__(
@@ -316,7 +282,7 @@ class HTTPBackend:
         backoff_s: float = 1.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        parts = urllib.parse.urlsplit(base_url)
+        parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"base_url is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
         if parts.username or parts.password or parts.query:
@@ -324,17 +290,11 @@ class HTTPBackend:
                 "base_url contains a user, a password or a query, which would appear in logs. Put the key into an environment "
                 "variable and use api_key_env."
             )
-        if tries < 1 or concurrency < 1 or timeout_s <= 0 or backoff_s < 0:
-            raise ValueError(
-                f"tries ({tries}) and concurrency ({concurrency}) must be at least 1, timeout_s ({timeout_s}) above 0 and "
-                f"backoff_s ({backoff_s}) not negative."
-            )
         self._key = ""
         if api_key_env is not None:
             self._key = os.environ.get(api_key_env, "").strip()
             if not self._key:
                 raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
-            # http.client would print such a key in its error.
             if not all("!" <= letter <= "~" for letter in self._key):
                 raise BackendError(
                     f"The environment variable {api_key_env} contains spaces, line breaks or characters that are not ASCII, "
@@ -342,16 +302,17 @@ class HTTPBackend:
                 )
         self._url = base_url.rstrip("/") + "/chat/completions"
         self.model, self.is_multimodal = model, is_multimodal
-        self.revision = "; ".join(
-            part
-            for part in (revision, f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}")
-            if part
-        )
-        self._settings = {"max_tokens": max_new_tokens}
-        self._temperature, self._seed = temperature, seed
+        settings = f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}"
+        self.revision = "; ".join(filter(None, (revision, settings)))
+        self._max_new_tokens, self._temperature, self._seed = max_new_tokens, temperature, seed
         self._concurrency, self._timeout_s, self._tries = concurrency, timeout_s, tries
         self._backoff_s, self._sleep = backoff_s, sleep
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        # Without connections that are kept open, which a server may close at any time.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._client = httpx.Client(headers=headers, timeout=timeout_s, follow_redirects=False, limits=limits)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r}, {self.model!r})"
@@ -360,60 +321,45 @@ class HTTPBackend:
         """Remove the key, which a server may repeat in its error."""
         return text.replace(self._key, "***") if self._key else text
 
-    def _body(self, prompt: Prompt) -> bytes:
+    def _body(self, prompt: Prompt) -> dict[str, Any]:
         temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
-        body = {
+        seed = {} if self._seed is None else {"seed": self._seed + prompt.attempt}
+        return {
             "model": self.model,
             "messages": chat_turns(prompt, self.is_multimodal),
             "temperature": temperature,
-            **self._settings,
+            "max_tokens": self._max_new_tokens,
+            **seed,
         }
-        seed = {} if self._seed is None else {"seed": self._seed + prompt.attempt}
-        return json.dumps(body | seed).encode("utf-8")
 
-    def _read(self, response: Any, most: int, deadline: float) -> bytes:
-        """Up to `most` bytes before the deadline; the timeout of a socket restarts with every byte."""
-        data = bytearray()
-        while len(data) < most and (part := response.read1(min(2**16, most - len(data)))):
-            data += part
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the answer was incomplete after {self._timeout_s:g} s")
-        return bytes(data)
-
-    def _send(self, body: bytes) -> str | Truncated:
+    def _send(self, body: dict[str, Any]) -> str | Truncated:
         """One request. Raises `_RetryError` if another may succeed, else `_RejectedError` or, for every prompt, `BackendError`."""
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
-        deadline = time.monotonic() + self._timeout_s
+        deadline, data = time.monotonic() + self._timeout_s, bytearray()
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as response:
-                data = self._read(response, _LARGEST_ANSWER + 1, deadline)
-                missing = response.length
-        except urllib.error.HTTPError as error:
-            try:
-                with error:
-                    told = self._read(error, 2000, deadline)
-            except (OSError, http.client.HTTPException):
-                told = b""
-            said = self._hide(" ".join(told.decode("utf-8", "replace").split())[:200])
-            after = error.headers.get("Retry-After", "")
-            message = f"HTTP {error.code}: {said}"
-            if error.code in _RETRIED or error.code >= 500:
-                raise _RetryError(message, float(after) if after.replace(".", "", 1).isdecimal() else None) from None
-            if error.code in _ONE_PROMPT:
-                raise _RejectedError(message) from None
+            with self._client.stream("POST", self._url, json=body) as response:
+                failed = not response.is_success
+                for part in response.iter_raw():
+                    data += part
+                    if len(data) > (2000 if failed else _LARGEST_ANSWER):
+                        break
+                    if time.monotonic() > deadline:  # the timeout of a socket restarts with every byte
+                        raise httpx.ReadTimeout(f"the answer was incomplete after {self._timeout_s:g} s")
+        except httpx.HTTPError as error:  # timeouts, refused and dropped connections
+            raise _RetryError(self._hide(f"{type(error).__name__}: {error}")) from None
+        if failed:
+            said = self._hide(" ".join(data.decode("utf-8", "replace").split())[:200])
+            message = f"HTTP {response.status_code}: {said}"
+            if response.status_code in _RETRIED or response.status_code >= 500:
+                after = response.headers.get("Retry-After", "")
+                raise _RetryError(message, float(after) if after.replace(".", "", 1).isdecimal() else None)
+            if response.status_code in _ONE_PROMPT:
+                raise _RejectedError(message)
             raise BackendError(
                 f"{self._url} answers {message}. Check the address, the model's name, the key and the credit."
-            ) from None
-        except (OSError, http.client.HTTPException) as error:  # timeouts, refused and dropped connections
-            raise _RetryError(self._hide(f"{type(error).__name__}: {error}")) from None
+            )
         try:
             if len(data) > _LARGEST_ANSWER:
                 raise ValueError("longer than 4 MiB")
-            if missing:
-                raise ValueError(f"{missing} bytes are missing")
             choice = json.loads(data)["choices"][0]
             content = choice["message"]["content"]
             truncated = choice.get("finish_reason") == "length"
@@ -464,16 +410,6 @@ class HTTPBackend:
             raise fatal
 
 
-class _RetryError(Exception):
-    def __init__(self, message: str, after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.after_s = after_s
-
-
-class _RejectedError(Exception):
-    pass
-
-
 # --- Backends of transformers: language models, vision-language models, and the captioners of this package -----------
 
 
@@ -504,16 +440,7 @@ def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[i
 
 
 class TransformersBackend(LocalBackend):
-    """Base class: loads a model of transformers, generates, and extracts the answers.
-
-    Args:
-        model (`str`): A folder, a name on the Hub, or a shipped model.
-        revision (`str`, *optional*): Branch, tag or commit.
-        device (`str`, *optional*): By default a GPU if there is one.
-        dtype (`str`): Data type of the weights.
-        batch_size (`int`): Prompts per batch.
-        max_new_tokens (`int`): Longest answer.
-    """
+    """Base class: loads a model of transformers (a folder, a name on the Hub, or a shipped model), generates, extracts the answers."""
 
     model_class: ClassVar[str]
     """Name of the class in transformers that loads the model."""
@@ -544,7 +471,7 @@ class TransformersBackend(LocalBackend):
         loader = getattr(transformers, self.model_class)
         loaded, missing = load_pretrained(loader, path, revision=revision, dtype=dtype)
         check_complete(path, loaded, missing)
-        self._device = default_device(device)
+        self._device = _default_device(device)
         self._model: Any = loaded.to(self._device).eval()
         settings = self._model.generation_config
         text_config = self._model.config.get_text_config(decoder=True)
@@ -574,7 +501,7 @@ class TransformersBackend(LocalBackend):
 
 
 class TransformersTextBackend(TransformersBackend):
-    """A causal language model of transformers; arguments as in [`TransformersBackend`]."""
+    """A causal language model of transformers."""
 
     model_class = "AutoModelForCausalLM"
     processor_class = "AutoTokenizer"
@@ -601,10 +528,7 @@ class TransformersTextBackend(TransformersBackend):
 
 
 class TransformersVisionBackend(TransformersBackend):
-    """An image-text-to-text model of transformers, with or without a chat template (LLaVA, Qwen-VL, InstructBLIP, BLIP).
-
-    Arguments as in [`TransformersBackend`].
-    """
+    """An image-text-to-text model of transformers, with or without a chat template (LLaVA, Qwen-VL, InstructBLIP, BLIP)."""
 
     is_multimodal = True
     model_class = "AutoModelForImageTextToText"
@@ -637,10 +561,7 @@ class TransformersVisionBackend(TransformersBackend):
 
 
 class CaptionerBackend(LocalBackend):
-    """A captioner of this package as the vision model; it ignores the question and describes the image.
-
-    Arguments as in [`TransformersBackend`].
-    """
+    """A captioner of this package as the vision model; it ignores the question and describes the image."""
 
     is_multimodal = True
 
@@ -662,7 +583,7 @@ class CaptionerBackend(LocalBackend):
             model_path(model),
             revision=revision,
             dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype),
-            device=default_device(device),
+            device=_default_device(device),
         )
         identity = loaded_revision(self._captioner.model, self._captioner.prompt)
         super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
@@ -677,20 +598,8 @@ class CaptionerBackend(LocalBackend):
         ]
 
 
-# --- vLLM's offline engine as a backend ------------------------------------------------------------------------------
-
-
 class VLLMBackend(LocalBackend):
-    """vLLM's offline engine. Install it with `pip install vllm`; most models need a GPU.
-
-    Args:
-        model (`str`): A folder or a name on the Hub.
-        revision (`str`, *optional*): Branch, tag or commit.
-        is_multimodal (`bool`): Whether it answers prompts with images.
-        max_new_tokens (`int`): Longest answer.
-        dtype (`str`): Data type of the weights.
-        seed (`int`): Seed of sampling at later attempts.
-    """
+    """vLLM's offline engine. Install it with `pip install vllm`; most models need a GPU."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Captions images, paths, lists, data sets and videos in one call."""
+"""Captions and features of many images and videos; `pipeline` takes images, paths, lists, data sets and videos in one call.
+
+Legend: N images or videos, F frames, M image tokens, D features.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from tqdm import tqdm
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
@@ -23,9 +27,6 @@ from hf_captionrl.data.features import VideoPooling, pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.utils.model_files import model_path
 
-# --- Captions and features of many images ----------------------------------------------------------------------------
-# Legend: N images, M image tokens, D features.
-
 
 class GeneratedCaptions(NamedTuple):
     """N captions, and whether each has an end token: false if it was truncated."""
@@ -34,18 +35,27 @@ class GeneratedCaptions(NamedTuple):
     ended: list[bool]
 
 
-class LazyImages(Sequence[Any]):
-    """Images, or prepared pixels, of some rows, read on access, because a test split does not fit into memory."""
+class ChosenImages(Sequence[Any]):
+    """Some rows of a sequence of images, each read when it is accessed, because a test split does not fit into memory."""
 
-    def __init__(self, dataset: datasets.Dataset | CachedPixels, rows: Sequence[int]) -> None:
-        self.dataset = dataset
-        self.rows = rows
+    def __init__(self, images: Sequence[Any], rows: Sequence[int]) -> None:
+        self.images, self.rows = images, rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self.dataset[self.rows[index]]
+        return self.images[self.rows[index]]
+
+
+class LazyImages(ChosenImages):
+    """The images of some rows of a data set, or prepared pixels."""
+
+    def __init__(self, dataset: datasets.Dataset | CachedPixels, rows: Sequence[int]) -> None:
+        super().__init__(cast(Sequence[Any], dataset), rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
         return found if isinstance(found, Tensor) else found["image"]
 
 
@@ -304,20 +314,20 @@ class CaptionPipeline:
         stills = sorted(set(range(len(images))) - set(videos))
         each = int(settings.get("num_return_sequences") or 1)
         found: dict[int, list[str]] = {}
-        with _Progress(progress, len(images)) as done:
+        with tqdm(total=len(images), unit=" images", desc="Captioning", disable=progress is not True) as bar:
             for rows, kind in ((stills, None), (videos, frames or self.num_frames)):
                 if not rows:
                     continue
-                chosen = ChosenImages(images, rows)
+                before, chosen = len(found), ChosenImages(images, rows)
+
+                def report(number: int, before: int = before) -> None:
+                    bar.update(before + number - bar.n)
+                    if callable(progress):
+                        progress(before + number)
+
+                videos_of = None if kind is None else VideoFeatures(self.captioner, chosen, kind, self.frame_pooling)
                 captions = generate_captions(
-                    self.captioner,
-                    chosen if kind is None else None,
-                    image_features=None
-                    if kind is None
-                    else VideoFeatures(self.captioner, chosen, kind, self.frame_pooling),
-                    batch_size=size,
-                    progress=done.after(len(found)),
-                    **settings,
+                    self.captioner, chosen, image_features=videos_of, batch_size=size, progress=report, **settings
                 )
                 for at, row in enumerate(rows):
                     found[row] = captions[at * each : (at + 1) * each]
@@ -366,50 +376,3 @@ def fetch(address: str) -> bytes:
     if len(data) > MAX_DOWNLOAD_BYTES:
         raise ValueError(f"{address!r} leads to more than {MAX_DOWNLOAD_BYTES} bytes. Download the file yourself.")
     return data
-
-
-class ChosenImages(Sequence[Any]):
-    """A part of the images of a sequence, each read when it is accessed.
-
-    Args:
-        images: The sequence.
-        rows: Rows of the part.
-    """
-
-    def __init__(self, images: Sequence[Any], rows: Sequence[int]) -> None:
-        self.images, self.rows = images, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.images[self.rows[index]]
-
-
-class _Progress:
-    """The progress bar, the function, or None."""
-
-    def __init__(self, wanted: bool | Callable[[int], Any], total: int) -> None:
-        self.wanted, self.total, self.bar = wanted, total, None
-
-    def __enter__(self) -> _Progress:
-        if self.wanted is True:
-            from tqdm import tqdm
-
-            self.bar = tqdm(total=self.total, unit=" images", desc="Captioning")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def after(self, before: int) -> Callable[[int], Any]:
-        """Adds the number of inputs that were finished before."""
-
-        def report(number: int) -> None:
-            if self.bar is not None:
-                self.bar.update(before + number - self.bar.n)
-            elif callable(self.wanted):
-                self.wanted(before + number)
-
-        return report

@@ -1,4 +1,4 @@
-"""The prompt that asks a chat model what makes an image different, and images with a prompt each."""
+"""How uncertain a captioner is about given captions; the prompt that asks a chat model what makes an image different."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from torch import Tensor
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
 
-# --- How uncertain a captioner is while it reads given captions ------------------------------------------------------
-
 
 def caption_entropy(
     captioner: Captioner, images: Sequence[Any], captions: Sequence[str], *, batch_size: int = 16
@@ -22,17 +20,8 @@ def caption_entropy(
 
     Source: the code of No Detail Left Behind (`evaluation/entropy.py`). The end token counts here; there it does not.
 
-    Args:
-        captioner: The captioner.
-        images: N images (`PIL.Image.Image`).
-        captions: One caption per image, for instance its own or those of another captioner.
-        batch_size: Captions per forward pass.
-
-    Returns:
-        `dict`: `entropy`, the mean over captions of the mean over their tokens, and `per_sample`, the N means.
-
-    Raises:
-        ValueError: If the numbers differ or are 0.
+    `images` are N PIL images, `captions` one caption per image, its own or those of another captioner. The result has `entropy`,
+    the mean over captions of the mean over their tokens, and `per_sample`, the N means.
     """
     if len(images) != len(captions) or not captions:
         raise ValueError(f"There are {len(images)} images and {len(captions)} captions. Pass one caption per image.")
@@ -46,8 +35,6 @@ def caption_entropy(
             found += (entropy.double().cpu().sum(1) / supervised.cpu().sum(1)).tolist()
     return {"entropy": sum(found) / len(found), "per_sample": found}
 
-
-# --- The prompt that asks a chat model what makes an image different, and images with a prompt each ------------------
 
 _CONTRASTIVE = "Similar images are described like this:\n{captions}\nSay what is different here, in one sentence."
 

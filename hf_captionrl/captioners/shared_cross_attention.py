@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_captionrl.captioners.head_tap import captions_per_image, repeat_rows, replaced_forward
+from hf_captionrl.captioners.head_tap import captions_per_image, repeat_rows, replaced_forward, subclass_with
 
 FOLDABLE = frozenset(
     """BertCrossAttention BertGenerationCrossAttention CamembertCrossAttention Data2VecTextCrossAttention
@@ -74,26 +74,7 @@ def _folding_class(cls: Any) -> Any:
             return original(self, hidden_states, **kwargs)
         return _unfolded(original(self, _folded(hidden_states, images), **kwargs), rows, images)
 
-    def reduce(self: Any, protocol: Any) -> Any:
-        # copy and pickle look up a class by its name, and would find the original class.
-        reduced = super(made, self).__reduce_ex__(protocol)
-        return (_new_folding, (cls,), *reduced[2:]) if type(self) is made else reduced
-
-    members = {
-        "forward": forward,
-        "folds_captions": True,
-        "__reduce_ex__": reduce,
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-    }
-    made: Any = type(cls.__name__, (cls,), members)
-    return made
-
-
-def _new_folding(cls: Any) -> Any:
-    made = _folding_class(cls)
-    return made.__new__(made)
+    return subclass_with(cls, (_folding_class, cls), forward=forward, folds_captions=True)
 
 
 def fold_cross_attention(model: nn.Module) -> bool:
@@ -110,8 +91,7 @@ def fold_cross_attention(model: nn.Module) -> bool:
         return False
     for module in found:
         if not getattr(module, "folds_captions", False):
-            made: Any = _folding_class(type(module))  # type: ignore[arg-type]
-            module.__class__ = made
+            module.__class__ = _folding_class(type(module))  # type: ignore[arg-type]
     return True
 
 

@@ -1,18 +1,356 @@
-"""ClipCap as a captioner: the full stop as end token, features, adapters, and supported parts."""
+"""The ClipCap model: equality with the published code (reimplemented here), generation, processor, saving, Auto classes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    LlamaConfig,
+    OPTConfig,
+    PreTrainedTokenizerFast,
+    SiglipVisionConfig,
+)
 
 from hf_captionrl.captioners import ClipCapCaptioner, load_captioner
+from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
 from hf_captionrl.captioners.clipcap.assembly import assemble
+from hf_captionrl.captioners.clipcap.registration import _OnFirstUse
 from hf_captionrl.rewards import CiderReward, RewardContext, RewardData
 from hf_captionrl.utils.model_files import model_path
-from tests.captioners.given_draws import multinomial_of
-from tests.tiny import HIDDEN, tiny_captioner, tiny_clipcap, tiny_images
+from tests.captioners.test_decoding import multinomial_of
+from tests.tiny import HIDDEN, IMAGE_SIZE, tiny_captioner, tiny_clipcap, tiny_images
 from tests.tolerances import assert_close
+
+ROOT = Path(__file__).parents[2]
+MAPPERS = {
+    "mlp": {},
+    "mlp, normalised": {"normalize_image_embeds": True},
+    "transformer": {"mapping_type": "transformer", "clip_length": 4, "num_mapper_layers": 2, "num_mapper_heads": 4},
+}
+
+
+def inputs(processor, captions=("a red cat", "two dog on a cat", "bird")):
+    batch = processor(images=tiny_images(len(captions)), text=list(captions), padding=True, return_tensors="pt")
+    return dict(batch)
+
+
+def published_mapper(model, prefix):
+    """`MLP` or `TransformerMapper` of the published train.py, computed from a state dict."""
+    w = {name: value.detach() for name, value in model.mapper.state_dict().items()}
+    B = prefix.size(0)
+    P = model.config.prefix_length
+    if model.config.mapping_type == "mlp":
+        hidden = torch.tanh(prefix @ w["model.0.weight"].T + w["model.0.bias"])
+        return (hidden @ w["model.2.weight"].T + w["model.2.bias"]).view(B, P, -1)
+    C, heads = model.config.clip_length, model.config.num_mapper_heads
+    x = (prefix @ w["linear.weight"].T + w["linear.bias"]).view(B, C, -1)
+    x = torch.cat((x, w["prefix_const"].unsqueeze(0).expand(B, -1, -1)), dim=1)
+    width = x.size(-1)
+    for i in range(model.config.num_mapper_layers):
+        layer = {k.removeprefix(f"transformer.layers.{i}."): v for k, v in w.items()}
+        y = F.layer_norm(x, (width,), layer["norm1.weight"], layer["norm1.bias"])
+        n = y.size(1)
+        queries = (y @ layer["attn.to_queries.weight"].T).reshape(B, n, heads, width // heads)
+        both = (y @ layer["attn.to_keys_values.weight"].T).reshape(B, n, 2, heads, width // heads)
+        keys, values = both[:, :, 0], both[:, :, 1]
+        attention = torch.einsum("bnhd,bmhd->bnmh", queries, keys) * (width // heads) ** -0.5
+        out = torch.einsum("bnmh,bmhd->bnhd", attention.softmax(dim=2), values).reshape(B, n, width)
+        x = x + out @ layer["attn.project.weight"].T + layer["attn.project.bias"]
+        y = F.layer_norm(x, (width,), layer["norm2.weight"], layer["norm2.bias"])
+        y = torch.relu(y @ layer["mlp.fc1.weight"].T + layer["mlp.fc1.bias"])
+        x = x + y @ layer["mlp.fc2.weight"].T + layer["mlp.fc2.bias"]
+    return x[:, C:]
+
+
+def published_logits(model, pixel_values, tokens):
+    """`ClipCaptionModel.forward` of the published code, without a start token, and its slice for the loss."""
+    encoder = model.vision_tower.encoder
+    prefix = encoder.visual_projection(encoder.vision_model(pixel_values).pooler_output)
+    if model.config.normalize_image_embeds:
+        prefix = prefix / prefix.norm(2, -1, keepdim=True)
+    embedding_text = model.language_model.transformer.wte(tokens)
+    embedding_cat = torch.cat((published_mapper(model, prefix), embedding_text), dim=1)
+    logits = model.language_model(inputs_embeds=embedding_cat).logits
+    return logits[:, model.config.prefix_length - 1 : -1]
+
+
+@pytest.mark.parametrize("mapper", MAPPERS)
+def test_forward_equals_the_published_code(mapper):
+    model, processor = tiny_clipcap(**MAPPERS[mapper])
+    batch = inputs(processor)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    output = model(**batch, labels=labels)
+    assert output.logits.shape == (*batch["input_ids"].shape, model.config.text_config.vocab_size)
+    tokens = batch["input_ids"][:, 1:]
+    expected = published_logits(model, batch["pixel_values"], tokens)  # (B, T - 1, V)
+    kept = batch["attention_mask"][:, 1:].bool()
+    assert_close(output.logits[:, :-1][kept], expected[kept], ulps=64)
+    assert_close(output.loss, F.cross_entropy(expected[kept], tokens[kept]))
+    # The embedding of the start token has no effect; the image does.
+    with torch.no_grad():
+        other = model(**{**batch, "input_ids": torch.cat([torch.full_like(tokens[:, :1], 7), tokens], 1)}).logits
+        swapped = model(**{**batch, "pixel_values": batch["pixel_values"].flip(0)}).logits
+    torch.testing.assert_close(other, output.logits)
+    assert (swapped - output.logits).abs().max() > 1e-2
+
+
+def test_wrong_mapper_is_detected():
+    """Negative control of the comparison, with one changed weight."""
+    model, processor = tiny_clipcap(**MAPPERS["transformer"])
+    batch = inputs(processor)
+    expected = published_logits(model, batch["pixel_values"], batch["input_ids"][:, 1:])
+    with torch.no_grad():
+        model.mapper.prefix_const[0, 0] += 1.0
+        logits = model(**batch).logits[:, :-1]
+    assert (logits - expected).abs().max() > 1e-3
+
+
+def plain_greedy(model, pixel_values, ids, number, ends):
+    """Greedy decoding with one full forward pass per token."""
+    rows = []
+    for image, row in zip(pixel_values, ids, strict=True):
+        row = row.unsqueeze(0)
+        for _ in range(number):
+            token = model(pixel_values=image[None], input_ids=row, use_cache=False).logits[0, -1].argmax()
+            row = torch.cat([row, token.view(1, 1)], 1)
+            if int(token) in ends:
+                break
+        rows.append(row[0].tolist())
+    return rows
+
+
+@pytest.mark.parametrize("mapper", MAPPERS)
+def test_generation_with_cache_equals_without(mapper):
+    model, processor = tiny_clipcap(**MAPPERS[mapper])
+    batch = inputs(processor, ["a red"] * 3)
+    end = processor.tokenizer.eos_token_id
+    got = model.generate(**batch, max_new_tokens=8, do_sample=False)
+    expected = plain_greedy(model, batch["pixel_values"], batch["input_ids"], 8, [end])
+    for row, plain in zip(got.tolist(), expected, strict=True):
+        assert row[: len(plain)] == plain
+        assert set(row[len(plain) :]) <= {end}
+    # Step by step, with the cache that forward returns.
+    output = model(**batch, use_cache=True)
+    mask = torch.ones(3, batch["input_ids"].size(1) + model.config.prefix_length)
+    token = output.logits[:, -1:].argmax(-1)
+    again = model(input_ids=token, attention_mask=mask, past_key_values=output.past_key_values).logits[:, -1]
+    whole = model(
+        pixel_values=batch["pixel_values"], input_ids=torch.cat([batch["input_ids"], token], 1), use_cache=False
+    ).logits[:, -1]
+    assert_close(again, whole, ulps=64)
+
+
+def test_beams_samples_and_lengths():
+    model, processor = tiny_clipcap()
+    batch = inputs(processor, ["", "", ""])
+    assert batch["input_ids"].size(1) == 1
+    beams = model.generate(
+        batch["pixel_values"],
+        num_beams=4,
+        max_new_tokens=6,
+        num_return_sequences=2,
+        return_dict_in_generate=True,
+        output_scores=True,
+        do_sample=False,
+    )
+    end = processor.tokenizer.eos_token_id
+    assert beams.sequences.size(0) == 6
+    for index, (row, score) in enumerate(zip(beams.sequences, beams.sequences_scores, strict=True)):
+        new = row[1:].tolist()
+        new = new[: new.index(end) + 1] if end in new else new
+        ids = torch.tensor([[row[0].item(), *new]])
+        logits = model(pixel_values=batch["pixel_values"][index // 2][None], input_ids=ids).logits[0, :-1]
+        log_probs = logits.log_softmax(-1)[torch.arange(len(new)), torch.tensor(new)]
+        assert_close(score, log_probs.mean(), ulps=32)
+    assert (beams.sequences_scores[::2] >= beams.sequences_scores[1::2]).all()
+    torch.manual_seed(0)
+    samples = model.generate(batch["pixel_values"], do_sample=True, top_k=0, num_return_sequences=3, max_new_tokens=5)
+    assert samples.shape == (9, 6)
+    assert len({tuple(row) for row in samples.tolist()}) == 9
+    # DiscriTune's 40 tokens are 10 prefix vectors and 30 tokens of the caption.
+    P = model.config.prefix_length
+    assert model.generate(batch["pixel_values"], max_length=P + 4, do_sample=False).size(1) <= 1 + 4
+    with pytest.raises(ValueError, match="Pass pixel_values"):
+        model.generate(input_ids=batch["input_ids"])
+    with pytest.raises(ValueError, match="Pass pixel_values and input_ids"):
+        model(input_ids=batch["input_ids"])
+
+
+def test_generation_stops_at_the_first_token_with_a_full_stop():
+    model, processor = tiny_clipcap(text={"vocab_size": 271})
+    tokenizer = processor.tokenizer
+    tokenizer.add_tokens(["x.y"])
+    stops = processor.period_token_ids()
+    assert stops[0] == tokenizer.convert_tokens_to_ids(".")
+    assert tokenizer.convert_tokens_to_ids("x.y") in stops
+    pixel_values = processor(images=tiny_images(3), return_tensors="pt")["pixel_values"]
+    with pytest.raises(ValueError, match=r"stop_at_period needs config\.period_token_ids"):
+        model.generate(pixel_values, stop_at_period=True)
+    model.config.period_token_ids = stops
+    with torch.no_grad():  # make it likely to be sampled
+        model.language_model.lm_head.weight[stops] += 0.5 * model.language_model.lm_head.weight.std()
+    settings = {"do_sample": True, "top_k": 0, "num_return_sequences": 40, "max_new_tokens": 30}
+    torch.manual_seed(0)
+    free = model.generate(pixel_values, **settings)
+    assert any(set(row[:-1]) & set(stops) for row in free.tolist())  # without stop_at_period, generation continues
+    torch.manual_seed(0)
+    stopped = model.generate(pixel_values, stop_at_period=True, **settings)
+    ended = 0
+    for row in stopped[:, 1:].tolist():
+        at = next((i for i, token in enumerate(row) if token in stops), None)
+        ended += at is not None
+        assert at is None or set(row[at + 1 :]) <= {tokenizer.pad_token_id}
+    assert ended > 5
+    model.config.stop_at_period = True
+    torch.manual_seed(0)
+    assert torch.equal(model.generate(pixel_values, **settings), stopped)
+
+
+def test_other_towers_and_language_models():
+    torch.manual_seed(0)
+    small = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {"vocab_size": 60, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 40}
+    opt = OPTConfig(
+        **text, hidden_size=48, word_embed_proj_dim=24, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    vision = SiglipVisionConfig(**small, image_size=IMAGE_SIZE, patch_size=8)
+    pixels = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE)
+    for language in (LlamaConfig(**small, **text), opt):
+        model = ClipCapForConditionalGeneration(ClipCapConfig(vision, language, prefix_length=4)).eval()
+        pooled = model.vision_tower.encoder(pixels).pooler_output
+        assert torch.equal(model.get_image_features(pixels).pooler_output, pooled)
+        assert model.get_image_features(pixels).last_hidden_state.shape == (2, 1, HIDDEN)
+        got = model.generate(pixels, max_new_tokens=5, do_sample=False, num_beams=2)
+        assert got.size(0) == 2
+        ids = torch.randint(3, 60, (2, 6))
+        loss = model(pixel_values=pixels, input_ids=ids, labels=ids).loss
+        loss.backward()
+        assert model.mapper.model[0].weight.grad.abs().sum() > 0
+    for name, value in {"mapping_type": "linear", "prefix_length": 0}.items():
+        with pytest.raises(ValueError, match=name):
+            ClipCapConfig(**{name: value})
+
+
+def test_saved_in_safetensors_with_tied_weights_once(tmp_path):
+    model, processor = tiny_clipcap(**MAPPERS["transformer"])
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    names = {file.name for file in tmp_path.iterdir()}
+    assert "model.safetensors" in names
+    assert not {name for name in names if name.endswith((".bin", ".pt", ".pkl"))}
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        keys = set(file.keys())
+    assert len({"language_model.lm_head.weight", "language_model.transformer.wte.weight"} & keys) == 1
+    again, info = ClipCapForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert again.language_model.lm_head.weight is again.language_model.transformer.wte.weight
+    for (name, left), right in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(left, right), name
+    assert again.config.to_diff_dict()["clip_length"] == 4
+    assert again.config.num_mapper_layers == 2
+    torch.manual_seed(0)
+    fresh = ClipCapForConditionalGeneration(model.config)
+    assert 0.8 < fresh.mapper.prefix_const.std() < 1.2  # as published
+
+
+def test_clipcap_processor_prepends_the_start_token(tmp_path):
+    _, processor = tiny_clipcap()
+    batch = processor(images=tiny_images(2), text=["a cat", "red"], padding=True, return_tensors="pt")
+    start = processor.tokenizer.bos_token_id
+    assert batch["input_ids"][:, 0].tolist() == [start, start]
+    assert batch["input_ids"].shape == batch["attention_mask"].shape
+    assert processor.batch_decode(batch["input_ids"], skip_special_tokens=True) == ["a cat", "red"]
+    assert set(processor(images=tiny_images(1))) == {"pixel_values"}
+    assert processor(text="a cat")["input_ids"][0] == start
+    with pytest.raises(ValueError, match="images, text, or both"):
+        processor()
+    processor.tokenizer.bos_token = None
+    with pytest.raises(ValueError, match="no start token"):
+        processor(text="a cat")
+
+
+ORDERS = {
+    "transformers first": "from transformers import AutoModelForImageTextToText; import hf_captionrl",
+    "package first": "import hf_captionrl; from transformers import AutoModelForImageTextToText",
+    # Models import modules while the modules of the Auto classes are being imported.
+    **{
+        f"{name} first": f"{first}; from transformers import AutoModelForImageTextToText"
+        for name, first in {
+            "config": "from transformers import AutoConfig; import hf_captionrl",
+            "model": "import hf_captionrl; from transformers import GitForCausalLM",
+            "processor": "import hf_captionrl; from transformers import AutoProcessor",
+        }.items()
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clipcap")
+    model, processor = tiny_clipcap()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    pixel_values = processor(images=tiny_images(2), return_tensors="pt")["pixel_values"]
+    written = model.generate(pixel_values, max_new_tokens=5, do_sample=False).tolist()
+    torch.save(pixel_values, folder / "pixels.tensor")
+    return folder, written
+
+
+def run(code: str, *arguments: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+WRITE = """
+import sys, json, torch
+from transformers import AutoConfig, AutoProcessor
+folder = sys.argv[1]
+model = AutoModelForImageTextToText.from_pretrained(folder, **OPTIONS)
+processor = AutoProcessor.from_pretrained(folder, **OPTIONS)
+config = AutoConfig.from_pretrained(folder, **OPTIONS)
+pixels = torch.load(folder + "/pixels.tensor", weights_only=True)
+ids = model.generate(pixels, max_new_tokens=5, do_sample=False).tolist()
+kinds = [type(model).__name__, type(processor).__name__, type(config).__name__]
+modules = [type(model).__module__, type(processor).__module__, type(config).__module__]
+print(json.dumps([ids, kinds, modules, "hf_captionrl" in sys.modules]))
+"""
+KINDS = ["ClipCapForConditionalGeneration", "ClipCapProcessor", "ClipCapConfig"]
+
+
+@pytest.mark.slow  # a fresh process per order
+@pytest.mark.parametrize("order", ORDERS)
+def test_auto_classes_load_clipcap(saved, order):
+    folder, written = saved
+    out = json.loads(run(f"{ORDERS[order]}\nOPTIONS = {{}}\n{WRITE}", str(folder)).splitlines()[-1])
+    assert out[:2] == [written, KINDS]
+    assert all(module.startswith("hf_captionrl.") for module in out[2])
+
+
+def test_auto_classes_without_the_package_raise(saved, tmp_path):
+    """Negative control: the test above passes because of the import."""
+    code = "from transformers import AutoConfig; import sys; AutoConfig.from_pretrained(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(saved[0])], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode
+    assert "clipcap" in done.stderr
+
+
+def test_auto_classes_are_registered_in_this_process():
+    assert type(AutoConfig.for_model("clipcap")) is ClipCapConfig
 
 
 def stopping(**settings):
@@ -197,3 +535,20 @@ def test_clipcap_assembled_from_shipped_parts():
     )
     with pytest.raises(ValueError, match="no token for a full stop"):
         assemble(*parts, stop_at_period=True)
+
+
+def test_another_thread_may_finish_first():
+    mapping = _OnFirstUse({"known": int})
+    asked = []
+
+    def load():
+        asked.append(1)
+        if len(asked) == 1:
+            assert mapping["late"] is str  # access by another thread in the meantime
+        return str
+
+    mapping.wait_for("late", load)
+    assert mapping["late"] is str
+    assert mapping["late"] is str
+    assert len(asked) == 2
+    assert dict(mapping.items()) == {"known": int, "late": str}

@@ -1,17 +1,28 @@
 """The decoding loop writes what transformers' loop writes, in the same distribution, with fewer rows."""
 
+import itertools
+import json
+import multiprocessing
+import shutil
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
 from hf_captionrl.captioners import captioner as generation
 from hf_captionrl.captioners import decoding, load_captioner
-from hf_captionrl.captioners.decoding import UndecodableError, draw_tokens
-from tests.captioners.given_draws import multinomial_of
+from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError, draw_tokens
+from hf_captionrl.cli import main
+from recipes import self_retrieval_blip
+from scripts.benchmarks.gpu_steps import TINY
+from scripts.benchmarks.rl_models import build
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
-from tests.tiny_chat import CHAT_TYPES, tiny_chat
-from tests.tiny_families import FAMILY_NAMES, tiny_family
-from tests.tolerances import resolution
+from tests.tiny.chat import CHAT_TYPES, tiny_chat
+from tests.tiny.families import FAMILY_NAMES, tiny_family
+from tests.tolerances import assert_close, close, resolution
 
 B, G, T = 3, 4, 12
 ALL = (*FAMILIES, *FAMILY_NAMES, *CHAT_TYPES)
@@ -206,3 +217,297 @@ def test_compaction_does_not_change_captions(family, monkeypatch):
     rows = forwards(captioner)
     assert found.tolist() == captioner.generate(**images, **settings).ids.tolist()
     assert set(rows[1:]) == {B * G}
+
+
+T_DECODING_DISTRIBUTION, NUMBER = 3, 20_000
+FAMILIES_DECODING_DISTRIBUTION = ["blip", "git", "vit-gpt2", "clipcap"]
+
+
+class Language:
+    """A captioner that can write three words, an image, and all captions."""
+
+    def __init__(self, family):
+        self.captioner = tiny_captioner(family)
+        self.end = self.captioner.end_token_ids[0]
+        unused = {*self.captioner.end_token_ids, self.captioner.pad_token_id, *self.captioner.prompt_ids()}
+        self.words = [i for i in range(20, 60) if i not in unused][:3]
+        self.images = [self.captioner.encode_images([image]) for image in tiny_images(2)]
+        texts = [
+            words
+            for length in range(T_DECODING_DISTRIBUTION)
+            for words in itertools.product(self.words, repeat=length)
+        ]
+        self.captions = [(*words, self.end) for words in texts] + list(
+            itertools.product(self.words, repeat=T_DECODING_DISTRIBUTION)
+        )
+        self.temperature = 1.0
+        # A random model writes all words about equally often: this temperature makes the deviation of the scores 0.8.
+        self.temperature = float(self.next_scores(0)[1].std(1).mean()) / 0.8
+        allowed = {*self.words, self.end}
+        self.settings = {
+            "max_new_tokens": T_DECODING_DISTRIBUTION,
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_k": 0,
+            "eos_token_id": [self.end],
+            "suppress_tokens": [i for i in range(self.captioner.vocab_size) if i not in allowed],
+        }
+
+    def next_scores(self, image):
+        """All prefixes, and the scores of the four tokens that may follow, `(prefixes, 4)`: of one forward, without a cache."""
+        prefixes = sorted({caption[:at] for caption in self.captions for at in range(len(caption))})
+        rows = [(*prefix, token) for prefix in prefixes for token in (*self.words, self.end)]
+        ids = torch.tensor(
+            [row + (self.captioner.pad_token_id,) * (T_DECODING_DISTRIBUTION - len(row)) for row in rows]
+        )
+        mask = torch.tensor([[at < len(row) for at in range(T_DECODING_DISTRIBUTION)] for row in rows])
+        batch = self.captioner.encode_completions(ids, mask)
+        batch |= {name: value.repeat_interleave(len(rows), 0) for name, value in self.images[image].items()}
+        with torch.no_grad():
+            found = self.captioner.log_probs(batch, temperature=self.temperature).double()
+        start = len(self.captioner.prompt_ids()) - 1
+        last = torch.stack([found[n, start + len(row) - 1] for n, row in enumerate(rows)])
+        return prefixes, last.view(len(prefixes), -1)
+
+    def probabilities(self, image):
+        """Of all captions, `(S,)`."""
+        prefixes, scores = self.next_scores(image)
+        given = dict(zip(prefixes, scores.softmax(1), strict=True))  # of the allowed tokens only
+        place = {token: number for number, token in enumerate((*self.words, self.end))}
+        steps = [[given[c[:at]][place[c[at]]] for at in range(len(c))] for c in self.captions]
+        return torch.stack([torch.stack(each).prod() for each in steps])
+
+    def sampled(self, image, number, **settings):
+        """How often each caption is sampled, `(S,)`."""
+        torch.manual_seed(11)
+        found = self.captioner.generate(**self.images[image], num_return_sequences=number, **self.settings | settings)
+        rows = zip(found.ids.tolist(), found.mask.sum(1).tolist(), strict=True)
+        counts = Counter(tuple(ids[:length]) for ids, length in rows)
+        assert set(counts) <= set(self.captions)
+        return torch.tensor([counts[caption] for caption in self.captions]).double()
+
+
+@pytest.fixture(scope="module", params=FAMILIES_DECODING_DISTRIBUTION)
+def language(request):
+    return Language(request.param)
+
+
+def refuse(*args, **kwargs):
+    raise UndecodableError
+
+
+def excess(counts, probabilities):
+    """Chi-square statistic divided by its 0.1 % quantile (Wilson and Hilferty); cells with fewer than 5 expected are joined."""
+    expected = probabilities / probabilities.sum() * counts.sum()
+    if (rare := expected < 5).any():
+        counts, expected = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, expected))
+    freedom = len(counts) - 1
+    assert freedom > 10
+    quantile = freedom * (1 - 2 / (9 * freedom) + 3.0902 * (2 / (9 * freedom)) ** 0.5) ** 3
+    return float(((counts - expected) ** 2 / expected).sum()) / quantile
+
+
+def test_quantile_is_that_of_the_tables():
+    """The 0.1 % quantile of 39 degrees of freedom is 72.05."""
+    counts = torch.full((40,), 100.0).double()
+    counts[0], counts[1] = 100 + 60, 100 - 60
+    assert excess(counts, torch.ones(40)) == pytest.approx(2 * 60**2 / 100 / 72.05, rel=2e-3)
+
+
+def test_transformers_gives_every_caption_its_exact_probability(language, monkeypatch):
+    """Its own loop is led through every caption, and the probabilities that it would sample from are multiplied."""
+    expected = language.probabilities(0)
+    assert float(expected.sum()) == close(1.0, dtype="float64")
+    steps, found = itertools.count(), torch.ones(len(language.captions)).double()
+
+    def lead(probabilities, num_samples):
+        step = next(steps)
+        tokens = [caption[step] if step < len(caption) else language.end for caption in language.captions]
+        for row, caption in enumerate(language.captions):
+            if step < len(caption):
+                found[row] *= float(probabilities[row, tokens[row]])
+        return torch.tensor(tokens)[:, None]
+
+    monkeypatch.setattr(generation.DecodingLoop, "__call__", refuse)
+    monkeypatch.setattr(torch, "multinomial", lead)
+    written = language.sampled(0, len(language.captions))
+    assert written.tolist() == [1.0] * len(language.captions)
+    assert_close(found, expected, dtype="float32", magnitude=1.0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"greedy_first": True}])
+def test_sampled_captions_follow_the_exact_probabilities(language, settings):
+    counts = language.sampled(0, NUMBER, **settings)
+    if settings:
+        greedy = language.captioner.generate(**language.images[0], **language.settings | {"do_sample": False})
+        counts[language.captions.index(tuple(greedy.ids[0, : int(greedy.mask.sum())].tolist()))] -= 1
+    assert counts.sum() == NUMBER
+    assert excess(counts, language.probabilities(0)) < 1
+    # The bound notices small faults: another image, and a temperature that is 15 % too high.
+    assert excess(counts, language.probabilities(1)) > 1
+    assert excess(language.sampled(0, NUMBER, temperature=1.15 * language.temperature), language.probabilities(0)) > 1
+
+
+def test_the_bound_notices_draws_whose_numbers_are_not_uniform(language, monkeypatch):
+    before = decoding.draw_tokens
+    monkeypatch.setattr(decoding, "draw_tokens", lambda scores, uniforms: before(scores, uniforms**1.1))
+    assert excess(language.sampled(0, NUMBER), language.probabilities(0)) > 1
+
+
+def multinomial_of(uniforms: Tensor) -> Callable[[Tensor, int], Tensor]:
+    """A `torch.multinomial` that inverts the cumulative distribution in a plain loop; call t uses `uniforms[t]` `(N,)`."""
+    steps = iter(uniforms)
+
+    def multinomial(probabilities: Tensor, num_samples: int) -> Tensor:
+        chosen = []
+        for row, draw in zip(probabilities.double(), next(steps).tolist(), strict=True):
+            token, total = -1, 0.0
+            while total <= draw * float(row.sum()):
+                token += 1
+                total += float(row[token])
+            chosen.append([token])
+        return torch.tensor(chosen)
+
+    return multinomial
+
+
+WITHOUT_STATIC_CACHE = {"blip", "git", "kosmos2", "paligemma"}
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_static_cache_gives_the_captions_of_a_dynamic_one_or_is_refused(family):
+    captioner, images = captioner_and_images(family)
+    settings = {"max_new_tokens": 6, **many_ends(captioner)}
+    expected = captioner.generate(**images, **settings).ids
+    assert captioner.generate(**images, **settings, cache_implementation="dynamic").ids.tolist() == expected.tolist()
+    if family in WITHOUT_STATIC_CACHE:
+        with pytest.raises(ValueError, match="cannot decode with a static cache"):
+            captioner.generate(**images, **settings, cache_implementation="static")
+        return
+    assert captioner.generate(**images, **settings, cache_implementation="static").ids.tolist() == expected.tolist()
+    many = captioner.generate(
+        **images, **settings, cache_implementation="static", do_sample=True, num_return_sequences=2
+    )
+    assert len(many.captions) == 2 * B
+
+
+@pytest.fixture
+def compiled_by(monkeypatch):
+    """Replace the backend of torch.compile; "eager" traces the same graphs and runs them without a compiler."""
+
+    def use(backend):
+        torch.compiler.reset()
+        calls, compile_ = [], torch.compile
+
+        def compiled(function, **kwargs):
+            calls.append(kwargs)
+            return compile_(function, **{**kwargs, "backend": backend, "mode": None})
+
+        monkeypatch.setattr(torch, "compile", compiled)
+        return calls
+
+    yield use
+    torch.compiler.reset()
+
+
+def sampled(captioner, images, **settings):
+    torch.manual_seed(5)
+    settings = {"do_sample": True, "num_return_sequences": G, "max_new_tokens": T, **settings}
+    return captioner.generate(**images, **settings, **many_ends(captioner)).ids.tolist()
+
+
+def test_compiled_decoding_gives_the_same_captions(compiled_by):
+    captioner, images = captioner_and_images("clipcap")
+    calls = compiled_by("eager")
+    expected = sampled(captioner, images)
+    assert calls == []
+    assert sampled(captioner, images, compile_decoding=True) == expected
+    assert sampled(captioner, images, compile_decoding=True) == expected
+    (settings,) = calls  # compiled once
+    assert settings["dynamic"] is True
+    assert settings["backend"] == "inductor"
+    greedy = captioner.generate(**images, max_new_tokens=T).ids
+    assert captioner.generate(**images, max_new_tokens=T, compile_decoding=True).ids.tolist() == greedy.tolist()
+
+
+@pytest.mark.slow  # runs a C++ compiler for minutes
+@pytest.mark.timeout(1800)
+def test_inductor_gives_the_same_captions():
+    # In its own process: after the compiler's threads, autograd refuses to run in processes that are forked.
+    process = multiprocessing.get_context("fork").Process(target=_compare_with_inductor)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def _compare_with_inductor():
+    captioner, images = captioner_and_images("clipcap")
+    if shutil.which("g++") is None:
+        with pytest.raises(ValueError, match=r"needs a C\+\+ compiler"):
+            sampled(captioner, images, compile_decoding=True)
+        return
+    expected = sampled(captioner, images)
+    assert sampled(captioner, images, compile_decoding=True) == expected
+
+
+def test_the_missing_compiler_is_named(monkeypatch):
+    captioner, images = captioner_and_images("blip")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    message = r"torch\.compile needs a C\+\+ compiler \(no-such-compiler\).*leave compile_decoding out"
+    with pytest.raises(ValueError, match=message):
+        captioner.generate(**images, compile_decoding=True)
+    monkeypatch.setattr(decoding, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs Triton, which is not installed"):
+        decoding.check_compiler(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": 2}, {"cache_implementation": "static"}, {"use_cache": False}])
+def test_compiled_decoding_refuses_what_the_loop_does_not_decode(settings, monkeypatch):
+    captioner, images = captioner_and_images("vit-gpt2")
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    with pytest.raises(ValueError, match="compile_decoding is True, but these settings need the decoding loop"):
+        captioner.generate(**images, max_new_tokens=3, compile_decoding=True, **settings)
+
+
+def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, capsys):
+    seen, decode = [], DecodingLoop.__call__
+
+    def spy(self, model, *args, **kwargs):
+        seen.append(self.compiled)
+        assert model.config._attn_implementation == "eager"
+        return decode(DecodingLoop(self.num_sampled, self.greedy, self.folded), model, *args, **kwargs)
+
+    monkeypatch.setattr(DecodingLoop, "__call__", spy)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    line = ["caption", "scenes:blip-mle", "--max_images", "2", "--max_new_tokens", "4", "--output"]
+    more = ["--num_beams", "1", "--compile_decoding", "--attn_implementation", "eager"]
+    assert main([*line, str(tmp_path / "a.jsonl"), *more]) == 0
+    assert seen == [True]
+    settings = json.loads((tmp_path / "a.run.json").read_text())["settings"]
+    assert settings["compile_decoding"] is True
+    assert settings["attn_implementation"] == "eager"
+    assert "load_in_4bit" not in settings
+    assert main([*line, str(tmp_path / "b.jsonl"), "--compile_decoding"]) == 2
+    assert "--num_beams is 3. Use --num_beams 1" in capsys.readouterr().err
+    assert main([*line, str(tmp_path / "c.jsonl"), "--cache_implementation", "static"]) == 2
+    assert "cannot decode with a static cache" in capsys.readouterr().err
+
+
+def test_recipes_pass_the_settings_of_decoding(tmp_path, monkeypatch):
+    given = {"compile_decoding": True}
+    *_, config = self_retrieval_blip.parse_args(["--use_cpu", "--generation_kwargs", json.dumps(given)])
+    assert config.generation_kwargs == given
+    trainer = build(TINY, 0, tmp_path).trainer
+    trainer.args.generation_kwargs |= config.generation_kwargs
+    seen = []
+
+    def spy(self, *args, **kwargs):
+        seen.append(self.compiled)
+        raise UndecodableError
+
+    monkeypatch.setattr(DecodingLoop, "__call__", spy)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    batch = dict(next(iter(trainer.get_train_dataloader())))
+    with pytest.raises(ValueError, match="compile_decoding is True, but these settings"):
+        trainer.rollouts.roll_out([batch])
+    assert seen == [True]

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_captionrl.captioners import HeadOutput, LogProbsObjective, load_captioner, mean_cross_entropy
+from hf_captionrl.captioners import HeadInputs, HeadOutput, LogProbsObjective, load_captioner, mean_cross_entropy
 from hf_captionrl.captioners.head_tap import first_rows, head_projection, tap_head
-from hf_captionrl.losses import IGNORE_INDEX, smile_loss
-from tests.captioners.family_suite import smile
+from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
 from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
 from tests.tolerances import assert_close, close, resolution
 
@@ -36,6 +35,14 @@ def plain_logits(family: str, model, batch: dict) -> tuple[torch.Tensor, torch.T
     if family.startswith("vit"):
         return logits, labels
     return logits[:, -labels.size(1) :][:, :-1], labels[:, 1:]
+
+
+def smile(head: HeadInputs) -> dict[str, torch.Tensor]:
+    if head.logits is not None:
+        return {"loss": smile_loss(head.logits, head.labels)}
+    assert head.hidden is not None
+    assert head.weight is not None
+    return {"loss": fused_smile_loss(head.hidden, head.weight, head.labels, bias=head.bias, softcap=head.softcap)}
 
 
 def gradients(model) -> dict[str, torch.Tensor]:
@@ -210,20 +217,8 @@ def test_known_softcap_is_applied():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_activation_checkpointing_gives_the_same_gradient(family):
-    captioner, untouched, batch = pair(family)
-    captioner.model.train()
-    captioner.model.gradient_checkpointing_enable()
-    captioner.model(**batch, head_objective=mean_cross_entropy).loss.backward()
-    untouched.train()(**native(family, batch)).loss.backward()
-    assert_same_gradients(gradients(captioner.model), gradients(untouched))
-    # Generation needs the cache, which checkpointing disables in train mode.
-    assert captioner.generate(pixel_values=batch["pixel_values"], max_new_tokens=3).ids.shape[0] == 4
-    assert captioner.model.training
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bf16_weights_and_autocast(family):
+def test_autocast(family):
+    """test_families.py has weights in bf16, and activation checkpointing."""
     captioner, untouched, batch = pair(family)
     own = untouched(**native(family, batch)).loss
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -232,14 +227,6 @@ def test_bf16_weights_and_autocast(family):
     loss.backward()
     assert abs(loss - own) < 0.05
     assert not captioner.use_full_logits
-    captioner.model.to(torch.bfloat16)
-    batch["pixel_values"] = batch["pixel_values"].bfloat16()
-    loss = captioner.model(**batch, head_objective=smile).loss
-    loss.backward()
-    assert loss.isfinite()
-    captioner.self_check(batch)
-    assert not captioner.use_full_logits
-    assert len(captioner.generate(pixel_values=batch["pixel_values"].float(), max_new_tokens=3).captions) == 4
 
 
 def test_copies_pickles_and_signatures():
@@ -298,3 +285,42 @@ def test_head_sharded_by_tensor_parallelism_raises():
             head_projection(head, hidden)
     finally:
         dist.destroy_process_group()
+
+
+def batch_of(captioner, images, captions):
+    return {**captioner.encode_images(tiny_images(images)), **captioner.encode_captions(tiny_captions(captions))}
+
+
+@pytest.mark.parametrize(("images", "captions", "expected"), [(6, 6, (2, 2)), (3, 12, (1, 2)), (1, 1, (1, 1))])
+def test_two_captions_are_kept_with_their_images(images, captions, expected):
+    batch = batch_of(tiny_captioner("blip"), images, captions)
+    found = first_rows(batch)
+    assert (len(found["pixel_values"]), len(found["labels"])) == expected
+    for name, value in found.items():
+        assert torch.equal(value, batch[name][: len(value)])
+        assert len(value) == expected[name != "pixel_values"]
+
+
+def test_whole_batch_is_kept_where_rows_do_not_belong_to_captions():
+    batch = batch_of(tiny_captioner("blip"), 4, 4)
+    patches = {**batch, "patches": torch.zeros(50, 3)}
+    assert first_rows(patches) is patches
+    unsupervised = {**batch, "labels": batch["labels"].clone()}
+    unsupervised["labels"][:2] = -100
+    assert first_rows(unsupervised) is unsupervised
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_check_reads_two_rows_and_notices_a_wrong_head(family):
+    captioner = tiny_captioner(family)
+    batch = batch_of(captioner, 5, 5)
+    rows = []
+    hook = captioner.output_head(captioner.base_model).register_forward_pre_hook(
+        lambda module, args: rows.append(len(args[0]))
+    )
+    assert captioner.self_check(batch) < resolution(10)
+    assert max(rows) <= 2 * batch["labels"].size(1)
+    hook.remove()
+    own = captioner.own_loss
+    captioner.own_loss = lambda inputs: own(inputs) + 1.0
+    assert captioner.self_check(batch) > 0.9

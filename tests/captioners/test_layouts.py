@@ -11,9 +11,10 @@ from transformers import AutoProcessor
 from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_captioner, tiny_images
-from tests.tiny_chat import tiny_chat
-from tests.tiny_families import tiny_family
+from tests.tiny.chat import tiny_chat
+from tests.tiny.families import tiny_family
 
 IMAGES = tiny_images(2, size=24)
 
@@ -109,8 +110,6 @@ def test_no_architectures(tmp_path):
     captioner.save_pretrained(tmp_path / "blip")
     edit(tmp_path / "blip", "config.json", architectures=None)
     assert captions(load_captioner(tmp_path / "blip")) == captions(captioner)
-    from hf_captionrl.utils.model_files import model_path
-
     clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
     expected = load_scorer(clip).text_features(["a pig"])
     edit(clip, "config.json", architectures=None)
@@ -126,7 +125,7 @@ def test_no_safetensors_and_no_generation_config(tmp_path):
     for name in ("model.safetensors", "generation_config.json", "captioner.json"):
         (old / name).unlink()
     in_files_of_their_own(old)
-    with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\.bin\..*Use `captionrl convert \S+old OUT`"):
+    with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\.bin.*Use `captionrl convert \S+old OUT`"):
         load_captioner(old)
     convert(old, tmp_path / "new")
     assert captions(load_captioner(tmp_path / "new")) == captions(captioner)
@@ -186,8 +185,6 @@ def test_missing_image_processor_raises(tmp_path):
 
 
 def test_scorer_without_a_tokenizer_raises(tmp_path):
-    from hf_captionrl.utils.model_files import model_path
-
     clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"):
         (clip / name).unlink(missing_ok=True)

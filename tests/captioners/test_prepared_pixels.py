@@ -11,7 +11,7 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import CaptionCollator, CaptionDataset, DecodedPixels, cached_pixels
 from tests.captioners.test_families import CAPTIONS, MODELS, TILED, _built, build, some_images
 from tests.tiny import tiny_model
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 
 REFUSED = dict.fromkeys(TILED, "splits images into tiles or keeps their size") | {
     "pix2struct": "returns flattened_patches.* normalised by the mean of their image"

@@ -220,14 +220,6 @@ def test_captions_in_another_order_score_differently(family):
     assert (difference[~same] > 1e-3).all()
 
 
-@pytest.mark.parametrize("family", FOLDING)
-def test_uneven_number_of_captions_raises(family):
-    captioner = tiny_captioner(family)
-    batch = captioner.encode_captions(tiny_captions(5))
-    with pytest.raises(ValueError, match="5 captions cannot be divided evenly among 2 images"):
-        captioner.log_probs({**batch, "pixel_values": captioner.encode_images(tiny_images(2))["pixel_values"]})
-
-
 def test_folded_module_raises_for_uneven_rows_and_repeats_with_a_mask():
     captioner = tiny_captioner("vit-bert")
     attention = captioner.base_model.decoder.bert.encoder.layer[0].crossattention.self

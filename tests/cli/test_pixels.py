@@ -22,7 +22,7 @@ from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.utils.parts import read_shards
 from tests.data.photos import png
 from tests.tiny import tiny_captioner
-from tests.tiny_families import tiny_family
+from tests.tiny.families import tiny_family
 from tests.trainers.one_step import PLAIN_SGD, weights
 
 IMAGES = 10

@@ -155,7 +155,7 @@ def chat_facts(**changes):
 
 def test_code_of_a_chat_model_runs_as_printed(tmp_path, monkeypatch):
     from hf_captionrl.captioners import load_captioner
-    from tests.tiny_chat import tiny_chat
+    from tests.tiny.chat import tiny_chat
 
     model, processor = tiny_chat("llava")
     captioner = load_captioner(model, processor=processor, prompt="What is in the picture?")

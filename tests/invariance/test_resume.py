@@ -16,7 +16,7 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 from tests.trainers.bits import bits, different
 from tests.trainers.grpo_worker import make_trainer
 

@@ -16,8 +16,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.trainers.rollout import drawing_from_the_policy
 from tests.tiny import FAMILIES, tiny_images, tiny_model
-from tests.tiny_chat import CHAT_TYPES, tiny_chat
-from tests.tiny_families import FAMILY_NAMES, tiny_family
+from tests.tiny.chat import CHAT_TYPES, tiny_chat
+from tests.tiny.families import FAMILY_NAMES, tiny_family
 from tests.tolerances import assert_close
 
 TOKENS, G = 4, 2

@@ -25,7 +25,7 @@ from hf_captionrl.trainers.checkpoints import seal_checkpoint
 from hf_captionrl.utils.model_files import model_path
 from tests.security.pickles import FORMS
 from tests.tiny import tiny_captioner
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.one_step import train
 

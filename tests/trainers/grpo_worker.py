@@ -12,7 +12,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SelfRetrievalGRPOConfig, SelfRetrievalGRPOTrainer
 from hf_captionrl.utils.model_files import model_path
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 
 
 def make_trainer(folder: str, rows: int = 8, **settings):

@@ -28,7 +28,7 @@ from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.model_files import model_path
 from tests.tiny import _spread
-from tests.tiny_chat import _text, chat_tokenizer
+from tests.tiny.chat import _text, chat_tokenizer
 from tests.tolerances import close
 from tests.trainers.completion_server import serving
 

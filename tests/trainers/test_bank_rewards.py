@@ -14,7 +14,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.model_files import model_path
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close, close
 from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of
 from tests.trainers.rl_step import train

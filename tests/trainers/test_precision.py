@@ -24,7 +24,7 @@ from hf_captionrl.trainers import (
 from hf_captionrl.trainers.policy import keep_adapters_in_fp32, refuse_trainable_16_bit
 from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_blip, tiny_captioner, tiny_clipcap, tiny_vit_gpt2
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 from tests.tolerances import within
 from tests.trainers.documents import ROWS
 from tests.trainers.grpo_worker import make_trainer as make_grpo

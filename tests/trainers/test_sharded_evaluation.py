@@ -10,7 +10,7 @@ from hf_captionrl.captioners.captioner import is_sharded
 from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from tests.captioners.distributed_worker import shard
+from tests.captioners.test_distributed import shard
 from tests.processes import run_in_processes
 from tests.tiny import tiny_captioner
 

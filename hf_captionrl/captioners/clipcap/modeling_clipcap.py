@@ -176,25 +176,11 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         self.language_model.set_output_embeddings(new_embeddings)
 
     def get_image_features(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
-        """Image embeddings before normalisation.
-
-        Args:
-            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Images.
-
-        Returns:
-            `BaseModelOutputWithPooling`: `pooler_output` of shape `(B, D)`.
-        """
+        """Image embeddings before normalisation: `pooler_output` `(B, D)`."""
         return self.vision_tower(pixel_values)
 
     def prefix_embeds(self, pixel_values: Tensor) -> Tensor:
-        """The prefix of the language model.
-
-        Args:
-            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Images.
-
-        Returns:
-            `torch.Tensor` of shape `(B, P, E)`.
-        """
+        """The prefix of the language model, `(B, P, E)`."""
         embeds = self.vision_tower(pixel_values).last_hidden_state[:, 0]  # (B, D)
         if self.config.normalize_image_embeds:
             embeds = F.normalize(embeds, dim=-1)

@@ -7,6 +7,7 @@ registered entries are lazy too: the model class is imported on first access.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -51,37 +52,26 @@ class _OnFirstUse(dict[Any, Any]):
         return [(key, self[key]) for key in self]
 
 
-def _wait(mapping: Any, load: Callable[[], Any]) -> None:
+def _wait(mapping: Any, module: str, name: str) -> None:
     """Register a class that is not yet imported, as `Auto....register` would."""
     from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
 
     if not isinstance(mapping._extra_content, _OnFirstUse):
         mapping._extra_content = _OnFirstUse(mapping._extra_content)
-    mapping._extra_content.wait_for(ClipCapConfig, load)
-
-
-def _model_class() -> Any:
-    from hf_captionrl.captioners.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
-
-    return ClipCapForConditionalGeneration
-
-
-def _processor_class() -> Any:
-    from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
-
-    return ClipCapProcessor
+    place = f"hf_captionrl.captioners.clipcap.{module}"
+    mapping._extra_content.wait_for(ClipCapConfig, lambda: getattr(importlib.import_module(place), name))
 
 
 def _register_model() -> None:
     from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
 
-    _wait(AutoModelForImageTextToText._model_mapping, _model_class)
+    _wait(AutoModelForImageTextToText._model_mapping, "modeling_clipcap", "ClipCapForConditionalGeneration")
 
 
 def _register_processor() -> None:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-    _wait(PROCESSOR_MAPPING, _processor_class)
+    _wait(PROCESSOR_MAPPING, "processing_clipcap", "ClipCapProcessor")
 
 
 _REGISTER = {

@@ -23,7 +23,7 @@ from hf_captionrl.utils.parts import read_shards
 from hf_captionrl.utils.ray_engine import RayActor
 from tests.apps.album.dying import DyingModels
 from tests.tiny import tiny_images
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close
 
 QUICK = "--num_beams 1 --num_samples 2 --max_new_tokens 6 --batch_size 2 --json".split()

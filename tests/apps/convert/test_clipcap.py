@@ -13,7 +13,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
 from hf_captionrl.apps.convert.convert import convert, read_pickle
 from hf_captionrl.apps.convert.published import MODULES, export_code
 from hf_captionrl.captioners import load_captioner
-from tests.captioners.test_clipcap_model import KINDS, MAPPERS, WRITE, inputs, published_logits
+from tests.captioners.test_clipcap import KINDS, MAPPERS, WRITE, inputs, published_logits
 from tests.offline import python_path
 from tests.tiny import HIDDEN, tiny_blip, tiny_clipcap, tiny_images
 from tests.tolerances import assert_close

@@ -183,7 +183,7 @@ LANGUAGE = {"attn.c_attn", "attn.c_proj"}
     ("tune", "expected"), [("language", LANGUAGE), ("vision", VISION), ("both", LANGUAGE | VISION)]
 )
 def test_lora_targets_of_all_presets(tune, expected):
-    """Full names are in tests/captioners/test_lora_of_the_paper.py."""
+    """Full names are in tests/captioners/test_adapters.py."""
     names = [name for name, values in PAPERS.items() if values.get("tune") == tune]
     assert len(names) > 2
     (given,) = {tuple(sorted(parse(name)[1][0].peft_config.items())) for name in names}

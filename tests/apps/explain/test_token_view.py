@@ -10,7 +10,7 @@ from hf_captionrl.apps.explain.explain import explain_caption, token_pushes
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.losses import smile_loss
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 from tests.tolerances import close, within
 
 CAPTION = "a red house with a red fish"

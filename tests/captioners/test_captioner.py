@@ -1,13 +1,93 @@
-"""Generation, image features, and scoring of generated captions."""
+"""Prompt, labels, end token and truncation."""
 
 import pytest
 import torch
 
-from hf_captionrl.captioners import mean_cross_entropy
-from tests.captioners.given_draws import multinomial_of
-from tests.captioners.test_head_tap import assert_same_gradients, gradients
+from hf_captionrl.captioners.captioner import completion_mask
+from hf_captionrl.losses import IGNORE_INDEX, shift_first_token
+from tests.captioners.test_decoding import multinomial_of
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images, tiny_model
 from tests.tolerances import assert_close
+
+
+@pytest.mark.parametrize("prompt", ["", "a picture of ", "a picture of", "the red cat\n"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_labels_are_the_caption_and_its_end(family, prompt):
+    captioner = tiny_captioner(family, prompt=prompt)
+    captions = ["a red cat", "cat", "two dog on the cat"]
+    batch = captioner.encode_captions(captions, max_length=60)
+    for row, caption in enumerate(captions):
+        ids, labels = batch["input_ids"][row], batch["labels"][row]
+        length = int(batch["attention_mask"][row].sum())
+        assert ids[0] == captioner.start_token_id
+        assert labels[0] == IGNORE_INDEX
+        assert ids[length - 1] == labels[length - 1] == captioner.eos_token_id
+        assert (ids[length:] == captioner.pad_token_id).all()
+        assert (labels[length:] == IGNORE_INDEX).all()
+        supervised = labels[:length] != IGNORE_INDEX
+        first = int(supervised.long().argmax())
+        assert supervised[first:].all()
+        assert (ids[:length][supervised] == labels[:length][supervised]).all()
+        text = captioner.tokenizer.decode(ids[1:first].tolist()).strip()
+        assert text == prompt.strip()
+        assert captioner.decode(labels[first:length].unsqueeze(0)) == [caption]
+
+
+def test_bpe_prompt_ids_equal_those_in_training():
+    captioner = tiny_captioner("vit-gpt2", prompt="a picture of ")
+    ids = captioner.encode_captions(["cat red"], max_length=60)["input_ids"][0].tolist()
+    whole = captioner.tokenizer("a picture of cat red").input_ids
+    assert ids[1:-1] == whole  # " cat" is one token, including the space
+    captioner.prompt = "a c"  # the tokenizer would merge "a c" and "at"
+    batch = captioner.encode_captions(["cat"], max_length=60)
+    assert captioner.decode(batch["labels"][batch["labels"] != IGNORE_INDEX].unsqueeze(0)) == ["cat"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_captions_are_truncated_without_an_end_token(family):
+    captioner = tiny_captioner(family, prompt="a ")
+    batch = captioner.encode_captions(["red cat " * 30], max_length=9)
+    assert batch["labels"].shape == (1, 9)
+    assert batch["input_ids"][0, -1] != captioner.eos_token_id
+    assert (batch["labels"][0, 2:] == batch["input_ids"][0, 2:]).all()
+
+
+def test_invalid_captions_raise():
+    captioner = tiny_captioner("blip", prompt="a picture of a red cat ")
+    with pytest.raises(ValueError, match=r"takes 7 tokens.*max_length \(7\)"):
+        captioner.encode_captions(["dog"], max_length=7)
+    assert captioner.encode_captions(["dog"], max_length=8)["labels"].tolist()[0][:7] == [IGNORE_INDEX] * 7
+    with pytest.raises(TypeError, match="Caption 1 is 3"):
+        captioner.encode_captions(["dog", 3])
+    with pytest.raises(ValueError, match=r"Caption 0 .* is empty"):
+        captioner.encode_captions([" \n"])
+    with pytest.raises(ValueError, match="no captions"):
+        captioner.encode_captions([])
+    with pytest.raises(ValueError, match="either images or image_features"):
+        captioner.collate(None, ["dog"])
+    with pytest.raises(ValueError, match="either images or image_features"):
+        captioner.collate(tiny_images(1), ["dog"], image_features=torch.zeros(1, 2, 3))
+
+
+@pytest.mark.parametrize("family", ["blip", "vit-bert"])
+def test_first_token_shifting_works_with_every_family(family):
+    captioner = tiny_captioner(family, prompt="a picture of ")
+    batch = captioner.encode_captions(["red cat"])
+    ids, labels = shift_first_token(batch["input_ids"], batch["labels"], captioner.tokenizer)
+    assert captioner.tokenizer.convert_ids_to_tokens(ids[0].tolist())[4:6] == ["##red", "cat"]
+    assert (labels[0, 4:] == ids[0, 4:]).all()
+
+
+def test_completion_mask():
+    ids = torch.tensor([[7, 3, 0, 0], [7, 8, 9, 8], [3, 0, 0, 0], [7, 8, 0, 0], [7, 0, 8, 3]])
+    mask, ended = completion_mask(ids, end_ids=[3], pad_id=0)
+    expected = [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
+    assert mask.long().tolist() == expected
+    assert ended.tolist() == [True, False, True, False, True]
+    mask, ended = completion_mask(torch.tensor([[7, 5, 5], [7, 7, 7]]), end_ids=[5], pad_id=5)
+    assert mask.long().tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert ended.tolist() == [True, False]
+
 
 DECODINGS = {
     "greedy": {},
@@ -69,22 +149,6 @@ def test_generate_equals_the_original(family, decoding, prompt, monkeypatch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_image_is_encoded_once(family):
-    captioner = tiny_captioner(family)
-    rows = []
-    captioner.vision_tower.register_forward_pre_hook(
-        lambda module, args, kwargs: rows.append((args[0] if args else kwargs["pixel_values"]).shape), with_kwargs=True
-    )
-    pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
-    captioner.generate(pixel_values=pixel_values, max_new_tokens=3, do_sample=True, num_return_sequences=4)
-    assert sum(shape[0] for shape in rows if shape[-1] > 1) == 2
-    rows.clear()
-    batch = captioner.encode_captions(tiny_captions(6))
-    captioner.log_probs({**batch, "pixel_values": pixel_values})
-    assert sum(shape[0] for shape in rows if shape[-1] > 1) == 2
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_of_generated_captions_equal_the_model(family):
     captioner = tiny_captioner(family, prompt="a picture of ")
     pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
@@ -121,29 +185,6 @@ def test_log_probs_of_generated_captions_equal_the_model(family):
         log_softmax = (logits[0, -sequence.size(1) :] / 0.8).log_softmax(-1)
         for t, token in enumerate(kept):
             assert_close(got[row, P - 1 + t], log_softmax[P - 1 + t, token], ulps=64)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_image_features_give_the_loss_and_gradient_of_the_text_side(family):
-    captions = tiny_captions(4)
-    left, right = tiny_captioner(family), tiny_captioner(family)
-    for captioner in (left, right):
-        captioner.freeze_vision()
-    batch = left.collate(tiny_images(4), captions)
-    features = right.image_features(batch["pixel_values"]).detach()
-    cached = right.collate(None, captions, image_features=features)
-    ours = left.model(**batch, head_objective=mean_cross_entropy).loss
-    theirs = right.model(**cached, head_objective=mean_cross_entropy).loss
-    assert_close(ours, theirs)
-    assert_close(right.model(**cached).loss, ours)
-    ours.backward()
-    theirs.backward()
-    assert_same_gradients(gradients(left.model), gradients(right.model))
-    assert not any(p.requires_grad for p in left.vision_tower.parameters())
-    # Several captions per image share its features.
-    twice = {**right.encode_captions(captions), "image_features": cached["image_features"][:2]}
-    apart = {**twice, "image_features": twice["image_features"].repeat_interleave(2, 0)}
-    assert_close(right.log_probs(twice), right.log_probs(apart))
 
 
 def test_train_mode_is_restored_and_invalid_inputs_raise():

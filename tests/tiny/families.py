@@ -11,8 +11,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tests.tiny import HEADS, HIDDEN, LAYERS, WORDS, _spread, wordpiece_tokenizer
-from tests.tiny_chat import chat_tokenizer
+from tests.tiny import _MEAN_STD, _SHARED, _VISION, HEADS, HIDDEN, LAYERS, WORDS, _spread, wordpiece_tokenizer
+from tests.tiny.chat import chat_tokenizer
 
 FAMILY_NAMES = (
     "blip2-opt",
@@ -23,15 +23,7 @@ FAMILY_NAMES = (
     "kosmos2",
     "pix2struct",
 )
-_MEAN_STD: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _SIZE = {"height": 16, "width": 16}
-_SHARED: dict[str, Any] = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": 2 * HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-}
-_VISION = {**_SHARED, "image_size": 16, "patch_size": 8}
 _T5: dict[str, Any] = {
     "d_model": HIDDEN,
     "d_kv": HIDDEN // HEADS,

@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers import decoders as token_decoders
 
-from tests.tiny import WORDS, _spread
+from tests.tiny import _MEAN_STD, _VISION, HIDDEN, WORDS, _spread
 
 CHAT_TYPES = (
     "llava",
@@ -27,7 +27,6 @@ CHAT_TYPES = (
     "internvl",
     "gemma3",
 )
-HIDDEN = 32
 _TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}"
     "{% if c['type'] == 'image' %}IMAGE{% elif c['type'] == 'video' %}VIDEO{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
@@ -82,17 +81,6 @@ def _text(tokenizer: Any, **more: Any) -> dict[str, Any]:
         "tie_word_embeddings": False,
         **more,
     }
-
-
-_VISION = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": 2 * HIDDEN,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 16,
-    "patch_size": 8,
-}
-_MEAN_STD: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
 def _finish(model: Any, tokenizer: Any) -> Any:

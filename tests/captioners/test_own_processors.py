@@ -1,0 +1,377 @@
+"""BLIP-2, InstructBLIP, Florence-2, Kosmos-2 and Pix2Struct equal their original processors and models.
+
+`FamilySuite` has the tests; a family defines the reference results, computed with its processor and model. test_families.py has
+the other features of all families.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_captionrl.captioners import (
+    Blip2Captioner,
+    Blip2EncoderDecoderCaptioner,
+    Captioner,
+    ProcessorPair,
+    load_captioner,
+    mean_cross_entropy,
+)
+from tests.captioners.test_head_tap import assert_same_gradients, gradients, smile
+from tests.tiny import tiny_images
+from tests.tiny.families import tiny_family
+from tests.tolerances import assert_close, resolution
+
+CAPTIONS = ["a red cat", "two small birds near the tree", "the yellow boat"]
+GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1}
+
+
+def taken(model: Any) -> dict[str, Tensor]:
+    found = gradients(model)
+    model.zero_grad()
+    return found
+
+
+def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """`(T, V)` and `(T,)` -> `(T,)`."""
+    return logits.float().log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+
+
+class FamilySuite:
+    """Subclass it as `Test...` in a test file."""
+
+    name: str
+    prompt = "a photo of"
+    image_size = 20
+
+    def own_log_probs(self, model: Any, processor: Any, image: Any, caption: str) -> Tensor:
+        """Log-probabilities of the caption and its end token, from the original forward."""
+        raise NotImplementedError
+
+    def own_ids(self, model: Any, processor: Any, image: Any, number: int, **settings: Any) -> list[int]:
+        """Ids after the prompt, from the original `generate`."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def captioner(self) -> Captioner:
+        model, processor = tiny_family(self.name)
+        return load_captioner(model, processor=processor, prompt=self.prompt)
+
+    @pytest.fixture
+    def images(self) -> list[Any]:
+        return [*tiny_images(1, size=self.image_size), *tiny_images(1, seed=1, size=2 * self.image_size)]
+
+    def test_log_probs_equal_those_of_the_untouched_model(self, captioner, images):
+        plain, processor = tiny_family(self.name)
+        batch = captioner.collate(images, CAPTIONS[:2])
+        ours = captioner.log_probs(batch).detach()
+        supervised = captioner.align_labels(batch["labels"]) != -100
+        for row, image, caption in zip(range(2), images, CAPTIONS[:2], strict=True):
+            theirs = self.own_log_probs(plain, processor, image, caption).detach()
+            assert_close(ours[row][supervised[row]], theirs)
+        assert (ours[~supervised] == 0).all()
+        # Control: another image gives another result.
+        swapped = captioner.log_probs(captioner.collate(images[::-1], CAPTIONS[:2])).detach()
+        assert (ours - swapped).abs().max() > 1e-3
+
+    def test_captions_of_one_image_share_it(self, captioner, images):
+        captions = [*CAPTIONS, *CAPTIONS[::-1]]
+        grouped = captioner.collate(images, captions)
+        repeated = captioner.collate([image for image in images for _ in range(3)], captions)
+        assert len(grouped["pixel_values"]) == 2
+        results = []
+        for batch in (grouped, repeated):
+            log_probs = captioner.log_probs(batch)
+            (log_probs * torch.arange(1.0, 7.0)[:, None]).sum().backward()
+            results.append((log_probs.detach(), taken(captioner.model)))
+        assert_close(results[0][0], results[1][0])
+        assert_same_gradients(results[0][1], results[1][1])
+        with pytest.raises(ValueError, match="cannot be divided evenly among"):
+            captioner.log_probs(captioner.collate(images, CAPTIONS))
+
+    def test_smile_and_mle_through_the_tap(self, captioner, images):
+        batch = captioner.collate(images, CAPTIONS[:2])
+        assert captioner.self_check(batch) < resolution(10)
+        assert not captioner.use_full_logits
+        results = []
+        for full in (False, True):
+            captioner.use_full_logits = full
+            loss = captioner.model(**batch, head_objective=smile).loss
+            loss.backward()
+            results.append((loss.detach(), taken(captioner.model)))
+        captioner.use_full_logits = False
+        assert_close(results[0][0], results[1][0])
+        assert_same_gradients(results[0][1], results[1][1])
+        captioner.model(**batch, head_objective=mean_cross_entropy).loss.backward()
+        tapped = taken(captioner.model)
+        captioner.model(**batch).loss.backward()
+        assert_same_gradients(tapped, taken(captioner.model))
+
+    @pytest.mark.parametrize("num_beams", [1, 3])
+    def test_captions_equal_the_models_own(self, captioner, images, num_beams):
+        plain, processor = tiny_family(self.name)
+        settings = {"do_sample": False, "num_beams": num_beams}
+        written = captioner.generate(**captioner.encode_images(images), max_new_tokens=7, **settings)
+        for row, image in enumerate(images):
+            theirs = self.own_ids(plain, processor, image, 7, **settings)
+            assert written.ids[row][: len(theirs)].tolist() == theirs
+
+
+class TestBlip2WithOpt(FamilySuite):
+    name = "blip2-opt"
+
+    def read(self, processor, image, text=None):
+        """Inputs for the prompt or a whole text; the Q-Former always reads the prompt."""
+        inputs = dict(processor(images=image, text=self.prompt, return_tensors="pt"))
+        if text is not None:
+            whole = processor(images=image, text=text, return_tensors="pt")
+            inputs |= {name: whole[name] for name in ("input_ids", "attention_mask")}
+        return inputs
+
+    def own_log_probs(self, model, processor, image, caption):
+        before = self.read(processor, image)["input_ids"].size(1)
+        inputs = self.read(processor, image, f"{self.prompt} {caption}")
+        end = torch.tensor([[model.config.text_config.eos_token_id]])
+        ids = torch.cat([inputs["input_ids"], end], 1)
+        logits = model(**{**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}).logits
+        return log_probs_of(logits[0, before - 1 : -1], ids[0, before:])
+
+    def own_ids(self, model, processor, image, number, **settings):
+        inputs = self.read(processor, image)
+        ids = model.generate(
+            **inputs, max_new_tokens=number, suppress_tokens=[model.config.image_token_id], **settings
+        )
+        return ids[0, inputs["input_ids"].size(1) :].tolist()
+
+
+class TestInstructBlipWithLlama(TestBlip2WithOpt):
+    name = "instructblip-llama"
+
+
+class TestBlip2WithT5(FamilySuite):
+    name = "blip2-t5"
+
+    def own_log_probs(self, model, processor, image, caption):
+        labels = processor.tokenizer(caption, return_tensors="pt").input_ids
+        assert labels[0, -1] == processor.tokenizer.eos_token_id
+        inputs = processor(images=image, text=self.prompt, return_tensors="pt")
+        return log_probs_of(model(**inputs, labels=labels).logits[0], labels[0])
+
+    def own_ids(self, model, processor, image, number, **settings):
+        inputs = processor(images=image, text=self.prompt, return_tensors="pt")
+        return model.generate(**inputs, max_new_tokens=number, **settings)[0, 1:].tolist()
+
+
+class TestInstructBlipWithT5(TestBlip2WithT5):
+    name = "instructblip-t5"
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("blip2-opt", Blip2Captioner), ("instructblip-t5", Blip2EncoderDecoderCaptioner)]
+)
+def test_language_model_determines_the_class(name, family):
+    model, processor = tiny_family(name)
+    captioner = load_captioner(model, processor=processor)
+    assert type(captioner) is family
+    assert captioner.prompt == ""
+    assert len(captioner.generate(image_features=torch.randn(2, 5, 32), max_new_tokens=3).captions) == 2
+
+
+def test_opt_ends_with_a_newline():
+    model, processor = tiny_family("blip2-opt")
+    captioner = load_captioner(model, processor=processor)
+    assert captioner.tokenizer.decode([captioner.eos_token_id]) == "\n"
+    batch = captioner.encode_captions(["a cat"])
+    assert batch["labels"][0, -1] == captioner.eos_token_id
+    assert captioner.decode(batch["labels"][:, 1:]) == ["a cat"]
+
+
+def test_the_prompt_reaches_encoder_and_qformer():
+    model, processor = tiny_family("instructblip-t5")
+    captioner = load_captioner(model, processor=processor, prompt="a photo of")
+    first = captioner.fixed_side_inputs(2)
+    captioner.prompt = "the picture"
+    second = captioner.fixed_side_inputs(2)
+    for name in ("prefix_ids", "qformer_input_ids"):
+        assert first[name].shape[0] == 2
+        assert first[name].tolist() != second[name].tolist()
+    assert captioner.text_prompt == ""
+
+
+def test_image_token_is_never_generated():
+    model, processor = tiny_family("blip2-opt")
+    captioner = load_captioner(model, processor=processor)
+    token = model.config.image_token_id
+    settings = {"max_new_tokens": 4, "sequence_bias": {(token,): 100.0}, "do_sample": False}
+    written = captioner.generate(image_features=torch.randn(2, 5, 32), **settings)
+    assert not (written.ids == token).any()
+
+
+class TestFlorence2(FamilySuite):
+    name = "florence2"
+    prompt = "<CAPTION>"
+    image_size = 32
+
+    def own_log_probs(self, model, processor, image, caption):
+        labels = processor.tokenizer(caption, return_tensors="pt").input_ids
+        assert labels[0, 0] == processor.tokenizer.bos_token_id
+        inputs = processor(images=image, text=self.prompt, return_tensors="pt")
+        logits = model(**inputs, labels=labels).logits
+        return log_probs_of(logits[0, 1:], labels[0, 1:])  # <s> is forced
+
+    def own_ids(self, model, processor, image, number, **settings):
+        inputs = processor(images=image, text=self.prompt, return_tensors="pt")
+        return model.generate(**inputs, max_new_tokens=number + 1, **settings)[0, 2:].tolist()
+
+
+def test_processor_expands_the_task():
+    model, processor = tiny_family("florence2")
+    captioner = load_captioner(model, processor=processor, prompt="<CAPTION>")
+    text = captioner.tokenizer.decode(captioner.fixed_side_inputs(1)["prefix_ids"][0])
+    assert text.endswith("What does the image describe?</s>")
+    assert text.count("<image>") == 5
+    assert captioner.prompt_ids() == [captioner.tokenizer.eos_token_id, captioner.tokenizer.bos_token_id]
+    captioner.prompt = "<DETAILED_CAPTION>"
+    assert "Describe in detail" in captioner.tokenizer.decode(captioner.fixed_side_inputs(1)["prefix_ids"][0])
+
+
+class TestKosmos2(FamilySuite):
+    name = "kosmos2"
+    prompt = "<grounding> An image of"
+
+    def own_log_probs(self, model, processor, image, caption):
+        before = processor(images=image, text=self.prompt)["input_ids"]
+        inputs = processor(images=image, text=f"{self.prompt} {caption}", return_tensors="pt")
+        ids = torch.cat([inputs["input_ids"], torch.tensor([[2]])], 1)
+        places = F.pad(inputs["image_embeds_position_mask"], (0, 1))
+        assert ids[0, : len(before)].tolist() == before
+        logits = model(
+            pixel_values=inputs["pixel_values"],
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            image_embeds_position_mask=places,
+        ).logits
+        return log_probs_of(logits[0, len(before) - 1 : -1], ids[0, len(before) :])
+
+    def own_ids(self, model, processor, image, number, **settings):
+        inputs = processor(images=image, text=self.prompt, return_tensors="pt")
+        ids = model.generate(**inputs, max_new_tokens=number, **settings)
+        return ids[0, inputs["input_ids"].size(1) :].tolist()
+
+
+def test_image_tokens_are_at_the_right_positions():
+    model, processor = tiny_family("kosmos2")
+    captioner = load_captioner(model, processor=processor, prompt="An image of")
+    side = captioner.fixed_side_inputs(1)
+    text = captioner.tokenizer.convert_ids_to_tokens(side["prefix_ids"][0])
+    assert text[:2] == ["<s>", "<image>"]
+    assert len(text) == 66
+    assert captioner.tokenizer.convert_ids_to_tokens(captioner.prompt_ids()) == ["</image>", "▁An", "▁image", "▁of"]
+    native = captioner.native_inputs(model, {**captioner.encode_captions(["a cat"]), **side})
+    places = native["image_embeds_position_mask"][0]
+    assert places.nonzero().flatten().tolist() == list(range(2, 66))
+    assert len(places) == native["input_ids"].size(1)
+
+
+class TestPix2Struct(FamilySuite):
+    name = "pix2struct"
+
+    @staticmethod
+    def read(processor, image):
+        return processor(images=image, return_tensors="pt", max_patches=processor.image_processor.max_patches)
+
+    def own_log_probs(self, model, processor, image, caption):
+        before = processor.tokenizer(self.prompt, add_special_tokens=False).input_ids
+        labels = processor.tokenizer(f"{self.prompt} {caption}", return_tensors="pt").input_ids
+        logits = model(**self.read(processor, image), labels=labels).logits
+        return log_probs_of(logits[0, len(before) :], labels[0, len(before) :])
+
+    def own_ids(self, model, processor, image, number, **settings):
+        before = processor.tokenizer(self.prompt, add_special_tokens=False, return_tensors="pt").input_ids
+        inputs = self.read(processor, image)
+        ids = model.generate(**inputs, decoder_input_ids=before, max_new_tokens=number, **settings)
+        return ids[0, 1 + before.size(1) :].tolist()
+
+
+def test_padding_does_not_affect_the_result():
+    model, processor = tiny_family("pix2struct")
+    captioner = load_captioner(model, processor=processor)
+    wide = tiny_images(1, size=20)[0].resize((60, 12))
+    patches = captioner.encode_images([wide])["pixel_values"]
+    empty = (patches == 0).all(-1)
+    assert empty.any()
+    features = captioner.image_features(patches)
+    assert torch.equal((features == 0).all(-1), empty)
+    text = captioner.encode_captions(["a red cat", "the dog"])
+    number = int((~empty).sum())
+    torch.testing.assert_close(
+        captioner.log_probs({**text, "image_features": features}),
+        captioner.log_probs({**text, "image_features": features[:, :number]}),
+    )
+
+
+def test_cached_keys_do_not_change_captions():
+    """Published configurations set `use_cache` to false, which reads the whole caption again for every token."""
+    model, processor = tiny_family("pix2struct")
+    assert model.config.text_config.use_cache is False
+    captioner = load_captioner(model, processor=processor)
+    images = captioner.encode_images(tiny_images(3))
+    settings = {"max_new_tokens": 12, "suppress_tokens": [captioner.eos_token_id, captioner.pad_token_id]}
+    widths = []
+    head = captioner.output_head(captioner.base_model)
+    head.register_forward_pre_hook(lambda module, args: widths.append(args[0].size(1)))
+    found = captioner.generate(**images, **settings).ids
+    assert widths[1:] == [1] * 11
+    whole = captioner.generate(**images, **settings, use_cache=False).ids
+    assert widths[-1] == widths[0] + 11
+    assert found.tolist() == whole.tolist()
+    assert len(set(found.flatten().tolist())) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "message"),
+    [
+        ("instructblip-llama", None, "qformer_tokenizer"),
+        ("blip2-opt", "pix2struct", "<image> has the id None"),
+        ("florence2", None, "num_image_tokens and no task_prompts_without_inputs"),
+        ("kosmos2", None, "eoi_token"),
+    ],
+)
+def test_processors_of_other_models_raise(name, other, message):
+    model, own = tiny_family(name)
+    pair = ProcessorPair(own.image_processor, own.tokenizer)
+    with pytest.raises(ValueError, match=message):
+        load_captioner(model, processor=pair if other is None else tiny_family(other)[1])
+
+
+def test_models_and_features_that_do_not_fit_raise():
+    model, processor = tiny_family("blip2-opt")
+    model.config.image_token_index = None
+    with pytest.raises(ValueError, match="None in the configuration"):
+        load_captioner(model, processor=processor)
+    model, processor = tiny_family("florence2")
+    with pytest.raises(ValueError, match="image_features with 3 rows"):
+        load_captioner(model, processor=processor).generate(image_features=torch.randn(1, 3, 32))
+    model, processor = tiny_family("pix2struct")
+    processor.image_processor.is_vqa = True
+    with pytest.raises(ValueError, match="is_vqa"):
+        load_captioner(model, processor=processor)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "prompt"),
+    [
+        ("blip2-opt", "Salesforce/blip2-opt-2.7b-coco", "a photo of"),
+        ("blip2-opt", "Salesforce/blip2-opt-2.7b", ""),
+        ("florence2", "florence-community/Florence-2-base", "<CAPTION>"),
+        ("kosmos2", "microsoft/kosmos-2-patch14-224", "An image of"),
+    ],
+)
+def test_published_prompts(name, place, prompt):
+    model, processor = tiny_family(name)
+    model.name_or_path = place
+    assert load_captioner(model, processor=processor).prompt == prompt

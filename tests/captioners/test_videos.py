@@ -1,0 +1,531 @@
+"""Concatenated frames: a captioner with features `(B, F * M, D)` equals its decoder applied to them directly."""
+
+import copy
+import functools
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
+
+from hf_captionrl.apps.experiments.data import SampleArguments, Sampler
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.pipeline import VideoFeatures, pipeline, vision_tower_features
+from hf_captionrl.data import cached_features, pool_frames, sample_frames
+from hf_captionrl.retrieval import FeatureCache
+from hf_captionrl.scenes import load_moving_scenes
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from tests.tiny import tiny_captioner, tiny_git
+from tests.tiny.chat import tiny_chat
+from tests.tiny.families import tiny_family
+from tests.tolerances import assert_close, resolution
+
+F, B = 3, 2
+CROSS = ("blip", "vit-gpt2", "vit-bert")
+CAPTIONS = ["a red cat", "two dogs on the left", "a boat", "the small pig"]
+
+
+def pixels_of(captioner):
+    """B videos of F frames of noise."""
+    size = captioner.vision_tower.config.image_size
+    return torch.rand(B, F, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def frame_features(captioner, pixels):
+    return captioner.image_features(pixels.flatten(0, 1))  # (B * F, M, D)
+
+
+def joined(captioner, pixels):
+    """The expected features: the outputs of the tower for each frame, concatenated."""
+    with torch.no_grad():
+        return torch.cat([captioner.image_features(pixels[:, f]) for f in range(F)], dim=1)
+
+
+def plain_logits(captioner, ids, features):
+    """The decoder alone, with the features as encoder states."""
+    model = captioner.base_model
+    if captioner.family == "blip":
+        return model.text_decoder(input_ids=ids, encoder_hidden_states=features, use_cache=False).logits
+    if hasattr(model, "enc_to_dec_proj"):
+        features = model.enc_to_dec_proj(features)
+    return model.decoder(input_ids=ids, encoder_hidden_states=features, use_cache=False).logits
+
+
+def scored(logits, ids):
+    return logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
+
+
+@pytest.mark.parametrize("family", CROSS)
+@pytest.mark.parametrize("group", [1, 2])
+def test_log_probs_equal_a_plain_forward(family, group):
+    captioner = tiny_captioner(family)
+    pixels = pixels_of(captioner)
+    features = pool_frames(frame_features(captioner, pixels).detach(), F, "concat")
+    oracle = joined(captioner, pixels)
+    assert features.shape == oracle.shape
+    assert features.size(1) == F * captioner.image_features(pixels[:, 0]).size(1)
+    batch = captioner.collate(None, CAPTIONS[: B * group], image_features=features)
+    found = captioner.log_probs(batch)
+    for row, caption in enumerate(CAPTIONS[: B * group]):
+        ids = captioner.encode_captions([caption])["input_ids"]
+        with torch.no_grad():
+            expected = scored(plain_logits(captioner, ids, oracle[row // group, None]), ids)[0]
+        supervised = batch["labels"][row, 1:] != -100
+        assert_close(found[row][supervised], expected[supervised[: len(expected)].nonzero()[:, 0]])
+    assert captioner.self_check(batch) < resolution(10)
+    assert not captioner.use_full_logits
+
+
+@pytest.mark.parametrize("family", CROSS)
+def test_greedy_captions_equal_a_plain_loop(family):
+    captioner = tiny_captioner(family)
+    features = joined(captioner, pixels_of(captioner))
+    written = captioner.generate(image_features=features, max_new_tokens=6, num_beams=1, do_sample=False)
+    for row in range(B):
+        ids = torch.tensor([captioner.prompt_ids()])
+        start = ids.size(1)
+        for _ in range(written.mask[row].sum()):
+            with torch.no_grad():
+                ids = torch.cat([ids, plain_logits(captioner, ids, features[row, None])[:, -1:].argmax(-1)], 1)
+        assert ids[0, start:].tolist() == written.ids[row][written.mask[row]].tolist()
+
+
+def test_only_ordered_frames_distinguish_a_reversed_video():
+    captioner = tiny_captioner("blip")
+    features = frame_features(captioner, pixels_of(captioner)).detach()
+    backwards = features.unflatten(0, (B, F)).flip(1).flatten(0, 1)
+    found = {}
+    for pooling in ("mean", "concat", "ordered"):
+        one, other = (
+            captioner.log_probs(
+                captioner.collate(None, CAPTIONS[:B], image_features=pool_frames(x, F, pooling))
+            ).detach()
+            for x in (features, backwards)
+        )
+        found[pooling] = float((one - other).abs().max())
+    assert max(found["mean"], found["concat"]) < resolution(10)
+    assert found["ordered"] > 1e-3
+
+
+def video_git():
+    """GIT for videos of F frames, with large temporal embeddings."""
+    model, processor = tiny_git()
+    config = copy.deepcopy(model.config)
+    config.num_image_with_embedding = F
+    torch.manual_seed(1)
+    made = type(model)(config)
+    made.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        for embedding in made.git.img_temporal_embedding:
+            embedding.normal_()
+    return load_captioner(made.eval(), processor=processor)
+
+
+def test_git_for_videos_adds_temporal_embeddings():
+    captioner = video_git()
+    pixels = pixels_of(captioner)
+    features = joined(captioner, pixels)
+    before = features.clone()
+    captioner.check_frame_pooling("concat", F)
+    batch = captioner.collate(None, CAPTIONS[:B], image_features=features)
+    ids = batch["input_ids"]
+    with torch.no_grad():
+        own = captioner.model(input_ids=ids, attention_mask=batch["attention_mask"], pixel_values=pixels).logits
+    expected = scored(own[:, -ids.size(1) :], ids)
+    supervised = batch["labels"][:, 1:] != -100
+    assert_close(captioner.log_probs(batch)[supervised], expected[supervised])
+    assert torch.equal(features, before)  # the model adds its embeddings to a copy
+    assert captioner.self_check(batch) < resolution(10)
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    for beams in (1, 2):
+        start = torch.tensor([captioner.prompt_ids()] * B)
+        native = captioner.base_model.generate(
+            input_ids=start,
+            pixel_values=pixels,
+            num_beams=beams,
+            eos_token_id=captioner.eos_token_id,
+            pad_token_id=captioner.pad_token_id,
+            **settings,
+        )[:, start.size(1) :]
+        assert torch.equal(captioner.generate(image_features=features, num_beams=beams, **settings).ids, native)
+    swapped = captioner.collate(
+        None, CAPTIONS[:B], image_features=features.unflatten(1, (F, -1)).flip(1).flatten(1, 2)
+    )
+    assert (captioner.log_probs(swapped) - captioner.log_probs(batch)).abs().max() > 1e-3
+
+
+def any_captioner(name):
+    if name == "git for videos":
+        return video_git()
+    if name in ("blip", "git", "clipcap"):
+        return tiny_captioner(name)
+    model, processor = (tiny_family if name == "blip2-opt" else tiny_chat)(name)
+    return load_captioner(model, processor=processor)
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling", "message"),
+    [
+        ("clipcap", "concat", r"'concat', but ClipCap\w+ accepts .* not of 4"),
+        ("git", "concat", "4 frames, but this GitForCausalLM expects images"),
+        ("git for videos", "concat", "expects videos of 3 frames"),
+        ("git for videos", "ordered", "'ordered', but GitForCausalLM accepts"),
+        ("blip", "native", r"'native', but Blip\w+ is only supported with image inputs"),
+        ("blip2-opt", "native", r"'native', but Blip2\w+ is only supported with image inputs"),
+        *((name, "native", "video_processor") for name in ("idefics3", "llava", "paligemma", "gemma3")),
+        ("qwen2_vl", "native", "different numbers of tokens for videos of 4 frames"),
+        ("qwen3_vl", "native", "different numbers of tokens for videos of 4 frames"),
+    ],
+)
+def test_frame_pooling_that_a_model_does_not_support_raises(name, pooling, message):
+    captioner = any_captioner(name)
+    if name.startswith("qwen"):
+        captioner.processor.video_processor.patch_size = 8
+    with pytest.raises(ValueError, match=message):
+        captioner.check_frame_pooling(pooling, 4)
+    assert captioner.native_frames == 0
+    captioner.check_frame_pooling("mean", 4)
+
+
+F_NATIVE_VIDEO = 4
+NATIVE = ("llava_onevision", "internvl", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+CAPTIONS_NATIVE_VIDEO = ["a red cat", "two small birds near the tree", "a dog"]
+SIZES = ((40, 24), (24, 40), (30, 30))
+
+
+def _made(model_type):
+    model, processor = tiny_chat(model_type)
+    if model_type == "smolvlm":
+        processor.chat_template = DEFAULT_CHAT_TEMPLATE  # its processor always uses this one for videos
+    if model_type.startswith("qwen"):
+        video = type(processor.video_processor)
+        processor.video_processor = video(patch_size=8, size={"shortest_edge": 1, "longest_edge": 1})
+    return model, processor
+
+
+@functools.cache
+def built(model_type):
+    """A model of the original class, and a captioner of a copy."""
+    model, processor = _made(model_type)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            # Larger weights: otherwise random models attend uniformly, ignore order, and assign equal probabilities.
+            if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "lm_head.weight")):
+                value.mul_(8)
+    captioner = load_captioner(copy.deepcopy(model), processor=processor, prompt="what moves?")
+    captioner.check_frame_pooling("native", F_NATIVE_VIDEO)
+    return model, captioner
+
+
+@functools.cache
+def videos():
+    """Videos of coloured noise that gets brighter, with different image sizes."""
+    random = np.random.default_rng(0)
+
+    def frame(f, width, height):
+        colour = random.integers(0, 60, 3) + 50 * f
+        return Image.fromarray((colour + random.integers(0, 45, (height, width, 3))).astype(np.uint8))
+
+    return [[frame(f, *size) for f in range(F_NATIVE_VIDEO)] for size in SIZES]
+
+
+def own_inputs(captioner, frames):
+    """The processor's output for a video and the question."""
+    content = [{"type": "video"}, {"type": "text", "text": captioner.prompt}]
+    turn = captioner.processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
+    settings = {"add_special_tokens": False} if turn.startswith("<s>") else {}
+    metadata = {
+        "fps": 1.0,
+        "duration": float(F_NATIVE_VIDEO),
+        "total_num_frames": F_NATIVE_VIDEO,
+        "frames_indices": list(range(F_NATIVE_VIDEO)),
+    }
+    found = captioner.processor(
+        text=[turn],
+        videos=[frames],
+        video_metadata=[metadata],
+        do_sample_frames=False,
+        return_tensors="pt",
+        **settings,
+    )
+    return dict(found)
+
+
+def own_log_probs(model, captioner, frames, caption):
+    inputs = own_inputs(captioner, frames)
+    ids = captioner.encode_captions([caption])["input_ids"]
+    assert ids[0, 0] == inputs["input_ids"][0, -1]
+    text = ids[:, 1:]
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], text], 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if "mm_token_type_ids" in inputs:
+        inputs["mm_token_type_ids"] = torch.nn.functional.pad(inputs["mm_token_type_ids"], (0, text.size(1)))
+    with torch.no_grad():
+        logits = model(**inputs).logits[:, -text.size(1) - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, text[..., None])[0, :, 0]
+
+
+def features_of(captioner, some):
+    with torch.no_grad():
+        return captioner.image_features(**captioner.encode_videos(some))
+
+
+@pytest.mark.parametrize("model_type", NATIVE)
+def test_log_probs_equal_the_original_class(model_type):
+    model, captioner = built(model_type)
+    features = features_of(captioner, videos())
+    assert features.shape[:1] == (3,)
+    assert "what moves?" in captioner.tokenizer.decode(captioner.fixed_side_inputs(1)["prefix_ids"][0])
+    batch = captioner.collate(None, CAPTIONS_NATIVE_VIDEO, image_features=features)
+    found = captioner.log_probs(batch).detach()
+    whole = captioner.log_probs(
+        {**captioner.encode_captions(CAPTIONS_NATIVE_VIDEO), **captioner.encode_videos(videos())}
+    ).detach()
+    for row, caption in enumerate(CAPTIONS_NATIVE_VIDEO):
+        expected = own_log_probs(model, captioner, videos()[row], caption)
+        supervised = batch["labels"][row, 1:] != -100
+        assert_close(found[row][supervised], expected)
+        assert_close(whole[row][supervised], expected)
+    assert captioner.self_check(batch) < resolution(10)
+    assert not captioner.use_full_logits
+    # Three captions per video: each uses the features of its video.
+    many = captioner.collate(None, [c for c in CAPTIONS_NATIVE_VIDEO for _ in range(3)], image_features=features)
+    assert_close(captioner.log_probs(many)[::3], found)
+    backwards = captioner.collate(
+        None, CAPTIONS_NATIVE_VIDEO, image_features=features_of(captioner, [v[::-1] for v in videos()])
+    )
+    assert ((captioner.log_probs(backwards) - found).abs().amax(1) > 1e-3).all()
+
+
+@pytest.mark.parametrize("model_type", NATIVE)
+def test_captions_equal_the_original_generate(model_type):
+    model, captioner = built(model_type)
+    features = features_of(captioner, videos())
+    tokens = {model.config.image_token_id, getattr(model.config, "video_token_id", model.config.image_token_id)}
+    for beams in (1, 3):
+        settings = {"max_new_tokens": 5, "num_beams": beams, "do_sample": False, "num_return_sequences": beams}
+        written = captioner.generate(image_features=features, **settings)
+        assert len(written.captions) == 3 * beams
+        for row in range(3):
+            inputs = own_inputs(captioner, videos()[row])
+            own = model.generate(
+                **inputs,
+                eos_token_id=list(captioner.end_token_ids),
+                pad_token_id=captioner.pad_token_id,
+                suppress_tokens=sorted(tokens),
+                **settings,
+            )[:, inputs["input_ids"].size(1) :]
+            mine = written.ids[row * beams : (row + 1) * beams]
+            assert torch.equal(mine[:, : own.size(1)], own)
+            assert (mine[:, own.size(1) :] == captioner.pad_token_id).all()
+    direct = captioner.generate(**captioner.encode_videos(videos()), **settings)
+    assert direct.captions == written.captions
+
+
+@pytest.mark.parametrize("model_type", ["llava_onevision", "smolvlm"])
+def test_images_are_still_accepted(model_type):
+    model, captioner = built(model_type)
+    image = videos()[0][0]
+    expected = load_captioner(copy.deepcopy(model), processor=captioner.processor, prompt=captioner.prompt)
+    batch, own = (
+        captioner.collate([image], CAPTIONS_NATIVE_VIDEO[:1]),
+        expected.collate([image], CAPTIONS_NATIVE_VIDEO[:1]),
+    )
+    torch.testing.assert_close(captioner.log_probs(batch), expected.log_probs(own))
+
+
+def test_templates_without_a_video_token_or_with_another_ending_raise():
+    model, processor = tiny_chat("llava_onevision")
+    processor.chat_template = processor.chat_template.replace("<video>", "")
+    with pytest.raises(ValueError, match=r"does not render one video token:"):
+        load_captioner(model, processor=processor).check_frame_pooling("native", F_NATIVE_VIDEO)
+    processor.chat_template = None  # then the video token and the prompt, on separate lines
+    captioner = load_captioner(model, processor=processor, prompt="what?")
+    captioner.check_frame_pooling("native", F_NATIVE_VIDEO)
+    assert captioner.tokenizer.decode(captioner.fixed_side_inputs(1)["prefix_ids"][0]).endswith("<video>\nwhat?")
+    model, processor = tiny_chat("smolvlm")
+    with pytest.raises(ValueError, match=r"ends with token \d+ after a video and with token \d+ after an image"):
+        load_captioner(model, processor=processor).check_frame_pooling("native", F_NATIVE_VIDEO)
+
+
+def clips(number):
+    """Moving scenes, of which F frames are sampled."""
+    data = load_moving_scenes(num_train=number, num_validation=0, num_test=0)["train"]
+    return data.add_column("video_frames", [F_NATIVE_VIDEO] * number)
+
+
+def test_a_step_of_smile_on_moving_scenes(tmp_path):
+    model, processor = _made("llava_onevision")
+    captioner = load_captioner(model, processor=processor)
+    data = clips(6)
+    args = SmileConfig(
+        str(tmp_path / "out"),
+        max_steps=1,
+        per_device_train_batch_size=3,
+        learning_rate=1e-2,
+        freeze_vision_tower=True,
+        cache_image_features=True,
+        feature_cache_dir=str(tmp_path / "cache"),
+        frame_pooling="native",
+        generation_num_beams=1,
+        generation_max_new_tokens=4,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = SmileTrainer(captioner, args=args, train_dataset=data)
+    before = {name: value.clone() for name, value in captioner.model.named_parameters()}
+    tower = captioner.vision_state()
+    assert np.isfinite(trainer.train().training_loss)
+    changed = {n for n, p in captioner.model.named_parameters() if not torch.equal(p, before[n])}
+    assert any("language_model" in name for name in changed)
+    assert not any("vision_tower" in n or "projector" in n or "newline" in n for n in changed)
+    assert "image_newline" in tower
+    assert len(trainer.generate_captions(data)) == 6
+    # The trainer's inputs for one video equal the processor's output.
+    found = vision_tower_features(captioner, data, cache_dir=str(tmp_path / "cache"), frame_pooling="native")
+    expected = features_of(captioner, [sample_frames(data[0]["image"], F_NATIVE_VIDEO)])
+    torch.testing.assert_close(torch.tensor(np.array(found[0])), expected[0])
+    captioner.save_pretrained(tmp_path / "saved")
+    loaded = load_captioner(str(tmp_path / "saved"))
+    settings = {"max_new_tokens": 4, "do_sample": False, "num_beams": 1}
+    assert loaded.generate(**loaded.encode_videos(videos()), **settings).captions == (
+        captioner.generate(**captioner.encode_videos(videos()), **settings).captions
+    )
+    loaded.check_frame_pooling("native", F_NATIVE_VIDEO)
+    assert loaded.video_signature() == captioner.video_signature()
+    with pytest.raises(ValueError, match=r"'native', a model's video inputs, but the data are images"):
+        vision_tower_features(captioner, data.remove_columns("video_frames"), frame_pooling="native")
+
+
+def test_native_frame_pooling_needs_videos(tmp_path):
+    data = clips(3)
+    asked = []
+
+    def encode(frames):
+        asked.append(len(frames))
+        return torch.ones(len(frames) // F_NATIVE_VIDEO, 2, 3)
+
+    cache = FeatureCache(tmp_path, model_id="m", revision="r", what="w")
+    found = cached_features(cache, data, encode, batch_size=F_NATIVE_VIDEO + 1, progress=False, pooling="native")
+    assert found.shape == (3, 2, 3)
+    assert asked == [F_NATIVE_VIDEO, F_NATIVE_VIDEO, F_NATIVE_VIDEO]
+
+
+F_PIPELINE_VIDEOS = 3
+SETTINGS = {"num_beams": 1, "do_sample": False, "max_new_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def clips_pipeline_videos():
+    data = load_moving_scenes(num_train=2, num_validation=0, num_test=0)["train"]
+    return data.add_column("video_frames", [F_PIPELINE_VIDEOS] * len(data))
+
+
+def trained(captioner, clips_pipeline_videos, folder, pooling):
+    """After the trainer has seen the data, but before it could change much."""
+    config = SmileConfig(
+        str(folder / "out"),
+        max_steps=1,
+        per_device_train_batch_size=2,
+        freeze_vision_tower=True,
+        cache_image_features=True,
+        feature_cache_dir=str(folder / "cache"),
+        frame_pooling=pooling,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = SmileTrainer(captioner, args=config, train_dataset=clips_pipeline_videos)
+    trainer.save_model(str(folder / "saved"))
+    return folder / "saved"
+
+
+def features(captioner, row, pooling):
+    """What a video is to the captioner, by hand."""
+    frames = captioner.image_features(
+        **captioner.encode_images(sample_frames(row["image"], F_PIPELINE_VIDEOS))
+    ).detach()
+    return pool_frames(frames, F_PIPELINE_VIDEOS, pooling)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "concat", "ordered"])
+def test_the_pooling_of_the_training_is_that_of_the_captions(clips_pipeline_videos, tmp_path, pooling):
+    folder = trained(tiny_captioner("blip"), clips_pipeline_videos, tmp_path, pooling)
+    assert json.loads((folder / "captioner.json").read_text())["frame_pooling"] == pooling
+    caption = pipeline(folder, device="cpu", **SETTINGS)
+    captioner = caption.captioner
+    assert (captioner.frame_pooling, captioner.num_frames, caption.num_frames) == (
+        pooling,
+        F_PIPELINE_VIDEOS,
+        F_PIPELINE_VIDEOS,
+    )
+    want = [
+        captioner.generate(image_features=features(captioner, row, pooling), **SETTINGS).captions[0]
+        for row in clips_pipeline_videos
+    ]
+    films = [row["image"] for row in clips_pipeline_videos]
+    assert caption(films) == want
+    assert caption(clips_pipeline_videos) == want
+    (seen,) = VideoFeatures(captioner, films[:1], F_PIPELINE_VIDEOS)
+    assert_close(seen, features(captioner, clips_pipeline_videos[0], pooling)[0])
+    # Arguments override the values that were saved with the captioner.
+    told = pipeline(captioner, num_frames=2, frame_pooling="mean", **SETTINGS)
+    assert told.num_frames == 2
+    assert (
+        VideoFeatures(captioner, films, 2, "mean")[0].shape
+        == features(captioner, clips_pipeline_videos[0], "mean")[0].shape
+    )
+    # Several captions per image are written the same way.
+    sampler = Sampler(
+        clips_pipeline_videos,
+        SampleArguments(num_samples=2),
+        seed=0,
+        batch_size=2,
+        max_new_tokens=4,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    groups = sampler.write(captioner, do_sample=False, num_beams=2)
+    each = {**SETTINGS, "num_beams": 2, "num_return_sequences": 2}
+    assert groups == [
+        captioner.generate(image_features=features(captioner, row, pooling), **each).captions
+        for row in clips_pipeline_videos
+    ]
+
+
+def test_an_adapter_remembers_too(clips_pipeline_videos, tmp_path):
+    tiny_captioner("blip").save_pretrained(tmp_path / "base")
+    captioner = load_captioner(str(tmp_path / "base"))
+    captioner.add_lora("language", r=2)
+    folder = trained(captioner, clips_pipeline_videos, tmp_path, "ordered")
+    assert (folder / "adapter_config.json").is_file()
+    loaded = load_captioner(str(folder))
+    assert (loaded.frame_pooling, loaded.num_frames) == ("ordered", F_PIPELINE_VIDEOS)
+
+
+def test_a_models_own_video_inputs_are_used_again(clips_pipeline_videos, tmp_path):
+    model, processor = tiny_chat("llava_onevision")
+    folder = trained(load_captioner(model, processor=processor), clips_pipeline_videos, tmp_path, "native")
+    caption = pipeline(folder, device="cpu", **SETTINGS)
+    frames = sample_frames(clips_pipeline_videos[0]["image"], F_PIPELINE_VIDEOS)
+    with torch.no_grad():
+        want = caption.captioner.generate(**caption.captioner.encode_videos([frames]), **SETTINGS).captions
+    assert caption([clips_pipeline_videos[0]["image"]]) == want
+    still = frames[0]
+    alone = caption.captioner.generate(**caption.captioner.encode_images([still]), **SETTINGS).captions
+    assert caption([still, clips_pipeline_videos[0]["image"]]) == [*alone, *want]
+
+
+def test_a_captioner_of_images_says_nothing_of_videos_and_sees_their_mean(clips_pipeline_videos, tmp_path):
+    captioner = tiny_captioner("blip")
+    captioner.save_pretrained(tmp_path)
+    assert set(json.loads((tmp_path / "captioner.json").read_text())) == {"family", "prompt"}
+    caption = pipeline(tmp_path, device="cpu", **SETTINGS)
+    assert (caption.captioner.frame_pooling, caption.captioner.num_frames, caption.num_frames) == ("mean", 0, 8)
+    with pytest.raises(ValueError, match="accepts the image tokens of one frame"):
+        pipeline(tiny_captioner("clipcap"), frame_pooling="concat")([clips_pipeline_videos[0]["image"]])
