@@ -248,7 +248,7 @@ class FamilySuite:
         total.backward()
         expected = {name: p.detach() - 0.1 * (0 if p.grad is None else p.grad) for name, p in model.named_parameters()}
         before = {name: p.detach().clone() for name, p in captioner.model.named_parameters()}
-        trainer = CaptionRLTrainer(captioner, lambda context: [self.reward(c) for c in context.captions], config, rows)
+        trainer = CaptionRLTrainer(captioner, lambda completions: [self.reward(c) for c in completions], config, rows)
         trainer.train()
         moved = set()
         for name, parameter in captioner.model.named_parameters():

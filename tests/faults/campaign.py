@@ -1,7 +1,7 @@
 """The fault campaign: what an area is, how it is run, and what areas share.
 
 Every area is a generator of `Trial`s: one for each fault, with what was lost and what was done twice. An area makes as
-many faults as it is told and draws their moments from the seed. `scripts/fault_campaign.py` runs them all and counts.
+many faults as it is told and draws their moments from the seed.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def steps_of(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def sealed(folder: Path) -> list[int]:
-    """Steps of the checkpoints that were finished."""
-    return sorted(int(path.parent.name.partition("-")[2]) for path in folder.glob("checkpoint-*/seal.json"))
+def checkpoints(folder: Path) -> list[int]:
+    """Steps of the checkpoints."""
+    return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
 
 
 def damage(path: Path, rng: random.Random) -> str:
