@@ -49,7 +49,7 @@ from hf_captionrl.apps.instruct.judges import (
     write_answers,
 )
 from hf_captionrl.metrics.table import print_table, write_results
-from hf_captionrl.trainers.checkpoints import begin_run, has_checkpoint
+from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.trainers.trl_smile_sft import SCOPES, SmileSFTConfig, SmileSFTTrainer
 from hf_captionrl.utils.console import run_main
 
@@ -258,10 +258,6 @@ def train_and_answer(
     settings = {"max_new_tokens": judge_args.answer_max_new_tokens, "batch_size": config.per_device_eval_batch_size}
     answers = {"start": answer_questions(model.to(config.device), tokenizer, prompts, **settings)}
     runs = planned_runs(config, data_args)
-    if not resume and config.process_index == 0:
-        # If the first training is killed, the other runs must not resume from checkpoints of an earlier start.
-        for run in runs.values():
-            begin_run(str(run.output_dir))
     differing = settings_of(runs)
     for number, (row, run) in enumerate(runs.items()):
         if config.process_index == 0:

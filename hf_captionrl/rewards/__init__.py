@@ -4,7 +4,6 @@ from hf_captionrl.rewards.advantages import BASELINES, Baseline, RunningMeanBase
 from hf_captionrl.rewards.base import (
     REWARDS,
     CompletionReward,
-    FunctionReward,
     Reward,
     RewardContext,
     RewardData,
@@ -32,7 +31,6 @@ __all__ = [
     "Baseline",
     "CiderReward",
     "CompletionReward",
-    "FunctionReward",
     "ImageBank",
     "LengthPenalty",
     "PairwiseDiversity",

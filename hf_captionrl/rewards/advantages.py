@@ -18,8 +18,6 @@ from torch import Tensor
 
 from hf_captionrl.rewards.base import RewardContext, WeightedRewards
 
-REWARD_SCALES: tuple[str, ...] = ("group", "batch", "none")
-AGGREGATIONS: tuple[str, ...] = ("sum_then_normalize", "normalize_then_sum")
 _EPSILON = 1e-4  # added to standard deviations, as in TRL
 
 
@@ -39,38 +37,18 @@ class Baseline:
     min_group_size: int = 1
 
     def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
-        """Advantages.
-
-        Args:
-            rewards (`torch.Tensor` of shape `(B, G)`): Rewards of the captions of each image.
-            greedy (`torch.Tensor` of shape `(B,)`, *optional*): Reward of the greedy caption of each image.
-
-        Returns:
-            `torch.Tensor` of shape `(B, G)`: Reward minus baseline.
-        """
+        """Advantages `(B, G)` of rewards `(B, G)`; `greedy` `(B,)` is the reward of the greedy caption of each image."""
         return rewards
 
     def update(self, mean_reward: float) -> None:
-        """Add the mean reward of a rollout over all processes, after its advantages were computed.
-
-        Args:
-            mean_reward (`float`): Mean over all captions.
-        """
+        """Add the mean reward of a rollout over all processes, after its advantages were computed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint.
-
-        Returns:
-            `dict`: Numbers, which JSON stores exactly.
-        """
+        """Numbers for a checkpoint, which JSON stores exactly."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint.
-
-        Args:
-            state (`dict`): Result of `state_dict`.
-        """
+        """Restore the state of a checkpoint."""
 
 
 class GreedyBaseline(Baseline):
@@ -87,8 +65,7 @@ class GreedyBaseline(Baseline):
 class RunningMeanBaseline(Baseline):
     """Mean of the mean rewards of all previous rollouts (DiscriTune); 0 at first.
 
-    Args:
-        update_first (`bool`): Include the current rollout, as in No Detail Left Behind's code.
+    `update_first` includes the current rollout, as in No Detail Left Behind's code.
     """
 
     def __init__(self, update_first: bool = False) -> None:
@@ -172,19 +149,7 @@ BASELINES: dict[str, Callable[[], Baseline]] = {
 
 
 def make_baseline(name: str, group_size: int, *, do_sample: bool = True) -> Baseline:
-    """Baseline by name.
-
-    Args:
-        name (`str`): One of `BASELINES`.
-        group_size (`int`): G.
-        do_sample (`bool`): Whether captions are sampled in training.
-
-    Returns:
-        [`Baseline`]: A new one.
-
-    Raises:
-        ValueError: If the name is unknown, the groups are too small, or every advantage would be 0.
-    """
+    """A new baseline by its name in `BASELINES`; refused if groups are too small for it, or every advantage would be 0."""
     if name not in BASELINES:
         raise ValueError(f"There is no baseline {name!r}. Use one of {sorted(BASELINES)}.")
     baseline = BASELINES[name]()

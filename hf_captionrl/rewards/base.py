@@ -1,4 +1,7 @@
-"""The arguments of a configuration that come from rewards: the weight of each reward, and its fields with a help text."""
+"""The interface of rewards, what they see of a rollout, their weighted sum, and functions with TRL's signature.
+
+Legend: B images of this process, G captions per image, N = B * G captions, R rewards, T tokens, C images of the whole rollout.
+"""
 
 from __future__ import annotations
 
@@ -11,51 +14,15 @@ import math
 import os
 import re
 import threading
-import typing
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-
-# --- One event loop in a background thread, for asynchronous reward functions ----------------------------------------
-
-_running: dict[int, asyncio.AbstractEventLoop] = {}
-_starting = threading.Lock()
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process. A forked process starts another, because threads do not survive a fork."""
-    with _starting:
-        if os.getpid() not in _running:
-            _running.clear()
-            loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="reward functions", daemon=True).start()
-            _running[os.getpid()] = loop
-        return _running[os.getpid()]
-
-
-def run_together(awaitables: Sequence[Awaitable[Any]]) -> list[Any]:
-    """Await several calls concurrently.
-
-    The loop is the same for the whole run, so a client that is bound to it can be reused. It runs in a thread, because the
-    main thread of a notebook already runs a loop.
-    """
-    if not awaitables:
-        return []
-
-    async def together() -> list[Any]:
-        return list(await asyncio.gather(*awaitables))
-
-    return asyncio.run_coroutine_threadsafe(together(), _loop()).result()
-
-
-# --- The interface of rewards, what they see of a rollout, and their weighted sum ------------------------------------
-# Legend: B images of this process, G captions per image, N = B * G captions, R rewards, T tokens, C images of the whole rollout.
 
 logger = logging.getLogger(__name__)
 
@@ -140,24 +107,11 @@ class RewardContext:
     extra: dict[str, list[Any]] = field(default_factory=dict)
 
     def log_metric(self, name: str, value: float) -> None:
-        """Log a number with the rewards: its mean over calls, processes and the steps between two logs.
-
-        Args:
-            name (`str`): Name of the metric.
-            value (`float`): Its value for this rollout.
-        """
+        """Log a number with the rewards: its mean over calls, processes and the steps between two logs."""
         self.metrics[str(name)].append(float(value))
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        """Add a column to the table of completions.
-
-        Args:
-            column (`str`): Its name.
-            values (`Sequence`): N values.
-
-        Raises:
-            ValueError: If there is not one value per caption.
-        """
+        """Add a column, N values, to the table of completions."""
         if len(values) != len(self.captions):
             raise ValueError(
                 f"log_extra({column!r}, ...) was given {len(values)} values for {len(self.captions)} captions. Pass one per "
@@ -179,60 +133,34 @@ class RewardContext:
 class Reward(ABC):
     """A number for each caption of a rollout; higher is better.
 
-    The rewards of this package are dataclasses under [`register_reward`]. Their weight, and every field with a help text
-    in its metadata, become arguments of [`SelfRetrievalConfig`] and [`SelfRetrievalGRPOConfig`].
+    The rewards of this package are dataclasses under [`register_reward`]. Their fields with a help text are also arguments of
+    [`SelfRetrievalConfig`] and [`SelfRetrievalGRPOConfig`].
 
     Attributes:
         name: Name in the logs.
         baseline: Name of the baseline that is subtracted; None for the trainer's. See `BASELINES`.
         summary: What is rewarded, as a noun phrase, for help texts and model cards.
-        default_weight: Weight in a configuration that does not set it.
-        weight_argument: Configuration argument that holds the weight; by default `{name}_weight`.
         is_standalone: Whether it may be the only reward. False for penalties, which alone would teach empty captions.
     """
 
     name: str = "reward"
     baseline: str | None = None
     summary: str = ""
-    default_weight: float = 0.0
-    weight_argument: str = ""
     is_standalone: bool = True
 
     def describe(self) -> str:
-        """The rewards of these arguments.
-
-        Returns:
-            `str`: A noun phrase for the model card.
-        """
+        """A noun phrase for the model card."""
         return self.summary or f"the reward {self.name!r}"
 
     def prepare(self, data: RewardData) -> None:  # noqa: B027  (most rewards need nothing)
-        """Read and check the training data once, before the first step.
-
-        Args:
-            data ([`RewardData`]): The training data.
-        """
+        """Read and check the training data once, before the first step."""
 
     @abstractmethod
     def __call__(self, context: RewardContext) -> Tensor:
-        """Reward a rollout.
-
-        Args:
-            context ([`RewardContext`]): The rollout.
-
-        Returns:
-            `torch.Tensor` of shape `(N,)`: NaN where the reward does not apply.
-        """
+        """Rewards `(N,)` of a rollout; NaN where the reward does not apply."""
 
     def undefined(self, context: RewardContext) -> float:
-        """Substitute for rewards that are NaN or infinite, which are counted.
-
-        Args:
-            context ([`RewardContext`]): The rollout.
-
-        Returns:
-            `float`: 0 unless the reward has another floor.
-        """
+        """Substitute for rewards that are NaN or infinite, which are counted."""
         return 0.0
 
 
@@ -264,7 +192,7 @@ class WeightedRewards:
         if len(set(names)) < len(names):
             raise ValueError(
                 f"Two rewards have the same name: {names}. Set the attribute `name` of one of them; for a function use "
-                "FunctionReward(function, name=...) or CompletionReward(function, name=...)."
+                "CompletionReward(function, name=...)."
             )
 
     @property
@@ -273,11 +201,7 @@ class WeightedRewards:
         return [reward.name for reward in self.rewards]
 
     def describe(self) -> str:
-        """The rewards with a weight other than 0.
-
-        Returns:
-            `str`: Noun phrases with weights, for the model card.
-        """
+        """The rewards with a weight other than 0, as noun phrases with weights, for the model card."""
         return ", plus ".join(
             reward.describe() if weight == 1 else f"{weight:g} times {reward.describe()}"
             for reward, weight in zip(self.rewards, self.weights, strict=True)
@@ -285,28 +209,13 @@ class WeightedRewards:
         )
 
     def prepare(self, data: RewardData) -> None:
-        """Let every reward read the training data.
-
-        Args:
-            data ([`RewardData`]): The training data.
-        """
+        """Let every reward read the training data."""
         for reward in self.rewards:
             reward.prepare(data)
 
     def __call__(self, context: RewardContext, only: Sequence[int] | None = None) -> Tensor:
-        """All rewards of a rollout, unweighted.
-
-        Args:
-            context ([`RewardContext`]): The rollout.
-            only (`Sequence[int]`, *optional*): Compute these; the other columns are 0.
-
-        Returns:
-            `torch.Tensor` of shape `(N, R)`: float64 on the CPU, finite.
-
-        Raises:
-            ValueError: If a reward does not return one number per caption.
-        """
-        columns, missing, has_infinite = [], [], False
+        """Rewards `(N, R)` of a rollout, unweighted: float64 on the CPU, finite; `only` some of them, the other columns are 0."""
+        columns, missing = [], []
         found = self._values(context, range(len(self.rewards)) if only is None else only)
         for index, reward in enumerate(self.rewards):
             if index not in found:
@@ -319,16 +228,13 @@ class WeightedRewards:
                     "captions. Return one number per caption."
                 )
             bad = ~values.isfinite()
-            has_infinite |= bool(values.isinf().any())
             if bad.any():
                 values = torch.where(bad, reward.undefined(context), values)
             context.statistics[f"rewards/{reward.name}/undefined"] = float(bad.sum())
             columns.append(values)
             missing.append(bad)
         if only is None:
-            self._check_rewarded(
-                context, torch.stack(missing, dim=1).all(1), "None, NaN or infinity" if has_infinite else "None or NaN"
-            )
+            self._check_rewarded(context, torch.stack(missing, dim=1).all(1))
         return torch.stack(columns, dim=1)
 
     def _values(self, context: RewardContext, wanted: Sequence[int]) -> dict[int, Tensor]:
@@ -336,189 +242,66 @@ class WeightedRewards:
         later = [i for i in wanted if getattr(self.rewards[i], "is_async", False)]
         found = {i: self.rewards[i](context) for i in wanted if i not in later}
         functions: list[Any] = [self.rewards[i] for i in later]
-        answers = run_together([function.call(context) for function in functions])
+        answers = _run_together([function.call(context) for function in functions])
         return found | {i: f.read(answer) for i, f, answer in zip(later, functions, answers, strict=True)}
 
-    def _check_rewarded(self, context: RewardContext, unrewarded: Tensor, returned: str) -> None:
+    def _check_rewarded(self, context: RewardContext, unrewarded: Tensor) -> None:
         """Warn about captions without a number from any reward, `(N,)`; only once if that is every caption of a rollout."""
         has_floor = any(type(reward).undefined is not Reward.undefined for reward in self.rewards)
         if has_floor or not unrewarded.any():
             return
-        if unrewarded.all():
-            # As in TRL: with several tasks, a process may hold images of a task without a reward.
-            if not self._has_warned:
-                logger.warning(
-                    "No reward returned a number for any of the %d captions of this rollout: %s returned %s for all of them. "
-                    "They count as 0, from which nothing is learned. Return a number for at least one caption. This warning "
-                    "is not repeated.",
-                    len(unrewarded),
-                    self.names,
-                    returned,
-                )
-            self._has_warned = True
-            return
         first = int(unrewarded.nonzero()[0])
-        image = context.image_ids[first // context.group_size]
-        logger.warning(
-            "%d of %d captions got %s from every reward (%s) and count as 0; the first is %r of the image %r.",
-            int(unrewarded.sum()),
-            len(unrewarded),
-            returned,
-            ", ".join(self.names),
-            context.captions[first],
-            image,
-        )
+        # As in TRL: with several tasks, a process may hold images of a task without a reward.
+        if not unrewarded.all() or not self._has_warned:
+            logger.warning(
+                "%d of %d captions got None, NaN or infinity from every reward (%s) and count as 0; the first is %r of the "
+                "image %r. Return a number for at least one caption, or nothing is learned.",
+                int(unrewarded.sum()),
+                len(unrewarded),
+                ", ".join(self.names),
+                context.captions[first],
+                context.image_ids[first // context.group_size],
+            )
+        self._has_warned |= bool(unrewarded.all())
 
 
-# --- Functions as rewards: functions of a [`RewardContext`], and functions with TRL's signature ----------------------
-# Legend: B images of this process, G captions per image, N = B * G captions.
+# --- Functions with the signature that TRL's GRPO calls --------------------------------------------------------------
 
 _ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """Keyword arguments that TRL passes in addition to the columns of the data."""
 _NO_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass."""
 
-
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    called = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        return dict(inspect.signature(called).parameters)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"The signature of the reward function {callable_name(function)!r} cannot be read. Use "
-            "FunctionReward(function) for a function of a RewardContext, or CompletionReward(function) for one with TRL's "
-            "signature."
-        ) from None
+_running: dict[int, asyncio.AbstractEventLoop] = {}
+_starting = threading.Lock()
 
 
-def callable_name(function: Any) -> str:
-    """Name of a function, of the function inside a `functools.partial`, or of an object's class."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return str(getattr(function, "__name__", type(function).__name__))
+def _run_together(awaitables: Sequence[Awaitable[Any]]) -> list[Any]:
+    """Await several calls concurrently, on one loop for the whole run, to which a client may be bound.
 
-
-def _is_async(function: Any) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _takes_context(parameter: inspect.Parameter) -> bool:
-    annotation = parameter.annotation
-    named = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return named.strip("'\"").rpartition(".")[2] == RewardContext.__name__
-
-
-def _has_trl_signature(function: Callable[..., Any]) -> bool:
-    """Whether the signature is TRL's."""
-    parameters = _parameters(function)
-    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if positional and _takes_context(positional[0]):
-        return False
-    kinds = {p.kind for p in parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds or set(parameters) & set(_ARGUMENTS):
-        return True
-    required = [p for p in parameters.values() if p.default is p.empty and p.kind != p.VAR_POSITIONAL]
-    takes_one = bool(positional) or inspect.Parameter.VAR_POSITIONAL in kinds
-    if takes_one and len(required) <= 1 and all(p in positional for p in required):
-        return False
-    raise TypeError(
-        f"The reward function {callable_name(function)!r} has the parameters ({', '.join(parameters)}), which are neither of "
-        "the two signatures. Use `def reward(context)` for a function of a RewardContext, or `def reward(completions, "
-        "**columns)` as in TRL."
-    )
-
-
-def function_reward(function: Callable[..., Any]) -> FunctionReward:
-    """The reward that a callable is, by its signature.
-
-    A parameter named as one of TRL's arguments (`completions`, `prompts`, `completion_ids`, `trainer_state`, `log_metric`,
-    `log_extra`), or `**kwargs`, makes it a [`CompletionReward`]. A single positional parameter of another name, or a first
-    one that is annotated as `RewardContext`, makes it a [`FunctionReward`].
+    The loop runs in a thread, because the main thread of a notebook already runs a loop. A forked process starts another,
+    because threads do not survive a fork.
     """
-    if hasattr(function, "config") and isinstance(function, torch.nn.Module):
-        raise TypeError(
-            f"{type(function).__name__} is a model, and models are not called as rewards. Use a function that tokenizes the "
-            "completions, calls the model and returns one number per caption."
-        )
-    return CompletionReward(function) if _has_trl_signature(function) else FunctionReward(function)
+    if not awaitables:
+        return []
+    with _starting:
+        if os.getpid() not in _running:
+            _running.clear()
+            loop = _running[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="reward functions", daemon=True).start()
+
+    async def together() -> list[Any]:
+        return list(await asyncio.gather(*awaitables))
+
+    return asyncio.run_coroutine_threadsafe(together(), _running[os.getpid()]).result()
 
 
-class FunctionReward(Reward):
-    """Any callable as a reward.
-
-    Args:
-        function (`Callable`): From a [`RewardContext`] to N numbers; None or NaN where it does not apply. It may be `async`.
-        name (`str`, *optional*): By default the function's.
-    """
-
-    def __init__(self, function: Callable[[RewardContext], Any], name: str | None = None) -> None:
-        self.function: Callable[..., Any] = function
-        self.name = str(name or callable_name(function))
-        self.is_async = _is_async(function)
-
-    def call(self, context: RewardContext) -> Any:
-        """Call the function.
-
-        Args:
-            context ([`RewardContext`]): The rollout.
-
-        Returns:
-            What the function returned; of an `async` function an awaitable.
-        """
-        return self.function(context)
-
-    def __call__(self, context: RewardContext) -> Tensor:
-        return self.read(self.call(context))
-
-    def read(self, values: Any) -> Tensor:
-        """The result of the function as a tensor.
-
-        Args:
-            values: Numbers and None, a tensor, or an awaitable of them.
-
-        Returns:
-            `torch.Tensor`: float64; NaN for None.
-
-        Raises:
-            ValueError: If it has another type.
-        """
-        if inspect.isawaitable(values):
-            values = run_together([values])[0]
-        if isinstance(values, Tensor):
-            return values.double()
-        if values is None or isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-            raise ValueError(
-                f"The reward function {self.name!r} returned {_short(values)}. Return a list with one number, or None, per "
-                "caption."
-            )
-        return torch.tensor([self._number(index, value) for index, value in enumerate(values)], dtype=torch.float64)
-
-    def _number(self, index: int, value: Any) -> float:
-        if value is None:
-            return math.nan
-        try:
-            if isinstance(value, (str, bytes)):
-                raise TypeError
-            return float(value)
-        except (TypeError, ValueError, RuntimeError):
-            raise ValueError(
-                f"The reward function {self.name!r} returned {_short(value)} for caption {index}. Return one number, or "
-                "None, per caption."
-            ) from None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__}"
-
-
-class _Repeated(Sequence[Any]):
-    """Each value G times in a row; a value is read on access."""
+class Repeated(Sequence[Any]):
+    """Each value several times in a row; a value, such as an image, is read once, on first access."""
 
     def __init__(self, values: Sequence[Any], times: int) -> None:
         self.values, self.times = values, times
+        self._read: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return len(self.values) * self.times
@@ -526,15 +309,21 @@ class _Repeated(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self.values[range(len(self))[index] // self.times]
+        at = range(len(self))[index] // self.times
+        if at not in self._read:
+            self._read[at] = self.values[at]
+        return self._read[at]
 
 
-def repeated(values: Sequence[Any], times: int) -> Sequence[Any]:
-    """Each value several times in a row."""
-    return [value for value in values for _ in range(times)] if isinstance(values, list) else _Repeated(values, times)
+def completion_text(completion: Any) -> str:
+    """Text of a completion, which may be a list of chat messages."""
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1]["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-class CompletionReward(FunctionReward):
+class CompletionReward(Reward):
     """A function with the signature that TRL's `GRPOTrainer` calls: `def reward(completions, **columns)`.
 
     It is called with keywords: `prompts`, `completions`, `completion_ids` (N each), every column of the data with the value
@@ -562,58 +351,56 @@ class CompletionReward(FunctionReward):
     def __init__(
         self, function: Callable[..., Any], name: str | None = None, *, conversational: bool | None = None
     ) -> None:
-        super().__init__(function, name)
-        try:
-            parameters = _parameters(function)
-        except TypeError:
-            parameters = {"kwargs": inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)}
-        kinds = {p.kind for p in parameters.values()}
-        if any(p.kind == p.POSITIONAL_ONLY and p.default is p.empty for p in parameters.values()):
+        inner: Any = function
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        self.function = function
+        self.name = str(name or getattr(inner, "__name__", type(inner).__name__))
+        self.is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
+        called = function.forward if isinstance(function, torch.nn.Module) else function
+        parameters = inspect.signature(called).parameters.values()
+        if any(p.kind == p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
             raise TypeError(
                 f"The reward function {self.name!r} takes parameters by position only, and TRL's are passed by keyword. "
                 "Remove the '/' from its signature."
             )
-        keywords = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        self._names: set[str] | None = None
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
-            self._names = {p.name for p in keywords}
+        keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
+        self._names = None if takes_all else {p.name for p in keywords}
         self._required = [p.name for p in keywords if p.default is p.empty]
-        annotated = "completions" in parameters and _is_list_of_lists(parameters["completions"].annotation)
         self._conversational = conversational
-        self._annotated = annotated
+        annotation = next((p.annotation for p in keywords if p.name == "completions"), "")
+        written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        self._takes_messages = bool(re.match(r"[\w.]*(list|sequence)\[\s*[\w.]*(list|sequence)\b", written, re.I))
 
     def prepare(self, data: RewardData) -> None:
         """Compare the parameters with the columns of the data."""
-        clash = sorted(set(data.columns) & (set(_ARGUMENTS) - set(_NO_COLUMNS)))
-        if clash:
+        columns = {name for name in data.columns if name not in _NO_COLUMNS}
+        if clash := sorted(columns & set(_ARGUMENTS)):
             raise ValueError(
                 f"The data have the column(s) {clash}, which are names of arguments of reward functions. Rename them."
             )
-        self._check({name for name in data.columns if name not in _NO_COLUMNS})
-
-    def _check(self, columns: Iterable[str]) -> None:
-        known = {*_ARGUMENTS, *columns}
-        missing = [name for name in self._required if name not in known]
+        missing = [name for name in self._required if name not in {*_ARGUMENTS, *columns}]
         if missing:
             raise ValueError(
                 f"The reward function {self.name!r} requires {missing}, and the data have no such column; they have "
-                f"{sorted(columns)}. Add the column(s) to the data, or give the parameters a default."
+                f"{sorted(columns)}. Functions are called as TRL calls them, `def reward(completions, **columns)`: add the "
+                "column(s) to the data, give the parameters a default, or write a class derived from Reward."
             )
 
     def call(self, context: RewardContext) -> Any:
-        columns = [name for name in context.columns if name not in _NO_COLUMNS]
-        self._check(columns)
-        number, names = len(context.captions), self._names
+        """What the function returns; of an `async` function an awaitable."""
+        names = self._names
         ids = context.completion_ids
         if ids is None:
             ids = [row[mine].tolist() for row, mine in zip(context.ids, context.mask, strict=True)]
         arguments: dict[str, Any] = {
-            name: repeated(context.columns[name], context.group_size)
-            for name in columns
-            if names is None or name in names
+            name: self._repeated(context.columns[name], context.group_size)
+            for name in context.columns
+            if name not in _NO_COLUMNS and (names is None or name in names)
         }
         arguments |= {
-            "prompts": context.prompts if context.prompts is not None else [""] * number,
+            "prompts": context.prompts if context.prompts is not None else [""] * len(context.captions),
             "completions": self._completions(context),
             "completion_ids": ids,
             "trainer_state": context.trainer_state,
@@ -622,33 +409,40 @@ class CompletionReward(FunctionReward):
         }
         return self.function(**{n: value for n, value in arguments.items() if names is None or n in names})
 
+    @staticmethod
+    def _repeated(values: Sequence[Any], times: int) -> Sequence[Any]:
+        return [v for v in values for _ in range(times)] if isinstance(values, list) else Repeated(values, times)
+
     def _completions(self, context: RewardContext) -> list[Any]:
         wanted = self._conversational
         if context.completions is not None and wanted is not False:
             return context.completions
-        if wanted or (wanted is None and self._annotated):
+        if wanted or (wanted is None and self._takes_messages):
             return [[{"role": "assistant", "content": caption}] for caption in context.captions]
         return list(context.captions)
 
+    def __call__(self, context: RewardContext) -> Tensor:
+        return self.read(self.call(context))
 
-def completion_text(completion: Any) -> str:
-    """Text of a completion, which may be a list of chat messages."""
-    if isinstance(completion, str):
-        return completion
-    content = completion[-1]["content"]
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
-
-
-def _is_list_of_lists(annotation: Any) -> bool:
-    if isinstance(annotation, str):
-        return (
-            re.match(r"(typing\.)?([Ll]ist|Sequence)\[\s*(typing\.)?([Ll]ist|Sequence)\b", annotation.strip())
-            is not None
-        )
-    inner = get_args(annotation)
-    return bool(inner) and (get_origin(inner[0]) or inner[0]) is list
+    def read(self, values: Any) -> Tensor:
+        """The result of the function as float64; NaN for None."""
+        if inspect.isawaitable(values):
+            values = _run_together([values])[0]
+        if isinstance(values, Tensor):
+            return values.double()
+        try:
+            if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+                raise TypeError
+            numbers = [math.nan if value is None else value for value in values]
+            if any(isinstance(value, (str, bytes)) for value in numbers):
+                raise TypeError
+            return torch.tensor([float(value) for value in numbers], dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            text = repr(values)
+            raise ValueError(
+                f"The reward function {self.name!r} returned {text if len(text) <= 200 else f'{text[:200]}...'}. Return a "
+                "list with one number, or None, per caption."
+            ) from None
 
 
 # --- Rewards by name, and rewards from what a user passes ------------------------------------------------------------
@@ -656,47 +450,31 @@ def _is_list_of_lists(annotation: Any) -> bool:
 _RewardType = TypeVar("_RewardType", bound=type[Reward])
 
 REWARDS: dict[str, type[Reward]] = {}
-"""Registered rewards by name: first those that may stand alone, then by their default weights."""
+"""Registered rewards by name."""
 
 RewardLike = Reward | Callable[..., Any] | str
-"""A reward, a function of a [`RewardContext`], a function with TRL's signature, or a name."""
+"""A reward, a function with TRL's signature, or a name."""
 
 
 def register_reward(reward: _RewardType) -> _RewardType:
-    """Class decorator: make a reward known by its name, and an argument of the self-retrieval configurations.
-
-    Args:
-        reward: A dataclass, a subclass of [`Reward`], with a default for each field, a `name` and a `summary`.
-
-    Returns:
-        The class.
-
-    Raises:
-        TypeError: If it is not such a dataclass.
-        ValueError: If another class has the name.
-    """
-    if not dataclasses.is_dataclass(reward) or not reward.summary:
-        raise TypeError(f"{reward.__name__} is not a dataclass with a summary. Use @dataclass below @register_reward.")
-    known = REWARDS.get(reward.name)
-    if known is not None and known.__qualname__ != reward.__qualname__:
-        raise ValueError(f"{known.__name__} has the name {reward.name!r}. Use another name for {reward.__name__}.")
-    if not reward.weight_argument:
-        reward.weight_argument = f"{reward.name}_weight"
+    """Class decorator: make a reward with a `name` and a `summary` known by its name, for `reward_funcs="name"`."""
     REWARDS[reward.name] = reward
-    # Weighted sums add up in this order, so a new file must not change that of the others.
-    ordered = sorted(REWARDS.values(), key=lambda r: (not r.is_standalone, -r.default_weight))
-    REWARDS.clear()
-    REWARDS.update({r.name: r for r in ordered})
     return reward
+
+
+def make_reward(reward: type[Reward], options: Any, **given: Any) -> Reward:
+    """A reward with its documented fields from a configuration that has them; `given` replaces fields by name."""
+    names = [field.name for field in dataclasses.fields(reward) if "help" in field.metadata]  # type: ignore[arg-type]
+    return reward(**{name: getattr(options, name) for name in names} | given)
 
 
 def resolve_rewards(
     reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]],
     reward_weights: Sequence[float] | None = None,
 ) -> WeightedRewards:
-    """Weighted rewards from a reward, a callable, a name, or a list of them with or without weights.
+    """Weighted rewards from a reward, a function, a name, or a list of them with or without weights.
 
-    Callables with the same name, such as two lambdas, are numbered: `name`, `name_2`, `name_3`, ...
+    Functions with the same name, such as two lambdas, are numbered: `name`, `name_2`, `name_3`, ...
 
     Args:
         reward_funcs: One of them, or a list; a list may hold pairs `(reward, weight)`.
@@ -704,110 +482,38 @@ def resolve_rewards(
 
     Returns:
         [`WeightedRewards`]: In the order given.
-
-    Raises:
-        ValueError: If a name is unknown, or weights are given twice.
-        TypeError: If an item is not a reward, or a function has neither signature.
     """
     if isinstance(reward_funcs, tuple) and len(reward_funcs) == 2 and isinstance(reward_funcs[1], (int, float)):
         reward_funcs = [reward_funcs]  # one reward with its weight
     items = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
     weights: list[float] = []
     rewards: list[Reward] = []
-    plain: list[FunctionReward] = []
+    functions: list[Reward] = []
     for item in items:
         item, weight = item if isinstance(item, tuple) else (item, None)
         if weight is not None and reward_weights is not None:
             raise ValueError("Reward weights are given both in reward_funcs and in reward_weights. Pass them once.")
         if isinstance(item, str):
             if item not in REWARDS:
-                raise ValueError(f"There is no reward {item!r}. Use one of {sorted(REWARDS)}, or pass a callable.")
+                raise ValueError(f"There is no reward {item!r}. Use one of {sorted(REWARDS)}, or pass a function.")
             item = REWARDS[item]()
         if not isinstance(item, Reward):
-            if not callable(item) or isinstance(item, type):
+            is_model = isinstance(item, torch.nn.Module) and hasattr(item, "config")
+            if not callable(item) or isinstance(item, type) or is_model:
                 raise TypeError(
-                    f"{item!r} is not a reward. Pass a Reward, a function of a RewardContext, a function with TRL's signature, "
-                    "or a name."
+                    f"{type(item).__name__} is not a reward. Pass a Reward, a function with TRL's signature that returns one "
+                    "number per caption (it may call a model), or a name."
                 )
-            item = function_reward(item)
-            plain.append(item)
+            item = CompletionReward(item)
+            functions.append(item)
         rewards.append(item)
         weights.append(1.0 if weight is None else float(weight))
-    _make_unique(rewards, plain)
-    return WeightedRewards(rewards, weights if reward_weights is None else reward_weights)
-
-
-def _make_unique(rewards: Sequence[Reward], plain: Sequence[FunctionReward]) -> None:
-    """Number equal names of callables; names that the user chose stay."""
-    made = {id(reward) for reward in plain}
-    taken = {reward.name for reward in rewards if id(reward) not in made}
-    for reward in plain:
+    # Number equal names of functions; names that the user chose stay.
+    taken = {reward.name for reward in rewards if not any(reward is function for function in functions)}
+    for reward in functions:
         base, number = reward.name, 1
         while reward.name in taken:
             number += 1
             reward.name = f"{base}_{number}"
         taken.add(reward.name)
-
-
-# --- The arguments of a configuration that come from rewards: the weight of each reward, and its fields with a help text ---
-
-
-class RewardArguments:
-    """Base class of configurations that make rewards from their fields."""
-
-    reward_types: ClassVar[tuple[type[Reward], ...]] = ()
-
-    def reward_weight(self, reward: type[Reward]) -> float:
-        """Weight of a reward; 0 leaves it out."""
-        return getattr(self, reward.weight_argument)
-
-    def make_rewards(self, **given: Any) -> list[tuple[Reward, float]]:
-        """The rewards with a weight above 0, and their weights; `given` replaces fields of the rewards by name."""
-        weighted = [(reward, self.reward_weight(reward)) for reward in self.reward_types]
-        return [(self._make(reward, given), weight) for reward, weight in weighted if weight]
-
-    def _make(self, reward: type[Reward], given: dict[str, Any]) -> Reward:
-        values = {field.name: getattr(self, field.name) for field in _arguments(reward)}
-        names = {field.name for field in dataclasses.fields(reward)}  # type: ignore[arg-type]
-        return reward(**values | {name: value for name, value in given.items() if name in names})
-
-    def check_rewards(self) -> None:
-        """Refuse values that a reward does not accept, and weights that are all 0."""
-        for reward in self.reward_types:
-            self._make(reward, {})
-            weight = self.reward_weight(reward)
-            if not 0 <= weight < float("inf"):
-                raise ValueError(f"{reward.weight_argument} is {weight}. Use 0 or more.")
-        # A configuration may compute its weights from another field, as SLE's alpha.
-        alone = [r.weight_argument for r in self.reward_types if r.is_standalone and hasattr(self, r.weight_argument)]
-        if alone and not any(getattr(self, name) for name in alone):
-            names = " and ".join(alone)
-            raise ValueError(f"{names} are all 0, so that nothing is rewarded. Set one of them above 0.")
-
-
-def reward_arguments(rewards: Iterable[type[Reward]], *, weights: bool = True) -> Any:
-    """A dataclass with the arguments of rewards, a base of a configuration; `weights` adds a field per weight."""
-    rewards = tuple(rewards)
-    made: dict[str, tuple[str, Any, Any]] = {}
-    for reward in rewards:
-        if weights:
-            text = f"Weight of {reward.summary}; 0 leaves it out."
-            weight = dataclasses.field(default=reward.default_weight, metadata={"help": text})
-            made[reward.weight_argument] = (reward.weight_argument, float, weight)
-        for argument in _arguments(reward):
-            if argument.name in made:
-                raise TypeError(f"Two rewards have an argument {argument.name!r}. Rename that of {reward.__name__}.")
-            # The command line gives a value of the default's type, whatever else Python programs may pass.
-            hint = (
-                type(argument.default)
-                if argument.default is not None
-                else typing.get_type_hints(reward)[argument.name]
-            )
-            copied = dataclasses.field(default=argument.default, metadata=argument.metadata)
-            made[argument.name] = (argument.name, hint, copied)
-    namespace = {"reward_types": rewards, "__doc__": "Arguments of the rewards."}
-    return dataclasses.make_dataclass("_RewardFields", made.values(), bases=(RewardArguments,), namespace=namespace)
-
-
-def _arguments(reward: type[Reward]) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(reward) if "help" in field.metadata]  # type: ignore[arg-type]
+    return WeightedRewards(rewards, weights if reward_weights is None else reward_weights)

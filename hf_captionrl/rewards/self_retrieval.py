@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -26,12 +26,11 @@ from hf_captionrl.rewards.base import (
     completion_text,
     register_reward,
 )
+from hf_captionrl.utils.options import Positive, Range, check_values, documented
 
 # --- A bank of image features: distractors that do not depend on the batch -------------------------------------------
 # Legend: B targets, G captions per target, N = B * G captions, M images in the bank, K compared with a target, D features.
 
-BANK_IMAGES: tuple[str, ...] = ("random", "nearest", "nearest_and_random")
-BANK_WEIGHTINGS: tuple[str, ...] = ("equal", "importance")
 _SEED = 0  # of random images: the same on every process and in a resumed run
 _NEAR = 0.999  # cosine that copies exceed even after rounding
 _COPY = 1e-5  # largest difference between the features of copies: rounding, in units of a vector of length 1
@@ -114,30 +113,14 @@ class ImageBank:
         return len(self.features)
 
     def to(self, device: torch.device | str) -> ImageBank:
-        """Move the features.
-
-        Args:
-            device (`torch.device`): Device of the training.
-
-        Returns:
-            [`ImageBank`]: This bank.
-        """
+        """Move the features to a device; returns this bank."""
         self.features = self.features.to(device)
         self._nearest = None if self._nearest is None else self._nearest.to(device)
         self.counts = None if self.counts is None else self.counts.to(device)
         return self
 
     def check(self, signature: str, num_features: int, image_ids: Sequence[str]) -> None:
-        """Refuse a bank that does not match a scorer and targets.
-
-        Args:
-            signature (`str`): Signature of the scorer.
-            num_features (`int`): D of the targets.
-            image_ids (`Sequence[str]`): Ids of all targets.
-
-        Raises:
-            ValueError: If another scorer computed the bank, or the bank lacks neighbours of a target.
-        """
+        """Refuse a bank of another scorer or number of features than the targets', or without neighbours of a target."""
         if self.signature != signature or self.features.size(1) != num_features:
             raise ValueError(
                 f"The bank has {self.features.size(1)} features per image by {self.signature!r}, and the targets "
@@ -164,19 +147,10 @@ class ImageBank:
     ) -> tuple[Tensor, Tensor]:
         """Cosines of captions with their targets and distractors, and weights that stand for a batch.
 
-        Args:
-            text (`torch.Tensor` of shape `(N, D)`): Features of the captions; the captions of a target are adjacent.
-            targets (`torch.Tensor` of shape `(B, D)`): Features of the targets.
-            image_ids (`Sequence[str]`): Ids of the targets.
-            batch_size (`int`): C, the images of a batch, the target included.
-
-        Returns:
-            `tuple` of two tensors of shape `(N, 1 + K)`, the target first: the cosines, and the weights for
-            [`retrieval_rewards`]: 1 for the target, 0 for itself and its copies in the bank, and for each distractor C - 1
-            times its share of all counts, which is `(C - 1) / number` where the bank has no counts.
-
-        Raises:
-            ValueError: If a target has no distractor.
+        Shapes: `text` `(N, D)`, the captions of a target are adjacent; `targets` `(B, D)`. `batch_size` is C, the images of a
+        batch, the target included. Returns cosines and weights `(N, 1 + K)`, the target first. The weights, for
+        [`retrieval_rewards`], are 1 for the target, 0 for itself and its copies in the bank, and for each distractor C - 1 times
+        its share of all counts, which is `(C - 1) / number` where the bank has no counts.
         """
         group_size = len(text) // len(targets)
         itself = torch.from_numpy(self._columns.rows(image_ids)).to(self.features.device)
@@ -214,8 +188,6 @@ class ImageBank:
 
 def check_weighting(weighting: str, bank_images: str, reward_kind: str, banks: Sequence[ImageBank]) -> None:
     """Refuse weights that a reward or a bank cannot have; without banks, `bank_images` says which one will be made."""
-    if weighting not in BANK_WEIGHTINGS:
-        raise ValueError(f"bank_weighting is {weighting!r}. Use one of {BANK_WEIGHTINGS}.")
     if weighting == "equal":
         if any(bank.counts is not None for bank in banks):
             raise ValueError("The bank has counts, and bank_weighting is 'equal'. Use bank_weighting='importance'.")
@@ -307,8 +279,7 @@ def _repeated(rows: np.ndarray) -> np.ndarray:
 # Legend: B images, G captions per image, N = B * G captions, C images of the rollout, K images compared, M images of a bank,
 # D features.
 
-REWARD_KINDS: tuple[str, ...] = ("log_prob", "cosine", "accuracy")
-DISTRACTOR_SCOPES: tuple[str, ...] = ("batch", "bag", "hard", "bank")
+RewardKind = Literal["log_prob", "cosine", "accuracy"]
 
 
 def retrieval_rewards(
@@ -349,12 +320,56 @@ def retrieval_rewards(
         found = (ranks_from_scores(similarity, columns) == 1).to(similarity.dtype)
         # NaN would otherwise get a rank and count as a caption that missed its image.
         return found.masked_fill(similarity.gather(1, columns[:, None])[:, 0].isnan(), math.nan)
-    raise ValueError(f"reward_kind is {reward_kind!r}. Use one of {REWARD_KINDS}.")
+    raise ValueError(f"reward_kind is {reward_kind!r}. Use 'log_prob', 'cosine' or 'accuracy'.")
+
+
+@dataclass(kw_only=True)
+class RetrievalOptions:
+    """Options of [`SelfRetrieval`], also of the configurations of its trainers. `similarity_scale` may be a number, too."""
+
+    reward_kind: RewardKind = documented(
+        "log_prob", "Reward: 'log_prob', 'cosine' or 'accuracy' (DiscriTune, Table 9)."
+    )
+    similarity_scale: str = documented(
+        "code", "Factor on cosines: 'code' is the scorer's logit scale, 'paper' is 1, or a number."
+    )
+    distractor_scope: Literal["batch", "bag", "hard", "bank"] = documented(
+        "batch",
+        "Distractors: the whole 'batch', the target's 'bag', 'hard': the images of the batch that are most similar to "
+        "the target for the scorer (DiscriTune, Tables 12 and 13), or 'bank': fixed images, which need no other image "
+        "in the batch.",
+    )
+    num_hard_distractors: Positive = documented(
+        10, "k, the nearest images of distractor_scope='hard' and bank_images='nearest_and_random'."
+    )
+    bank_images: Literal["random", "nearest", "nearest_and_random"] = documented(
+        "random",
+        "Images of distractor_scope='bank': 'random' training images, those 'nearest' to each target, or its k nearest "
+        "and random ones, 'nearest_and_random' (DiscriTune, Table 12).",
+    )
+    bank_size: Annotated[int, Range(at_least=2)] = documented(
+        1000, "M, the number of images of distractor_scope='bank'."
+    )
+    bank_batch_size: Annotated[int, Range(at_least=2)] = documented(
+        100, "C, the images of the batch that distractor_scope='bank' stands for: M distractors count as C - 1."
+    )
+    bank_weighting: Literal["equal", "importance"] = documented(
+        "equal",
+        "Weights of the images of distractor_scope='bank': 'equal' (DiscriTune, Table 12), or 'importance': the "
+        "inverse of an image's probability to be in the bank, so that bank_images='nearest_and_random' stands for a "
+        "random batch, as 'random' always does.",
+    )
+    scorer_ensemble: Literal["mean", "alternate"] = documented(
+        "mean", "Several scorers: the 'mean' of their rewards, or 'alternate' from step to step."
+    )
+    allow_truncation_captions: bool = documented(
+        False, "Let the policy generate more tokens than the scorer reads; the rest is not rewarded."
+    )
 
 
 @register_reward
 @dataclass(eq=False)
-class SelfRetrieval(Reward):
+class SelfRetrieval(RetrievalOptions, Reward):
     r"""Reward of a caption with which a frozen scorer retrieves its image among distractors.
 
     Reference: Dessi et al. 2023, "Cross-Domain Image Captioning with Discriminative Finetuning" (`distractor_scope="batch"`);
@@ -384,71 +399,13 @@ class SelfRetrieval(Reward):
 
     name = "self_retrieval"
     summary = "the self-retrieval reward"
-    default_weight = 1.0
-    weight_argument = "retrieval_weight"
 
     scorer: Any = None
-    reward_kind: str = field(
-        default="log_prob", metadata={"help": "Reward: 'log_prob', 'cosine' or 'accuracy' (DiscriTune, Table 9)."}
-    )
-    similarity_scale: str | float = field(
-        default="code",
-        metadata={"help": "Factor on cosines: 'code' is the scorer's logit scale, 'paper' is 1, or a number."},
-    )
-    distractor_scope: str = field(
-        default="batch",
-        metadata={
-            "help": "Distractors: the whole 'batch', the target's 'bag', 'hard': the images of the batch that are most "
-            "similar to the target for the scorer (DiscriTune, Tables 12 and 13), or 'bank': fixed images, which need no "
-            "other image in the batch."
-        },
-    )
-    num_hard_distractors: int = field(
-        default=10,
-        metadata={"help": "k, the nearest images of distractor_scope='hard' and bank_images='nearest_and_random'."},
-    )
-    bank_images: str = field(
-        default="random",
-        metadata={
-            "help": "Images of distractor_scope='bank': 'random' training images, those 'nearest' to each target, or its k nearest "
-            "and random ones, 'nearest_and_random' (DiscriTune, Table 12)."
-        },
-    )
-    bank_size: int = field(default=1000, metadata={"help": "M, the number of images of distractor_scope='bank'."})
-    bank_batch_size: int = field(
-        default=100,
-        metadata={
-            "help": "C, the images of the batch that distractor_scope='bank' stands for: M distractors count as C - 1."
-        },
-    )
-    bank_weighting: str = field(
-        default="equal",
-        metadata={
-            "help": "Weights of the images of distractor_scope='bank': 'equal' (DiscriTune, Table 12), or 'importance': the "
-            "inverse of an image's probability to be in the bank, so that bank_images='nearest_and_random' stands for a "
-            "random batch, as 'random' always does."
-        },
-    )
-    scorer_ensemble: str = field(
-        default="mean",
-        metadata={"help": "Several scorers: the 'mean' of their rewards, or 'alternate' from step to step."},
-    )
-    allow_truncation_captions: bool = field(
-        default=False,
-        metadata={"help": "Let the policy generate more tokens than the scorer reads; the rest is not rewarded."},
-    )
     undefined_reward: float | None = None
     bank: Any = None
 
     def __post_init__(self) -> None:
-        if self.reward_kind not in REWARD_KINDS:
-            raise ValueError(f"reward_kind is {self.reward_kind!r}. Use one of {REWARD_KINDS}.")
-        if self.distractor_scope not in DISTRACTOR_SCOPES:
-            raise ValueError(f"distractor_scope is {self.distractor_scope!r}. Use one of {DISTRACTOR_SCOPES}.")
-        if self.scorer_ensemble not in ("mean", "alternate"):
-            raise ValueError(f"scorer_ensemble is {self.scorer_ensemble!r}. Use 'mean' or 'alternate'.")
-        if self.num_hard_distractors < 1:
-            raise ValueError(f"num_hard_distractors is {self.num_hard_distractors}. Use 1 or more.")
+        check_values(self)
         self._check_bank()
         _ = self.scale  # checks it before the first step
         several = isinstance(self.scorer, (list, tuple))
@@ -457,12 +414,6 @@ class SelfRetrieval(Reward):
         self._banks: list[ImageBank] = []
 
     def _check_bank(self) -> None:
-        if self.bank_images not in BANK_IMAGES:
-            raise ValueError(f"bank_images is {self.bank_images!r}. Use one of {BANK_IMAGES}.")
-        if self.bank_size < 2 or self.bank_batch_size < 2:
-            raise ValueError(
-                f"bank_size is {self.bank_size} and bank_batch_size {self.bank_batch_size}. Use 2 or more images."
-            )
         if self.distractor_scope != "bank":
             if self.bank is not None:
                 raise ValueError(
@@ -531,16 +482,7 @@ class SelfRetrieval(Reward):
     def prepare_images(
         self, image_ids: Sequence[str], image_features: Callable[[Any], Tensor], device: torch.device
     ) -> None:
-        """Keep the features of all images, for the loaded scorers.
-
-        Args:
-            image_ids (`Sequence[str]`): Ids of the images.
-            image_features (`Callable`): From a scorer to its features `(num_images, D)`.
-            device (`torch.device`): Device of the scorers and of the features.
-
-        Raises:
-            ValueError: If the features, or a bank, do not suit the images and the scorer.
-        """
+        """Keep the features of all images `(num_images, D)`, for the loaded scorers, which are moved to the device."""
         for scorer in self.scorers:
             if hasattr(scorer, "to"):
                 scorer.to(device)  # each process has another device
@@ -702,19 +644,7 @@ class BankRewardFunction:
         self._total = WeightedRewards([self.reward])
 
     def __call__(self, completions: Sequence[Any], image_id: Sequence[Any], **columns: Any) -> list[float]:
-        """Reward captions, of one image or of several.
-
-        Args:
-            completions (`Sequence`): N texts or lists of chat messages.
-            image_id (`Sequence[str]`): Id of the image of each of them.
-            columns (`Any`): Other arguments of TRL, which are not used.
-
-        Returns:
-            `list[float]`: N rewards, in nats for `reward_kind="log_prob"`.
-
-        Raises:
-            ValueError: If an image has no features.
-        """
+        """Rewards of N texts or lists of chat messages, in nats for `reward_kind="log_prob"`; other arguments are unused."""
         ids = [str(one) for one in image_id]
         rows = torch.from_numpy(self._rows.rows(ids))  # (N,): each caption counts as a group
         if (rows < 0).any():

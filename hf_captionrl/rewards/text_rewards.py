@@ -6,7 +6,7 @@ Legend: N captions, T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Literal
 
@@ -18,6 +18,7 @@ from hf_captionrl.rewards.base import Reward, RewardContext, RewardData, registe
 from hf_captionrl.text.bleu import bleu_scores, pairwise_bleu, sibling_bleu
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share
+from hf_captionrl.utils.options import Positive, check_values, documented
 
 # --- Distances between the captions of one image, and the reward for them --------------------------------------------
 # Legend: B images, G captions per image (SLE's s), N = B * G captions, T tokens, D features.
@@ -88,9 +89,24 @@ def _equal(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
     return (tokens[:, :, None] == tokens[:, None, :]).all(-1)
 
 
+@dataclass
+class DiversityOptions:
+    """Options of [`PairwiseDiversity`], also of configurations. `distance` may be a callable, too."""
+
+    distance: str = documented(
+        "bleu34",
+        "Distance between captions: 'bleu34' (one minus the mean of BLEU-3 and BLEU-4), 'edit' or 'embedding'.",
+    )
+    diversity: Literal["pairwise", "multi_reference"] = documented(
+        "pairwise",
+        "Diversity of a caption: 'pairwise', the paper's, or 'multi_reference', that of the code of 2018: minus the "
+        "BLEU against all the other captions at once, with a baseline of at least -0.5.",
+    )
+
+
 @register_reward
 @dataclass(eq=False)
-class PairwiseDiversity(Reward):
+class PairwiseDiversity(DiversityOptions, Reward):
     r"""SLE's diversity term as a separate reward, to be added to CIDEr, to self-retrieval, or to any other.
 
     Reference: SLE, Eq. 11-16. Reward of caption j: `(2/s) sum_k d(y_j, y_k)`; its baseline is the mean over the
@@ -111,27 +127,13 @@ class PairwiseDiversity(Reward):
     summary = "the diversity of the captions of an image"
     is_standalone = False
 
-    distance: str | Distance = field(
-        default="bleu34",
-        metadata={
-            "help": "Distance between captions: 'bleu34' (one minus the mean of BLEU-3 and BLEU-4), 'edit' or 'embedding'."
-        },
-    )
-    diversity: str = field(
-        default="pairwise",
-        metadata={
-            "help": "Diversity of a caption: 'pairwise', the paper's, or 'multi_reference', that of the code of 2018: minus the BLEU against all the other "
-            "captions at once, with a baseline of at least -0.5."
-        },
-    )
     include_eos: bool = False
     text_encoder: Callable[[list[str]], Tensor] | None = None
 
     def __post_init__(self) -> None:
+        check_values(self)
         if not callable(self.distance) and self.distance not in ("bleu34", "edit", "embedding"):
             raise ValueError(f"distance is {self.distance!r}. Use 'bleu34', 'edit', 'embedding' or a callable.")
-        if self.diversity not in ("pairwise", "multi_reference"):
-            raise ValueError(f"diversity is {self.diversity!r}. Use 'pairwise' or 'multi_reference'.")
         if self.diversity == "multi_reference" and self.distance != "bleu34":
             raise ValueError("diversity='multi_reference' is defined for BLEU only. Leave distance at 'bleu34'.")
         self.baseline = "group_mean" if self.diversity == "pairwise" else "group_floor"
@@ -153,17 +155,7 @@ class PairwiseDiversity(Reward):
             self.text_encoder = data.scorer.text_features
 
     def distances(self, context: RewardContext) -> Tensor:
-        """Distances between the captions of each image.
-
-        Args:
-            context ([`RewardContext`]): The rollout.
-
-        Returns:
-            `torch.Tensor` of shape `(B, G, G)`.
-
-        Raises:
-            ValueError: If a callable returns another shape.
-        """
+        """Distances `(B, G, G)` between the captions of each image."""
         group_size, mask = context.group_size, self._counted(context)
         if self.distance == "bleu34":
             return bleu34_distance(context.ids, mask, group_size)
@@ -205,9 +197,21 @@ class PairwiseDiversity(Reward):
 _REFERENCES_AT_ONCE = 4096
 
 
+@dataclass
+class CiderOptions:
+    """Options of [`CiderReward`], also of configurations."""
+
+    cider_eos: bool = documented(True, "CIDEr-D scores the end token too; without it captions learn to end anywhere.")
+    cider_frequencies: Literal["train", "batch"] = documented(
+        "train",
+        "Document frequencies of CIDEr-D: of the references of all 'train' images, or of the 'batch', as in the code "
+        "of No Detail Left Behind, which is another metric.",
+    )
+
+
 @register_reward
 @dataclass(eq=False)
-class CiderReward(Reward):
+class CiderReward(CiderOptions, Reward):
     r"""CIDEr-D with the document frequencies of the training references, counted once.
 
     References: Vedantam et al. 2015; Rennie et al. 2017 for its use as a reward. N-grams are of the policy's tokens, so
@@ -222,23 +226,11 @@ class CiderReward(Reward):
     name = "cider"
     summary = "CIDEr-D"
 
-    cider_eos: bool = field(
-        default=True,
-        metadata={"help": "CIDEr-D scores the end token too; without it captions learn to end anywhere."},
-    )
-    cider_frequencies: str = field(
-        default="train",
-        metadata={
-            "help": "Document frequencies of CIDEr-D: of the references of all 'train' images, or of the 'batch', as in the code of "
-            "No Detail Left Behind, which is another metric."
-        },
-    )
     variant: Literal["cider_d", "cider"] = "cider_d"
     baseline: str | None = None
 
     def __post_init__(self) -> None:
-        if self.cider_frequencies not in ("train", "batch"):
-            raise ValueError(f"cider_frequencies is {self.cider_frequencies!r}. Use 'train' or 'batch'.")
+        check_values(self)
 
     def describe(self) -> str:
         name = "CIDEr-D" if self.variant == "cider_d" else "CIDEr"
@@ -330,45 +322,41 @@ class RepetitionPenalty(Reward):
 
     Args:
         order (`int`): n; 2 also finds a word that occurs three times in a row.
-
-    Raises:
-        ValueError: If the order is below 1.
     """
 
     name = "repetition"
     summary = "the penalty on repetition"
     is_standalone = False
 
-    order: int = 2
+    order: Positive = 2
 
     def __post_init__(self) -> None:
-        if self.order < 1:
-            raise ValueError(f"order is {self.order}. Use 1 for words, 2 for pairs, and so on.")
+        check_values(self)
 
     def __call__(self, context: RewardContext) -> Tensor:
         return -repeated_share(context.ids, context.mask, self.order)
 
 
+@dataclass
+class LengthOptions:
+    """Options of [`LengthPenalty`], also of configurations."""
+
+    max_tokens: Positive = documented(
+        30, "Longest caption without a length penalty, in tokens, the end token included."
+    )
+
+
 @register_reward
 @dataclass(eq=False)
-class LengthPenalty(Reward):
-    """Minus the tokens beyond a limit, as a share of the limit; 0 within it.
-
-    Raises:
-        ValueError: If the limit is below 1.
-    """
+class LengthPenalty(LengthOptions, Reward):
+    """Minus the tokens beyond a limit, as a share of the limit; 0 within it."""
 
     name = "length"
     summary = "the penalty on tokens beyond max_tokens"
     is_standalone = False
 
-    max_tokens: int = field(
-        default=30, metadata={"help": "Longest caption without a length penalty, in tokens, the end token included."}
-    )
-
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}. Use at least 1.")
+        check_values(self)
 
     def describe(self) -> str:
         return f"the penalty on tokens beyond the {self.max_tokens}th"

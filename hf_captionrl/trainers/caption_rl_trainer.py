@@ -6,11 +6,12 @@ Legend: B images of this process, G captions per image, N = B * G captions, T to
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import datasets
 import torch
@@ -25,28 +26,16 @@ from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
 from hf_captionrl.losses.policy_gradient import LOSS_TYPES
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import BASELINES, RewardData, RewardLike, SelfRetrieval, make_baseline, resolve_rewards
-from hf_captionrl.rewards.advantages import AGGREGATIONS, REWARD_SCALES
-from hf_captionrl.trainers.caption_config import RL_FIELDS, CaptionConfig, Support
+from hf_captionrl.trainers.caption_config import RL_REFUSED, CaptionConfig, Refused
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer, EpochCallback, loader_settings
-from hf_captionrl.trainers.checkpoints import gather_values, means_over_processes
-from hf_captionrl.trainers.guard import (
-    GUARD_ACTIONS,
-    GuardCallback,
-    GuardThresholds,
-    RewardHackingGuard,
-    RolloutMonitor,
-)
+from hf_captionrl.trainers.guard import GuardAction, GuardCallback, GuardThresholds, RolloutMonitor
+from hf_captionrl.trainers.policy import refuse_shared_parameters
 from hf_captionrl.trainers.rollout import RolloutEngine, reference_ids, token_log_probs
 from hf_captionrl.utils.io import write_json
-
-# --- Arguments shared by the reinforcement-learning trainers ---------------------------------------------------------
+from hf_captionrl.utils.options import NotNegative, Positive, Range, check_values, documented
 
 REWARD_METRIC = "reward_recall_at_1"
 """Default metric for the best model: R@1 by the reward scorer, because the held-out scorer must not select."""
-
-
-_ONLY_IN_TRL = ("cispo", "luspo", "sapo", "vespo")
-"""Values of `loss_type` in TRL that are not implemented here."""
 
 
 @dataclass
@@ -59,100 +48,74 @@ class CaptionRLConfig(CaptionConfig):
     """
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*CaptionConfig._VALID_DICT_FIELDS, "generation_kwargs", "bag_schedule"]
-    field_support: ClassVar[Mapping[str, Support]] = RL_FIELDS
+    refused: ClassVar[Refused] = RL_REFUSED
 
-    num_generations: int = field(default=1, metadata={"help": "G, captions generated for each image in training."})
-    do_sample: bool = field(default=True, metadata={"help": "Sample captions in training; False: greedy decoding."})
-    temperature: float = field(
-        default=1.0, metadata={"help": "Sampling temperature. Log-probabilities are those of the same distribution."}
+    num_generations: Positive = documented(1, "G, captions generated for each image in training.")
+    do_sample: bool = documented(True, "Sample captions in training; False: greedy decoding.")
+    temperature: float = documented(1.0, "Sampling temperature. Log-probabilities are those of the same distribution.")
+    top_p: Annotated[float, Range(above=0, at_most=1)] = documented(1.0, "Nucleus sampling; 1 keeps every token.")
+    top_k: NotNegative = documented(0, "Sample only from this many tokens; 0 keeps every token.")
+    max_completion_length: Positive = documented(
+        40, "Longest caption generated in training, in tokens, the end token included."
     )
-    top_p: float = field(default=1.0, metadata={"help": "Nucleus sampling; 1 keeps every token."})
-    top_k: int = field(default=0, metadata={"help": "Sample only from this many tokens; 0 keeps every token."})
-    max_completion_length: int = field(
-        default=40, metadata={"help": "Longest caption generated in training, in tokens, the end token included."}
+    generation_kwargs: dict[str, Any] | str | None = documented(
+        None, "More arguments of generate in training, e.g. {'min_new_tokens': 3}."
     )
-    generation_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "More arguments of generate in training, e.g. {'min_new_tokens': 3}."}
+    reward_weights: list[float] | None = documented(
+        None, "Weight of each reward, in the order of reward_funcs. None: 1 each."
     )
-    reward_weights: list[float] | None = field(
-        default=None, metadata={"help": "Weight of each reward, in the order of reward_funcs. None: 1 each."}
+    baseline: str | None = documented(
+        "running_mean",
+        f"Baseline that is subtracted from rewards: one of {sorted(BASELINES)}. A reward may have another.",
     )
-    baseline: str | None = field(
-        default="running_mean",
-        metadata={
-            "help": f"Baseline that is subtracted from rewards: one of {sorted(BASELINES)}. A reward may have another."
-        },
+    scale_rewards: str = documented(
+        "none",
+        "Divide advantages by the standard deviation of the rewards: of the captions of an image ('group' or True), of "
+        "all captions of a step ('batch'), or not ('none' or False). GRPO: 'group' with baseline='group_mean'.",
     )
-    scale_rewards: str = field(
-        default="none",
-        metadata={
-            "help": "Divide advantages by the standard deviation of the rewards: of the captions of an image ('group' or True), "
-            "of all captions of a step ('batch'), or not ('none' or False). GRPO: 'group' with baseline='group_mean'."
-        },
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = documented(
+        "sum_then_normalize",
+        "Several rewards: their weighted sum is compared with the baseline and scaled ('sum_then_normalize'), or each "
+        "is centred and scaled within its group, and the weighted sum within the step ('normalize_then_sum', GDPO).",
     )
-    multi_objective_aggregation: str = field(
-        default="sum_then_normalize",
-        metadata={
-            "help": "Several rewards: their weighted sum is compared with the baseline and scaled ('sum_then_normalize'), or "
-            "each is centred and scaled within its group, and the weighted sum within the step ('normalize_then_sum', GDPO)."
-        },
+    loss_type: str = documented(
+        "grpo",
+        "Loss of a step from its tokens: 'grpo', the mean over the tokens of each caption; 'dapo', the sum divided by "
+        "all tokens of the step; 'dr_grpo', the sum divided by captions times max_completion_length; 'sum', the sum "
+        "divided by captions, as the papers print it.",
     )
-    loss_type: str = field(
-        default="grpo",
-        metadata={
-            "help": "Loss of a step from its tokens: 'grpo', the mean over the tokens of each caption; 'dapo', the sum divided by "
-            "all tokens of the step; 'dr_grpo', the sum divided by captions times max_completion_length; 'sum', the sum "
-            "divided by captions, as the papers print it."
-        },
+    entropy_weight: Annotated[float, Range(at_least=0)] = documented(
+        0.0, "Bonus for the entropy of each token's distribution, in nats."
     )
-    entropy_weight: float = field(
-        default=0.0, metadata={"help": "Bonus for the entropy of each token's distribution, in nats."}
+    beta: Annotated[float, Range(at_least=0)] = documented(
+        0.0, "Weight of the KL divergence from the initial captioner; with 0 no reference model is kept."
     )
-    beta: float = field(
-        default=0.0,
-        metadata={
-            "help": "Weight of the KL divergence from the initial captioner; with 0 no reference model is kept."
-        },
+    num_iterations: Positive = documented(1, "Optimizer steps for each rollout; above 1 with an importance ratio.")
+    epsilon: Annotated[float, Range(above=0, below=1)] = documented(
+        0.2, "The importance ratio is clipped to [1 - eps, 1 + eps]."
     )
-    num_iterations: int = field(
-        default=1, metadata={"help": "Optimizer steps for each rollout; above 1 with an importance ratio."}
+    bag_schedule: dict[Any, int] | str | None = documented(
+        None, "Bag sizes, with neighbours given to the trainer: {last epoch: size}, 'paper', 'adaptive', or a number."
     )
-    epsilon: float = field(default=0.2, metadata={"help": "The importance ratio is clipped to [1 - eps, 1 + eps]."})
-    bag_schedule: dict[Any, int] | str | None = field(
-        default=None,
-        metadata={
-            "help": "Bag sizes, with neighbours given to the trainer: {last epoch: size}, 'paper', 'adaptive', or a number."
-        },
+    bag_distractors: Literal["nearest", "random"] = documented(
+        "nearest", "Images of a bag: the 'nearest' images, or 'random' ones in bags of the same sizes."
     )
-    bag_distractors: str = field(
-        default="nearest",
-        metadata={"help": "Images of a bag: the 'nearest' images, or 'random' ones in bags of the same sizes."},
+    bag_recall_threshold: Annotated[float, Range(above=0, at_most=1)] = documented(
+        0.8, "bag_schedule='adaptive' continues with the next size when the training R@1 of an epoch reaches this."
     )
-    bag_recall_threshold: float = field(
-        default=0.8,
-        metadata={
-            "help": "bag_schedule='adaptive' continues with the next size when the training R@1 of an epoch reaches this."
-        },
-    )
-    guard: str = field(
-        default="warn",
-        metadata={
-            "help": "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint. Unless "
-            "it is 'off', an evaluation with degenerate captions selects no checkpoint, and a recipe delivers no model whose captions "
-            "have collapsed."
-        },
+    guard: GuardAction = documented(
+        "warn",
+        "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint. Unless it "
+        "is 'off', an evaluation with degenerate captions selects no checkpoint, and a recipe delivers no model whose "
+        "captions have collapsed.",
     )
 
-    lr_scheduler_type: str = field(
-        default="constant", metadata={"help": "Schedule of the learning rate; constant in the papers."}
-    )
+    lr_scheduler_type: str = documented("constant", "Schedule of the learning rate; constant in the papers.")
 
-    metric_for_best_model: str | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "help": "Metric of load_best_model_at_end. None: reward_recall_at_1, by the reward scorer; recall_at_1 if there is "
-            "only one scorer."
-        },
+    metric_for_best_model: str | None = documented(  # type: ignore[assignment]
+        None,
+        "Metric of load_best_model_at_end. None: reward_recall_at_1, by the reward scorer; recall_at_1 if there is "
+        "only one scorer.",
     )
 
     def __post_init__(self) -> None:
@@ -168,13 +131,8 @@ class CaptionRLConfig(CaptionConfig):
         return bool(self.do_sample) or beams > 1
 
     def check(self) -> None:
-        """Refuse values that contradict each other; also for a copy with changed fields.
-
-        Raises:
-            ValueError: Naming the value and the remedy.
-        """
-        if self.num_generations < 1:
-            raise ValueError(f"num_generations is {self.num_generations}. Use 1 or more captions per image.")
+        """Refuse values that contradict each other; also for a copy with changed fields."""
+        check_values(self)
         if not self.do_sample and self.num_generations > 1:
             raise ValueError(
                 f"do_sample=False writes the same caption {self.num_generations} times. Set do_sample=True or "
@@ -182,52 +140,26 @@ class CaptionRLConfig(CaptionConfig):
             )
         if self.do_sample and not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}. Use a positive number, or do_sample=False.")
-        if self.do_sample and (not 0 < self.top_p <= 1 or self.top_k < 0):
-            raise ValueError(f"top_p is {self.top_p} and top_k {self.top_k}. Use 0 < top_p <= 1 and top_k >= 0.")
-        if self.max_completion_length < 1:
-            raise ValueError(f"max_completion_length is {self.max_completion_length}. Use at least 1 token.")
-        if self.beta < 0 or self.entropy_weight < 0:
-            raise ValueError(f"beta is {self.beta} and entropy_weight {self.entropy_weight}. Use 0 or more.")
-        if self.num_iterations < 1:
-            raise ValueError(f"num_iterations is {self.num_iterations}. Use 1 or more.")
-        if not 0 < self.epsilon < 1:
-            raise ValueError(f"epsilon is {self.epsilon}. Use a number between 0 and 1.")
-        if self.guard not in GUARD_ACTIONS:
-            raise ValueError(f"guard is {self.guard!r}. Use one of {GUARD_ACTIONS}.")
-        if self.bag_distractors not in ("nearest", "random"):
-            raise ValueError(f"bag_distractors is {self.bag_distractors!r}. Use 'nearest' or 'random'.")
-        if not 0 < self.bag_recall_threshold <= 1:
-            raise ValueError(f"bag_recall_threshold is {self.bag_recall_threshold}. Use a share above 0, at most 1.")
         self.baseline = self.baseline or "none"
         make_baseline(self.baseline, self.num_generations, do_sample=self.is_exploring)
-        self._check_objective()
         self.bag_schedule = parse_bag_schedule(self.bag_schedule, ("paper", "adaptive"))  # type: ignore[assignment]
-
-    def _check_objective(self) -> None:
-        """Refuse ways of forming advantages and the loss that are unknown or contradict each other."""
         if self.loss_type == "bnpo":
             raise ValueError(
                 "loss_type is 'bnpo', which divides by the tokens of each micro-batch, so that the gradient depends on how a "
                 "step is split. Use 'dapo', which divides by the tokens of the whole step."
             )
-        if self.loss_type in _ONLY_IN_TRL:
-            raise ValueError(
-                f"loss_type is {self.loss_type!r}, which TRL has and this trainer does not. Use one of {LOSS_TYPES}, or "
-                "SelfRetrievalGRPOTrainer, which trains with TRL's losses."
-            )
         if self.loss_type not in LOSS_TYPES:
-            raise ValueError(f"loss_type is {self.loss_type!r}. Use one of {LOSS_TYPES}.")
+            raise ValueError(
+                f"loss_type is {self.loss_type!r}. Use one of {LOSS_TYPES}, or SelfRetrievalGRPOTrainer, which trains with "
+                "TRL's losses."
+            )
         self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
-        if self.scale_rewards not in REWARD_SCALES:
-            raise ValueError(f"scale_rewards is {self.scale_rewards!r}. Use one of {REWARD_SCALES}, True or False.")
+        if self.scale_rewards not in ("group", "batch", "none"):
+            raise ValueError(f"scale_rewards is {self.scale_rewards!r}. Use 'group', 'batch', 'none', True or False.")
         if self.scale_rewards == "group" and self.num_generations < 2:
             raise ValueError(
                 "scale_rewards='group' divides by the standard deviation of the captions of an image, and num_generations is "
                 f"{self.num_generations}. Use num_generations=2 or more, or scale_rewards='batch'."
-            )
-        if self.multi_objective_aggregation not in AGGREGATIONS:
-            raise ValueError(
-                f"multi_objective_aggregation is {self.multi_objective_aggregation!r}. Use one of {AGGREGATIONS}."
             )
         if self.multi_objective_aggregation == "normalize_then_sum":
             if self.scale_rewards != "none":
@@ -292,28 +224,6 @@ class RolloutBatches:
                     yield list(rows[start:end])
 
 
-def batch_sampler_for(
-    number: int, args: CaptionRLConfig, *, neighbours: Any | None, process_index: int, num_processes: int
-) -> Any:
-    """The sampler of a [`CaptionRLConfig`] for `number` images; `neighbours` has shape `(number, k)`."""
-    batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
-    if number < batch_size:
-        raise ValueError(
-            f"One optimizer step needs {batch_size} different images (per_device_train_batch_size x "
-            f"gradient_accumulation_steps x processes), and there are {number}. Lower one of these."
-        )
-    return make_bag_sampler(
-        args,
-        batch_size,
-        number,
-        neighbours=neighbours,
-        random=args.bag_distractors == "random",
-        recall_threshold=args.bag_recall_threshold,
-        process_index=process_index,
-        num_processes=num_processes,
-    )
-
-
 def make_bag_sampler(
     args: Any,
     batch_size: int,
@@ -348,8 +258,6 @@ def make_bag_sampler(
         **processes,
     )
 
-
-# --- Reinforcement learning of captioners ----------------------------------------------------------------------------
 
 STATE_FILE = "caption_rl_state.json"
 
@@ -418,8 +326,8 @@ class CaptionRLTrainer(CaptionTrainer):
             self.selecting_scorer = scorer
         elif args.metric_for_best_model == REWARD_METRIC:
             args.metric_for_best_model = "recall_at_1"  # there is only one scorer
-        self._step_inputs: list[dict[str, Any]] = []
-        self._due = False
+        self._step_inputs: list[dict[str, Any]] | None = None  # of an optimizer step whose rollout is not made yet
+        self._recalls: list[float] = []  # of the rollouts of this epoch, for an adaptive curriculum
         super().__init__(
             model,
             args,
@@ -428,16 +336,27 @@ class CaptionRLTrainer(CaptionTrainer):
             scorer=held_out_scorer if held_out_scorer is not None else scorer,
             **kwargs,
         )
-        self.rollouts = RolloutEngine(self, train_dataset)
+        self.rollouts = RolloutEngine(self.rewards, args, self.accelerator, train_dataset)
+        self._start_policy()
         self.batch_sampler: Any = None
         if train_dataset is not None:
             self.data_collator = RolloutCollator(self.data_collator)  # type: ignore[has-type]
-            self.batch_sampler = batch_sampler_for(
-                len(train_dataset),
+            processes = self.accelerator.num_processes
+            batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
+            if len(train_dataset) < batch_size:
+                raise ValueError(
+                    f"One optimizer step needs {batch_size} different images (per_device_train_batch_size x "
+                    f"gradient_accumulation_steps x processes), and there are {len(train_dataset)}. Lower one of these."
+                )
+            self.batch_sampler = make_bag_sampler(
                 args,
+                batch_size,
+                len(train_dataset),
                 neighbours=neighbours,
+                random=args.bag_distractors == "random",
+                recall_threshold=args.bag_recall_threshold,
                 process_index=self.accelerator.process_index,
-                num_processes=self.accelerator.num_processes,
+                num_processes=processes,
             )
             self.add_callback(CurriculumCallback(self.batch_sampler))
             # The other processes find the features of the training images in the cache.
@@ -452,6 +371,10 @@ class CaptionRLTrainer(CaptionTrainer):
         """Frozen scorers of the rewards and of the evaluation."""
         members = [s for reward in self.rewards.rewards for s in getattr(reward, "scorers", [])]
         return [s for s in (*members, self.reward_scorer, self.held_out_scorer) if s is not None]
+
+    def _start_policy(self) -> None:
+        refuse_shared_parameters(self.captioner.model, self.scorers)
+        self.rollouts.reset(self.captioner)
 
     def _reward_data(self) -> RewardData:
         captioner = self.captioner
@@ -469,23 +392,15 @@ class CaptionRLTrainer(CaptionTrainer):
         )
 
     def _make_monitor(self, thresholds: GuardThresholds) -> RolloutMonitor:
-        guard = held_out = None
+        held_out = None
         if self.args.guard != "off":
             sample = [text for texts in self.rollouts.references[:10_000] for text in texts if text.strip()]
-            guard = RewardHackingGuard(thresholds, reference_captions=sample or None)
-            self.guard = GuardCallback(guard, self.args.guard, self)
+            self.guard = GuardCallback(thresholds, self.args.guard, self._load_from_checkpoint, sample)
             self.add_callback(self.guard)
             if self.held_out_scorer is not None:
                 held_out = SelfRetrieval(self.held_out_scorer, reward_kind="accuracy", allow_truncation_captions=True)
                 held_out.prepare(self._reward_data())
-        accelerator = self.accelerator
-        return RolloutMonitor(
-            self.rewards,
-            lambda values: means_over_processes(accelerator, values),
-            guard,
-            held_out,
-            lambda value: gather_values(accelerator, value),
-        )
+        return RolloutMonitor(self.rewards, self.accelerator, self.guard, held_out)
 
     # Data
 
@@ -504,7 +419,7 @@ class CaptionRLTrainer(CaptionTrainer):
     ) -> tuple[list[Any], Any]:
         # Completions are generated later, at the first micro-batch: a resumed run restores the random state in between.
         samples, number = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._step_inputs, self._due = samples, True
+        self._step_inputs = samples
         return samples, number
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -516,18 +431,32 @@ class CaptionRLTrainer(CaptionTrainer):
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         # The first micro-batch of a step generates the rollout of all of them.
-        if self._due:
-            self._due = False
-            self.begin_step()
+        if self._step_inputs is not None:
+            micro_batches, self._step_inputs = self._step_inputs, None
+            self.begin_step(micro_batches)
         return super().training_step(model, inputs, num_items_in_batch)
 
-    def begin_step(self) -> None:
+    def begin_step(self, micro_batches: list[dict[str, Any]]) -> None:
         """Put completions and advantages into the micro-batches of the optimizer step."""
-        self.rollouts.begin_step(self._step_inputs)
+        for inputs in micro_batches:
+            prepared = self._prepare_inputs(inputs)
+            inputs.clear()
+            inputs.update(prepared)
+        sampler = self.batch_sampler
+        rollout = self.rollouts.begin_step(micro_batches, self.state, sampler.bag_size)
+        if rollout is None:
+            return
+        means = self.monitor.record(*rollout)
+        if sampler.adaptive is not None and "recall_at_1" in means:
+            self._recalls.append(means["recall_at_1"])
+            # With the last rollout of the epoch, before anything is saved: a resumed run must know.
+            if len(self._recalls) == len(sampler):
+                sampler.update(math.fsum(self._recalls) / len(self._recalls))
+                self._recalls.clear()
 
     def call_model_init(self, trial: Any = None) -> Any:
         model = super().call_model_init(trial)
-        self.rollouts.reset()
+        self._start_policy()
         return model
 
     # Loss
@@ -582,39 +511,30 @@ class CaptionRLTrainer(CaptionTrainer):
                 )
         super().log(logs, start_time)
 
-    # Guard
-
-    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        if self.guard is not None:
-            self.guard.begin_evaluation()
-        return super()._evaluate(*args, **kwargs)
-
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        # A collapsed policy may have the highest recall.
-        if self.guard is not None and not self.guard.accepts(self.state.global_step):
+        if self.guard is not None and not self.guard.accepts(self.state):
             return False
         return super()._determine_best_metric(metrics, trial)
 
     # Checkpoints
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        rollouts = self.rollouts.save(output_dir)
+    def save_state_of_run(self, folder: str) -> None:
+        rollouts = self.rollouts.save(folder, self.state.global_step)
         if self.args.should_save:
             state = {
                 **rollouts,
+                "recalls": self._recalls,
                 "batch_sampler": self.batch_sampler.state_dict(),
                 "guard": None if self.guard is None else self.guard.state_dict(),
             }
-            write_json(Path(output_dir) / STATE_FILE, state)
+            write_json(Path(folder) / STATE_FILE, state)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        path = Path(checkpoint) / STATE_FILE if checkpoint else None
-        if path is None or not path.exists():
-            return
-        state = json.loads(path.read_text())
-        self.batch_sampler.load_state_dict(state["batch_sampler"])
-        self.rollouts.load(str(checkpoint), state)
-        if self.guard is not None and state["guard"] is not None:
-            self.guard.load_state_dict(state["guard"])
+    def load_state_of_run(self, folder: str) -> None:
+        path = Path(folder) / STATE_FILE
+        if path.exists():
+            state = json.loads(path.read_text(encoding="utf-8"))
+            self.batch_sampler.load_state_dict(state["batch_sampler"])
+            self.rollouts.load(folder, state)
+            self._recalls = list(state["recalls"])
+            if self.guard is not None and state["guard"] is not None:
+                self.guard.load_state_dict(state["guard"])

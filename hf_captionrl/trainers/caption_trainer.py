@@ -1,8 +1,25 @@
-"""Base class of the captioning trainers."""
+"""Base class of the captioning trainers.
+
+Private overrides of transformers and TRL, which may break with their next release, and why each is needed:
+
+| method | class | reason |
+|:--|:--|:--|
+| `_save_checkpoint` | ExactResumeTrainer | a checkpoint is written elsewhere and renamed when complete |
+| `_init_training_state` | ExactResumeTrainer | restores states of ours; a run killed after its last step would take another one |
+| `_load_from_checkpoint` | ExactResumeTrainer | names the folder for the next line |
+| `_issue_warnings_after_load` | ExactResumeTrainer | LLaVA is saved under other names of weights; tied weights are saved once |
+| `_save` | ExactResumeTrainer, CaptionTrainer | no pickle with the Hub's token; processor and facts beside the model |
+| `_push_from_checkpoint` | ExactResumeTrainer | would upload the optimizer's pickle |
+| `_track_num_input_tokens` | CaptionTrainer | would count pixels |
+| `_prepare_inputs` | CaptionTrainer | the Trainer has just set a frozen vision tower to training mode |
+| `_get_num_items_in_batch` | CaptionTrainer | counts supervised tokens over processes; see `CaptionTrainer` |
+| `_determine_best_metric` | CaptionRLTrainer | a collapsed policy may have the highest recall |
+| `_get_train_sampler` | SelfRetrievalGRPOTrainer | rollouts of bags |
+| `_calculate_rewards` | SelfRetrievalGRPOTrainer | rewards see the images of all processes |
+"""
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +27,12 @@ from typing import Any, ClassVar, cast
 
 import datasets
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import (
     EvalPrediction,
     PreTrainedModel,
-    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -36,7 +53,6 @@ from hf_captionrl.captioners.pipeline import (
     vision_tower_features,
 )
 from hf_captionrl.data import (
-    CachedPixels,
     CaptionCollator,
     CaptionDataset,
     DecodedPixels,
@@ -54,11 +70,10 @@ from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
-from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, write_training_facts
+from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
 from hf_captionrl.trainers.guard import log_completions, print_completions
 from hf_captionrl.trainers.policy import default_output_dir, make_policy, refuse_data_parallel
-
-# --- The epoch of the training data ----------------------------------------------------------------------------------
+from hf_captionrl.trainers.publishing import write_training_facts
 
 
 class EpochCallback(TrainerCallback):
@@ -81,9 +96,6 @@ class EpochCallback(TrainerCallback):
         self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
 
-# --- DataLoader settings of a configuration --------------------------------------------------------------------------
-
-
 def loader_settings(args: CaptionConfig) -> dict[str, Any]:
     """Arguments of a `DataLoader` for workers and memory."""
     settings: dict[str, Any] = {
@@ -101,343 +113,12 @@ def loader_settings(args: CaptionConfig) -> dict[str, Any]:
     return settings
 
 
-# --- The metric that selects the best model, checked before training -------------------------------------------------
-
-
 def references_of(dataset: Any) -> list[list[str]] | None:
     """The captions of each row of a data set; None if it has no captions."""
-    if not _has_references(dataset):
+    if "captions" not in (getattr(dataset, "column_names", None) or ()):
         return None
     found = caption_lists(dataset)
     return found if any(found) else None
-
-
-def _has_references(dataset: Any) -> bool:
-    return "captions" in (getattr(dataset, "column_names", None) or ())
-
-
-def metrics_of_evaluation(trainer: Any, args: Any, datasets: Any) -> list[str]:
-    """Names of the metrics of a [`CaptionTrainer`]'s evaluation, without the prefix."""
-    scorers = {"": trainer.scorer, "reward_": trainer.selecting_scorer}
-    sets: Mapping[str, Any] = datasets if isinstance(datasets, Mapping) else {"": datasets}
-    found = []
-    for name, rows in sets.items():
-        own = ["loss"] if _has_references(rows) else []
-        if not args.prediction_loss_only:
-            own += ["length", "lexical_diversity"]
-            large = rows is not None and len(rows) >= 100
-            for prefix in (prefix for prefix, scorer in scorers.items() if scorer is not None):
-                own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
-                own += [f"{prefix}rd100_recall_at_1"] if large else []
-            own += ["degenerate", "clipped_ratio"] if getattr(args, "guard", "off") != "off" else []
-        own += ["runtime", "samples_per_second", "steps_per_second"]
-        found += [f"{name}_{metric}" if name else metric for metric in own]
-    return found
-
-
-def check_best_metric(trainer: Any, args: Any, datasets: Any, *, is_complete: bool) -> None:
-    """Refuse a metric for the best model that evaluation does not compute."""
-    wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
-    used = args.load_best_model_at_end or args.save_strategy == "best"
-    if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
-        return
-    if "recall_at" in wanted and trainer.scorer is None and is_complete:
-        raise ValueError(
-            f"The best model is chosen by {args.metric_for_best_model!r}, which needs a scorer. "
-            "Pass scorer=load_scorer(...), or choose another metric_for_best_model."
-        )
-    known = metrics_of_evaluation(trainer, args, datasets)
-    if is_complete and wanted not in known:
-        raise ValueError(
-            f"The best model is chosen by {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
-            f"{', '.join(known)}, or compute it in compute_metrics."
-        )
-
-
-# --- What a trainer computes once per data set: features of its frozen vision tower and of scorers, or prepared pixels ---
-
-
-class ImageFeatures:
-    """Features by data set; data sets and scorers are kept alive so that their ids are not reused."""
-
-    def __init__(self) -> None:
-        self.of_vision_tower: dict[int, tuple[datasets.Dataset, Any]] = {}
-        self._pixels: dict[int, tuple[datasets.Dataset, CachedPixels | DecodedPixels]] = {}
-        self._of_scorers: dict[tuple[int, int], tuple[Any, Any, Tensor]] = {}
-
-    def vision_tower(self, captioner: Captioner, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
-        """`(N, M, D)` output of the frozen vision tower; None where images are read in each step."""
-        if not args.cache_image_features:
-            if number := frames_of(dataset):
-                raise ValueError(
-                    f"The data are videos ({number} frames each), and features of frames are pooled once for the whole run. "
-                    "Set freeze_vision_tower=True and cache_image_features=True."
-                )
-            return None
-        if id(dataset) not in self.of_vision_tower:
-            features = vision_tower_features(
-                captioner,
-                dataset,
-                cache_dir=args.feature_cache_dir,
-                dtype=args.feature_cache_dtype,
-                frame_pooling=args.frame_pooling,
-            )
-            self.of_vision_tower[id(dataset)] = (dataset, features)
-        return self.of_vision_tower[id(dataset)][1]
-
-    def pixels(
-        self, captioner: Captioner, dataset: datasets.Dataset, args: CaptionConfig
-    ) -> CachedPixels | DecodedPixels | None:
-        """Prepared pixels of the images; None where Pillow reads images in each step, or features replace them."""
-        if args.cache_pixels is None and (args.image_decoder == "pillow" or args.cache_image_features):
-            return None
-        if id(dataset) not in self._pixels:
-            parts, folder = captioner.prepared_pixels, args.feature_cache_dir
-            if args.cache_pixels is None:
-                self._pixels[id(dataset)] = (dataset, DecodedPixels(dataset, parts))
-            else:
-                form = cast(PixelForm, args.cache_pixels)
-                self._pixels[id(dataset)] = (dataset, cached_pixels(dataset, parts, form=form, directory=folder))
-        return self._pixels[id(dataset)][1]
-
-    def inputs(self, captioner: Captioner, dataset: datasets.Dataset, args: CaptionConfig) -> dict[str, Any]:
-        """`image_features` or `pixels` of a [`CaptionDataset`]; both None where images are read in each step."""
-        pixels = self.pixels(captioner, dataset, args)
-        return {"image_features": self.vision_tower(captioner, dataset, args), "pixels": pixels}
-
-    def forget_inputs(self) -> None:
-        """Compute the inputs again, because the captioner is another one."""
-        self.of_vision_tower.clear()
-        self._pixels.clear()
-
-    def scorer(self, scorer: Scorer, dataset: datasets.Dataset, cache_dir: str | None) -> Tensor:
-        """`(N, D)` features of a scorer, unit length, fp32; of a video the mean of its frames'."""
-        key = (id(scorer), id(dataset))
-        if key not in self._of_scorers:
-            features = scorer_features(scorer, dataset, cache_dir=cache_dir)
-            self._of_scorers[key] = (scorer, dataset, features)
-        return self._of_scorers[key][2]
-
-
-# --- Evaluation of a trainer's model: loss of the references, captions, their statistics, and retrieval of the images ---
-
-
-def _first_reference(captions: Any) -> str:
-    if isinstance(captions, str):
-        return captions
-    return next(iter(captions or ()), "")
-
-
-class CaptionEvaluator:
-    """Captions data sets with the model of a [`CaptionTrainer`] and measures the captions."""
-
-    def __init__(self, trainer: CaptionTrainer, eval_dataset: Any) -> None:
-        self.trainer = trainer
-        self.eval_dataset = eval_dataset
-        # Keyed by the data set's id; the data set is kept alive so that its id is not reused.
-        self._read_rows: dict[int, tuple[Any, datasets.Dataset]] = {}
-
-    def named_dataset(self, dataset: Any) -> Any:
-        """The data set of a name, the data set given, or the trainer's."""
-        if isinstance(dataset, str):
-            known = list(self.eval_dataset) if isinstance(self.eval_dataset, Mapping) else []
-            if dataset not in known:
-                raise ValueError(
-                    f"eval_dataset is {dataset!r}, and the trainer has {known}. Use one of these names, or a data set."
-                )
-            return self.eval_dataset[dataset]  # type: ignore[index]
-        dataset = dataset if dataset is not None else self.eval_dataset
-        if dataset is None:
-            raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
-        return dataset
-
-    def read_rows(self, dataset: Any) -> datasets.Dataset:
-        """The data under the usual column names; the same object for the same data, so that caches find it."""
-        if id(dataset) not in self._read_rows:
-            # Kept alive so that the id is not reused.
-            self._read_rows[id(dataset)] = (dataset, evaluation_rows(dataset))
-        return self._read_rows[id(dataset)][1]
-
-    def measure(
-        self, dataset: datasets.Dataset, prefix: str, *, generate: bool = False
-    ) -> tuple[list[str] | None, Any, dict[str, float]]:
-        """Captions as generated, ranks of the images, and metrics with the prefix."""
-        start = time.time()
-        references = references_of(dataset)
-        metrics: dict[str, Any] = {}
-        loss = None if references is None else self.loss(dataset)
-        if loss is not None:
-            metrics["loss"] = loss
-        captions = ranks = None
-        if generate or not self.trainer.args.prediction_loss_only:
-            captions, ended = self.generate(dataset)
-            described, ranks = self._describe(dataset, spoken(captions))
-            guard = self.trainer.guard
-            metrics |= described | ({} if guard is None else guard.check_captions(captions, ended))
-            if self.trainer.compute_metrics is not None and references is not None:
-                metrics |= self._computed(dataset, captions, references)
-        elif loss is None:
-            raise ValueError(
-                "prediction_loss_only is True, and the evaluation data have no captions for a loss. Use False, or "
-                "data with a column 'captions'."
-            )
-        named = {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": v for name, v in metrics.items()}
-        batch = self.trainer.args.eval_batch_size * self.trainer.args.world_size
-        steps = math.ceil(len(dataset) / batch)
-        return captions, ranks, named | speed_metrics(prefix, start, num_samples=len(dataset), num_steps=steps)
-
-    def generate_captions(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> list[str]:
-        """Captions of all rows, the same list on every process; `generate_kwargs` override the configured decoding."""
-        return self.generate(dataset, **generate_kwargs).captions
-
-    def generate(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> GeneratedCaptions:
-        """As `generate_captions`, with the captions that the length limit truncated."""
-        trainer, args = self.trainer, self.trainer.args
-        rows = self._shard(len(dataset))
-        features = self._known_features(dataset, rows)
-        settings = {
-            "num_beams": args.generation_num_beams,
-            "max_new_tokens": args.generation_max_new_tokens,
-            **generate_kwargs,
-        }
-        mine = generate_with_ends(
-            trainer.captioner,
-            None if features is not None else LazyImages(self._pixels(dataset) or dataset, rows),
-            image_features=features,
-            batch_size=args.generation_batch_size or args.per_device_eval_batch_size,
-            **settings,
-        )
-        if trainer.accelerator.num_processes == 1:
-            return mine
-        from accelerate.utils import gather_object
-
-        gathered = {row: found for row, *found in gather_object(list(zip(rows, *mine, strict=True)))}
-        captions, ended = zip(*(gathered[row] for row in sorted(gathered)), strict=True)
-        return GeneratedCaptions(list(captions), list(ended))
-
-    def loss(self, dataset: datasets.Dataset) -> float | None:
-        """Mean nats per supervised token of one reference per image, the same in each epoch; None without references."""
-        trainer, args = self.trainer, self.trainer.args
-        rows = [row for row, texts in enumerate(references_of(dataset) or []) if any(t.strip() for t in texts)]
-        if not rows:
-            return None
-        items = CaptionDataset(
-            dataset,
-            seed=args.seed if args.data_seed is None else args.data_seed,
-            **trainer.features.inputs(trainer.captioner, dataset, args),
-            resample=False,
-        )
-        size, number = args.per_device_eval_batch_size, len(rows)
-        own = [rows[index] for index in self._shard(number)]
-        batches = [own[start : start + size] for start in range(0, len(own), size)]
-        # Each process runs the same number of forwards, or a sharded model would hang; extra batches are not counted.
-        missing = math.ceil(math.ceil(number / trainer.accelerator.num_processes) / size) - len(batches)
-        loader = DataLoader(
-            items,
-            batch_sampler=[*batches, *[rows[:1]] * missing],  # type: ignore[arg-type]
-            collate_fn=trainer.caption_collator,
-            **{
-                **loader_settings(args),
-                **({"persistent_workers": False} if args.dataloader_num_workers else {}),
-            },
-        )
-        sums = torch.zeros(2, dtype=torch.float64)
-        with torch.no_grad(), evaluating(trainer.captioner.model), trainer.accelerator.autocast():
-            for step, batch in enumerate(loader):
-                batch = trainer._prepare_inputs(batch)
-                total = float(trainer.loss_sum(batch))
-                if step < len(batches):
-                    sums += torch.tensor([total, float((batch["labels"] != IGNORE_INDEX).sum())], dtype=torch.float64)
-        if trainer.accelerator.num_processes > 1:
-            sums = trainer.accelerator.gather(sums[None].to(trainer.accelerator.device)).sum(0).cpu()
-        return float(sums[0] / sums[1].clamp(min=1))
-
-    def show_captions(self, dataset: datasets.Dataset, captions: list[str], ranks: Any | None, tag: str) -> None:
-        """Print the first captions of an evaluation and send them to the trackers."""
-        trainer, args = self.trainer, self.trainer.args
-        shown = list(dataset.select(range(min(args.num_completions_to_print, len(dataset)))))
-        rows = [
-            {
-                "image_id": row.get("image_id", index),
-                "caption": captions[index],
-                "reference": _first_reference(row.get("captions")),
-                "rank": None if ranks is None else int(ranks[index]),
-            }
-            for index, row in enumerate(shown)
-        ]
-        print_completions(rows, step=trainer.state.global_step)
-        log_completions(
-            rows,
-            [open_still(row) for row in shown],
-            step=trainer.state.global_step,
-            report_to=args.report_to,
-            tensorboard_writer=trainer.tensorboard_writer,
-            tag=tag,
-        )
-
-    def _shard(self, number: int) -> list[int]:
-        """Rows of this process: every world_size-th one.
-
-        If FSDP2 shards the model, its forward needs every process. All processes then get the same number of rows; the last
-        row is repeated where rows are missing.
-        """
-        accelerator = self.trainer.accelerator
-        rows = list(range(accelerator.process_index, number, accelerator.num_processes))
-        if is_sharded(self.trainer.captioner.model):
-            share = -(-number // accelerator.num_processes)
-            rows += [number - 1] * (share - len(rows))
-        return rows
-
-    def _pixels(self, dataset: datasets.Dataset) -> Any:
-        return self.trainer.features.pixels(self.trainer.captioner, dataset, self.trainer.args)
-
-    def _known_features(self, dataset: datasets.Dataset, rows: Sequence[int]) -> Any:
-        """Output of the frozen vision tower for some rows, by position; None where images are read."""
-        trainer, args = self.trainer, self.trainer.args
-        is_cached = id(dataset) in trainer.features.of_vision_tower
-        if not is_cached and is_sharded(trainer.captioner.model) and args.cache_image_features:
-            # While the cache is filled, processes skip what another one has stored, so their numbers of forwards differ.
-            if not (number := frames_of(dataset)):
-                return None
-            videos = LazyImages(dataset, rows)
-            return VideoFeatures(trainer.captioner, videos, number, args.frame_pooling)
-        features = trainer.features.vision_tower(trainer.captioner, dataset, args)
-        return None if features is None else [features[i] for i in rows]
-
-    def _describe(self, dataset: datasets.Dataset, captions: list[str]) -> tuple[dict[str, float], Any]:
-        statistics = caption_statistics(captions)
-        metrics = {
-            "length": float(statistics["length"]),
-            "lexical_diversity": float(statistics["lexical_diversity"]),
-        }
-        ranks = None
-        for prefix, scorer in (("reward_", self.trainer.selecting_scorer), ("", self.trainer.scorer)):
-            if scorer is None:
-                continue
-            text = torch.as_tensor(scorer.text_features(captions)).cpu()  # where the cached features of the images are
-            images = self.trainer.scorer_image_features(scorer, dataset)
-            pool = self_retrieval(text, images)
-            ranks = pool["ranks"]  # the last ones are those of the trainer's scorer
-            metrics |= {prefix + k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
-            if len(captions) >= 100:
-                random = self_retrieval(text, images, num_distractors=99)
-                metrics[f"{prefix}rd100_recall_at_1"] = float(random["recall_at_1"])
-        return metrics, ranks
-
-    def _computed(self, dataset: datasets.Dataset, captions: list[str], references: list[list[str]]) -> dict[str, Any]:
-        """Metrics of the user's `compute_metrics`."""
-        ids = None
-        if "inputs" in self.trainer.args.include_for_metrics:
-            named = "image_id" in dataset.column_names
-            ids = [str(i) for i in dataset["image_id"]] if named else [str(i) for i in range(len(dataset))]
-        prediction = EvalPrediction(predictions=captions, label_ids=references, inputs=ids)  # type: ignore[arg-type]
-        found = self.trainer.compute_metrics(prediction)
-        if not isinstance(found, Mapping):
-            raise TypeError(f"compute_metrics returned a {type(found).__name__}. Return a dict of names and numbers.")
-        return denumpify_detensorize(dict(found))
-
-
-# --- Base class of the captioning trainers ---------------------------------------------------------------------------
 
 
 class CaptionTrainer(ExactResumeTrainer):
@@ -522,10 +203,13 @@ class CaptionTrainer(ExactResumeTrainer):
         self.captioner = self._first_policy(model, args, model_init, optimizers)
         refuse_data_parallel(args, self.captioner.model)
         self.scorer = scorer
-        self.features = ImageFeatures()
-        self.evaluator = CaptionEvaluator(self, eval_dataset)
-        is_complete = compute_metrics is None and type(self).evaluate is CaptionTrainer.evaluate
-        check_best_metric(self, args, eval_dataset, is_complete=is_complete)
+        # What is computed once per data set (and scorer); they are kept alive so that their ids are not reused.
+        self._tower_features: dict[int, tuple[Any, Any]] = {}
+        self._prepared_pixels: dict[int, tuple[Any, Any]] = {}
+        self._scorer_features: dict[tuple[int, int], tuple[Any, Any, Tensor]] = {}
+        self._read_rows: dict[int, tuple[Any, datasets.Dataset]] = {}
+        if compute_metrics is None and type(self).evaluate is CaptionTrainer.evaluate:
+            self._check_best_metric(args, eval_dataset)
         self._train_source = train_dataset
         self.caption_collator: Any = data_collator or CaptionCollator(
             self.captioner, max_length=args.max_caption_length
@@ -560,7 +244,7 @@ class CaptionTrainer(ExactResumeTrainer):
             return cls.config_class(default_output_dir(model, cls.method_name))
         if not isinstance(args, cls.config_class):
             raise TypeError(f"args is a {type(args).__name__}. Use a {cls.config_class.__name__}.")
-        refuse_unsupported(args, args.field_support)  # fields may have changed since it was created
+        refuse_unsupported(args)  # fields may have changed since it was created
         return args
 
     def _first_policy(self, model: Any, args: Any, model_init: Any, optimizers: tuple[Any, Any]) -> Captioner:
@@ -583,33 +267,92 @@ class CaptionTrainer(ExactResumeTrainer):
         if isinstance(self.caption_collator, CaptionCollator):
             self.caption_collator.captioner = self.captioner
         if (self.args.cache_image_features or self.args.cache_pixels) and self._train_source is not None:
-            self.features.forget_inputs()  # the new tower may differ
+            self._tower_features.clear()  # the new tower may differ
+            self._prepared_pixels.clear()
             self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
         return self.captioner.model
+
+    def _check_best_metric(self, args: CaptionConfig, sets: Any) -> None:
+        """Refuse a metric for the best model that evaluation does not compute, before training."""
+        wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
+        used = args.load_best_model_at_end or args.save_strategy == "best"
+        if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
+            return
+        if "recall_at" in wanted and self.scorer is None:
+            raise ValueError(
+                f"The best model is chosen by {args.metric_for_best_model!r}, which needs a scorer. "
+                "Pass scorer=load_scorer(...), or choose another metric_for_best_model."
+            )
+        known = []
+        for name, rows in (sets if isinstance(sets, Mapping) else {"": sets}).items():
+            own = ["loss"] if "captions" in (getattr(rows, "column_names", None) or ()) else []
+            if not args.prediction_loss_only:
+                own += ["length", "lexical_diversity"]
+                scorers = {"": self.scorer, "reward_": self.selecting_scorer}
+                for prefix in (prefix for prefix, scorer in scorers.items() if scorer is not None):
+                    own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
+                    own += [f"{prefix}rd100_recall_at_1"] if rows is not None and len(rows) >= 100 else []
+                own += ["degenerate", "clipped_ratio"] if getattr(args, "guard", "off") != "off" else []
+            own += ["runtime", "samples_per_second", "steps_per_second"]
+            known += [f"{name}_{metric}" if name else metric for metric in own]
+        if wanted not in known:
+            raise ValueError(
+                f"The best model is chosen by {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
+                f"{', '.join(known)}, or compute it in compute_metrics."
+            )
 
     # Data
 
     def _caption_dataset(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions):
             return dataset
-        inputs = self.features.inputs(self.captioner, dataset, args)
+        features, pixels = self._vision_tower_features(dataset, args), self._pixels(dataset, args)
         if number := frames_of(dataset):
             # Saved with the model, which must read videos in the same way later.
             self.captioner.frame_pooling, self.captioner.num_frames = args.frame_pooling, number
         seed = args.seed if args.data_seed is None else args.data_seed
-        return CaptionDataset(dataset, seed=seed, **inputs, **more)
+        return CaptionDataset(dataset, seed=seed, image_features=features, pixels=pixels, **more)
+
+    def _vision_tower_features(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
+        """`(N, M, D)` output of the frozen vision tower; None where images are read in each step."""
+        if not args.cache_image_features:
+            if number := frames_of(dataset):
+                raise ValueError(
+                    f"The data are videos ({number} frames each), and features of frames are pooled once for the whole run. "
+                    "Set freeze_vision_tower=True and cache_image_features=True."
+                )
+            return None
+        if id(dataset) not in self._tower_features:
+            features = vision_tower_features(
+                self.captioner,
+                dataset,
+                cache_dir=args.feature_cache_dir,
+                dtype=args.feature_cache_dtype,
+                frame_pooling=args.frame_pooling,
+            )
+            self._tower_features[id(dataset)] = (dataset, features)
+        return self._tower_features[id(dataset)][1]
+
+    def _pixels(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
+        """Prepared pixels of the images; None where Pillow reads images in each step, or features replace them."""
+        if args.cache_pixels is None and (args.image_decoder == "pillow" or args.cache_image_features):
+            return None
+        if id(dataset) not in self._prepared_pixels:
+            parts = self.captioner.prepared_pixels
+            made: Any = DecodedPixels(dataset, parts)
+            if args.cache_pixels is not None:
+                form = cast(PixelForm, args.cache_pixels)
+                made = cached_pixels(dataset, parts, form=form, directory=args.feature_cache_dir)
+            self._prepared_pixels[id(dataset)] = (dataset, made)
+        return self._prepared_pixels[id(dataset)][1]
 
     def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
-        """Image features of a scorer, computed once per data set; of a video the mean of its frames' features.
-
-        Args:
-            scorer ([`Scorer`]): Image-text model.
-            dataset (`datasets.Dataset`): With an `image` column.
-
-        Returns:
-            `torch.Tensor` of shape `(N, D)`: Unit length, fp32.
-        """
-        return self.features.scorer(scorer, dataset, self.args.feature_cache_dir)
+        """Image features `(N, D)` of a scorer, fp32, computed once per data set; of a video the mean of its frames' features."""
+        key = (id(scorer), id(dataset))
+        if key not in self._scorer_features:
+            features = scorer_features(scorer, dataset, cache_dir=self.args.feature_cache_dir)
+            self._scorer_features[key] = (scorer, dataset, features)
+        return self._scorer_features[key][2]
 
     # Loss
 
@@ -623,8 +366,7 @@ class CaptionTrainer(ExactResumeTrainer):
         self.state.num_input_tokens_seen += int(self.accelerator.gather(mine.reshape(1)).sum())
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        # The Trainer has just set the whole model to training mode. With dropout, the output of a frozen tower would
-        # differ from the cached one.
+        # With dropout, the output of a frozen tower would differ from the cached one.
         if self.args.freeze_vision_tower:
             self.captioner.vision_tower.eval()
         return super()._prepare_inputs(inputs)
@@ -639,15 +381,7 @@ class CaptionTrainer(ExactResumeTrainer):
         return number
 
     def check_supervised(self, model: Any, inputs: dict[str, Any]) -> None:
-        """Refuse a batch without supervised tokens; on the first batch of training, compare the head tap with the model's loss.
-
-        Args:
-            model (`nn.Module`): The policy, as wrapped by accelerate.
-            inputs (`dict`): A batch of captions with labels.
-
-        Raises:
-            ValueError: If no token of the batch is supervised.
-        """
+        """Refuse a batch without supervised tokens; on the first batch of training, compare the head tap with the model's loss."""
         if not (inputs["labels"] != IGNORE_INDEX).any():
             raise ValueError(
                 "No token of this batch is supervised: every label is ignored. Are all captions empty after the prompt? "
@@ -658,16 +392,10 @@ class CaptionTrainer(ExactResumeTrainer):
             self.captioner.self_check(inputs)
 
     def token_mean(self, total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        """Mean over the tokens of the whole optimizer step, from a sum over tokens.
+        """Mean over the tokens of the whole optimizer step, from the sum over the supervised tokens of a micro-batch.
 
-        Args:
-            total (`torch.Tensor`): Scalar sum over the supervised tokens of this micro-batch.
-            labels (`torch.Tensor` of shape `(B, T)`): Their labels.
-            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Supervised tokens of the step on all processes.
-
-        Returns:
-            `torch.Tensor`: Scalar whose gradient, averaged over processes and summed over micro-batches, is that of the
-            mean over all tokens, however the batch was split.
+        Its gradient, averaged over processes and summed over micro-batches, is that of the mean over all tokens, however the batch
+        was split. `num_items_in_batch` are the supervised tokens of the step on all processes.
         """
         if num_items_in_batch is None:
             return total / (labels != IGNORE_INDEX).sum().clamp(min=1)
@@ -675,14 +403,7 @@ class CaptionTrainer(ExactResumeTrainer):
         return total / num_items_in_batch * self.accelerator.num_processes
 
     def loss_sum(self, inputs: dict[str, Any]) -> Tensor:
-        """Summand of `eval_loss`: by default the cross-entropy of the references.
-
-        Args:
-            inputs (`dict`): A batch of captions with labels, on the device.
-
-        Returns:
-            `torch.Tensor`: Scalar sum over the supervised tokens, in nats.
-        """
+        """Summand of `eval_loss`, in nats: by default the cross-entropy of the references."""
         log_probs = self.captioner.log_probs(inputs, model=self.model)
         assert isinstance(log_probs, Tensor)
         return -log_probs.sum()
@@ -690,16 +411,11 @@ class CaptionTrainer(ExactResumeTrainer):
     # Evaluation
 
     def generate_captions(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> list[str]:
-        """Caption a data set with the model as it is; the processes share the work.
+        """Caption a data set with the model as it is; the processes share the work, and each gets the whole list.
 
-        Args:
-            dataset (`datasets.Dataset`): With an `image` column.
-            generate_kwargs: Override the configured decoding, e.g. `num_beams`.
-
-        Returns:
-            `list[str]`: One caption per row, the same list on every process.
+        `generate_kwargs` override the configured decoding, e.g. `num_beams`.
         """
-        return self.evaluator.generate_captions(dataset, **generate_kwargs)
+        return self._generate(dataset, **generate_kwargs).captions
 
     def evaluate(
         self,
@@ -721,18 +437,27 @@ class CaptionTrainer(ExactResumeTrainer):
             100 or more images, `rd100_recall_at_1`, all fractions; then the metrics of `compute_metrics`, and `runtime`.
             Without references there is no `loss`; with `prediction_loss_only` there is nothing else.
         """
-        dataset = self.evaluator.named_dataset(eval_dataset)
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            known = list(self.eval_dataset) if isinstance(self.eval_dataset, Mapping) else []
+            if dataset not in known:
+                raise ValueError(
+                    f"eval_dataset is {dataset!r}, and the trainer has {known}. Use one of these names, or a data set."
+                )
+            dataset = self.eval_dataset[dataset]  # type: ignore[index]
+        if dataset is None:
+            raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
         if isinstance(dataset, Mapping):
             found: dict[str, float] = {}
             for name, rows in dataset.items():
                 found |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
             return found
-        dataset = self.evaluator.read_rows(dataset)
+        dataset = self._rows_of(dataset)
         self._memory_tracker.start()
-        captions, ranks, metrics = self.evaluator.measure(dataset, metric_key_prefix)
+        captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
         self.log(metrics)
         if captions is not None and self.args.log_completions and self.is_world_process_zero():
-            self.evaluator.show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
+            self._show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
         handler = self.callback_handler
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
         self._memory_tracker.stop_and_update_metrics(metrics)
@@ -751,9 +476,9 @@ class CaptionTrainer(ExactResumeTrainer):
         Returns:
             `PredictionOutput`: `predictions`, one caption per image; `label_ids`, lists of references or None; `metrics`.
         """
-        test_dataset = self.evaluator.read_rows(test_dataset)
+        test_dataset = self._rows_of(test_dataset)
         self._memory_tracker.start()
-        captions, _, metrics = self.evaluator.measure(test_dataset, metric_key_prefix, generate=True)
+        captions, _, metrics = self._measure(test_dataset, metric_key_prefix, generate=True)
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
         self._memory_tracker.stop_and_update_metrics(metrics)
         return PredictionOutput(predictions=captions, label_ids=references_of(test_dataset), metrics=metrics)  # type: ignore[arg-type]
@@ -764,30 +489,184 @@ class CaptionTrainer(ExactResumeTrainer):
         callbacks = self.callback_handler.callbacks
         return next((c.tb_writer for c in callbacks if isinstance(c, TensorBoardCallback)), None)
 
-    # Saving and loading
+    def _rows_of(self, dataset: Any) -> datasets.Dataset:
+        """The data under the usual column names; the same object for the same data, so that caches find it."""
+        if id(dataset) not in self._read_rows:
+            self._read_rows[id(dataset)] = (dataset, evaluation_rows(dataset))
+        return self._read_rows[id(dataset)][1]
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # Tied weights are saved once, so the other name is always missing.
-        tied = set(getattr(self.captioner.base_model, "all_tied_weights_keys", None) or ())
-        missing = [key for key in load_result.missing_keys if key not in tied]
-        super()._issue_warnings_after_load(type(load_result)(missing, load_result.unexpected_keys))
+    def _measure(
+        self, dataset: datasets.Dataset, prefix: str, *, generate: bool = False
+    ) -> tuple[list[str] | None, Any, dict[str, float]]:
+        """Captions as generated, ranks of the images, and metrics with the prefix."""
+        start = time.time()
+        references = references_of(dataset)
+        metrics: dict[str, Any] = {}
+        loss = None if references is None else self._reference_loss(dataset)
+        if loss is not None:
+            metrics["loss"] = loss
+        captions = ranks = None
+        if generate or not self.args.prediction_loss_only:
+            captions, ended = self._generate(dataset)
+            described, ranks = self._describe(dataset, spoken(captions))
+            guard = self.guard
+            metrics |= described | ({} if guard is None else guard.check_captions(captions, ended))
+            if self.compute_metrics is not None and references is not None:
+                metrics |= self._computed(dataset, captions, references)
+        elif loss is None:
+            raise ValueError(
+                "prediction_loss_only is True, and the evaluation data have no captions for a loss. Use False, or "
+                "data with a column 'captions'."
+            )
+        named = {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": v for name, v in metrics.items()}
+        batch = self.args.eval_batch_size * self.args.world_size
+        steps = math.ceil(len(dataset) / batch)
+        return captions, ranks, named | speed_metrics(prefix, start, num_samples=len(dataset), num_steps=steps)
+
+    def _generate(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> GeneratedCaptions:
+        """As `generate_captions`, with whether each caption ended before the length limit."""
+        args = self.args
+        rows = self._shard(len(dataset))
+        features = self._known_features(dataset, rows)
+        settings = {
+            "num_beams": args.generation_num_beams,
+            "max_new_tokens": args.generation_max_new_tokens,
+            **generate_kwargs,
+        }
+        mine = generate_with_ends(
+            self.captioner,
+            None if features is not None else LazyImages(self._pixels(dataset, args) or dataset, rows),
+            image_features=features,
+            batch_size=args.generation_batch_size or args.per_device_eval_batch_size,
+            **settings,
+        )
+        if self.accelerator.num_processes == 1:
+            return mine
+        gathered = {row: found for row, *found in gather_object(list(zip(rows, *mine, strict=True)))}
+        captions, ended = zip(*(gathered[row] for row in sorted(gathered)), strict=True)
+        return GeneratedCaptions(list(captions), list(ended))
+
+    def _reference_loss(self, dataset: datasets.Dataset) -> float | None:
+        """Mean nats per supervised token of one reference per image, the same in each epoch; None without references."""
+        args = self.args
+        rows = [row for row, texts in enumerate(references_of(dataset) or []) if any(t.strip() for t in texts)]
+        if not rows:
+            return None
+        items = CaptionDataset(
+            dataset,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            image_features=self._vision_tower_features(dataset, args),
+            pixels=self._pixels(dataset, args),
+            resample=False,
+        )
+        size, number = args.per_device_eval_batch_size, len(rows)
+        own = [rows[index] for index in self._shard(number)]
+        batches = [own[start : start + size] for start in range(0, len(own), size)]
+        # Each process runs the same number of forwards, or a sharded model would hang; extra batches are not counted.
+        missing = math.ceil(math.ceil(number / self.accelerator.num_processes) / size) - len(batches)
+        loader = DataLoader(
+            items,
+            batch_sampler=[*batches, *[rows[:1]] * missing],  # type: ignore[arg-type]
+            collate_fn=self.caption_collator,
+            **loader_settings(args) | ({"persistent_workers": False} if args.dataloader_num_workers else {}),
+        )
+        sums = torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad(), evaluating(self.captioner.model), self.accelerator.autocast():
+            for step, batch in enumerate(loader):
+                batch = self._prepare_inputs(batch)
+                total = float(self.loss_sum(batch))
+                if step < len(batches):
+                    sums += torch.tensor([total, float((batch["labels"] != IGNORE_INDEX).sum())], dtype=torch.float64)
+        if self.accelerator.num_processes > 1:
+            sums = self.accelerator.gather(sums[None].to(self.accelerator.device)).sum(0).cpu()
+        return float(sums[0] / sums[1].clamp(min=1))
+
+    def _show_captions(self, dataset: datasets.Dataset, captions: list[str], ranks: Any | None, tag: str) -> None:
+        """Print the first captions of an evaluation and send them to the trackers."""
+        args = self.args
+        first = dataset.select(range(min(args.num_completions_to_print, len(dataset))))
+        shown, references = list(first), references_of(first) or [[]] * len(first)
+        rows = [
+            {
+                "image_id": row.get("image_id", index),
+                "caption": captions[index],
+                "reference": next(iter(references[index]), ""),
+                "rank": None if ranks is None else int(ranks[index]),
+            }
+            for index, row in enumerate(shown)
+        ]
+        print_completions(rows, step=self.state.global_step)
+        log_completions(
+            rows,
+            [open_still(row) for row in shown],
+            step=self.state.global_step,
+            report_to=args.report_to,
+            tensorboard_writer=self.tensorboard_writer,
+            tag=tag,
+        )
+
+    def _shard(self, number: int) -> list[int]:
+        """Rows of this process: every world_size-th one.
+
+        If FSDP2 shards the model, its forward needs every process. All processes then get the same number of rows; the last
+        row is repeated where rows are missing.
+        """
+        accelerator = self.accelerator
+        rows = list(range(accelerator.process_index, number, accelerator.num_processes))
+        if is_sharded(self.captioner.model):
+            share = -(-number // accelerator.num_processes)
+            rows += [number - 1] * (share - len(rows))
+        return rows
+
+    def _known_features(self, dataset: datasets.Dataset, rows: Sequence[int]) -> Any:
+        """Output of the frozen vision tower for some rows, by position; None where images are read."""
+        args = self.args
+        is_cached = id(dataset) in self._tower_features
+        if not is_cached and is_sharded(self.captioner.model) and args.cache_image_features:
+            # While the cache is filled, processes skip what another one has stored, so their numbers of forwards differ.
+            if not (number := frames_of(dataset)):
+                return None
+            videos = LazyImages(dataset, rows)
+            return VideoFeatures(self.captioner, videos, number, args.frame_pooling)
+        features = self._vision_tower_features(dataset, args)
+        return None if features is None else [features[i] for i in rows]
+
+    def _describe(self, dataset: datasets.Dataset, captions: list[str]) -> tuple[dict[str, float], Any]:
+        statistics = caption_statistics(captions)
+        metrics = {
+            "length": float(statistics["length"]),
+            "lexical_diversity": float(statistics["lexical_diversity"]),
+        }
+        ranks = None
+        for prefix, scorer in (("reward_", self.selecting_scorer), ("", self.scorer)):
+            if scorer is None:
+                continue
+            text = torch.as_tensor(scorer.text_features(captions)).cpu()  # where the cached features of the images are
+            images = self.scorer_image_features(scorer, dataset)
+            pool = self_retrieval(text, images)
+            ranks = pool["ranks"]  # the last ones are those of the trainer's scorer
+            metrics |= {prefix + k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
+            if len(captions) >= 100:
+                random = self_retrieval(text, images, num_distractors=99)
+                metrics[f"{prefix}rd100_recall_at_1"] = float(random["recall_at_1"])
+        return metrics, ranks
+
+    def _computed(self, dataset: datasets.Dataset, captions: list[str], references: list[list[str]]) -> dict[str, Any]:
+        """Metrics of the user's `compute_metrics`."""
+        ids = None
+        if "inputs" in self.args.include_for_metrics:
+            named = "image_id" in dataset.column_names
+            ids = [str(i) for i in dataset["image_id"]] if named else [str(i) for i in range(len(dataset))]
+        prediction = EvalPrediction(predictions=captions, label_ids=references, inputs=ids)  # type: ignore[arg-type]
+        found = self.compute_metrics(prediction)
+        if not isinstance(found, Mapping):
+            raise TypeError(f"compute_metrics returned a {type(found).__name__}. Return a dict of names and numbers.")
+        return denumpify_detensorize(dict(found))
+
+    # Saving
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
         # Some families have an image processor and a tokenizer but no processor that joins them.
         self.captioner.save_processor(output_dir or self.args.output_dir)
         write_training_facts(self, output_dir or self.args.output_dir)
-
-
-def _contract() -> None:
-    """Fail at import if the private Trainer method that this module overrides has changed its arguments."""
-    expected = ["self", "batch_samples", "device"]
-    found = list(inspect.signature(Trainer._get_num_items_in_batch).parameters)
-    if found != expected:
-        raise ImportError(
-            f"transformers' Trainer._get_num_items_in_batch takes {found}, not {expected}. Install the transformers "
-            "version that pyproject.toml allows."
-        )
-
-
-_contract()

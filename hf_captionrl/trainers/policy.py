@@ -16,8 +16,6 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.loading import load_captioner
 
-# --- Supported arrangements of GPUs ----------------------------------------------------------------------------------
-
 
 def refuse_data_parallel(args: Any, model: Any = None) -> None:
     """Refuse `torch.nn.DataParallel`, in which a Trainer wraps the model when one process sees several GPUs.
@@ -46,11 +44,6 @@ def _is_low(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and parameter.element_size() < 4
 
 
-def _to_fp32(parameter: nn.Parameter) -> None:
-    # In place, so that an existing optimizer keeps its parameters.
-    parameter.data = parameter.data.to(torch.float32)
-
-
 def _inputs_to_fp32(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     def cast(value: Any) -> Any:
         return value.float() if isinstance(value, Tensor) and _is_low(value) else value
@@ -58,24 +51,20 @@ def _inputs_to_fp32(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     return tuple(cast(value) for value in args), {name: cast(value) for name, value in kwargs.items()}
 
 
-class _OutputsTo:
+def _outputs_to(dtype: torch.dtype) -> Any:
     """Forward hook that casts the output to the dtype of the frozen modules after it."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def cast(self, value: Any) -> Any:
+    def cast(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.to(self.dtype) if value.is_floating_point() else value
+            return value.to(dtype) if value.is_floating_point() else value
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            return tuple(self.cast(part) for part in value)
+            return tuple(map(cast, value))
         if isinstance(value, dict):  # transformers' ModelOutput is one
             for name, part in value.items():
-                value[name] = self.cast(part)
+                value[name] = cast(part)
         return value
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return self.cast(output)
+    return lambda module, args, output: cast(output)
 
 
 def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
@@ -97,7 +86,7 @@ def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
                 if low:
                     adapters |= {id(p): f"{name}.modules_to_save.{key}.{n}" for n, p in copy.named_parameters()}
                     copy.register_forward_pre_hook(_inputs_to_fp32, with_kwargs=True)
-                    copy.register_forward_hook(_OutputsTo(low.pop()))
+                    copy.register_forward_hook(_outputs_to(low.pop()))
                     for buffer in copy.buffers():
                         if _is_low(buffer):
                             buffer.data = buffer.data.float()
@@ -109,7 +98,8 @@ def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
     changed = []
     for parameter in model.parameters():
         if id(parameter) in adapters and parameter.requires_grad and _is_low(parameter):
-            _to_fp32(parameter)
+            # In place, so that an existing optimizer keeps its parameters.
+            parameter.data = parameter.data.to(torch.float32)
             changed.append(adapters[id(parameter)])
     if changed:
         logger.info("%d adapter weights were kept in fp32, among them %s.", len(changed), changed[0])
@@ -238,9 +228,6 @@ def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: An
         _freeze_tower(captioner)
     require_fp32(captioner.model, args)
     return captioner
-
-
-# --- Models that do not change in training: the reference model of the KL penalty, and the scorers -------------------
 
 
 def make_reference(captioner: Captioner) -> Captioner:

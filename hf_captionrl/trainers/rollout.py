@@ -6,18 +6,16 @@ Legend: B images of this process, G captions per image, N = B * G captions, C im
 from __future__ import annotations
 
 import logging
-import math
-import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import datasets
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, TrainerState
 
 from hf_captionrl.captioners.captioner import Captioner, Completions, split_greedy
 from hf_captionrl.captioners.head_tap import evaluating
@@ -26,11 +24,18 @@ from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.losses.policy_gradient import loss_normalizer
 from hf_captionrl.rewards import BASELINES, RewardContext, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
-from hf_captionrl.trainers.checkpoints import mean_over_processes
-from hf_captionrl.trainers.policy import make_reference, reference_policy, refuse_shared_parameters
+from hf_captionrl.rewards.base import WeightedRewards
+from hf_captionrl.trainers.policy import make_reference, reference_policy
 
-if TYPE_CHECKING:
-    from hf_captionrl.trainers.caption_rl_trainer import CaptionRLTrainer
+logger = logging.getLogger(__name__)
+
+
+def means_over_processes(accelerator: Any, values: list[float]) -> list[float]:
+    """Means of numbers over the processes, in float64."""
+    if accelerator.num_processes == 1 or not values:
+        return values
+    mine = torch.tensor([values], dtype=torch.float64, device=accelerator.device)
+    return accelerator.gather(mine).mean(0).tolist()
 
 
 # --- Completions: the captions that the policy generates for a batch of images ---------------------------------------
@@ -113,12 +118,14 @@ def write_completions(
     with drawing_from_the_policy(captioner):
         outputs = [captioner.generate(**batch, **generate_kwargs) for batch in images]
     longest = max(output.ids.size(1) for output in outputs)
-    ids = [_widen(output.ids, longest, captioner.pad_token_id) for output in outputs]
-    mask = [_widen(output.mask, longest, False) for output in outputs]
+
+    def widened(rows: Tensor, value: Any) -> Tensor:
+        return torch.nn.functional.pad(rows, (0, longest - rows.size(1)), value=value)
+
     return Completions(
         captions=[caption for output in outputs for caption in output.captions],
-        ids=torch.cat(ids),
-        mask=torch.cat(mask),
+        ids=torch.cat([widened(output.ids, captioner.pad_token_id) for output in outputs]),
+        mask=torch.cat([widened(output.mask, False) for output in outputs]),
         ended=torch.cat([output.ended for output in outputs]),
     )
 
@@ -135,80 +142,13 @@ def token_log_probs(
     return found if isinstance(found, tuple) else (found, None)
 
 
-def _widen(rows: Tensor, width: int, value: Any) -> Tensor:
-    return torch.nn.functional.pad(rows, (0, width - rows.size(1)), value=value)
-
-
-# --- The rollout in use, stored in a checkpoint between two iterations over it ---------------------------------------
-# Images are not stored: the data loader reads them again.
-
-_NORMALIZER = "normalizer"
-
-
-def _file(folder: str | os.PathLike[str], process_index: int) -> Path:
-    return Path(folder) / f"caption_rl_rollout_{process_index}.safetensors"
-
-
-def save_rollout(
-    folder: str | os.PathLike[str],
-    process_index: int,
-    micro_batches: Sequence[Mapping[str, Any]],
-    normalizer: Tensor | float,
-    images: Collection[str],
-) -> Path:
-    """Store the micro-batches of this process."""
-    tensors = {_NORMALIZER: torch.as_tensor(normalizer, dtype=torch.float64).reshape(1).cpu()}
-    for index, inputs in enumerate(micro_batches):
-        for name, value in inputs.items():
-            if isinstance(value, Tensor) and name not in images:
-                tensors[f"{index}/{name}"] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    os.makedirs(folder, exist_ok=True)  # the main process may not have created it yet
-    path = _file(folder, process_index)
-    save_file(tensors, path)
-    return path
-
-
-def load_rollout(
-    folder: str | os.PathLike[str], process_index: int, device: torch.device
-) -> tuple[list[dict[str, Any]], float]:
-    """The micro-batches that [`save_rollout`] stored."""
-    tensors = load_file(_file(folder, process_index))
-    normalizer = float(tensors.pop(_NORMALIZER))
-    micro_batches: dict[int, dict[str, Any]] = {}
-    for key, value in tensors.items():
-        index, _, name = key.partition("/")
-        micro_batches.setdefault(int(index), {"micro_batch": int(index)})[name] = value.to(device)
-    return [micro_batches[index] for index in sorted(micro_batches)], normalizer
-
-
-# --- Columns of the training data for reward functions, read on access -----------------------------------------------
+# --- Rollouts: completions, their rewards and advantages, and what a checkpoint keeps of them -------------------------
 
 _DECODED = tuple(getattr(datasets, name) for name in ("Image", "Audio", "Video") if hasattr(datasets, name))
 
 
-class DecodedColumn(Sequence[Any]):
-    """Values of a column for some rows of a data set; files are decoded on first access."""
-
-    def __init__(self, dataset: datasets.Dataset, name: str, rows: Sequence[int]) -> None:
-        self.name = name
-        self.rows = list(rows)
-        self._column = dataset.select_columns(name)
-        self._decoded: dict[int, Any] = {}
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        row = self.rows[index]
-        if row not in self._decoded:
-            self._decoded[row] = self._column[row][self.name]
-        return self._decoded[row]
-
-
 class RowColumns(Mapping[str, Sequence[Any]]):
-    """The columns of some rows of a data set: lists, and [`DecodedColumn`] for images.
+    """The columns of some rows of a data set for reward functions: lists, and lazy columns for images.
 
     Rows are found by number, so they match the captions of any process.
     """
@@ -226,35 +166,46 @@ class RowColumns(Mapping[str, Sequence[Any]]):
     def __getitem__(self, name: str) -> Sequence[Any]:
         if name not in self._dataset.column_names:
             raise KeyError(name)
+        column = self._dataset.select_columns(name)
         if isinstance(self._dataset.features[name], _DECODED):
-            return DecodedColumn(self._dataset, name, self._rows)
-        return self._dataset.select_columns(name)[self._rows][name]
+            return column.select(self._rows)[name]
+        return column[self._rows][name]
 
 
-# --- The rollouts of a trainer: completions, their rewards and advantages, and what a checkpoint keeps of them -------
+class Rollout(NamedTuple):
+    """A new rollout: what rewards saw, and their numbers."""
 
-logger = logging.getLogger(__name__)
+    context: RewardContext
+    rewards: Tensor  # (N, R), unweighted
+    advantages: Tensor  # (N,)
 
 
 class RolloutEngine:
-    """Makes the rollouts of a [`CaptionRLTrainer`] and owns their state.
+    """Makes the rollouts of a policy and owns their state.
 
     `normalizer` is the number of captions or tokens of the whole optimizer step, by which its loss is divided.
+
+    Args:
+        rewards: The rewards, prepared before the first rollout.
+        args: A `CaptionRLConfig`.
+        accelerator: Of the trainer; the images of all processes are distractors of each other.
+        images: The training data; None if there are none.
     """
 
-    def __init__(self, trainer: CaptionRLTrainer, images: datasets.Dataset | None) -> None:
-        self.trainer = trainer
-        self.images: Any = images
+    def __init__(self, rewards: WeightedRewards, args: Any, accelerator: Any, images: Any) -> None:
+        self.rewards = rewards
+        self.args = args
+        self.accelerator = accelerator
+        self.images = images
         if images is not None:
             self.image_ids, self.references = id_column(images), caption_column(images)
-        self.reset()
 
-    def reset(self) -> None:
-        """Reset to the trainer's current policy."""
-        trainer, args = self.trainer, self.trainer.args
-        refuse_shared_parameters(trainer.captioner.model, trainer.scorers)
-        self.reference = make_reference(trainer.captioner) if args.beta else None
-        names = sorted({self._baseline_name(reward) for reward in trainer.rewards.rewards})
+    def reset(self, policy: Captioner) -> None:
+        """Start with a policy, which also is the reference of the KL penalty."""
+        args = self.args
+        self.policy = policy
+        self.reference = make_reference(policy) if args.beta else None
+        names = sorted({reward.baseline or args.baseline for reward in self.rewards.rewards})
         if args.multi_objective_aggregation == "normalize_then_sum" and names != ["group_mean"]:
             raise ValueError(
                 "multi_objective_aggregation='normalize_then_sum' subtracts the mean of the captions of an image from every "
@@ -262,68 +213,52 @@ class RolloutEngine:
                 "'sum_then_normalize'."
             )
         self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.is_exploring) for n in names}
-        self.micro_batches: list[dict[str, Any]] = []
+        self.micro_batches: list[dict[str, Any]] = []  # kept between two iterations over a rollout
         self.normalizer: Tensor | float = 1.0
-        self._resumed: tuple[list[dict[str, Any]], float] | None = None
-        self._recalls: list[float] = []  # of the rollouts of this epoch, for an adaptive curriculum
+        self._resumed: dict[str, Tensor] = {}
 
-    def _baseline_name(self, reward: Any) -> str:
-        return reward.baseline or str(self.trainer.args.baseline)
-
-    def begin_step(self, micro_batches: list[dict[str, Any]]) -> None:
+    def begin_step(self, micro_batches: list[dict[str, Any]], state: TrainerState, bag_size: int) -> Rollout | None:
         """Fill the micro-batches of an optimizer step with a new rollout, or with that of the previous iteration."""
-        num_iterations = self.trainer.args.num_iterations
-        within = self.trainer.state.global_step % num_iterations
+        within = state.global_step % self.args.num_iterations
         if within and not self.micro_batches:  # resumed between two iterations
-            self.micro_batches = self._restore(micro_batches)
+            self.micro_batches = self._restored(micro_batches)
         if within and self.micro_batches:
             for inputs, kept in zip(micro_batches, self.micro_batches, strict=True):
                 inputs.clear()
                 inputs.update(kept)
-            return
-        self.roll_out(micro_batches)
-        self.micro_batches = micro_batches if num_iterations > 1 else []
+            return None
+        rollout = self.roll_out(micro_batches, state, bag_size)
+        self.micro_batches = micro_batches if self.args.num_iterations > 1 else []
+        return rollout
 
-    def roll_out(self, micro_batches: list[dict[str, Any]]) -> None:
+    def roll_out(self, micro_batches: list[dict[str, Any]], state: TrainerState, bag_size: int) -> Rollout:
         """Generate completions, reward them, and put completions and advantages into the micro-batches."""
-        trainer = self.trainer
-        self._prepare(micro_batches)
-        images = image_inputs(trainer.captioner, micro_batches)
-        needs_greedy = any(baseline.needs_greedy for baseline in self.baselines.values())
-        completions, greedy_completions = self._completions(images, needs_greedy)
-        context = self.reward_context(micro_batches, completions)
-        greedy = None if greedy_completions is None else self.reward_context(micro_batches, greedy_completions)
+        args = self.args
+        images = image_inputs(self.policy, micro_batches)
+        greedy = None
+        if any(baseline.needs_greedy for baseline in self.baselines.values()):
+            completions, completion = split_greedy(self.generate(images, greedy_first=True), args.num_generations)
+            context = self.reward_context(micro_batches, completions, state, bag_size)
+            greedy = self.reward_context(micro_batches, completion, state, bag_size)
+        else:
+            completions = self.generate(images)
+            context = self.reward_context(micro_batches, completions, state, bag_size)
         advantages, rewards = compute_advantages(
-            trainer.rewards,
+            self.rewards,
             self.baselines,
-            str(trainer.args.baseline),
+            args.baseline,
             context,
             greedy,
             self._mean,
-            scale_rewards=trainer.args.scale_rewards,
-            multi_objective_aggregation=trainer.args.multi_objective_aggregation,
+            scale_rewards=args.scale_rewards,
+            multi_objective_aggregation=args.multi_objective_aggregation,
         )
         self._fill(micro_batches, completions, advantages)
-        means = trainer.monitor.record(context, rewards, advantages)
-        sampler = trainer.batch_sampler
-        if sampler.adaptive is not None and "recall_at_1" in means:
-            self._recalls.append(means["recall_at_1"])
-            # With the last rollout of the epoch, before anything is saved: a resumed run must know.
-            if len(self._recalls) == len(sampler):
-                sampler.update(math.fsum(self._recalls) / len(self._recalls))
-                self._recalls.clear()
-
-    def _completions(
-        self, images: list[dict[str, Tensor]], needs_greedy: bool
-    ) -> tuple[Completions, Completions | None]:
-        """Completions, and the greedy one of each image for a baseline."""
-        if not needs_greedy:
-            return self.generate(images), None
-        return split_greedy(self.generate(images, greedy_first=True), self.trainer.args.num_generations)
+        return Rollout(context, rewards, advantages)
 
     def generate(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
         """Completions of the policy for the images of several micro-batches."""
-        args = self.trainer.args
+        args = self.args
         settings: dict[str, Any] = {
             "max_new_tokens": args.max_completion_length,
             "num_return_sequences": args.num_generations,
@@ -334,15 +269,15 @@ class RolloutEngine:
         }
         if settings["do_sample"]:
             settings = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k, **settings}
-        return write_completions(self.trainer.captioner, images, batch_size=args.generation_batch_size, **settings)
+        return write_completions(self.policy, images, batch_size=args.generation_batch_size, **settings)
 
-    def reward_context(self, micro_batches: list[dict[str, Any]], completions: Completions) -> RewardContext:
+    def reward_context(
+        self, micro_batches: list[dict[str, Any]], completions: Completions, state: TrainerState, bag_size: int
+    ) -> RewardContext:
         """What rewards see of a rollout, with the images of all processes as candidates."""
-        trainer = self.trainer
         rows = torch.cat([inputs["rows"] for inputs in micro_batches])  # (B,)
-        candidates = trainer.accelerator.gather(rows)  # (C,), process after process
-        positions = trainer.accelerator.process_index * len(rows) + torch.arange(len(rows), device=rows.device)
         listed = rows.tolist()
+        first = self.accelerator.process_index * len(rows)
         return RewardContext(
             captions=completions.captions,
             ids=completions.ids,
@@ -351,83 +286,78 @@ class RolloutEngine:
             rows=rows,
             image_ids=self.image_ids[listed],
             references=self.references[listed],
-            candidates=candidates,
-            positions=positions,
-            bag_size=trainer.batch_sampler.bag_size if trainer.batch_sampler.bag_size > 1 else 0,
-            step=trainer.state.global_step // trainer.args.num_iterations,
+            candidates=self.accelerator.gather(rows),  # (C,), process after process
+            positions=first + torch.arange(len(rows), device=rows.device),
+            bag_size=bag_size if bag_size > 1 else 0,
+            step=state.global_step // self.args.num_iterations,
             columns=RowColumns(self.images, listed),
-            prompts=[trainer.captioner.prompt or ""] * len(completions.captions),
-            trainer_state=trainer.state,
+            prompts=[self.policy.prompt or ""] * len(completions.captions),
+            trainer_state=state,
         )
 
     def _mean(self, value: float) -> float:
-        return mean_over_processes(self.trainer.accelerator, value)
-
-    def _prepare(self, micro_batches: list[dict[str, Any]]) -> None:
-        for inputs in micro_batches:
-            prepared = self.trainer._prepare_inputs(inputs)
-            inputs.clear()
-            inputs.update(prepared)
+        return means_over_processes(self.accelerator, [value])[0]
 
     def _fill(self, micro_batches: list[dict[str, Any]], completions: Completions, advantages: Tensor) -> None:
         """Replace the captions of the data by the completions."""
-        args, captioner = self.trainer.args, self.trainer.captioner
-        G, start = args.num_generations, 0
+        args, G, start = self.args, self.args.num_generations, 0
         for index, inputs in enumerate(micro_batches):
             here = slice(start * G, (start + len(inputs["rows"])) * G)
             start += len(inputs["rows"])
-            inputs.update(captioner.encode_completions(completions.ids[here], completions.mask[here]))
+            inputs.update(self.policy.encode_completions(completions.ids[here], completions.mask[here]))
             inputs["micro_batch"] = index
             inputs["advantages"] = advantages[here].to(args.device, torch.float32)
             if self.reference is not None:
-                with torch.no_grad(), reference_policy(self.reference, captioner) as reference:
+                with torch.no_grad(), reference_policy(self.reference, self.policy) as reference:
                     inputs["ref_log_probs"] = token_log_probs(reference, inputs, args)[0]
-        number = loss_normalizer(completions.mask, args.loss_type, args.max_completion_length)  # type: ignore[arg-type]
-        self.normalizer = self._mean(float(number)) * self.trainer.accelerator.num_processes
+        number = loss_normalizer(completions.mask, args.loss_type, args.max_completion_length)
+        self.normalizer = self._mean(float(number)) * self.accelerator.num_processes
 
-    # Checkpoints
+    # Checkpoints: between two iterations they hold the rollout in use, without images, which the data loader reads again.
 
-    def save(self, checkpoint: str) -> dict[str, Any]:
+    def _file(self, checkpoint: str) -> Path:
+        return Path(checkpoint) / f"caption_rl_rollout_{self.accelerator.process_index}.safetensors"
+
+    def save(self, checkpoint: str, global_step: int) -> dict[str, Any]:
         """Store the rollout in use, if further iterations over it follow; the rest of the state, for JSON."""
-        accelerator, stored = self.trainer.accelerator, None
-        if self.micro_batches and self.trainer.state.global_step % self.trainer.args.num_iterations:
-            process = accelerator.process_index
-            save_rollout(checkpoint, process, self.micro_batches, self.normalizer, self._image_names())
-            stored = accelerator.num_processes
-        return {
-            "baselines": {name: baseline.state_dict() for name, baseline in self.baselines.items()},
-            "recalls": self._recalls,
-            "rollout": stored,
-        }
+        stored = None
+        if self.micro_batches and global_step % self.args.num_iterations:
+            tensors = {"normalizer": torch.as_tensor(self.normalizer, dtype=torch.float64).reshape(1).cpu()}
+            images = self._image_names()
+            for index, inputs in enumerate(self.micro_batches):
+                for name, value in inputs.items():
+                    if isinstance(value, Tensor) and name not in images:
+                        copy = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+                        tensors[f"{index}/{name}"] = copy
+            save_file(tensors, self._file(checkpoint))
+            stored = self.accelerator.num_processes
+        return {"baselines": {n: b.state_dict() for n, b in self.baselines.items()}, "rollout": stored}
 
     def load(self, checkpoint: str, state: Mapping[str, Any]) -> None:
         """Resume from what `save` stored and returned."""
-        accelerator = self.trainer.accelerator
         for name, baseline in self.baselines.items():
             baseline.load_state_dict(state["baselines"].get(name) or BASELINES[name]().state_dict())
-        self._recalls = list(state["recalls"])
-        self.micro_batches, self._resumed = [], None
-        if state.get("rollout") == accelerator.num_processes:
-            self._resumed = load_rollout(checkpoint, accelerator.process_index, self.trainer.args.device)
+        is_stored = state.get("rollout") == self.accelerator.num_processes
+        self.micro_batches, self._resumed = [], load_file(self._file(checkpoint)) if is_stored else {}
 
-    def _restore(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _restored(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rollout of the checkpoint with the images of the data loader; empty if the checkpoint has none."""
-        if self._resumed is None:
+        if not self._resumed:
             logger.warning(
                 "The checkpoint lies between two iterations over one rollout, and does not hold the rollout of %d process(es). "
                 "New captions are generated, so this run differs from one that was not interrupted.",
-                self.trainer.accelerator.num_processes,
+                self.accelerator.num_processes,
             )
             return []
-        self._prepare(micro_batches)
-        image_inputs(self.trainer.captioner, micro_batches)
-        kept, self.normalizer = self._resumed
-        images = self._image_names()
-        self._resumed = None
-        return [
-            {**{name: inputs[name] for name in images if name in inputs}, **stored}
-            for inputs, stored in zip(micro_batches, kept, strict=True)
-        ]
+        image_inputs(self.policy, micro_batches)
+        names = self._image_names()
+        kept = [{name: inputs[name] for name in names if name in inputs} for inputs in micro_batches]
+        self.normalizer = float(self._resumed.pop("normalizer"))
+        for key, value in self._resumed.items():
+            index, _, name = key.partition("/")
+            kept[int(index)] |= {"micro_batch": int(index), name: value.to(self.args.device)}
+        self._resumed = {}
+        return kept
 
     def _image_names(self) -> set[str]:
-        return {"pixel_values", "image_features", *self.trainer.captioner.image_inputs}
+        return {"pixel_values", "image_features", *self.policy.image_inputs}

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import datasets
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.retrieval import Scorer
-from hf_captionrl.rewards import REWARDS, RewardLike
-from hf_captionrl.rewards.base import reward_arguments
+from hf_captionrl.rewards import (
+    CiderReward,
+    LengthPenalty,
+    PairwiseDiversity,
+    RepetitionPenalty,
+    Reward,
+    RewardLike,
+    SelfRetrieval,
+    TruncationPenalty,
+)
+from hf_captionrl.rewards.base import make_reward
+from hf_captionrl.rewards.self_retrieval import RetrievalOptions
+from hf_captionrl.rewards.text_rewards import CiderOptions, DiversityOptions, LengthOptions
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig, CaptionRLTrainer
-
-# --- Arguments of the rewards, shared by the self-retrieval trainers of captioners and of chat models ----------------
+from hf_captionrl.utils.options import Range, documented
 
 
 def scorer_list(scorer: Scorer | Sequence[Scorer] | None) -> list[Scorer]:
@@ -25,15 +36,53 @@ def scorer_list(scorer: Scorer | Sequence[Scorer] | None) -> list[Scorer]:
     return scorers
 
 
-_RewardFields: Any = reward_arguments(REWARDS.values())
+NotNegativeWeight = Annotated[float, Range(at_least=0, below=math.inf)]
 
 
 @dataclass
-class SelfRetrievalArguments(_RewardFields):
-    """Weight and arguments of every registered reward; by default self-retrieval alone, as in DiscriTune."""
+class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, RetrievalOptions):
+    """Weight and options of every registered reward; by default self-retrieval alone, as in DiscriTune."""
+
+    retrieval_weight: NotNegativeWeight = documented(1.0, "Weight of the self-retrieval reward; 0 leaves it out.")
+    cider_weight: NotNegativeWeight = documented(0.0, "Weight of CIDEr-D; 0 leaves it out.")
+    diversity_weight: NotNegativeWeight = documented(
+        0.0, "Weight of the diversity of the captions of an image; 0 leaves it out."
+    )
+    repetition_weight: NotNegativeWeight = documented(0.0, "Weight of the penalty on repetition; 0 leaves it out.")
+    length_weight: NotNegativeWeight = documented(
+        0.0, "Weight of the penalty on tokens beyond max_tokens; 0 leaves it out."
+    )
+    truncation_weight: NotNegativeWeight = documented(
+        0.0, "Weight of the penalty on truncated captions; 0 leaves it out."
+    )
+
+    def make_rewards(self, **given: Any) -> list[tuple[Reward, float]]:
+        """The rewards with a weight above 0, and their weights; `given` replaces fields of [`SelfRetrieval`]."""
+        found: list[tuple[Reward, float]] = []  # weighted sums add up in this order
+        if self.retrieval_weight:
+            found.append((make_reward(SelfRetrieval, self, **given), self.retrieval_weight))
+        for name, reward in _OTHER_REWARDS.items():
+            if weight := getattr(self, name):
+                found.append((make_reward(reward, self), weight))
+        return found
+
+    def check_rewards(self) -> None:
+        """Refuse values that a reward does not accept, and weights that reward nothing."""
+        for reward in (SelfRetrieval, *_OTHER_REWARDS.values()):
+            make_reward(reward, self)
+        if not self.retrieval_weight and not self.cider_weight:  # penalties alone would teach empty captions
+            raise ValueError(
+                "retrieval_weight and cider_weight are all 0, so that nothing is rewarded. Set one of them above 0."
+            )
 
 
-# --- Arguments of self-retrieval training ----------------------------------------------------------------------------
+_OTHER_REWARDS: dict[str, type[Reward]] = {
+    "cider_weight": CiderReward,
+    "diversity_weight": PairwiseDiversity,
+    "repetition_weight": RepetitionPenalty,
+    "length_weight": LengthPenalty,
+    "truncation_weight": TruncationPenalty,
+}
 
 
 @dataclass
@@ -43,27 +92,20 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
     Only what differs from [`CaptionRLConfig`] and [`SelfRetrievalArguments`] is listed.
     """
 
-    do_sample: bool | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "help": "Sample captions in training; False: greedy decoding. None: greedy (DiscriTune), but sampled with CIDEr "
-            "in the reward, whose baseline is greedy, or with several captions per image."
-        },
+    do_sample: bool | None = documented(  # type: ignore[assignment]
+        None,
+        "Sample captions in training; False: greedy decoding. None: greedy (DiscriTune), but sampled with CIDEr in the "
+        "reward, whose baseline is greedy, or with several captions per image.",
     )
-    baseline: str | None = field(
-        default=None,
-        metadata={
-            "help": "Baseline that is subtracted from rewards. None: 'running_mean' (DiscriTune), 'greedy' with CIDEr in the reward."
-        },
+    baseline: str | None = documented(
+        None,
+        "Baseline that is subtracted from rewards. None: 'running_mean' (DiscriTune), 'greedy' with CIDEr in the "
+        "reward.",
     )
-    learning_rate: float = field(
-        default=1e-7, metadata={"help": "Learning rate; DiscriTune's for the whole language model."}
-    )
-    num_train_epochs: float = field(default=20, metadata={"help": "Number of epochs."})
-    per_device_train_batch_size: int = field(
-        default=100, metadata={"help": "Images per device and step: one target and 99 distractors."}
-    )
-    generation_num_beams: int = field(default=5, metadata={"help": "Number of beams in evaluation."})
+    learning_rate: float = documented(1e-7, "Learning rate; DiscriTune's for the whole language model.")
+    num_train_epochs: float = documented(20, "Number of epochs.")
+    per_device_train_batch_size: int = documented(100, "Images per device and step: one target and 99 distractors.")
+    generation_num_beams: int = documented(5, "Number of beams in evaluation.")
 
     def __post_init__(self) -> None:
         if self.do_sample is None:
@@ -80,9 +122,6 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
                 "another schedule, or a retrieval_weight above 0."
             )
         super().check()
-
-
-# --- Self-retrieval finetuning: captions are rewarded if a frozen image-text model retrieves their image -------------
 
 
 class SelfRetrievalTrainer(CaptionRLTrainer):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from hf_captionrl.data import CaptionDataset, StreamedCaptions
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, shift_first_token, smile_loss
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
-
-# --- Configuration of [`SmileTrainer`] -------------------------------------------------------------------------------
+from hf_captionrl.utils.options import Fraction, Positive, Share, check_values, documented
 
 # Where the paper and the released code disagree (Yue et al. 2023; github.com/yuezih/SMILE).
 _PRESETS: dict[str, dict[str, float | str]] = {
@@ -31,71 +30,45 @@ class SmileConfig(CaptionConfig):
     Only what differs from [`CaptionConfig`] is listed.
     """
 
-    mle_weight: float = field(
-        default=0.0, metadata={"help": "lambda of Eq. 4: loss = lambda * MLE + (1 - lambda) * SMILE. 1 is plain MLE."}
+    mle_weight: Fraction = documented(
+        0.0, "lambda of Eq. 4: loss = lambda * MLE + (1 - lambda) * SMILE. 1 is plain MLE."
     )
-    first_token: str | None = field(
-        default=None,
-        metadata={
-            "help": "Initial context restriction: 'mle' (whole vocabulary at the first token), 'shift' (its '##' form, "
-            "WordPiece only) or 'smile' (none, the ablation). None: 'mle', but 'smile' with subset='random'."
-        },
+    first_token: Literal["mle", "shift", "smile"] | None = documented(
+        None,
+        "Initial context restriction: 'mle' (whole vocabulary at the first token), 'shift' (its '##' form, WordPiece "
+        "only) or 'smile' (none, the ablation). None: 'mle', but 'smile' with subset='random'.",
     )
-    subset: str = field(
-        default="caption",
-        metadata={"help": "Words in the softmax: 'caption' (SMILE), 'random' or 'reverse' (the paper's ablations)."},
+    subset: Literal["caption", "random", "reverse"] = documented(
+        "caption", "Words in the softmax: 'caption' (SMILE), 'random' or 'reverse' (the paper's ablations)."
     )
-    num_random: int = field(default=10, metadata={"help": "Words drawn for subset='random'."})
-    captions_per_image: str = field(
-        default="one",
-        metadata={
-            "help": "Rows of an epoch: 'one' caption per image, drawn anew in each epoch, or 'all', a row per caption as in the "
-            "authors' code: 5 times as many steps on COCO."
-        },
+    num_random: Positive = documented(10, "Words drawn for subset='random'.")
+    captions_per_image: Literal["one", "all"] = documented(
+        "one",
+        "Rows of an epoch: 'one' caption per image, drawn anew in each epoch, or 'all', a row per caption as in the "
+        "authors' code: 5 times as many steps on COCO.",
     )
-    preset: str = field(
-        default="paper",
-        metadata={"help": "'paper' or 'code': which one to follow where they disagree. See _PRESETS in the source."},
+    preset: Literal["paper", "code"] = documented(
+        "paper", "'paper' or 'code': which one to follow where they disagree. See _PRESETS in the source."
     )
-    mle_label_smoothing: float | None = field(
-        default=None, metadata={"help": "Label smoothing of the MLE branch. None: the preset's, 0.0 or 0.1."}
+    mle_label_smoothing: Share | None = documented(
+        None, "Label smoothing of the MLE branch. None: the preset's, 0.0 or 0.1."
     )
-    random_draw: str | None = field(
-        default=None, metadata={"help": "Random words per 'sequence' or per 'position'. None: the preset's."}
+    random_draw: Literal["sequence", "position"] | None = documented(
+        None, "Random words per 'sequence' or per 'position'. None: the preset's."
     )
 
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Captions per device and step."})
-    learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    weight_decay: float = field(default=0.05, metadata={"help": "AdamW weight decay."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
-    num_train_epochs: float = field(
-        default=5.0, metadata={"help": "Epochs; the best checkpoint is usually among the first 3."}
-    )
+    per_device_train_batch_size: int = documented(32, "Captions per device and step.")
+    learning_rate: float = documented(1e-5, "Peak learning rate.")
+    weight_decay: float = documented(0.05, "AdamW weight decay.")
+    lr_scheduler_type: str = documented("cosine", "Learning rate schedule.")
+    num_train_epochs: float = documented(5.0, "Epochs; the best checkpoint is usually among the first 3.")
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.mle_weight <= 1.0:
-            raise ValueError(f"mle_weight is {self.mle_weight}. Use a number in [0, 1] (lambda of Eq. 4).")
-        if self.first_token not in (None, "mle", "shift", "smile"):
-            raise ValueError(f"first_token is {self.first_token!r}. Use 'mle', 'shift' or 'smile'.")
-        if self.subset not in ("caption", "random", "reverse"):
-            raise ValueError(f"subset is {self.subset!r}. Use 'caption', 'random' or 'reverse'.")
-        if self.captions_per_image not in ("one", "all"):
-            raise ValueError(f"captions_per_image is {self.captions_per_image!r}. Use 'one' or 'all'.")
-        if self.preset not in _PRESETS:
-            raise ValueError(f"preset is {self.preset!r}. Use one of {sorted(_PRESETS)}.")
-        if self.num_random < 1:
-            raise ValueError(f"num_random is {self.num_random}. Use at least 1.")
+        check_values(self)
         for name, value in _PRESETS[self.preset].items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-        if self.random_draw not in ("sequence", "position"):
-            raise ValueError(f"random_draw is {self.random_draw!r}. Use 'sequence' or 'position'.")
-        if not 0.0 <= float(self.mle_label_smoothing or 0.0) < 1.0:
-            raise ValueError(f"mle_label_smoothing is {self.mle_label_smoothing}. Use a value in [0, 1).")
         super().__post_init__()
-
-
-# --- SMILE: cross-entropy over the words of each caption only --------------------------------------------------------
 
 
 class SmileObjective:
@@ -157,15 +130,7 @@ class SmileObjective:
         }
 
     def draw(self, labels: Tensor, vocab_size: int) -> Tensor:
-        """Random words for each caption.
-
-        Args:
-            labels (`torch.Tensor` of shape `(B, T)`): Aligned labels.
-            vocab_size (`int`): V.
-
-        Returns:
-            `torch.Tensor` of shape `(B, num_random)` or `(B, T, num_random)`: Token ids.
-        """
+        """Random words for each caption with aligned labels `(B, T)`: ids `(B, num_random)` or `(B, T, num_random)`."""
         per_position = self.settings["random_draw"] == "position"
         num_random = self.settings["num_random"]
         B, T = labels.shape
@@ -221,11 +186,7 @@ class SmileTrainer(CaptionTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def loss_sum(self, inputs: dict[str, Any]) -> Tensor:
-        """Summand of `eval_loss`: the training objective, with the random words of the first epoch.
-
-        Returns:
-            `torch.Tensor`: Scalar sum over the supervised tokens, in nats.
-        """
+        """Summand of `eval_loss`: the training objective, with the random words of the first epoch."""
         return self._run_head(self.model, inputs, self.objective(epoch=0))["loss"]
 
     def _run_head(self, model: Any, inputs: dict[str, Any], objective: SmileObjective) -> Any:
@@ -237,14 +198,7 @@ class SmileTrainer(CaptionTrainer):
         return model(**inputs, head_objective=objective)
 
     def objective(self, epoch: int | None = None) -> SmileObjective:
-        """The configured loss.
-
-        Args:
-            epoch (`int`, *optional*): Epoch of the random words. None: the current one.
-
-        Returns:
-            [`SmileObjective`]: For the head.
-        """
+        """The configured loss, with the random words of an epoch; None for the current one."""
         if epoch is None:
             epoch = int((self.state.epoch or 0.0) + 1e-6)
         args = self.args

@@ -6,7 +6,7 @@ Legend: B images of this process, G captions per image, N = B * G captions, T to
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
@@ -30,8 +30,7 @@ from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, make_ba
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
 from hf_captionrl.trainers.policy import default_output_dir, refuse_data_parallel, require_fp32
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
-
-# --- Arguments of self-retrieval for chat models, in addition to those of TRL's GRPO ---------------------------------
+from hf_captionrl.utils.options import NotNegative, check_values, documented
 
 
 @dataclass
@@ -43,40 +42,31 @@ class SelfRetrievalGRPOConfig(ExactResumeArguments, SelfRetrievalArguments, GRPO
     `distractor_scope="bank"` a rollout may be one image.
     """
 
-    prompt: str = field(
-        default="Briefly describe the content of the image.",
-        metadata={"help": "Text of the user's message beside the image."},
+    prompt: str = documented(
+        "Briefly describe the content of the image.", "Text of the user's message beside the image."
     )
-    contrastive_distractors: int = field(
-        default=0,
-        metadata={
-            "help": "Add the first captions of this many neighbours to the prompt and ask what is different, as `captionrl album "
-            "--contrastive` does. 0: none."
-        },
+    contrastive_distractors: NotNegative = documented(
+        0,
+        "Add the first captions of this many neighbours to the prompt and ask what is different, as `captionrl album "
+        "--contrastive` does. 0: none.",
     )
-    bag_schedule: Any = field(
-        default=None,
-        metadata={
-            "help": "Bag sizes, with neighbours given to the trainer: 'paper', one size, or {last epoch: size}. None: "
-            "the paper's."
-        },
+    bag_schedule: Any = documented(
+        None,
+        "Bag sizes, with neighbours given to the trainer: 'paper', one size, or {last epoch: size}. None: the paper's.",
     )
-    feature_cache_dir: str | None = field(
-        default=None, metadata={"help": "Folder of the scorer's cached image features. None: the default one."}
+    feature_cache_dir: str | None = documented(
+        None, "Folder of the scorer's cached image features. None: the default one."
     )
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Rewards need the columns of the data."})
+    remove_unused_columns: bool = documented(False, "Rewards need the columns of the data.")
 
     def __post_init__(self) -> None:
+        check_values(self)
         self.check_rewards()
         self.bag_schedule = parse_bag_schedule(self.bag_schedule)
-        if self.contrastive_distractors < 0:
-            raise ValueError(f"contrastive_distractors is {self.contrastive_distractors}. Use 0 (none) or more.")
         if self.remove_unused_columns:
             raise ValueError("remove_unused_columns is True, but rewards need the columns of the data. Use False.")
         super().__post_init__()
 
-
-# --- Self-retrieval of chat models at scale with TRL's GRPO, including vLLM ------------------------------------------
 
 _ROW = "caption_row"
 
@@ -297,16 +287,9 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         completion_ids_list: list[list[int]],
         prompts: list[Any] | None = None,
     ) -> RewardContext:
-        """What rewards see of a rollout.
+        """What rewards see of a rollout: N rows of the data, the captions of one image consecutive, with their completions.
 
-        Args:
-            inputs (`list[dict]`): N rows of the data; the captions of one image are consecutive.
-            completions (`list`): N texts or chat messages.
-            completion_ids_list (`list[list[int]]`): Their ids.
-            prompts (`list`, *optional*): N prompts, as TRL passes them to reward functions.
-
-        Returns:
-            [`RewardContext`]: With the images of all processes as candidates.
+        The candidates are the images of all processes.
         """
         G, device = self.num_generations, self.accelerator.device
         rows = torch.tensor([row[_ROW] for row in inputs[::G]], device=device)  # (B,)

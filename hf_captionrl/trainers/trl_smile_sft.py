@@ -6,8 +6,8 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,10 @@ from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
 from hf_captionrl.losses.linear_log_probs import accumulation_dtype
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
 from hf_captionrl.trainers.policy import default_output_dir, refuse_data_parallel, require_fp32
+from hf_captionrl.utils.options import Fraction, Range, check_values, documented
 
-# --- Configuration of [`SmileSFTTrainer`] ----------------------------------------------------------------------------
-
-SCOPES = ("document", "sentence", "window")
+Scope = Literal["document", "sentence", "window"]
+SCOPES: tuple[str, ...] = get_args(Scope)
 """Scopes of a vocabulary subset."""
 
 
@@ -34,39 +34,24 @@ class SmileSFTConfig(ExactResumeArguments, SFTConfig):
     Only what differs from `trl.SFTConfig` is listed.
     """
 
-    mle_weight: float = field(
-        default=0.0,
-        metadata={"help": "lambda of Eq. 4: loss = lambda * MLE + (1 - lambda) * SMILE. 1 is trl.SFTTrainer's loss."},
+    mle_weight: Fraction = documented(
+        0.0, "lambda of Eq. 4: loss = lambda * MLE + (1 - lambda) * SMILE. 1 is trl.SFTTrainer's loss."
     )
-    first_token: str = field(
-        default="mle",
-        metadata={
-            "help": "The first token of each subset: 'mle' chooses it from the whole vocabulary, 'smile' from the subset."
-        },
+    first_token: Literal["mle", "smile"] = documented(
+        "mle", "The first token of each subset: 'mle' chooses it from the whole vocabulary, 'smile' from the subset."
     )
-    subset_scope: str = field(
-        default="document",
-        metadata={
-            "help": "Text whose words form the subset of a token: its 'document' (the paper), its 'sentence', or its 'window' "
-            "of window_tokens tokens.",
-            "choices": list(SCOPES),
-        },
+    subset_scope: Scope = documented(
+        "document",
+        "Text whose words form the subset of a token: its 'document' (the paper), its 'sentence', or its 'window' of "
+        "window_tokens tokens.",
     )
-    window_tokens: int = field(
-        default=32, metadata={"help": "Supervised tokens of a window, for subset_scope='window'."}
+    # The loss of a subset of one token is 0.
+    window_tokens: Annotated[int, Range(at_least=2)] = documented(
+        32, "Supervised tokens of a window, for subset_scope='window'."
     )
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.mle_weight <= 1.0:
-            raise ValueError(f"mle_weight is {self.mle_weight}. Use a number in [0, 1] (lambda of Eq. 4).")
-        if self.first_token not in ("mle", "smile"):
-            raise ValueError(f"first_token is {self.first_token!r}. Use 'mle' or 'smile'.")
-        if self.subset_scope not in SCOPES:
-            raise ValueError(f"subset_scope is {self.subset_scope!r}. Use one of {', '.join(map(repr, SCOPES))}.")
-        if self.window_tokens < 2:
-            raise ValueError(
-                f"window_tokens is {self.window_tokens}. Use at least 2: the loss of a subset of one token is 0."
-            )
+        check_values(self)
         super().__post_init__()
         if self.mle_weight == 1.0:
             return
@@ -156,8 +141,7 @@ def find_segments(
     first[1:] = document[1:] != document[:-1]
     starts = first.clone()
     if scope == "sentence":
-        if ends is None:
-            raise ValueError("scope='sentence' needs the tokens that end a sentence. Pass ends=sentence_ends(...).")
+        assert ends is not None
         ending = ends.to(tokens.device)[tokens]  # (N,)
         starts[1:] |= (ending[:-1] & ~ending[1:]) | (index[1:] != index[:-1] + 1)
     elif scope == "window":
@@ -165,8 +149,6 @@ def find_segments(
         last = torch.ones_like(first)
         last[:-1] = first[1:]
         starts |= (place % window_tokens == 0) & ~last
-    elif scope != "document":
-        raise ValueError(f"scope is {scope!r}. Use 'document', 'sentence' or 'window'.")
     segment = starts.cumsum(0) - 1
     slot = order - torch.where(starts, order, 0).cummax(0).values
     return Segments(index, segment, slot, torch.bincount(segment))
@@ -350,8 +332,6 @@ def plain_head_for_checks(model: Any) -> Iterator[None]:
     finally:
         del base.get_output_embeddings
 
-
-# --- SMILE for text: supervised fine-tuning of a causal language model on TRL's `SFTTrainer` -------------------------
 
 _OF_FULL_LOGITS = ("entropy", "mean_token_accuracy")
 

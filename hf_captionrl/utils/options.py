@@ -121,6 +121,11 @@ def check_values(options: Any) -> None:
                 raise ValueError(f"{name} is {one!r}, but must be one of {', '.join(map(repr, choices))}.")
 
 
+def documented(default: Any, help: str) -> Any:
+    """A field with a help text, as the arguments of training have; HfArgumentParser reads it."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
 def option(
     default: Any = dataclasses.MISSING,
     *,

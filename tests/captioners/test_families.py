@@ -19,6 +19,7 @@ from hf_captionrl.captioners import loading as captioner_loading
 from hf_captionrl.losses import fused_smile_loss, smile_loss
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
+from tests.rewards.of_context import OfContext
 from tests.tiny import FAMILIES, tiny_images, tiny_model
 from tests.tiny.chat import CHAT_TYPES, tiny_chat
 from tests.tiny.families import FAMILY_NAMES, tiny_family
@@ -201,7 +202,7 @@ def test_one_rl_step_equals_a_gradient_computed_by_hand(name, captioner, tmp_pat
             guard="off",
             log_completions=False,
         )
-        CaptionRLTrainer(captioner, rewarded, args, scenes).train()
+        CaptionRLTrainer(captioner, OfContext(rewarded), args, scenes).train()
     finally:
         if before is None:
             del type(captioner).encode

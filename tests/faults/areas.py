@@ -9,7 +9,6 @@ __all__ = ["AREAS", "run_area"]
 _ORDER = (
     "training",
     "saving",
-    "checkpoint",
     "signals",
     "signal_rank",
     "two_runs",

@@ -57,9 +57,9 @@ def steps_of(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def sealed(folder: Path) -> list[int]:
-    """Steps of the checkpoints that were finished."""
-    return sorted(int(path.parent.name.partition("-")[2]) for path in folder.glob("checkpoint-*/seal.json"))
+def checkpoints(folder: Path) -> list[int]:
+    """Steps of the checkpoints."""
+    return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
 
 
 def damage(path: Path, rng: random.Random, kinds: Sequence[str] = ("truncated", "flipped", "removed")) -> str:

@@ -136,15 +136,12 @@ def progress_of(path):
     return Progress()
 
 
-def train(kind, folder, *, at=None, name="SIGKILL", within=None, steps_file=None, limit=None, blind=False, **changes):
+def train(kind, folder, *, at=None, name="SIGKILL", within=None, steps_file=None, limit=None, **changes):
     """Train, resuming if there is a checkpoint; a signal at a moment of training or within a method."""
-    from hf_captionrl.trainers import checkpoints
     from hf_captionrl.trainers.checkpoints import has_checkpoint
 
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    if blind:
-        checkpoints.checkpoint_fault = lambda folder: None
     trainer = trainer_of(kind, folder, callbacks=[progress_of(steps_file)] if steps_file else [], **changes)
     moment = Moment(at, name)
     if within:

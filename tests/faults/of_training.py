@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
-from tests.faults.campaign import IN_TIME, Trial, area, damage, sealed, steps_of, wait_until
+from tests.faults.campaign import IN_TIME, Trial, area, checkpoints, steps_of, wait_until
 from tests.faults.jobs import TRAINERS
-
-
-def tear_newest(folder: Path, rng: random.Random) -> None:
-    """What a kill in the middle of a long write leaves: the newest file of the checkpoint that was being written, truncated."""
-    torn = [p for p in folder.glob("checkpoint-*") if not (p / "seal.json").exists()]
-    files = [file for path in torn for file in path.iterdir() if file.is_file() and file.stat().st_size]
-    if files:
-        newest = max(files, key=lambda file: file.stat().st_mtime_ns)
-        os.truncate(newest, rng.randrange(newest.stat().st_size))
 
 
 def _killed_training(warm_process, folder, rng, kills, within, kinds=TRAINERS) -> Iterator[Trial]:
@@ -36,9 +25,7 @@ def _killed_training(warm_process, folder, rng, kills, within, kinds=TRAINERS) -
             "train", folder=str(run), at=rng.randint(1, whole[kind]["calls"]), steps_file=str(steps), **settings
         )
         assert killed.killed, killed.output
-        finished = max(sealed(run), default=0)
-        if rng.random() < 0.5:
-            tear_newest(run, rng)
+        finished = max(checkpoints(run), default=0)
         before = len(steps_of(steps))
         again = warm_process.run("train", folder=str(run), steps_file=str(steps), **settings)
         made = steps_of(steps)
@@ -60,29 +47,6 @@ def saving(warm_process, folder, rng, kills):
     yield from _killed_training(warm_process, folder, rng, kills, "_save_checkpoint", ("smile", "self-retrieval"))
 
 
-@area("checkpoint", "a file of the last checkpoint is truncated, changed or removed")
-def checkpoint(warm_process, folder, rng, kills):
-    settings = {"kind": "self-retrieval"}
-    whole = warm_process.run("train", folder=str(folder / "whole"), **settings)
-    assert whole.code == 0, whole.output
-    for number in range(kills):
-        run = folder / f"run-{number}"
-        shutil.copytree(folder / "whole", run)
-        files = sorted(path for path in (run / "checkpoint-6").iterdir() if path.is_file())
-        done = damage(rng.choice(files), rng)
-        steps = folder / f"steps-{number}"
-        again = warm_process.run("train", folder=str(run), steps_file=str(steps), **settings)
-        # It resumes from checkpoint-4, says so, and ends with the same bits.
-        said = "Skipped checkpoint-6 (" in again.output and "resumes from checkpoint-4" in again.output
-        # Without a seal it is as one that was never finished.
-        same = again.code == 0 and again.value["digest"] == whole.value["digest"]
-        repeated = len(steps_of(steps))
-        yield Trial(
-            said and same and repeated == 2, 0, repeated, "" if said and same else f"{done}: {again.output[-400:]}"
-        )
-        shutil.rmtree(run)
-
-
 @area("signals", "SIGTERM or SIGINT in training: the run saves, exits with 0 and resumes")
 def signals(warm_process, folder, rng, kills):
     whole = {}
@@ -100,7 +64,7 @@ def signals(warm_process, folder, rng, kills):
         at = int(whole[kind]["calls"] * rng.uniform(0.15, 0.85))
         name = rng.choice(["SIGTERM", "SIGINT"])
         stopped = warm_process.run("train", folder=str(run), at=at, name=name, steps_file=str(steps), **settings)
-        done, saved = steps_of(steps), sealed(run)
+        done, saved = steps_of(steps), checkpoints(run)
         waited = stopped.seconds_since()
         orderly = (
             waited < IN_TIME

@@ -89,10 +89,10 @@ def force(trainer: Any, seen: dict[str, Any]) -> None:
         ids, mask = reference_ids(captioner, captions)
         return Completions(ids=ids, captions=captions, ended=mask.sum(1) > 0, mask=mask)
 
-    def roll_out(batches):
+    def roll_out(batches, *state):
         rows[:] = [int(row) for batch in batches for row in batch["rows"]]
-        rolled(batches)
         seen["micro_batches"] = [len(batch["rows"]) for batch in batches]
+        return rolled(batches, *state)
 
     def keep(context, rewards, advantages):
         for i, row in enumerate(rows):
@@ -125,8 +125,8 @@ def step(kind: str, folder: Path, batch: int, accumulation: int) -> None:
     if kind == KINDS[-1]:
         inner = trainer.rollouts.reward_context
 
-        def alone(micro_batches, completions):
-            context = inner(micro_batches, completions)
+        def alone(micro_batches, *rest):
+            context = inner(micro_batches, *rest)
             rows = torch.cat([inputs["rows"] for inputs in micro_batches])
             context.candidates, context.positions = rows, torch.arange(len(rows))
             return context

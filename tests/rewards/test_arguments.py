@@ -1,4 +1,4 @@
-"""The arguments of configurations come from the rewards, and model cards describe every reward."""
+"""The options of rewards are fields of configurations, and model cards describe every reward."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -8,42 +8,46 @@ import yaml
 from transformers import HfArgumentParser
 
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig, describe_reward
-from hf_captionrl.rewards import REWARDS, Reward, SelfRetrieval, register_reward
-from hf_captionrl.rewards.base import reward_arguments
+from hf_captionrl.rewards import REWARDS
 from hf_captionrl.trainers import SelfRetrievalConfig
 
 SCORER = SimpleNamespace(signature="tiny-clip@main|77")
+WEIGHTS = {"retrieval_weight" if name == "self_retrieval" else f"{name}_weight": name for name in REWARDS}
 
 
-def only(tmp_path, name, cls=SelfRetrievalConfig, **arguments):
+def only(tmp_path, weight, cls=SelfRetrievalConfig, **arguments):
     """A configuration with a single reward, and CIDEr where that reward may not stand alone."""
-    weights = dict.fromkeys((reward.weight_argument for reward in REWARDS.values()), 0.0)
-    if not REWARDS[name].is_standalone:
+    weights = dict.fromkeys(WEIGHTS, 0.0)
+    if not REWARDS[WEIGHTS[weight]].is_standalone:
         weights["cider_weight"] = 1.0
-    weights[REWARDS[name].weight_argument] = 0.5
+    weights[weight] = 0.5
     return cls(str(tmp_path), num_generations=2, use_cpu=True, **weights | arguments)
 
 
-@pytest.mark.parametrize("name", sorted(REWARDS))
-def test_model_card_describes_every_registered_reward(tmp_path, name):
-    config = only(tmp_path, name, SelfRetrievalRecipeConfig)
-    card = describe_reward(config, [SCORER])
-    described = REWARDS[name]().describe()
-    assert type(REWARDS[name]()).summary
-    assert f"0.5 times {described}".lower() in card.lower()
-    everything = only(tmp_path, name, SelfRetrievalRecipeConfig, **{r.weight_argument: 0.25 for r in REWARDS.values()})
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_model_card_describes_every_registered_reward(tmp_path, weight):
+    card = describe_reward(only(tmp_path, weight, SelfRetrievalRecipeConfig), [SCORER])
+    assert f"0.5 times {REWARDS[WEIGHTS[weight]]().describe()}".lower() in card.lower()
+    everything = only(tmp_path, weight, SelfRetrievalRecipeConfig, **dict.fromkeys(WEIGHTS, 0.25))
     assert describe_reward(everything, [SCORER]).count("0.25 times ") == len(REWARDS)
 
 
-@pytest.mark.parametrize("name", sorted(REWARDS))
-def test_every_registered_reward_can_be_configured(tmp_path, name):
-    config = only(tmp_path, name)
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_every_registered_reward_can_be_configured(tmp_path, weight):
+    config = only(tmp_path, weight)
+    reward = REWARDS[WEIGHTS[weight]]
     made = {type(reward): weight for reward, weight in config.make_rewards(scorer=[SCORER])}
-    assert made.pop(REWARDS[name]) == 0.5
-    assert len(made) == (0 if REWARDS[name].is_standalone else 1)
-    for field in dataclasses.fields(REWARDS[name]):
+    assert made.pop(reward) == 0.5
+    assert len(made) == (0 if reward.is_standalone else 1)
+    for field in dataclasses.fields(reward):
         if "help" in field.metadata:
             assert getattr(config, field.name) == field.default
+
+
+def test_the_order_of_the_weighted_sum(tmp_path):
+    config = only(tmp_path, "retrieval_weight", **dict.fromkeys(WEIGHTS, 0.25))
+    order = ["self_retrieval", "cider", "diversity", "repetition", "length", "truncation"]
+    assert [reward.name for reward, _ in config.make_rewards(scorer=[SCORER])] == order
 
 
 def test_arguments_are_parsed_from_command_line_and_yaml(tmp_path):
@@ -60,30 +64,31 @@ def test_arguments_are_parsed_from_command_line_and_yaml(tmp_path):
         assert (retrieval.reward_kind, length.max_tokens, weight) == ("cosine", 12, 0.5)
 
 
-def test_order_of_the_weighted_sum_does_not_depend_on_the_files():
-    assert list(REWARDS) == ["self_retrieval", "cider", "diversity", "repetition", "length", "truncation"]
+BAD = {
+    "reward_kind": "logit",
+    "similarity_scale": "big",
+    "distractor_scope": "world",
+    "num_hard_distractors": 0,
+    "bank_images": "far",
+    "bank_size": 1,
+    "bank_batch_size": 1,
+    "bank_weighting": "none",
+    "scorer_ensemble": "max",
+    "cider_frequencies": "test",
+    "distance": "hamming",
+    "diversity": "some",
+    "max_tokens": 0,
+    **dict.fromkeys(WEIGHTS, -1),
+}
 
 
-@pytest.mark.parametrize("reward", REWARDS.values())
-def test_negative_weights_are_refused(tmp_path, reward):
-    with pytest.raises(ValueError, match=rf"{reward.weight_argument} is -1\. Use 0 or more"):
-        SelfRetrievalConfig(str(tmp_path), **{reward.weight_argument: -1})
+@pytest.mark.parametrize("name", BAD)
+def test_values_that_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=name):
+        SelfRetrievalConfig(str(tmp_path), use_cpu=True, **{name: BAD[name]})
 
 
-def test_ambiguous_rewards_are_refused():
-    class Plain(Reward):
-        name = "plain"
-
-        def __call__(self, context):
-            raise NotImplementedError
-
-    with pytest.raises(TypeError, match="Plain is not a dataclass with a summary"):
-        register_reward(Plain)
-    other = dataclasses.make_dataclass(
-        "Other", [], bases=(Plain,), namespace={"name": "self_retrieval", "summary": "another reward"}
-    )
-    with pytest.raises(ValueError, match=r"SelfRetrieval has the name 'self_retrieval'\. Use another name for Other"):
-        register_reward(other)
-    with pytest.raises(TypeError, match="Two rewards have an argument"):
-        reward_arguments([SelfRetrieval, SelfRetrieval])
-    assert REWARDS["self_retrieval"] is SelfRetrieval
+@pytest.mark.parametrize("weights", [{}, {"length_weight": 1.0}])
+def test_something_must_be_rewarded(tmp_path, weights):
+    with pytest.raises(ValueError, match="retrieval_weight"):
+        SelfRetrievalConfig(str(tmp_path), use_cpu=True, retrieval_weight=0.0, **weights)

@@ -140,7 +140,6 @@ def test_given_bank_has_its_own_counts(rollouts):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"bank_weighting": "uniform"}, r"bank_weighting is 'uniform'. Use one of"),
         ({"bank_images": "nearest"}, r"leaves all other images out.*Use bank_images='nearest_and_random'"),
         ({"reward_kind": "cosine"}, r"reward_kind='cosine' has none. Use reward_kind='log_prob'"),
         ({"reward_kind": "accuracy"}, r"cannot be weighted. Use reward_kind='log_prob'"),

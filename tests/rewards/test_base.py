@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from hf_captionrl.rewards import FunctionReward, Reward, WeightedRewards
+from hf_captionrl.rewards import Reward, WeightedRewards
+from tests.rewards.of_context import OfContext
 
 
 class Fixed(Reward):
@@ -56,9 +57,7 @@ def test_only_some_are_computed(rollouts):
 
 def test_rewards_carry_no_gradient(rollouts):
     values = torch.ones(1, requires_grad=True)
-    assert not WeightedRewards([FunctionReward(lambda _: values * 2, "two")])(
-        rollouts.context(["a"], [0])
-    ).requires_grad
+    assert not WeightedRewards([OfContext(lambda _: values * 2)])(rollouts.context(["a"], [0])).requires_grad
 
 
 @pytest.mark.parametrize(
@@ -80,29 +79,6 @@ def test_invalid_weights_are_refused(rewards, weights, message):
 def test_one_number_per_caption(rollouts, values):
     with pytest.raises(ValueError, match=r"'fixed' returned shape .* for 2 captions"):
         WeightedRewards([Fixed(values)])(rollouts.context(["a", "b"], [0, 1]))
-
-
-def test_functions_are_rewards(rollouts):
-    def length(context):
-        return [len(caption) if caption else None for caption in context.captions]
-
-    context = rollouts.context(["a cat", ""], [0, 1])
-    reward = FunctionReward(length)
-    assert reward.name == "length"
-    assert FunctionReward(length, "short").name == "short"
-    values = reward(context)
-    assert values[0] == 5
-    assert values[1].isnan()
-    assert WeightedRewards([reward])(context).tolist() == [[5], [0]]
-    assert FunctionReward(lambda c: torch.tensor([1, 2]))(context).tolist() == [1.0, 2.0]
-
-
-def test_callable_objects_are_named_by_their_class():
-    class Brevity:
-        def __call__(self, context):
-            return [0.0]
-
-    assert FunctionReward(Brevity()).name == "Brevity"
 
 
 def test_groups_and_empty_captions(rollouts):

@@ -101,7 +101,7 @@ def test_frequencies_of_the_batch_are_those_of_the_code_of_no_detail_left_behind
     assert batch(context).tolist() == close(expected, ulps=32)
     assert not torch.allclose(batch(context), train(context), rtol=0.01)
     assert batch(rollouts.context(CANDIDATES[:1], [6])).tolist() == [0.0]  # of one image alone
-    with pytest.raises(ValueError, match=r"cider_frequencies is 'step'. Use 'train' or 'batch'"):
+    with pytest.raises(ValueError, match="cider_frequencies"):
         CiderReward(cider_frequencies="step")
 
 
@@ -194,5 +194,5 @@ def test_own_baseline():
 
 
 def test_an_unknown_variant_is_refused(rollouts):
-    with pytest.raises(ValueError, match="'cider_d' or 'cider'"):
+    with pytest.raises(ValueError, match="variant"):
         ready(rollouts, variant="cider_x")

@@ -238,9 +238,6 @@ def test_function_for_trl_refuses_unknown_images_and_other_scorers():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"bank_images": "far"}, r"bank_images is 'far'. Use one of"),
-        ({"bank_size": 1}, r"bank_size is 1 and bank_batch_size 100. Use 2 or more"),
-        ({"bank_batch_size": 1}, r"bank_size is 1000 and bank_batch_size 1. Use 2 or more"),
         ({"reward_kind": "accuracy"}, r"depend on the size of the bank.*Use reward_kind='log_prob'"),
         ({"distractor_scope": "batch", "bank": "a bank"}, r"Use distractor_scope='bank'"),
     ],

@@ -52,7 +52,6 @@ def test_truncated_captions_are_penalised(rollouts):
     assert TruncationPenalty()(context).tolist() == [0, -1]
 
 
-@pytest.mark.parametrize("make", [lambda: RepetitionPenalty(0), lambda: LengthPenalty(0)])
-def test_numbers_below_one_are_refused(make):
-    with pytest.raises(ValueError, match=r"is 0\. Use"):
-        make()
+def test_an_order_below_one_is_refused():
+    with pytest.raises(ValueError, match="order"):
+        RepetitionPenalty(0)

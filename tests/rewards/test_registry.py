@@ -1,10 +1,13 @@
+import functools
+
 import pytest
+import torch
 
-from hf_captionrl.rewards import REWARDS, CiderReward, FunctionReward, LengthPenalty, SelfRetrieval, resolve_rewards
+from hf_captionrl.rewards import REWARDS, CiderReward, CompletionReward, LengthPenalty, SelfRetrieval, resolve_rewards
 
 
-def brevity(context):
-    return [-len(caption) for caption in context.captions]
+def brevity(completions):
+    return [-len(caption) for caption in completions]
 
 
 @pytest.mark.parametrize("name", sorted(REWARDS))
@@ -20,14 +23,14 @@ def test_a_mixed_list_with_weights():
     rewards = resolve_rewards(["self_retrieval", (cider, 0.5), brevity, (brevity_of(3), 2)])
     assert isinstance(rewards.rewards[0], SelfRetrieval)
     assert rewards.rewards[1] is cider
-    assert isinstance(rewards.rewards[2], FunctionReward)
+    assert isinstance(rewards.rewards[2], CompletionReward)
     assert rewards.names == ["self_retrieval", "cider", "brevity", "beyond_3"]
     assert rewards.weights == [1.0, 0.5, 1.0, 2.0]
 
 
 def brevity_of(limit):
-    def beyond(context):
-        return [0.0 for _ in context.captions]
+    def beyond(completions):
+        return [0.0 for _ in completions]
 
     beyond.__name__ = f"beyond_{limit}"
     return beyond
@@ -52,11 +55,35 @@ def test_reward_with_weight_0_is_computed():
         ([("cider", 1.0)], [1.0], ValueError, "Pass them once"),
         (["cider", "length"], [1.0], ValueError, "1 reward weights for 2"),
         (["cider", "cider"], None, ValueError, "the same name"),
-        (None, None, TypeError, "None is not a reward"),
-        ([3], None, TypeError, "3 is not a reward"),
+        (None, None, TypeError, "NoneType is not a reward"),
+        ([3], None, TypeError, "int is not a reward"),
         (CiderReward, None, TypeError, "is not a reward"),
     ],
 )
 def test_invalid_rewards_are_refused(funcs, weights, error, message):
     with pytest.raises(error, match=message):
         resolve_rewards(funcs, weights)
+
+
+class Named:
+    def __call__(self, completions):
+        return [0.0 for _ in completions]
+
+
+def test_functions_are_named_and_equal_names_numbered():
+    functions = (brevity, functools.partial(brevity_of(3)), Named())
+    assert [resolve_rewards(f).names[0] for f in functions] == ["brevity", "beyond_3", "Named"]
+    with pytest.raises(ValueError, match="the same name"):
+        resolve_rewards([CompletionReward(brevity), CompletionReward(brevity)])
+    plain = lambda completions: [0.0]  # noqa: E731
+    several = [plain, functools.partial(brevity), brevity, plain, CompletionReward(brevity, name="brevity_2")]
+    assert resolve_rewards(several).names == ["<lambda>", "brevity", "brevity_3", "<lambda>_2", "brevity_2"]
+
+
+def test_a_model_and_positional_parameters_are_refused():
+    model = torch.nn.Linear(1, 1)
+    model.config = {}
+    with pytest.raises(TypeError, match="Linear is not a reward"):
+        resolve_rewards(model)
+    with pytest.raises(TypeError, match="by position only"):
+        CompletionReward(lambda completions, /, **kwargs: [0.0])

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from trl.trainer.utils import nanstd
 
-from hf_captionrl.rewards import FunctionReward, WeightedRewards, make_baseline
+from hf_captionrl.rewards import WeightedRewards, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
+from tests.rewards.of_context import OfContext
 from tests.tolerances import close
 
 B, G, WEIGHTS = 3, 4, [1.0, -0.5]
@@ -19,8 +20,8 @@ VALUES = torch.tensor(
 ).T  # (N, 2)
 
 
-def column(index: int, values: Tensor, baseline: str | None = None) -> FunctionReward:
-    reward = FunctionReward(lambda context: values[:, index], f"reward_{index}")
+def column(index: int, values: Tensor, baseline: str | None = None) -> OfContext:
+    reward = OfContext(lambda context: values[:, index], f"reward_{index}")
     reward.baseline = baseline
     return reward
 

@@ -21,7 +21,6 @@ from hf_captionrl.data.benchmarks import load_hard_pool
 from hf_captionrl.retrieval import FeatureCache, load_bags, load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
-from hf_captionrl.trainers.checkpoints import seal_checkpoint
 from hf_captionrl.utils.model_files import model_path
 from tests.security.pickles import FORMS
 from tests.tiny import tiny_captioner
@@ -176,7 +175,6 @@ def test_resume_refuses_code_in_the_trainers_state(name, checkpoint, trap, tmp_p
     copy = tmp_path / "run" / folder.name
     shutil.copytree(folder, copy)
     (copy / name).write_bytes(trap)
-    seal_checkpoint(copy)
     with pytest.raises(pickle.UnpicklingError, match=r"[Ww]eights.only"):
         train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), max_steps=2)
 
@@ -191,10 +189,7 @@ def test_resume_takes_no_weights_from_pickles_harmless_or_not(name, checkpoint, 
     (copy / name).parent.mkdir(exist_ok=True)
     torch.save(load_file(copy / "model.safetensors"), copy / name)
     (copy / "model.safetensors").unlink()
-    seal_checkpoint(copy)
-    with pytest.raises(
-        ValueError, match=rf"No checkpoint in .* is complete: checkpoint-1 \({name} is a pickle; weights are"
-    ):
+    with pytest.raises(ValueError, match=rf"{name}' is a pickle; weights are"):
         train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), max_steps=2)
 
 

@@ -43,7 +43,7 @@ def outcome(trainer):
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert len(losses) == 2
-    captions = trainer.generate_captions(trainer.evaluator.eval_dataset)
+    captions = trainer.generate_captions(trainer.eval_dataset)
     return losses, trainer.evaluate()["eval_loss"], captions, weights(trainer)
 
 

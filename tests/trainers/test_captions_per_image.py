@@ -8,7 +8,7 @@ import torch
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.trainers import SelfRetrievalConfig, SmileConfig, SmileTrainer
-from hf_captionrl.trainers.checkpoints import TRAINING_FILE
+from hf_captionrl.trainers.publishing import TRAINING_FILE
 from hf_captionrl.utils.model_files import model_path
 
 from .bits import bits, different

@@ -94,26 +94,6 @@ def test_nothing_is_selected_by_default(tmp_path, capsys):
     assert not (tmp_path / SELECTION_FILE).exists()
 
 
-def test_broken_best_checkpoint_is_reported(tmp_path, capsys):
-    class Breaks(Evaluated):
-        def _load_best_model(self):
-            (tmp_path / "checkpoint-1" / "model.safetensors").write_bytes(b"")
-            super()._load_best_model()
-
-    scenes = load_scenes(num_train=4, num_validation=1, num_test=0)
-    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    best = {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True}
-    args = SmileConfig(
-        str(tmp_path), per_device_train_batch_size=2, use_cpu=True, report_to="none", **settings, **best
-    )
-    trainer = Breaks(tiny_captioner("blip"), args, scenes["train"], scenes["validation"])
-    trainer.values = [0.0, 2.0, 1.0]
-    trainer.train()
-    assert trainer.selection["step"] == 1
-    assert "the weights of step 2 are kept" in trainer.selection["kept_instead"]
-    assert "Best was checkpoint-1: eval_score = 2" in capsys.readouterr().out
-
-
 def test_report_of_a_recipe_contains_the_selection(tmp_path):
     from hf_captionrl.metrics.table import write_results
     from tests.evaluation.test_table import COLUMNS, make_row

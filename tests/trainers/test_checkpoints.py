@@ -1,223 +1,205 @@
-"""Which checkpoints are complete, and which one a run resumes from."""
+"""Checkpoints are renamed when complete, and a run resumes only from its own configuration."""
 
-import builtins
 import errno
-import io
 import json
-import os
+import shutil
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import Trainer, TrainingArguments
 
-from hf_captionrl.trainers.checkpoints import (
-    SEAL_FILE,
-    _is_of_disk,
-    _remove_partial,
-    checkpoint_fault,
-    has_checkpoint,
-    newest_checkpoint,
-    newest_complete_checkpoint,
-    seal_checkpoint,
+import hf_captionrl.trainers as trainers
+from hf_captionrl.trainers.checkpoints import CONFIGURATION_FILE, PARTIAL, ExactResumeTrainer, has_checkpoint
+from tests.processes import run_in_processes
+from tests.trainers.bits import bits, different
+from tests.trainers.toy import KilledError, toy
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).glob("*checkpoint-*"))
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def fail_in_save(trainer, step, error):
+    """The next save of this step ends with an error after its weights are written."""
+    save = trainer._save_rng_state
+
+    def interrupted(folder):
+        if trainer.state.global_step == step:
+            raise error
+        save(folder)
+
+    trainer._save_rng_state = interrupted
+    return trainer
+
+
+@pytest.mark.parametrize("at", [3, 5])
+def test_a_killed_run_resumes_with_the_same_bits(tmp_path, at):
+    alone = toy(tmp_path / "alone")
+    alone.train()
+    with pytest.raises(KilledError):
+        toy(tmp_path / "killed", kill_at=at).train()
+    resumed = toy(tmp_path / "killed")
+    resumed.train(resume_from_checkpoint=True)
+    assert not different(bits(resumed), bits(alone))
+    assert losses(resumed) == losses(alone)
+
+
+@pytest.mark.parametrize("error", [KilledError(), SystemExit(1), OSError(errno.ENOSPC, "No space left on device")])
+def test_a_save_that_is_interrupted_leaves_no_checkpoint(tmp_path, error):
+    alone = toy(tmp_path / "alone")
+    alone.train()
+    with pytest.raises(type(error)):
+        fail_in_save(toy(tmp_path / "killed"), 4, error).train()
+    assert names(tmp_path / "killed") == ["checkpoint-2"]
+    assert (tmp_path / "killed" / PARTIAL).exists() == isinstance(error, SystemExit)  # a kill removes nothing
+    resumed = toy(tmp_path / "killed")
+    resumed.train(resume_from_checkpoint=True)
+    assert not different(bits(resumed), bits(alone))
+    assert not (tmp_path / "killed" / PARTIAL).exists()
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced_as_a_whole(tmp_path):
+    toy(tmp_path).train()
+    (tmp_path / "checkpoint-4" / "old").touch()
+    with pytest.raises(KilledError):
+        toy(tmp_path, kill_at=5, data=1).train()
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert not (tmp_path / "checkpoint-4" / "old").exists()
+    assert (tmp_path / "checkpoint-4" / "rng_state.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("learning_rate", 0.01), ("seed", 7), ("lr_scheduler_type", "cosine"), ("weight_decay", 0.5)]
 )
+def test_a_run_of_another_configuration_does_not_resume(tmp_path, name, value):
+    toy(tmp_path, max_steps=2).train()
+    with pytest.raises(ValueError, match=f"another run: its {name} is"):
+        toy(tmp_path, **{name: value}).train(resume_from_checkpoint=True)
 
 
-def made(folder, *steps, sealed=True):
-    """Checkpoints of two files, one of them in a subfolder."""
-    for step in steps:
-        path = folder / f"checkpoint-{step}"
-        (path / "shards").mkdir(parents=True)
-        (path / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
-        (path / "shards" / "weights.safetensors").write_bytes(os.urandom(100))
-        if sealed:
-            seal_checkpoint(path)
-    return folder
+def test_a_run_may_resume_with_other_lengths_logs_and_saves(tmp_path):
+    alone = toy(tmp_path / "alone")
+    alone.train()
+    settings = {"max_steps": 4, "save_steps": 4, "logging_steps": 4, "num_train_epochs": 2}
+    toy(tmp_path / "short", lr_scheduler_type="constant", **settings).train()
+    longer = toy(tmp_path / "short", lr_scheduler_type="constant")
+    longer.train(resume_from_checkpoint=True)
+    through = toy(tmp_path / "through", lr_scheduler_type="constant")
+    through.train()
+    assert not different(bits(longer), bits(through))
+    assert different(bits(longer), bits(alone))  # the control: another schedule is another run
 
 
-def test_newest_checkpoint_is_found_by_number(tmp_path, caplog):
-    made(tmp_path, 2, 10, 9)
+def test_another_number_of_rows_or_another_trainer_does_not_resume(tmp_path):
+    toy(tmp_path, max_steps=2).train()
+    path = tmp_path / "checkpoint-2" / CONFIGURATION_FILE
+    saved = json.loads(path.read_text())
+    assert saved["rows"] == 24
+    for name, value in (("rows", 8), ("trainer", "SmileTrainer"), ("alpha", 0.5)):
+        path.write_text(json.dumps({**saved, name: value}))
+        with pytest.raises(ValueError, match=f"another run: its {name} is"):
+            toy(tmp_path).train(resume_from_checkpoint=True)
+
+
+def model_only(folder):
+    toy(folder, max_steps=2, save_only_model=True).train()
+
+
+def pickled(folder):
+    toy(folder, max_steps=2).train()
+    torch.save({}, folder / "checkpoint-2" / "pytorch_model.bin")
+
+
+def outside(folder):
+    toy(folder, max_steps=2).train()
+    index = {"weight_map": {"layer.weight": "../model.safetensors"}}
+    (folder / "checkpoint-2" / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: None, "no checkpoint"),
+        (model_only, "save_only_model"),
+        (pickled, "captionrl convert"),
+        (outside, "model.safetensors"),
+    ],
+)
+def test_what_no_run_resumes_from(tmp_path, make, said):
+    make(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        toy(tmp_path).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="checkpoint-7"):
+        toy(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+
+
+def test_the_newest_checkpoint_is_found_by_number(tmp_path):
+    assert not has_checkpoint(tmp_path / "missing")
+    assert not has_checkpoint(tmp_path)
+    toy(tmp_path, max_steps=10, save_steps=1).train()
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "checkpoint-99").write_text("a file")
-    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
-    assert newest_checkpoint(tmp_path, last=9) == str(tmp_path / "checkpoint-9")
-    assert newest_complete_checkpoint(tmp_path / "checkpoint-2") == str(tmp_path / "checkpoint-2")
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize(
-    ("harm", "said"),
-    [
-        (lambda c: (c / SEAL_FILE).unlink(), "it is incomplete: it has no seal.json"),
-        (lambda c: (c / SEAL_FILE).write_text("{"), "its seal.json is damaged"),
-        (lambda c: (c / SEAL_FILE).write_text('{"files": {"a": 1}}'), "its seal.json is damaged"),
-        (lambda c: (c / SEAL_FILE).write_text("[]"), "its seal.json is damaged"),
-        (lambda c: (c / "trainer_state.json").unlink(), "trainer_state.json is missing"),
-        (
-            lambda c: os.truncate(c / "shards/weights.safetensors", 40),
-            "weights.safetensors has 40 bytes instead of 100",
-        ),
-        (lambda c: (c / "shards/weights.safetensors").write_bytes(bytes(100)), "weights.safetensors is damaged"),
-    ],
-)
-def test_broken_checkpoint_is_skipped_and_named(tmp_path, caplog, harm, said):
-    made(tmp_path, 2, 4, 6)
-    harm(tmp_path / "checkpoint-6")
-    assert said in checkpoint_fault(tmp_path / "checkpoint-6")
-    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
-    (record,) = caplog.records
-    message = record.getMessage()
-    assert record.levelname == "WARNING"
-    assert message.startswith("Skipped checkpoint-6 (")
-    assert said in message
-    assert message.endswith("Training resumes from checkpoint-4.")
-    assert newest_complete_checkpoint(tmp_path / "checkpoint-6") == str(tmp_path / "checkpoint-4")
-
-
-def test_files_added_after_the_seal_are_accepted(tmp_path):
-    made(tmp_path, 2)
-    (tmp_path / "checkpoint-2" / "notes.txt").write_text("mine")
-    assert checkpoint_fault(tmp_path / "checkpoint-2") is None
-    assert set(json.loads((tmp_path / "checkpoint-2" / SEAL_FILE).read_text())["files"]) == {
-        "trainer_state.json",
-        "shards/weights.safetensors",
-    }
-
-
-def test_error_without_a_complete_checkpoint(tmp_path):
-    made(tmp_path, 2, 4)
-    for step in (2, 4):
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").unlink()
-    assert has_checkpoint(tmp_path)  # something is lost, so the run must not silently start from scratch
-    with pytest.raises(
-        ValueError, match=r"No checkpoint in .* is complete: checkpoint-4 \(trainer_state.*checkpoint-2"
-    ):
-        newest_checkpoint(tmp_path)
-
-
-def test_error_without_a_sealed_checkpoint(tmp_path, caplog):
-    assert not has_checkpoint(tmp_path / "missing")
-    assert caplog.text == ""
-    made(tmp_path, 2, sealed=False)
-    assert not has_checkpoint(tmp_path)
-    assert "checkpoint-2 is incomplete" in caplog.text
-    with pytest.raises(ValueError, match="There is no checkpoint in"):
-        newest_checkpoint(tmp_path / "missing")
-    with pytest.raises(ValueError, match=r"There is no checkpoint .*Use its folder"):
-        newest_complete_checkpoint(tmp_path / "checkpoint-7")
-
-
-def test_checkpoint_with_another_name_has_no_predecessor(tmp_path):
-    made(tmp_path, 2)
-    (tmp_path / "checkpoint-2").rename(tmp_path / "best")
-    assert newest_complete_checkpoint(tmp_path / "best") == str(tmp_path / "best")
-    (tmp_path / "best" / "trainer_state.json").unlink()
-    with pytest.raises(ValueError, match=r"best' is not complete: trainer_state.json is missing"):
-        newest_complete_checkpoint(tmp_path / "best")
-
-
-@pytest.mark.parametrize(
-    ("error", "of_disk"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), True),
-        (OSError(errno.EROFS, "Read-only file system"), True),
-        (Exception("No space left on device (os error 28)"), True),  # tokenizers
-        (ValueError("I/O error: File too large (os error 27)"), True),  # safetensors
-        (RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 64 vs 0"), True),  # torch
-        (FileNotFoundError(errno.ENOENT, "No such file"), False),
-        (ConnectionError("the Hub does not answer"), False),
-        (RuntimeError("CUDA out of memory"), False),
-        (Exception("Connection refused (os error 111)"), False),
-    ],
-)
-def test_disk_errors_are_recognised(error, of_disk):
-    assert _is_of_disk(error) == of_disk
-
-
-def test_partial_checkpoint_is_removed_and_the_previous_one_named(tmp_path):
-    made(tmp_path, 2)
-    made(tmp_path, 4, sealed=False)
-    said = str(_remove_partial(tmp_path / "checkpoint-4", OSError(errno.ENOSPC, "No space left on device")))
-    assert said.startswith(f"checkpoint-4 cannot be written to '{tmp_path}' (No space left on device). Free space")
-    assert said.endswith("resume_from_checkpoint=True resumes from checkpoint-2.")
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
-
-
-def nested(path):
-    (path / SEAL_FILE).write_text('{"files": ' + "[" * 100_000 + "]" * 100_000 + "}")
-
-
-def infinite(path):
-    (path / SEAL_FILE).write_text('{"files": {"a": {"size": 1e999, "sha256": ""}}}')
-
-
-def failing_disk(path):
-    """Reading a process's memory at address 0 is an I/O error, also for root."""
-    (path / "trainer_state.json").unlink()
-    (path / "trainer_state.json").symlink_to("/proc/self/mem")
-    seal = json.loads((path / SEAL_FILE).read_text())
-    seal["files"]["trainer_state.json"]["size"] = 0
-    (path / SEAL_FILE).write_text(json.dumps(seal))
-
-
-def failing_seal(path):
-    (path / SEAL_FILE).unlink()
-    (path / SEAL_FILE).symlink_to("/proc/self/mem")
-
-
-# Only Linux has files that fail when they are read.
-FAILING = [
-    (failing_disk, "trainer_state.json cannot be read: Input/output error"),
-    (failing_seal, "cannot be read: Input/output error"),
-] * os.path.exists("/proc/self/mem")
-
-
-def circular(path):
-    (path / SEAL_FILE).unlink()
-    (path / SEAL_FILE).symlink_to(SEAL_FILE)
-
-
-@pytest.mark.parametrize(
-    ("harm", "said"),
-    [
-        (nested, "its seal.json is damaged"),
-        (infinite, "its seal.json is damaged"),
-        (circular, "it is incomplete"),
-        *FAILING,
-    ],
-)
-def test_an_unreadable_checkpoint_is_skipped_like_a_broken_one(tmp_path, caplog, harm, said):
-    made(tmp_path, 2, 4)
-    harm(tmp_path / "checkpoint-4")
-    assert said in checkpoint_fault(tmp_path / "checkpoint-4")
     assert has_checkpoint(tmp_path)
-    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
-    assert said in caplog.text
-    assert newest_complete_checkpoint(tmp_path / "checkpoint-4") == str(tmp_path / "checkpoint-2")
+    resumed = toy(tmp_path, max_steps=11)
+    resumed.train(resume_from_checkpoint=True)
+    assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry][-2:] == [10, 11]
 
 
-@pytest.mark.parametrize("name", ["", "shards", "shards/weights.safetensors", SEAL_FILE])
-def test_a_checkpoint_without_permission_is_skipped(tmp_path, monkeypatch, name):
-    made(tmp_path, 2, 4)
-    denied = str(tmp_path / "checkpoint-4" / name) if name else str(tmp_path / "checkpoint-4")
-    if os.geteuid() != 0:
-        os.chmod(denied, 0)
-    else:  # root may read everything, so the system calls are made to fail
-        stat = os.stat
+def test_checkpoints_of_a_plain_trainer_can_be_resumed(tmp_path):
+    trainer = toy(tmp_path)
+    settings = {"max_steps": 2, "save_steps": 2, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+    Trainer(trainer.model, TrainingArguments(str(tmp_path), **settings), train_dataset=trainer.train_dataset).train()
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 6
 
-        def refuse(function):
-            def call(path, *args, **kwargs):
-                inside = str(path).startswith(denied + "/")
-                opens = function is not stat and str(path) == denied
-                if inside or opens:
-                    raise PermissionError(errno.EACCES, "Permission denied", str(path))
-                return function(path, *args, **kwargs)
 
-            return call
+@pytest.mark.parametrize("best", [False, True])
+def test_older_checkpoints_are_removed_but_not_the_best(tmp_path, best):
+    rest = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2} if best else {}
+    rest |= {"metric_for_best_model": "loss", "greater_is_better": True} if best else {}
+    trainer = toy(tmp_path, max_steps=10, save_total_limit=1, **rest)
+    trainer.train()
+    if best:
+        step = trainer.selection["step"]
+        assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
+        assert names(tmp_path) == [f"checkpoint-{step}"]
+    else:
+        assert names(tmp_path) == ["checkpoint-10"]
 
-        for module, function in ((os, "stat"), (os, "listdir"), (os, "scandir"), (io, "open"), (builtins, "open")):
-            monkeypatch.setattr(module, function, refuse(getattr(module, function)))
-    try:
-        assert "cannot be read: Permission denied" in checkpoint_fault(tmp_path / "checkpoint-4")
-        assert has_checkpoint(tmp_path)
-        assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
-    finally:
-        if os.geteuid() != 0:
-            os.chmod(denied, 0o700)
+
+def test_a_moved_checkpoint_resumes(tmp_path):
+    alone = toy(tmp_path / "alone")
+    alone.train()
+    shutil.copytree(tmp_path / "alone" / "checkpoint-4", tmp_path / "copy")
+    resumed = toy(tmp_path / "resumed")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "copy"))
+    assert not different(bits(resumed), bits(alone))
+
+
+def test_every_trainer_saves_and_resumes_in_this_way():
+    kinds = [trainers.SmileTrainer, trainers.SLETrainer, trainers.SelfRetrievalTrainer, trainers.CaptionRLTrainer]
+    for kind in (*kinds, trainers.SelfRetrievalGRPOTrainer, trainers.SmileSFTTrainer):
+        for method in ("train", "_save_checkpoint", "_init_training_state"):
+            assert getattr(kind, method) is getattr(ExactResumeTrainer, method), (kind, method)
+
+
+def in_two_processes(folder):
+    alone = toy(Path(folder) / "alone", max_steps=4)
+    alone.train()
+    resumed = toy(Path(folder) / "resumed", max_steps=4)
+    resumed.train(resume_from_checkpoint=str(Path(folder) / "alone" / "checkpoint-2"))
+    assert not different(bits(resumed), bits(alone))
+
+
+def test_processes_write_one_checkpoint(tmp_path):
+    run_in_processes(2, in_two_processes, str(tmp_path), folder=tmp_path)
+    assert {path.name for path in (tmp_path / "alone" / "checkpoint-2").glob("rng_state*")} == {
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+    }
+    assert not (tmp_path / "alone" / PARTIAL).exists()

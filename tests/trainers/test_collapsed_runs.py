@@ -32,7 +32,7 @@ def evaluated(folder, scenes, recalls, hacked=(), *, samples_hacked=(), resume=F
         guard_thresholds=GuardThresholds(window=2),
         **settings,
     )
-    generate, describe = trainer.evaluator.generate, trainer.evaluator._describe
+    generate, describe = trainer._generate, trainer._describe
     roll_out = trainer.rollouts.generate
 
     def generate_or_hack(dataset, **overrides):
@@ -50,7 +50,7 @@ def evaluated(folder, scenes, recalls, hacked=(), *, samples_hacked=(), resume=F
             completions.captions = [HACKED] * len(completions.captions)
         return completions
 
-    trainer.evaluator.generate, trainer.evaluator._describe = generate_or_hack, describe_as_given
+    trainer._generate, trainer._describe = generate_or_hack, describe_as_given
     trainer.rollouts.generate = roll_out_or_hack
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer
@@ -114,7 +114,7 @@ def test_if_every_evaluation_is_refused_the_trainer_says_that_the_model_has_coll
     assert "degenerate captions was 1" in trainer.collapsed
     assert "The captions have collapsed. Do not use this model." in caplog.text
     # The next training of this trainer is judged anew.
-    trainer.evaluator.generate = lambda data, **_: GeneratedCaptions(["a cat"] * len(data), [True] * len(data))
+    trainer._generate = lambda data, **_: GeneratedCaptions(["a cat"] * len(data), [True] * len(data))
     trainer.train()
     assert trainer.collapsed is None
     assert trainer.selection["guard"]["refused"] == []
@@ -175,8 +175,8 @@ def test_a_stopped_run_that_is_resumed_stops_again(tmp_path, scenes):
 
 
 def test_a_policy_that_a_reward_makes_repeat_itself_is_not_delivered(tmp_path, scenes, scorer):
-    def repeated_words(context):
-        return [float(len(text.split()) - len(set(text.split()))) for text in context.captions]
+    def repeated_words(completions):
+        return [float(len(text.split()) - len(set(text.split()))) for text in completions]
 
     settings = {"num_generations": 4, "baseline": "leave_one_out", "max_completion_length": 12}
     settings |= {
@@ -202,8 +202,8 @@ def test_a_policy_that_a_reward_makes_repeat_itself_is_not_delivered(tmp_path, s
     assert set(collapsed) <= set(refused)
     assert trainer.selection["step"] not in refused
     assert trainer.collapsed is None
-    written = trainer.evaluator.generate(scenes["validation"])
-    assert trainer.guard.guard.reason_against(*written) is None
+    written = trainer._generate(scenes["validation"])
+    assert trainer.guard.reason_against(written.captions, torch.tensor(written.ended)) is None
 
 
 # Which scorer selects
@@ -217,7 +217,7 @@ def test_the_reward_scorer_selects_and_not_the_held_out_one(tmp_path, scenes, sc
     found = trainer.evaluate(scenes["validation"])
     captions = trainer.generate_captions(scenes["validation"])
     for name, used in (("reward_recall_at_1", scorer), ("recall_at_1", held_out_scorer)):
-        images = trainer.scorer_image_features(used, trainer.evaluator.read_rows(scenes["validation"]))
+        images = trainer.scorer_image_features(used, trainer._rows_of(scenes["validation"]))
         expected = self_retrieval(torch.as_tensor(used.text_features(captions)), images)["recall_at_1"]
         assert found[f"eval_{name}"] == pytest.approx(float(expected))
     assert "eval_reward_rd100_recall_at_1" not in found  # 12 images
@@ -241,11 +241,11 @@ def test_a_single_scorer_selects_by_its_recall(tmp_path, scenes, scorer):
 
 
 def test_the_guard_accepts_ordinary_captions(tmp_path, scenes):
-    guard = build(tmp_path, scenes["train"], guard="warn", **SAMPLED).guard.guard
+    guard = build(tmp_path, scenes["train"], guard="warn", **SAMPLED).guard
     good = ["a cat on a bed", "two dogs", ""]
     assert guard.reason_against(good) is None
     assert guard.reason_against([]) is None
-    assert "share of truncated captions was 0.333" in guard.reason_against(good, [True, False, True])
+    assert "share of truncated captions was 0.333" in guard.reason_against(good, torch.tensor([True, False, True]))
     long = " ".join(f"word{number}" for number in range(60))
     assert "length in words was" in guard.reason_against([long])
     assert f"for example {long!r}" in guard.reason_against([long, "a cat"] * 2)

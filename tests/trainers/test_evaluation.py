@@ -98,7 +98,7 @@ def test_images_without_captions_are_excluded_from_the_loss(tmp_path, scenes):
 def test_processes_run_the_same_number_of_forwards_and_share_one_loss(tmp_path, scenes, monkeypatch):
     """12 images, batches of 2, of 4 processes: 3 images each, so 2 forwards each. Of 5: 3 or 2 images, 2 forwards each."""
     trainer = make(tmp_path, scenes, mle_weight=1.0, per_device_eval_batch_size=2)
-    whole = trainer.evaluator.loss(scenes["validation"])
+    whole = trainer._reference_loss(scenes["validation"])
     loss_sum, real = trainer.loss_sum, trainer.accelerator
     for processes in (4, 5):
         sums, forwards = [], []
@@ -113,7 +113,7 @@ def test_processes_run_the_same_number_of_forwards_and_share_one_loss(tmp_path, 
                 gather=lambda pair, sums=sums: (sums.append(pair), pair)[1],
             )
             monkeypatch.setattr(trainer, "accelerator", fake)
-            trainer.evaluator.loss(scenes["validation"])
+            trainer._reference_loss(scenes["validation"])
             forwards.append(len(number))
         assert len(set(forwards)) == 1
         total = torch.cat(sums).sum(0)
@@ -361,9 +361,9 @@ def test_other_column_names_are_accepted_in_evaluate(tmp_path, scenes):
     raw = raw.select_columns(["image", "text"])
     trainer = make(tmp_path, scenes, cache_image_features=True, feature_cache_dir=str(tmp_path / "cache"))
     first = trainer.evaluate(raw)
-    known = len(trainer.features.of_vision_tower)
+    known = len(trainer._tower_features)
     predicted = trainer.predict(raw)
-    assert len(trainer.features.of_vision_tower) == known  # encoded once
+    assert len(trainer._tower_features) == known  # encoded once
     assert predicted.metrics["test_loss"] == first["eval_loss"]
     assert predicted.label_ids == [[text] for text in raw["text"]]
     assert "eval_raw_loss" in trainer.evaluate({"raw": raw})

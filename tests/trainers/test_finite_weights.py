@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from hf_captionrl.trainers.checkpoints import first_non_finite, newest_checkpoint
+from hf_captionrl.trainers.checkpoints import first_non_finite
 from tests.processes import run_in_processes
 from tests.tiny import tiny_captioner
-from tests.trainers.test_runs import names
+from tests.trainers.test_checkpoints import names
 from tests.trainers.toy import Linear, toy
 
 
@@ -36,7 +36,6 @@ def test_weights_that_are_not_finite_are_not_saved_and_nothing_is_removed(tmp_pa
         "max_grad_norm: use it as the model of a new run."
     )
     assert names(tmp_path) == ["checkpoint-2"]
-    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
 
 
 def test_a_learning_rate_that_diverges_stops_the_run(tmp_path):
@@ -55,12 +54,6 @@ def test_a_run_without_checkpoints_that_diverges_stops_at_its_end(tmp_path):
     with pytest.raises(FloatingPointError, match="The model is not saved"):
         trainer.save_model(str(tmp_path / "elsewhere"))
     assert not list(tmp_path.rglob("*.safetensors"))
-
-
-def test_the_checkpoint_of_another_run_is_not_named(tmp_path):
-    toy(tmp_path).train()
-    with pytest.raises(FloatingPointError, match="This run has no earlier checkpoint"):
-        toy(tmp_path, callbacks=[Diverge(1, math.nan)]).train()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -133,15 +126,6 @@ def test_all_processes_stop_if_one_has_diverged(tmp_path):
     assert said[0] == said[1]
     assert "The last checkpoint is" in said[0]
     assert names(tmp_path) == ["checkpoint-2"]
-
-
-def test_a_checkpoint_of_the_model_only_is_not_resumed_from(tmp_path):
-    toy(tmp_path, save_only_model=True, max_steps=2).train()
-    for resume in (True, str(tmp_path / "checkpoint-2")):
-        with pytest.raises(
-            ValueError, match=r"checkpoint-2' holds the model only \(save_only_model=True\).*Use it as the model"
-        ):
-            toy(tmp_path).train(resume_from_checkpoint=resume)
 
 
 def test_saving_the_model_only_on_a_signal_is_warned_of(tmp_path, caplog):

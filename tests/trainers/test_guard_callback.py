@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, RewardHackingGuard
+from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds
 from tests.text.test_degenerate_captions import GOOD, HACKED
 
 
@@ -32,17 +32,16 @@ class Speaker(TrainerCallback):
 
 
 def make_trainer(folder, action, hacked_from, *, window=2, max_steps=8, hacked_until=99, **more):
-    guard = RewardHackingGuard(GuardThresholds(window=window))
-    callback = GuardCallback(guard, action)
+    callback = GuardCallback(GuardThresholds(window=window), action)
     bad = lambda step: [HACKED if hacked_from <= step < hacked_until else GOOD]  # noqa: E731
     arguments = {"save_steps": 1, "per_device_train_batch_size": 1, "learning_rate": 0.1, "report_to": [], **more}
     trainer = Trainer(
         Line(),
         TrainingArguments(str(folder), max_steps=max_steps, use_cpu=True, disable_tqdm=True, **arguments),
         train_dataset=[{"x": torch.full((2,), float(i))} for i in range(1, 9)],
-        callbacks=[Speaker(guard, bad), callback],
+        callbacks=[Speaker(callback, bad), callback],
     )
-    callback.trainer = trainer
+    callback.load = trainer._load_from_checkpoint
     return trainer, callback
 
 
@@ -111,13 +110,6 @@ def test_rollback_without_a_good_checkpoint_stops_training(tmp_path, caplog, sav
     assert callback.rolled_back_to is None
     assert "No checkpoint was saved while the captions were good" in caplog.text
     assert trainer.model.weight.abs().sum() > 0
-
-
-def test_rollback_without_a_trainer_is_refused(tmp_path):
-    trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=1)
-    callback.trainer = None
-    with pytest.raises(RuntimeError, match="needs the trainer"):
-        trainer.train()
 
 
 def test_guard_stops_training_without_rollback(tmp_path, caplog):

@@ -9,7 +9,7 @@ import torch
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import open_image
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.rewards import CompletionReward, FunctionReward
+from hf_captionrl.rewards import CompletionReward
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,
@@ -22,6 +22,7 @@ from hf_captionrl.trainers import (
 from hf_captionrl.trainers.rollout import RowColumns
 from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
+from tests.rewards.of_context import OfContext
 from tests.test_docs import blocks
 from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.one_step import PLAIN_SGD
@@ -138,7 +139,6 @@ def test_columns_of_rows(tmp_path):
     assert set(columns) == set(data.column_names)
     images = columns["image"]
     assert [image.tobytes() for image in images] == [open_image(marked()[r]["image"]).tobytes() for r in (5, 2, 5)]
-    assert images[0] is images[2]  # decoded once
     assert len(images[:2]) == 2
     with pytest.raises(KeyError):
         columns["nothing"]
@@ -151,8 +151,7 @@ def test_grpo_passes_the_arguments_of_trl(tmp_path):
         asked.append(set(columns))
         return [float(len(completion[0]["content"].split())) for completion in completions]
 
-    def per_image(context):
-        return [float(row) for row in context.rows.repeat_interleave(context.group_size)]
+    per_image = OfContext(lambda context: context.rows.repeat_interleave(context.group_size), "per_image")
 
     trainer = make_trainer(
         str(tmp_path),
@@ -185,14 +184,14 @@ def test_example_of_the_documentation_runs(tmp_path):
     names: dict = {}
     exec(code, names)
     labels = ["cat", None] * 4
-    functions = [names["names_label"], (names["fewer_words"], 0.5), names["of_the_rollout"]]
+    functions = [names["names_label"], (names["fewer_words"], 0.5), names["DifferentTokens"]()]
     trainer = caption_rl(tmp_path, marked().add_column("label", labels), functions)
-    assert [type(reward) for reward in trainer.rewards.rewards] == [CompletionReward, CompletionReward, FunctionReward]
+    assert [type(reward) for reward in trainer.rewards.rewards[:2]] == [CompletionReward, CompletionReward]
     trainer.train()
     logged = next(entry for entry in trainer.state.log_history if "reward" in entry)
     unlabelled = logged["rewards/names_label/undefined"]
     assert logged["labelled"] == pytest.approx(1 - unlabelled / 8)
-    assert logged["rewards/fewer_words/mean"] < 0 < logged["rewards/of_the_rollout/mean"]
+    assert logged["rewards/fewer_words/mean"] < 0 < logged["rewards/different_tokens/mean"]
 
 
 # Two processes

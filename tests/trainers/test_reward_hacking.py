@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_captionrl.text.degenerate_captions import degenerate
-from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, RewardHackingGuard, completion_statistics
+from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, describe_completions
 from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, plainly_degenerate
 
 
@@ -38,7 +38,7 @@ def test_statistics_equal_plain_loops(words):
     captions = random_captions(words=words)
     cut = [c.split() for c in captions]
     ended = [len(w) % 3 > 0 for w in cut]
-    found = completion_statistics(captions, ended=torch.tensor(ended))
+    found = describe_completions(captions, torch.tensor(ended))[0]
     assert degenerate(captions) == [plainly_degenerate(w) for w in cut]
     lengths = [len(w) for w in cut]
     repeats = [longest_repeat(w) for w in cut]
@@ -56,7 +56,7 @@ def test_statistics_equal_plain_loops(words):
 
 
 def test_statistics_of_empty_captions():
-    found = completion_statistics(["", "."])
+    found = describe_completions(["", "."])[0]
     assert found["empty"] == 1
     assert found["distinct_2"] == 1
     assert found["degenerate"] == found["longest_repeat_max"] == found["length_p90"] == 0
@@ -64,28 +64,18 @@ def test_statistics_of_empty_captions():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="no captions"):
-        completion_statistics([])
     with pytest.raises(ValueError, match="one string"):
         degenerate("a cat")
-    with pytest.raises(ValueError, match="one value for each of the 2 captions"):
-        completion_statistics(["a", "b"], ended=[True])
-    with pytest.raises(ValueError, match="reward has 3 values"):
-        RewardHackingGuard().observe(["a", "b"], reward=[1, 2, 3])
-    with pytest.raises(ValueError, match="reference_captions has a word"):
-        RewardHackingGuard(reference_captions=["", "."])
     with pytest.raises(ValueError, match="window is 0"):
         GuardThresholds(window=0)
     with pytest.raises(ValueError, match=r"max_degenerate is 1\.5"):
         GuardThresholds(max_degenerate=1.5)
     with pytest.raises(ValueError, match="max_length_growth is nan"):
         GuardThresholds(max_length_growth=float("nan"))
-    with pytest.raises(ValueError, match="action is 'off'"):
-        GuardCallback(RewardHackingGuard(), "off")
 
 
 def test_a_guard_trips_when_the_window_is_full():
-    guard = RewardHackingGuard(GuardThresholds(window=3))
+    guard = GuardCallback(GuardThresholds(window=3))
     for _ in range(2):
         logged = guard.observe([HACKED, GOOD])
         assert guard.reason is None
@@ -100,13 +90,11 @@ def test_a_guard_trips_when_the_window_is_full():
 
 
 def test_ordinary_steps_never_trip():
-    guard = RewardHackingGuard(GuardThresholds(window=2), reference_captions=ORDINARY)
+    guard = GuardCallback(GuardThresholds(window=2), reference_captions=ORDINARY)
     for _ in range(5):
-        guard.observe(
-            ORDINARY, ended=[True] * 5, truncated_by_scorer=0.0, reward=torch.arange(5) / 4, held_out_scorer=0.5
-        )
+        guard.observe(ORDINARY, ended=torch.ones(5), truncated_by_scorer=0.0, reward=0.5, held_out_scorer=0.5)
         assert guard.reason is None
-        assert guard.healthy
+        assert guard.doubt is None
 
 
 LONG = "one small cat two large dogs three red birds four green trees five blue cars six old houses"
@@ -114,9 +102,9 @@ RULES = {
     "max_degenerate": ({"captions": [LOOP]}, LOOP),
     "max_length_growth": ({"captions": [LONG, "a cat"]}, LONG),
     "min_distinct": ({"captions": ["a cat a cat a cat"]}, "a cat a cat"),
-    "max_clipped_ratio": ({"captions": ["a dog", "a cat"], "ended": [True, False]}, "a cat"),
+    "max_clipped_ratio": ({"captions": ["a dog", "a cat"], "ended": torch.tensor([True, False])}, "a cat"),
     "max_truncated_by_scorer": ({"captions": ["a cat"], "truncated_by_scorer": 0.5}, "a cat"),
-    "max_gap_growth": ({"captions": ["a cat", "a dog"], "reward": [0.5, 0.9], "held_out_scorer": [0.5, 0.1]}, "a dog"),
+    "max_gap_growth": ({"captions": ["a cat", "a red dog"], "reward": 0.7, "held_out_scorer": 0.3}, "a red dog"),
 }
 
 
@@ -126,7 +114,7 @@ def test_every_limit_names_itself_and_can_be_switched_off(rule):
     off = dict.fromkeys(set(RULES) - {rule})
     start = {
         "captions": ["a cat", "a dog"],
-        "ended": [True, True],
+        "ended": torch.ones(2),
         "truncated_by_scorer": 0.0,
         "reward": 0.5,
         "held_out_scorer": 0.5,
@@ -135,7 +123,7 @@ def test_every_limit_names_itself_and_can_be_switched_off(rule):
         (GuardThresholds(window=1, **off), True),
         (GuardThresholds(1, **off | {rule: None}), False),
     ):
-        guard = RewardHackingGuard(thresholds)
+        guard = GuardCallback(thresholds)
         guard.observe(**start)
         assert guard.reason is None
         guard.observe(**step)
@@ -149,16 +137,16 @@ def test_lengths_are_compared_with_the_references():
     limits = GuardThresholds(window=1, max_length_growth=2.0)
     short, long = ["a cat"] * 20, [GOOD] * 20  # 2 and 12 words
     for references, trips in ((short, True), (long, False), (["a cat"] * 17 + [GOOD] * 3, False)):
-        guard = RewardHackingGuard(limits, reference_captions=references)
+        guard = GuardCallback(limits, reference_captions=references)
         guard.observe(long)
         assert (guard.reason is not None) is trips
 
 
 def test_non_finite_rewards_are_counted_and_excluded():
-    guard = RewardHackingGuard(GuardThresholds(window=1))
-    logged = guard.observe(["a", "b", "c"], reward=[1.0, float("nan"), 0.5], held_out_scorer=[0.5, 0.5, 0.5])
+    guard = GuardCallback(GuardThresholds(window=1))
+    logged = guard.observe(["a", "b", "c"], reward=0.75, held_out_scorer=0.5)
     assert logged["guard/reward_minus_held_out"] == pytest.approx(0.25)
-    assert logged["guard/nonfinite_reward"] == pytest.approx(1 / 3)
+    assert logged["guard/nonfinite_reward"] == 0
     logged = guard.observe(["a"], reward=float("nan"), held_out_scorer=0.5)
     assert "guard/reward_minus_held_out" not in logged
     assert logged["guard/nonfinite_reward"] == 1
@@ -167,14 +155,14 @@ def test_non_finite_rewards_are_counted_and_excluded():
 
 
 def test_constant_gap_is_not_hacking():
-    guard = RewardHackingGuard(GuardThresholds(window=2))
+    guard = GuardCallback(GuardThresholds(window=2))
     for _ in range(6):
         guard.observe(["a cat"], reward=3.0, held_out_scorer=0.5)
         assert guard.reason is None
 
 
 def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
-    guard = RewardHackingGuard(GuardThresholds(window=2))
+    guard = GuardCallback(GuardThresholds(window=2))
     for step in range(12):
         scored = {"reward": 1.0, "held_out_scorer": 0.9 if step < 6 else 0.1} if step % 2 else {}
         guard.observe(["a cat"], **scored)
@@ -182,11 +170,11 @@ def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
 
 
 def test_processes_decide_by_the_mean_over_all_processes():
-    guards = [RewardHackingGuard(GuardThresholds(window=1, max_degenerate=0.3)) for _ in range(2)]
+    guards = [GuardCallback(GuardThresholds(window=1, max_degenerate=0.3)) for _ in range(2)]
     steps = [[HACKED, HACKED, HACKED, GOOD], [GOOD] * 4]
-    each = [list(RewardHackingGuard().observe(step).values()) for step in steps]
+    each = [list(GuardCallback().observe(step).values()) for step in steps]
     mean = np.mean(each, axis=0).tolist()
-    logged = [g.observe(s, mean_over_processes=lambda values: mean) for g, s in zip(guards, steps, strict=True)]
+    logged = [g.observe(s, means_over_processes=lambda values: mean) for g, s in zip(guards, steps, strict=True)]
     assert logged[0] == logged[1]
     assert logged[0]["guard/degenerate"] == 0.375
     assert all(g.reason is not None for g in guards)
@@ -200,13 +188,13 @@ def test_guard_resumes_exactly():
         out = []
         for captions in part:
             logged = guard.observe(captions, reward=len(captions[0]), held_out_scorer=1.0)
-            out.append((logged, guard.reason, guard.healthy))
+            out.append((logged, guard.reason, guard.doubt))
         return out
 
     limits = GuardThresholds(window=4, max_degenerate=0.4)
-    whole = run(RewardHackingGuard(limits), steps)
+    whole = run(GuardCallback(limits), steps)
     for cut in (2, 9):
-        first, second = RewardHackingGuard(limits), RewardHackingGuard(limits)
+        first, second = GuardCallback(limits), GuardCallback(limits)
         run(first, steps[:cut])
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert second.reason == first.reason
@@ -215,14 +203,11 @@ def test_guard_resumes_exactly():
 
 
 def test_a_checkpoint_of_a_late_collapse_is_not_healthy():
-    guard = RewardHackingGuard(GuardThresholds(window=8, max_degenerate=0.5))
+    guard = GuardCallback(GuardThresholds(window=8, max_degenerate=0.5))
     for _ in range(6):
         guard.observe([GOOD])
-    assert guard.healthy
+    assert guard.doubt is None
     for _ in range(2):
         guard.observe([HACKED])
     assert guard.reason is None
-    assert not guard.healthy
-
-
-# The callback, in a real Trainer
+    assert guard.doubt is not None

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
-from hf_captionrl.trainers.checkpoints import seal_checkpoint
 from tests.processes import run_in_processes
 from tests.trainers.bits import bits, different
 from tests.trainers.policies import SAMPLED, captioner
@@ -54,7 +53,7 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
     resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
     written = []
     roll_out = resumed.rollouts.roll_out
-    resumed.rollouts.roll_out = lambda batches: written.append(resumed.state.global_step) or roll_out(batches)
+    resumed.rollouts.roll_out = lambda *given: written.append(resumed.state.global_step) or roll_out(*given)
     resumed.train(resume_from_checkpoint=checkpoint(through, step))
     assert resumed.state.global_step == 8
     assert written == [at for at in (0, 3, 6) if at >= step]  # no new captions between two iterations
@@ -83,7 +82,6 @@ def test_checkpoint_without_its_rollout_generates_a_new_one(tmp_path, scenes, th
     copy = Path(shutil.copytree(checkpoint(through, 2), tmp_path / "checkpoint-2"))
     state = copy / "caption_rl_state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "rollout": 2}))
-    seal_checkpoint(copy)
     resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
     with caplog.at_level(logging.WARNING):
         resumed.train(resume_from_checkpoint=str(copy))

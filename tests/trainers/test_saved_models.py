@@ -8,7 +8,7 @@ import torch
 from hf_captionrl import pipeline
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import open_image
-from hf_captionrl.trainers.checkpoints import TRAINING_FILE
+from hf_captionrl.trainers.publishing import TRAINING_FILE
 from tests.trainers import test_reward_functions as rewarding
 
 

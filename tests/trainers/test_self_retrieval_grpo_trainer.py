@@ -130,8 +130,8 @@ def test_rewards_are_weighted_and_logged(tmp_path, scorer):
 
 
 def test_own_rewards(tmp_path):
-    def length(context):
-        return [float(len(caption)) for caption in context.captions]
+    def length(completions):
+        return [float(len(completion[0]["content"])) for completion in completions]
 
     trainer = make_trainer(
         str(tmp_path),

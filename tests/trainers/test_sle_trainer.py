@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from hf_captionrl.captioners.captioner import split_greedy
 from hf_captionrl.data import open_image
 from hf_captionrl.losses import policy_gradient_loss
-from hf_captionrl.rewards import CiderReward, FunctionReward, RewardContext, RewardData, WeightedRewards, make_baseline
+from hf_captionrl.rewards import CiderReward, RewardContext, RewardData, WeightedRewards, make_baseline
 from hf_captionrl.rewards import edit_distance as token_edit_distance
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers import SLEConfig
+from tests.rewards.of_context import OfContext
 from tests.rewards.test_diversity import plain_bleu34, plain_edit
 from tests.tolerances import assert_close, close, resolution, within
 from tests.trainers.one_step import largest_difference
@@ -219,7 +220,7 @@ def test_loss_equals_the_authors_surrogate():
 def test_advantages_equal_those_of_the_code_of_2018(tmp_path):
     config = SLEConfig(str(tmp_path), diversity="multi_reference", use_cpu=True)
     (_, diversity) = config.make_rewards()
-    quality = FunctionReward(lambda context: torch.tensor(VECTORS["quality_advantage"]).flatten(), "quality")
+    quality = OfContext(lambda context: torch.tensor(VECTORS["quality_advantage"]).flatten(), "quality")
     quality.baseline = "none"  # the authors' example returns advantages
     rewards = WeightedRewards([quality, diversity[0]], [config.alpha, diversity[1]])
     ids: dict[str, int] = {"<end>": END}
@@ -248,8 +249,8 @@ def step_with_rollout(folder, dataset, **arguments):
     trainer.rollouts.generate = spy
     rows = []
     roll_out = trainer.rollouts.roll_out
-    trainer.rollouts.roll_out = lambda batches: (
-        rows.extend(int(r) for b in batches for r in b["rows"]) or roll_out(batches)
+    trainer.rollouts.roll_out = lambda batches, *state: (
+        rows.extend(int(r) for b in batches for r in b["rows"]) or roll_out(batches, *state)
     )
     trainer.train()
     return trainer, rows, written

@@ -33,21 +33,34 @@ def test_best_model_is_chosen_by_retrieval(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "value"),
     [
-        ({"mle_weight": 1.5}, r"mle_weight is 1.5.*\[0, 1\]"),
-        ({"first_token": "last"}, "Use 'mle', 'shift' or 'smile'"),
-        ({"subset": "nouns"}, "Use 'caption', 'random' or 'reverse'"),
-        ({"preset": "blog"}, "Use one of"),
-        ({"num_random": 0}, "Use at least 1"),
-        ({"mle_label_smoothing": 1.0}, r"\[0, 1\)"),
-        ({"random_draw": "word"}, "Use 'sequence' or 'position'"),
-        ({"cache_image_features": True}, "freeze_vision_tower=True"),
-        ({"feature_cache_dtype": "int8"}, "Use 'float32' or 'float16'"),
-        ({"remove_unused_columns": True}, "Leave it False"),
-        ({"max_caption_length": 1}, "at least 2"),
+        ("mle_weight", 1.5),
+        ("first_token", "last"),
+        ("subset", "nouns"),
+        ("captions_per_image", "two"),
+        ("preset", "blog"),
+        ("num_random", 0),
+        ("mle_label_smoothing", 1.0),
+        ("random_draw", "word"),
+        ("cache_image_features", True),  # without a frozen tower
+        ("feature_cache_dtype", "int8"),
+        ("cache_pixels", "png"),
+        ("image_decoder", "opencv"),
+        ("frame_pooling", "max"),
+        ("generation_num_beams", 0),
+        ("generation_max_new_tokens", 0),
+        ("remove_unused_columns", True),
+        ("max_caption_length", 1),
+        ("per_device_train_batch_size", 0),
+        ("gradient_accumulation_steps", 0),
+        ("learning_rate", float("nan")),
+        ("weight_decay", -0.1),
+        ("max_grad_norm", float("inf")),
+        ("adam_beta1", 1.0),
+        ("neftune_noise_alpha", -1.0),
     ],
 )
-def test_bad_values_name_the_remedy(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        SmileConfig(str(tmp_path), **arguments)
+def test_bad_values_are_named(tmp_path, name, value):
+    with pytest.raises(ValueError, match=name):
+        SmileConfig(str(tmp_path), **{name: value})

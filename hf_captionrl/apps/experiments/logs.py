@@ -138,7 +138,7 @@ def find_collapse(trainer: Any, captions: list[str]) -> str | None:
     """
     chosen = trainer.selection is not None and "kept_instead" not in trainer.selection
     if trainer.collapsed is None and not chosen:
-        reason = None if trainer.guard is None else trainer.guard.guard.reason_against(captions)
+        reason = None if trainer.guard is None else trainer.guard.reason_against(captions)
         if reason is not None:
             note_collapse(trainer, reason)
     return trainer.collapsed

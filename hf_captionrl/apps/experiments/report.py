@@ -49,7 +49,7 @@ from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
 from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.scenes import check
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
-from hf_captionrl.trainers.checkpoints import begin_run, has_checkpoint
+from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json
 
@@ -470,11 +470,6 @@ def train_runs(
         if run.is_trained and trainer.is_world_process_zero():
             settings = ", ".join(f"{key}={value}" for key, value in run.settings.items())
             print_heading(f"{number + 1} of {len(runs)}: {run.name}" + (f" ({settings})" if settings else ""))
-        if number == 0 and not resume and trainer.is_world_process_zero():
-            # Remove old checkpoints of all runs before the first training: after a kill, the other runs must not resume
-            # from those of an earlier start.
-            for each in runs:
-                begin_run(output_dir / each.folder)
         if not result.captions:
             result.captions[START] = trainer.generate_captions(test)
             result.rows.append(measured(START, result.captions[START], evaluator, trainer))

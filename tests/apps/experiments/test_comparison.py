@@ -13,7 +13,6 @@ from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retriev
 from hf_captionrl.apps.experiments.smile import SmileArguments, SmileRecipeConfig, _first
 from hf_captionrl.apps.experiments.smile import runs_of as smile_runs
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references
-from hf_captionrl.trainers.checkpoints import begin_run, open_checkpoint, seal_checkpoint
 from recipes import self_retrieval_blip, self_retrieval_clipcap
 from recipes.sle_blip import SLEBlipConfig, describe_reward
 
@@ -207,33 +206,3 @@ def test_sle_card_describes_the_reward(tmp_path):
     assert alone == (
         "CIDEr-D without the end token and document frequencies of the batch; 5 sampled captions per image; no baseline."
     )
-
-
-def test_a_recipe_killed_in_its_first_training_does_not_resume_the_second_from_an_earlier_start(tmp_path):
-    """The second training's folder still holds what the recipe made there when it was started before."""
-    for name in ("first", "second"):
-        open_checkpoint(tmp_path / name / "checkpoint-9", begin_run(tmp_path / name))
-        seal_checkpoint(tmp_path / name / "checkpoint-9")
-
-    class Kill(Counting):
-        def train(self, resume_from_checkpoint=None):
-            raise KeyboardInterrupt
-
-    resumed = []
-
-    class Resumed(Counting):
-        def train(self, resume_from_checkpoint=None):
-            resumed.append(resume_from_checkpoint)
-            super().train()
-
-    def start(kind, resume):
-        runs = [Run(name, name, lambda: kind(1, 1)) for name in ("first", "second")]
-        train_runs(runs, fake_evaluator(), None, resume=resume, output_dir=tmp_path)
-
-    start(Resumed, True)
-    assert resumed == [True, True]  # both were finished: to resume is right
-    with pytest.raises(KeyboardInterrupt):
-        start(Kill, False)
-    start(Resumed, True)
-    assert resumed[2:] == [False, False]
-    assert (tmp_path / "second" / "checkpoint-9").is_dir()

@@ -1,0 +1,151 @@
+"""Facts about a training, stored beside the model, and pushes of a trainer's model, checked like every push."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate.utils import broadcast_object_list
+from transformers import Trainer
+
+from hf_captionrl.utils.io import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRAINING_FILE = "training.json"
+"""Base model, objective, rewards, data and seeds, without local paths."""
+
+
+def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
+    """Result or error of a function that only the main process calls, on every process."""
+    found: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            found[0] = function()
+        except (OSError, ValueError, RuntimeError) as error:
+            found[1] = error
+    if accelerator.num_processes > 1:
+        broadcast_object_list(found)
+    if found[1] is not None:
+        raise found[1]
+    return found[0]
+
+
+def public_name(name: Any) -> str | None:
+    """A name on the Hub unchanged; of a folder only the last part."""
+    text = str(name or "")
+    return (Path(text).name if os.path.isabs(text) or os.path.exists(text) else text) or None
+
+
+def training_facts(trainer: Any) -> dict[str, Any]:
+    """Facts about the model of a [`CaptionTrainer`]."""
+    captioner, args, data = trainer.captioner, trainer.args, trainer.train_dataset
+    rewards, mle_weight = getattr(trainer, "rewards", None), getattr(args, "mle_weight", None)
+    facts: dict[str, Any] = {
+        "trainer": type(trainer).__name__,
+        "base_model": public_name(getattr(captioner.base_model, "name_or_path", None)),
+        "family": captioner.family,
+        "prompt": captioner.prompt,
+        "is_adapter": hasattr(captioner.model, "peft_config"),
+        "steps": trainer.state.global_step,
+        "epochs": trainer.state.epoch,
+        "learning_rate": args.learning_rate,
+        "seeds": {"seed": args.seed, "data_seed": args.data_seed},
+        # None for a stream
+        "train_images": getattr(data, "num_images", len(data) if hasattr(data, "__len__") else None),
+        "generation": {"num_beams": args.generation_num_beams, "max_new_tokens": args.generation_max_new_tokens},
+    }
+    if rewards is not None:
+        known = {"SelfRetrieval": "self_retrieval", "PairwiseDiversity": "sle"}
+        kinds = [known[type(r).__name__] for r in rewards.rewards if type(r).__name__ in known]
+        facts |= {"objective": kinds[0]} if kinds else {}
+        facts |= {"reward": rewards.describe(), "baseline": args.baseline, "num_generations": args.num_generations}
+        facts["reward_scorers"] = [public_name(s.signature) for s in trainer.scorers if hasattr(s, "signature")]
+    elif mle_weight is not None:
+        facts |= {"objective": "mle" if mle_weight == 1.0 else "smile", "mle_weight": mle_weight}
+        facts["first_token"] = args.first_token
+    return facts
+
+
+def write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> None:
+    """Write [`TRAINING_FILE`]."""
+    write_json(Path(folder) / TRAINING_FILE, training_facts(trainer))
+
+
+def _hub() -> Any:
+    # Publishing is in a higher layer; the lookup at call time avoids an import cycle.
+    return importlib.import_module("hf_captionrl.hub")
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list | tuple) and value else value or None
+
+
+class CheckedPush(Trainer):
+    """A Trainer whose upload, also that of TRL, is checked like every push: safetensors only, no secrets, private."""
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Check the name of the repository; the push creates it, after its other checks."""
+        name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+        _hub().push.check_name(name)
+        self.hub_model_id = name
+        self.push_in_progress = None
+
+    def create_model_card(self, **facts: Any) -> None:  # type: ignore[override]
+        """Write a card without results into `args.output_dir`, unless someone has written one; tags and tasks follow
+        from the kind of the model."""
+        name = facts.get("model_name") or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+
+        def write() -> None:
+            if not any(Path(self.args.output_dir).glob("*.safetensors")):
+                return  # TRL creates a card with every checkpoint, before there is a model
+            _hub().write_trained_card(
+                self.args.output_dir,
+                model_id=name,
+                base_model=facts.get("finetuned_from"),
+                license=facts.get("license"),
+                dataset=_first(facts.get("dataset")) or facts.get("dataset_name"),
+                dataset_id=_first(facts.get("dataset_tags")),
+                language=_first(facts.get("language")),
+            )
+
+        on_main_process(self.accelerator, write)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        overwrite: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """Save the model, write its card and push both; returns the address of the commit.
+
+        `private` and `token` override those of the arguments; a new repository is private unless they say otherwise. `overwrite`
+        pushes also into a repository that holds other content. The push always blocks. `kwargs` are for `create_model_card`.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo()
+        self.save_model(_internal_call=True)
+        self.create_model_card(**{"model_name": self.hub_model_id, **kwargs})
+        wanted = self.args.hub_private_repo if private is None else private
+
+        def push() -> str:
+            address = _hub().push_trained(
+                self.args.output_dir,
+                self.hub_model_id,
+                private=wanted is None or wanted,
+                token=token or self.args.hub_token,
+                revision=revision or self.args.hub_revision,
+                commit_message=commit_message or "End of training",
+                overwrite=overwrite,
+            )
+            return str(address)
+
+        return str(on_main_process(self.accelerator, push))
