@@ -12,22 +12,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.apps.truematch.build import bags_fingerprint, load_truematch, print_status
+from hf_captionrl.apps.truematch.build import bag_id, bags_fingerprint, load_truematch, print_status
 from hf_captionrl.apps.truematch.review import TEMPLATES
 from hf_captionrl.data.options import DatasetOptions, load_split
 from hf_captionrl.evaluation.pages import render_html
 from hf_captionrl.metrics import paired_test
 from hf_captionrl.metrics.table import Column, check_rows, escape_markdown, format_cell
-from hf_captionrl.utils.io import atomic_write_text
+from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import datasets
-
     from hf_captionrl.apps.truematch.options import EvaluateOptions, LeaderboardOptions
     from hf_captionrl.evaluation.caption_files import CaptionFile
-    from hf_captionrl.evaluation.evaluator import Evaluator
 
 
 # --- `captionrl truematch evaluate`: evaluate captioners on a benchmark of similar images ----------------------------
@@ -90,31 +87,16 @@ def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: S
     return found
 
 
-def _evaluator(arguments: EvaluateOptions, dataset: datasets.Dataset, source: str, bags: dict[int, Any]) -> Evaluator:
-    """The held-out scorer on the images and bags."""
-    from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.evaluation.options import load_evaluators
-
-    scorer, _, reasons = load_evaluators(source, arguments.scorer, "none")
-    if scorer is None:
-        why = reasons.get("no scorer", "--scorer is 'none'")
-        raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
-    evaluator = Evaluator(dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
-    evaluator.bags = bags
-    return evaluator
-
-
 def evaluate(arguments: EvaluateOptions) -> None:
     """Evaluate captioners on the benchmark; writes results.json and results.md."""
     found = load_truematch(arguments.folder)
     bags = found.bags if arguments.all_bags else found.kept
     output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
 
-    from hf_captionrl.apps.truematch.build import bag_id
-    from hf_captionrl.evaluation.evaluator import TABLES, ScoredCaptions, compare_with_first
+    from hf_captionrl.evaluation.evaluator import TABLES, Evaluator, ScoredCaptions, compare_with_first
+    from hf_captionrl.evaluation.options import load_evaluators
     from hf_captionrl.evaluation.scored_captions import human_captions, score_sources
     from hf_captionrl.metrics.table import Section, comparison_markdown, installed_versions, print_comparison
-    from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
 
     for path in arguments.captions:
         if not path.is_file():
@@ -130,7 +112,12 @@ def evaluate(arguments: EvaluateOptions) -> None:
     files = _files(arguments, images, output_dir)
     aligned = [file.aligned(ids, split.all_ids) for file in files]
 
-    evaluator = _evaluator(arguments, dataset, found.manifest["source"], rows_of)
+    held_out, _, reasons = load_evaluators(found.manifest["source"], arguments.scorer, "none")
+    if held_out is None:
+        why = reasons.get("no scorer", "--scorer is 'none'")
+        raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
+    evaluator = Evaluator(dataset, held_out, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    evaluator.bags = rows_of
     pairs = zip(files, aligned, strict=True)
     scored = [ScoredCaptions(file.name, c, evaluator.references) for file, c in pairs]
     if arguments.references:
@@ -138,7 +125,6 @@ def evaluate(arguments: EvaluateOptions) -> None:
         if human is None:
             raise ValueError("--references needs at least two references per image. Leave it out.")
         scored.append(human)
-    held_out: Any = evaluator.held_out_scorer
     score_sources(scored, held_out)
     scorer: str = held_out.signature
     columns = table_columns(rows_of)

@@ -27,9 +27,11 @@ from hf_captionrl.apps.truematch.build import (
     check_decision,
     load_truematch,
     print_status,
+    write_truematch_card,
 )
 from hf_captionrl.data.options import DatasetOptions, load_split
 from hf_captionrl.evaluation.pages import render_html
+from hf_captionrl.utils.io import atomic_write_text
 from hf_captionrl.utils.local_server import OwnHosts
 
 if TYPE_CHECKING:
@@ -75,13 +77,6 @@ def render_review(
     token: str | None = None,
 ) -> str:
     """Render the page."""
-    if not bags:
-        raise ValueError("There are no bags to review. Build a benchmark first.")
-    if not 1 <= len(reasons) <= 9:
-        raise ValueError(f"There are {len(reasons)} reasons, but only the keys 1 to 9. Use 1 to 9 reasons.")
-    missing = next((key for bag in bags for key in bag.images if key not in images), None)
-    if missing is not None:
-        raise ValueError(f"There is no image {missing!r}, but a bag contains it. Pass the images of all bags.")
     data = {
         "bags": [asdict(bag) for bag in bags],
         "images": {key: asdict(image) for key, image in images.items()},
@@ -296,8 +291,6 @@ def review_images(found: TrueMatch, arguments: DatasetOptions) -> datasets.Datas
 
 def _finish(arguments: ApplyOptions | ReviewOptions, decisions: Path | None = None) -> None:
     """Apply decisions, and print the state of the review."""
-    from hf_captionrl.apps.truematch.build import write_truematch_card
-
     found, added = apply_decisions(arguments.folder, decisions)
     write_truematch_card(found)
     if arguments.json:
@@ -314,8 +307,6 @@ def apply(arguments: ApplyOptions) -> None:
 
 def review(arguments: ReviewOptions) -> None:
     """Serve the review page until Ctrl-C, or write it to one file."""
-    from hf_captionrl.utils.io import atomic_write_text
-
     found = load_truematch(arguments.folder)
     rows = review_images(found, arguments)
     if arguments.export is not None:

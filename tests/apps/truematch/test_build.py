@@ -1,39 +1,42 @@
 """`captionrl truematch build` and `apply`, and the commands of docs/truematch.md."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+
 import pytest
 from datasets import load_dataset
 from huggingface_hub import DatasetCard
-from hf_captionrl.apps.truematch.build import apply_decisions, bag_id, load_truematch, read_decisions, write_data
+
+from hf_captionrl.apps.truematch.build import (
+    REASONS,
+    Decision,
+    DecisionWriter,
+    apply_decisions,
+    bag_id,
+    check_decision,
+    drop_bags,
+    load_truematch,
+    read_decisions,
+    write_data,
+)
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.data import open_image
 from hf_captionrl.hub import folder_contents
 from hf_captionrl.retrieval import load_bags, load_scorer
+from hf_captionrl.retrieval.bags import BagFile
 from hf_captionrl.utils.io import write_json, write_jsonl
 from hf_captionrl.utils.model_files import model_path
 from scripts import truematch_scenes
 from scripts.truematch_scenes import is_kept
-from tests.apps.truematch.truematch_commands import IMAGES, build, truematch
+from tests.apps.truematch.conftest import IMAGES, build, truematch
 from tests.browser import CHROMIUM
 from tests.tolerances import close
-import os
-from hf_captionrl.apps.truematch.build import (
-    REASONS,
-    Decision,
-    DecisionWriter,
-    bag_id,
-    check_decision,
-    drop_bags,
-    read_decisions,
-)
-from hf_captionrl.retrieval.bags import BagFile
-
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "truematch.md").read_text(encoding="utf-8")
@@ -283,7 +286,7 @@ def test_commands_of_the_docs_page_run(tmp_path, monkeypatch, capsys, cache):
     for line in ours:
         build_parser().parse_args(line)
         if line[:2] == ["truematch", "review"] and "--export" not in line:
-            continue  # serves until it is stopped; see tests/apps/truematch/test_review_server.py
+            continue  # serves until it is stopped; see tests/apps/truematch/test_review.py
         if "COCO" in " ".join(line) or line[0] == "push" or "coco" in " ".join(line):
             continue  # needs files and the Hub
         short = [*line, "--max_images", str(IMAGES)] if line[1] == "build" else line

@@ -1,19 +1,20 @@
 """`captionrl truematch evaluate` and `leaderboard`: metrics equal plain loops, and incomparable results are refused."""
 
 import json
+
+import numpy as np
 import pytest
 from datasets import load_dataset
+
 from hf_captionrl.apps.truematch.build import bag_id
+from hf_captionrl.apps.truematch.evaluate import rank_rows, write_leaderboard
 from hf_captionrl.data import open_image
+from hf_captionrl.metrics.table import Column
 from hf_captionrl.retrieval import load_bags, load_scorer
 from hf_captionrl.utils.io import write_json, write_jsonl
 from hf_captionrl.utils.model_files import model_path
-from tests.apps.truematch.truematch_commands import IMAGES, build, truematch
-import numpy as np
-from hf_captionrl.apps.truematch.evaluate import rank_rows, write_leaderboard
-from hf_captionrl.metrics.table import Column
+from tests.apps.truematch.conftest import IMAGES, build, truematch
 from tests.tolerances import within
-
 
 # --- evaluate -----------------------------------------------------------------------------------------------------
 
