@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import datasets
 
-from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.columns import parse_json, replace_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.retrieval.bags import BagFile, load_bags, save_bags
@@ -140,8 +140,7 @@ class DecisionWriter(LineFile):
 BAGS_FILE, KEPT_FILE, DECISIONS_FILE = "bags.json", "kept.json", "decisions.jsonl"
 DATA_FOLDER, MANIFEST_FILE = "data", "truematch.json"
 
-_ROWS_PER_FILE = 1000
-"""Images per Parquet file: about 150 MB of COCO, held in memory while it is written."""
+_ROWS_PER_FILE = 1000  # images per Parquet file: about 150 MB of COCO
 _COLUMNS = ("image", "image_id", "captions", "facts")
 
 
@@ -232,10 +231,7 @@ def load_truematch(folder: str | Path) -> TrueMatch:
             f"There is no {MANIFEST_FILE} in {str(folder)!r}. Build a benchmark with `captionrl truematch build`; an interrupted build "
             "is finished by the same command."
         )
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}). Build the benchmark again.") from None
+    manifest = parse_json(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(manifest, dict) or not {"source", "seed", "scorer"} <= set(manifest):
         raise ValueError(f"{path} does not describe a benchmark. Build it again.")
     bags = load_bags(folder / BAGS_FILE)
@@ -278,8 +274,8 @@ def apply_decisions(folder: str | Path, decisions: str | Path | None = None) -> 
     return found, added
 
 
-def render_truematch_card(found: TrueMatch) -> str:
-    """Render the card of a benchmark."""
+def write_truematch_card(found: TrueMatch) -> Path:
+    """Render the card of a benchmark as the folder's `README.md`."""
     from huggingface_hub import DatasetCardData
 
     from hf_captionrl.hub.cards import render_template
@@ -314,12 +310,7 @@ def render_truematch_card(found: TrueMatch) -> str:
         files={"bags": BAGS_FILE, "kept": KEPT_FILE},
     )
     check_card(text)
-    return text
-
-
-def write_truematch_card(found: TrueMatch) -> Path:
-    """Render the card and write it as the folder's `README.md`, atomically."""
-    return atomic_write_text(found.folder / "README.md", render_truematch_card(found))
+    return atomic_write_text(found.folder / "README.md", text)
 
 
 def rewrite_truematch_card(folder: Path, changes: Mapping[str, str]) -> Path:
