@@ -1,27 +1,25 @@
 """Checkpoints of the published code of BLIP and CLIP: tensors and outputs equal the same model in transformers."""
 
-import pytest
-import torch
-from safetensors.torch import load_file
-from transformers import CLIPConfig, CLIPModel
-from hf_captionrl.apps.convert.convert import convert
-from hf_captionrl.captioners import load_captioner
-from hf_captionrl.retrieval import load_scorer
-from tests.retrieval.tiny_scorers import make_clip
-from tests.tiny import tiny_blip, tiny_images
-from tests.tolerances import assert_close
 import json
 import pickle
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
+
 from hf_captionrl.apps.convert.convert import convert, read_pickle
 from hf_captionrl.apps.convert.published import MODULES, export_code
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.retrieval import load_scorer
 from tests.captioners.test_clipcap_model import KINDS, MAPPERS, WRITE, inputs, published_logits
 from tests.offline import python_path
+from tests.retrieval.tiny_scorers import make_clip
 from tests.tiny import HIDDEN, tiny_blip, tiny_clipcap, tiny_images
-
+from tests.tolerances import assert_close
 
 BLIP_NAMES = [
     ("vision_model.embeddings.class_embedding", "visual_encoder.cls_token"),

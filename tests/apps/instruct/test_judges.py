@@ -5,21 +5,26 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+
 import pytest
+
 from hf_captionrl.apps.instruct.instructions import tiny_llama
 from hf_captionrl.apps.instruct.judges import (
+    CATEGORIES,
     EndpointJudge,
     FileJudge,
     JudgeError,
     LocalJudge,
     Question,
+    Rating,
     answer_questions,
+    answer_statistics,
     judge_prompt,
     load_questions,
+    parse_scores,
     rate_pairs,
+    relative_scores,
 )
-from hf_captionrl.apps.instruct.judges import CATEGORIES, Rating, answer_statistics, parse_scores, relative_scores
-
 
 QUESTIONS = [Question("q1", "generic", "Why?", "Because."), Question("q2", "writing", "Write.", "Once upon a time.")]
 
@@ -155,7 +160,7 @@ def test_nonsense_is_counted_and_empty_answers_are_shown_as_such():
 
 @pytest.mark.parametrize("url", ["localhost:8000", "file:///etc"])
 def test_bad_endpoints(url):
-    with pytest.raises(ValueError, match="judge_base_url"):
+    with pytest.raises(ValueError, match="base_url"):
         EndpointJudge(url, "m")
 
 
