@@ -131,7 +131,6 @@ def _place(path: Path, folder: Path, formats: str) -> None:
 pytestmark = [
     pytest.mark.slow,  # test_layouts.py has each of their peculiarities in a fixture
     pytest.mark.skipif(not PLACE.is_dir(), reason="no published configurations on this machine"),
-    pytest.mark.usefixtures("pickles_in_this_process"),
 ]
 
 IMAGES = tiny_images(2, size=24)
@@ -155,15 +154,6 @@ INCOMPLETE = {
     "florence-community__Florence-2-large": (ValueError, r"cannot be loaded from processor_config\.json"),
     "google__pix2struct-textcaps-base": (FileNotFoundError, "no tokenizer or no image processor"),
 }
-
-
-@pytest.fixture
-def pickles_in_this_process(monkeypatch):
-    import importlib
-
-    from hf_captionrl.apps.convert import convert as unpickling
-
-    monkeypatch.setattr(importlib.import_module("hf_captionrl.apps.convert.convert"), "unpickle", unpickling._write)
 
 
 def test_every_published_layout_is_tested():

@@ -330,14 +330,13 @@ class Noting:
 
 def boost(folder, *, asked, number=12, at=None):
     """Boost a few scenes."""
-    from hf_captionrl.apps.boosting import boost_shard, boosted_rows, write_boosted_captions
+    from hf_captionrl.apps.boosting import boost_shard, write_boosted_captions
     from tests.apps.boosting.doubles import pair, scenes
 
     rows = scenes(number)
     backends: dict[str, Any] = {name: Noting(backend.inner, asked) for name, backend in pair(rows).items()}
     with Moment(at) as moment:
-        boost_shard(rows, folder, rows_at_once=5, **backends)
-        write_boosted_captions(rows, folder, boosted_rows(rows, folder, **backends))
+        write_boosted_captions(rows, folder, boost_shard(rows, folder, rows_at_once=5, **backends))
     return {"calls": moment.calls}
 
 
@@ -360,11 +359,10 @@ def push(folder, url, *, at=None):
 
 def boosted(folder):
     """Rows of a merged file without the times, and the answers of its journals."""
-    from hf_captionrl.apps.boosting.boost import journals, read_journal
+    from hf_captionrl.apps.boosting.boost import read_journals
     from tests.apps.boosting.doubles import content
 
     path = Path(folder) / "captions.parquet"
-    entries = [entry for journal in journals(Path(folder)) for entry in read_journal(journal)]
-    answers = [f"{entry['stage']}/{entry['image_id']}" for entry in entries]
+    answers = [f"{entry['stage']}/{entry['image_id']}" for entry in read_journals(folder)]
     rows = json.loads(json.dumps(content(path), default=str)) if path.exists() else None
     return {"rows": rows, "answers": answers}

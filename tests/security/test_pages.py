@@ -16,12 +16,12 @@ from hf_captionrl.apps.explain.explain import CaptionReward, explain_caption, wr
 from hf_captionrl.apps.studies.build import rating_parts
 from hf_captionrl.apps.studies.results import study_html
 from hf_captionrl.apps.truematch.evaluate import write_leaderboard
-from hf_captionrl.apps.truematch.review import ReviewBag, ReviewImage, render_review
+from hf_captionrl.apps.truematch.review import render_review
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, PanelItem, write_gallery, write_panel
 from hf_captionrl.hub.cards import render_model_card
 from hf_captionrl.hub.push import check_text
-from tests.apps.studies.test_pages import pictures, write_study
-from tests.apps.truematch.test_leaderboard import COLUMNS, KEY
+from tests.apps.studies.test_build import pictures, write_study
+from tests.apps.truematch.test_evaluate import COLUMNS, KEY
 from tests.browser import CHROMIUM, Browser
 from tests.hub.test_cards import FACTS, make_results
 from tests.security.hostile import CAPTIONS
@@ -71,8 +71,8 @@ def leaderboard(folder):
 
 
 def review(folder, token=None):
-    images = {str(n): ReviewImage(text, DATA, [text]) for n, text in enumerate(TEXTS)}
-    bags = [ReviewBag(text, 0.5, list(images)) for text in TEXTS]
+    images = {str(n): {"image_id": text, "source": DATA, "captions": [text]} for n, text in enumerate(TEXTS)}
+    bags = [{"id": text, "similarity": 0.5, "images": list(images)} for text in TEXTS]
     decisions = {text: {"decision": "drop", "reason": "other"} for text in TEXTS}
     page = render_review(ALL, bags, images, reasons={"other": ALL}, decisions=decisions, fingerprint=ALL, token=token)
     (folder / "page.html").write_text(page, encoding="utf-8", errors="replace")

@@ -10,10 +10,7 @@ if TYPE_CHECKING:
     from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
     from hf_captionrl.apps.boosting.boost import (
         BoostedFile,
-        ShardReport,
-        UnfinishedError,
         boost_shard,
-        boosted_rows,
         write_boosted_captions,
     )
     from hf_captionrl.apps.boosting.conflicts import (

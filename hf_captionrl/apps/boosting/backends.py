@@ -35,15 +35,7 @@ class SceneWriter:
     is_multimodal = False
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | Failure]]:
-        """Answer prompts of the stages `blend` and `holistic`.
-
-        Args:
-            prompts (`Sequence[Prompt]`): The questions.
-
-        Yields:
-            `tuple[int, str | Failure]`: Position of the prompt, and its answer; captions outside the grammar of
-            the world fail.
-        """
+        """Answer prompts of the stages `blend` and `holistic`."""
         for position, prompt in enumerate(prompts):
             pair = _PAIR.match(prompt.user)
             texts = list(pair.groups()) if pair else _REFERENCE.findall(prompt.user)
@@ -60,15 +52,6 @@ class SceneDescriber:
 
     Each fact is mentioned with probability `mention_rate` (the kind always), and each mentioned fact gets a wrong value with
     probability `error_rate`, independently. A value without a word, such as `upright`, can only be mentioned by error. The draws depend on seed, image and attempt, not on the order of questions.
-
-    Args:
-        facts (`Mapping[str, Facts | Mapping]`): For each image id its facts.
-        error_rate (`float`): Probability that a mentioned fact is wrong, in [0, 1].
-        mention_rate (`float`): Probability that a fact is mentioned, in [0, 1].
-        seed (`int`): Of the draws.
-
-    Raises:
-        ValueError: If a rate is not in [0, 1].
     """
 
     model = "scenes:describer"
@@ -82,22 +65,12 @@ class SceneDescriber:
         mention_rate: float = 0.85,
         seed: int = 0,
     ) -> None:
-        for name, rate in (("error_rate", error_rate), ("mention_rate", mention_rate)):
-            if not 0 <= rate <= 1:
-                raise ValueError(f"{name} ({rate}) must lie in [0, 1], not in percent. Use a value such as 0.15.")
         self._facts = facts
         self._error_rate, self._mention_rate, self._seed = error_rate, mention_rate, seed
         self.revision = f"error_rate={error_rate:g} mention_rate={mention_rate:g} seed={seed}"
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, str | Failure]]:
-        """Describe the scenes of prompts.
-
-        Args:
-            prompts (`Sequence[Prompt]`): Of the stage `visual`.
-
-        Yields:
-            `tuple[int, str | Failure]`: Position of the prompt, and its answer; images without facts fail.
-        """
+        """Describe the scenes of prompts."""
         for position, prompt in enumerate(prompts):
             facts = self._facts.get(prompt.image_id)
             if facts is None:
@@ -176,20 +149,10 @@ def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) 
         return SceneDescriber(facts, **rates, seed=arguments.seed)
     revision = getattr(arguments, f"{role}_revision")
     if kind == "openai":
+        names = "api_key_env", "max_new_tokens", "seed", "concurrency", "timeout_s", "tries", "backoff_s"
+        options = {option: getattr(arguments, option) for option in names}
         url = str(getattr(arguments, f"{role}_url") or arguments.text_url)
-        return language_models.HTTPBackend(
-            url,
-            name,
-            revision=revision or "",
-            api_key_env=arguments.api_key_env,
-            is_multimodal=vision,
-            max_new_tokens=arguments.max_new_tokens,
-            seed=arguments.seed,
-            concurrency=arguments.concurrency,
-            timeout_s=arguments.timeout_s,
-            tries=arguments.tries,
-            backoff_s=arguments.backoff_s,
-        )
+        return language_models.HTTPBackend(url, name, revision=revision or "", is_multimodal=vision, **options)
     if kind == "vllm":
         return language_models.VLLMBackend(
             name, revision=revision, is_multimodal=vision, max_new_tokens=arguments.max_new_tokens, seed=arguments.seed
@@ -197,9 +160,4 @@ def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) 
     make: Any = language_models.TransformersVisionBackend if vision else language_models.TransformersTextBackend
     if kind == "captioner":
         make = language_models.CaptionerBackend
-    return make(
-        name,
-        revision=revision,
-        batch_size=arguments.batch_size,
-        max_new_tokens=arguments.max_new_tokens,
-    )
+    return make(name, revision=revision, batch_size=arguments.batch_size, max_new_tokens=arguments.max_new_tokens)

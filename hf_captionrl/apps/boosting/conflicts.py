@@ -1,4 +1,4 @@
-"""Lengths and vocabulary of captions by source: Table 9 and Figure 4 of No Detail Left Behind."""
+"""Contradictions between captions, and lengths and vocabulary by source: Table 9 and Figure 4 of No Detail Left Behind."""
 
 from __future__ import annotations
 
@@ -23,16 +23,9 @@ from hf_captionrl.scenes.world import CATEGORIES, Facts
 
 @dataclass(frozen=True)
 class Conflict:
-    """One contradiction.
+    """One contradiction."""
 
-    Args:
-        attribute (`str`): `count`, `colour` or `kind`; on scenes, the name of the fact.
-        noun (`str`): The noun that it describes.
-        blend (`str`): Value in the BlendCap.
-        holistic (`str`): Value in the HolisticCap.
-    """
-
-    attribute: str
+    attribute: str  # "count", "colour" or "kind"; on scenes, the name of the fact
     noun: str
     blend: str
     holistic: str
@@ -112,13 +105,6 @@ def text_conflicts(blend: str, holistic: str) -> list[Conflict]:
       plate" do not. Articles are not numbers: a second dog does not contradict "a dog".
     - *kind*: each caption has exactly one, and not the same, of two words that exclude each other (man and woman, dog and
       cat, left and right, ..., singular or plural). Negated words ("no dogs") do not count.
-
-    Args:
-        blend (`str`): BlendCap.
-        holistic (`str`): HolisticCap.
-
-    Returns:
-        `list[Conflict]`: Empty if none is found, which does not prove that there is none.
     """
     found: list[Conflict] = []
     for attribute, listed in (("count", _NUMBERS), ("colour", _COLOURS)):
@@ -138,14 +124,6 @@ def scene_conflicts(blend: str, holistic: str, facts: Facts | Mapping[str, Any])
     """Facts of a scene that are right in the BlendCap and wrong in the HolisticCap: exact, by the truth checker.
 
     A wrong claim about a fact that the BlendCap does not mention is an error of the VisualCap, not a conflict.
-
-    Args:
-        blend (`str`): BlendCap.
-        holistic (`str`): HolisticCap.
-        facts ([`Facts`] or `Mapping`): The scene's facts.
-
-    Returns:
-        `list[Conflict]`: One for each contradicted fact.
     """
     right = {claim.attribute.removeprefix("category of "): claim for claim in check(blend, facts).right}
     found = []
@@ -157,10 +135,7 @@ def scene_conflicts(blend: str, holistic: str, facts: Facts | Mapping[str, Any])
     return found
 
 
-# --- Lengths and vocabulary of captions by source: Table 9 and Figure 4 of No Detail Left Behind ---------------------
-
 PERCENTILES = (5, 25, 50, 75, 95)
-"""Percentiles of the lengths."""
 
 
 def source_statistics(

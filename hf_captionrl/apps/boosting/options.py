@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hf_captionrl.data.options import DatasetOptions, PublicationOptions
-from hf_captionrl.utils.options import EngineOptions, option, positive
+from hf_captionrl.utils.options import EngineOptions, Fraction, Positive, option
 
 
 @dataclass
@@ -82,41 +82,36 @@ class BoostOptions(EngineOptions, DatasetOptions, PublicationOptions):
     api_key_env: str | None = option(
         None, metavar="NAME", group="backends", help="environment variable with the key of the endpoints"
     )
-    concurrency: int = option(4, parse=positive, metavar="N", group="backends", help="number of concurrent requests")
+    concurrency: Positive = option(4, metavar="N", group="backends", help="number of concurrent requests")
     timeout_s: float = option(120.0, metavar="S", group="backends", help="time limit of a request, in seconds")
-    tries: int = option(6, parse=positive, metavar="N", group="backends", help="largest number of requests per answer")
+    tries: Positive = option(6, metavar="N", group="backends", help="largest number of requests per answer")
     backoff_s: float = option(
         1.0, metavar="S", group="backends", help="seconds before the second request; doubled before each further one"
     )
-    batch_size: int = option(
-        8, parse=positive, metavar="N", group="backends", help="prompts per batch of transformers"
-    )
-    max_new_tokens: int = option(256, parse=positive, metavar="N", group="backends", help="longest answer in tokens")
-    error_rate: float = option(
+    batch_size: Positive = option(8, metavar="N", group="backends", help="prompts per batch of transformers")
+    max_new_tokens: Positive = option(256, metavar="N", group="backends", help="longest answer in tokens")
+    error_rate: Fraction = option(
         0.15,
         metavar="X",
         group="backends",
         help="share of the facts that the describer of scenes gets wrong, in [0, 1]",
     )
-    mention_rate: float = option(
+    mention_rate: Fraction = option(
         0.85, metavar="X", group="backends", help="share of the facts that the describer of scenes mentions, in [0, 1]"
     )
     seed: int = option(0, metavar="N", group="backends", help="seed of the describer of scenes, and of sampling")
     overwrite: bool = option(
         False, group="run", help="write the shards again, for other models or settings; known answers are kept"
     )
-    attempts: int = option(
+    attempts: Positive = option(
         3,
-        parse=positive,
         metavar="N",
         group="run",
         help="largest number of answers per prompt, until one passes the checks",
     )
-    max_words: int = option(120, parse=positive, metavar="N", group="run", help="longest accepted answer in words")
-    rows_at_once: int = option(64, parse=positive, metavar="N", group="run", help="rows per batch of prompts")
-    max_failures: int = option(
-        20, parse=positive, metavar="N", group="run", help="stop after this many failures in a row"
-    )
+    max_words: Positive = option(120, metavar="N", group="run", help="longest accepted answer in words")
+    rows_at_once: Positive = option(64, metavar="N", group="run", help="rows per batch of prompts")
+    max_failures: Positive = option(20, metavar="N", group="run", help="stop after this many failures in a row")
     retry_quarantined: bool = option(False, group="run", help="ask again for rows whose answers were bad")
     embed_images: bool = option(False, group="run", help="store images in the file, not their paths")
     tokenizer: str | None = option(

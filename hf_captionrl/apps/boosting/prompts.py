@@ -123,18 +123,7 @@ HOLISTIC_EXAMPLES: tuple[tuple[str, str], ...] = (
 
 
 def blend_prompt(image_id: str, references: Sequence[str]) -> Prompt:
-    """Ask for the BlendCap of an image.
-
-    Args:
-        image_id (`str`): The image.
-        references (`Sequence[str]`): Its human captions, at least one.
-
-    Returns:
-        [`Prompt`]: For a language model.
-
-    Raises:
-        ValueError: If there is no reference.
-    """
+    """Ask for the BlendCap of an image."""
     if isinstance(references, str) or not references:
         raise ValueError(f"references of image {image_id!r} are {references!r}. Pass a list of at least one caption.")
     number = f"{len(references)} image caption" + "s" * (len(references) > 1)
@@ -143,29 +132,12 @@ def blend_prompt(image_id: str, references: Sequence[str]) -> Prompt:
 
 
 def visual_prompt(image_id: str, image: Any) -> Prompt:
-    """Ask for the VisualCap of an image.
-
-    Args:
-        image_id (`str`): The image.
-        image (`PIL.Image.Image`): The image to describe.
-
-    Returns:
-        [`Prompt`]: For a vision model.
-    """
+    """Ask for the VisualCap of an image."""
     return Prompt("visual", image_id, VISUAL_PROMPT, image=image)
 
 
 def holistic_prompt(image_id: str, blend: str, visual: str) -> Prompt:
-    """Ask for the HolisticCap of an image.
-
-    Args:
-        image_id (`str`): The image.
-        blend (`str`): Its BlendCap, which wins conflicts.
-        visual (`str`): Its VisualCap.
-
-    Returns:
-        [`Prompt`]: For a language model.
-    """
+    """Ask for the HolisticCap of an image."""
     return Prompt("holistic", image_id, _pair(blend, visual), HOLISTIC_SYSTEM, HOLISTIC_EXAMPLES)
 
 
@@ -257,12 +229,6 @@ def clean_answer(text: str) -> str:
     """Extract the caption from an answer: one line, without a preamble, quotes, or invented further turns.
 
     A preamble is a role name, "Sure! Here is the caption:", or any first line that ends in a colon.
-
-    Args:
-        text (`str`): Answer of the model.
-
-    Returns:
-        `str`: The caption; empty if there is none.
     """
     text = _PREAMBLE.sub("", _LABEL.sub("", text.strip()))
     text = _NEXT_TURN.sub("", _LABEL.sub("", text))
@@ -323,14 +289,6 @@ def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS
     - `answer_not_english`: less than 80 % of its letters are ASCII. With 8 words or more: it has no English function word, or
       fewer than function words of other languages (lists of about 50 each). With fewer words: less than a quarter of them are
       English function words, common words of captions (about 250) or words of the question (the references).
-
-    Args:
-        text (`str`): Output of `clean_answer`.
-        prompt ([`Prompt`]): The question.
-        max_words (`int`): Longest accepted answer.
-
-    Returns:
-        `tuple[str, str] | None`: A key of `ANSWER_REMEDIES` and a sentence with the value, or `None` without a fault.
     """
     shown = repr(text if len(text) <= 60 else text[:60] + "...")
     if not any(map(str.isalnum, text)):

@@ -11,24 +11,26 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from hf_captionrl.apps.convert.options import ConvertOptions
-from hf_captionrl.apps.convert.published import FileRecord, Report, write_published
+from hf_captionrl.apps.convert.published import FileRecord, Report, export_code, write_published
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.model_files import hub_name, read_object
 
 # --- Reads one pickle of tensors (`weights_only=True`). Pickles of weights are opened nowhere else --------------------
 
+# Keys under which published training code stores the weights.
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
-"""Keys under which published training code stores the weights."""
 
 
 def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read the tensors of a pickle without executing its code; also returns the names of other values."""
-    import torch
-
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Use the name of a checkpoint's weights.")
     is_zip = zipfile.is_zipfile(path)
@@ -64,34 +66,30 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
     return dict(loaded), others
 
 
-def unpickle(source: Path, output: Path) -> dict[str, Any]:
-    """Write the tensors of one file under their names; tensors that share memory are copied.
-
-    Returns `bytes` and `sha256` of the source, names of its `tensors`, and names of the omitted `others`.
-    """
-    from safetensors.torch import save_file
-
-    state, others = read_pickle(source)
+def _unpickle(place: Path, output: Path, report: Report) -> list[str]:
+    """Write the tensors of one file under their names, and return these; tensors that share memory are copied."""
+    state, others = read_pickle(place)
     seen: set[int] = set()
     whole = {}
     for name, value in state.items():
-        place = value.untyped_storage().data_ptr()
-        fresh = place not in seen and value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
+        memory = value.untyped_storage()
+        fresh = memory.data_ptr() not in seen and value.is_contiguous() and memory.nbytes() == value.nbytes
         whole[name] = value.detach() if fresh else value.detach().clone().contiguous()
-        seen.add(place)
+        seen.add(memory.data_ptr())
     save_file(whole, output, metadata={"format": "pt"})
-    record = FileRecord.of(source)
-    return {"bytes": record.bytes, "sha256": record.sha256, "tensors": list(whole), "others": others}
+    report.read.append(FileRecord.of(place))
+    if others:
+        report.notes.append(f"{place.name}: omitted {', '.join(others)}, which are not weights.")
+    return list(whole)
 
 
 # --- Converts a checkpoint of pickles, or of published code, to a folder for `load_captioner` and `load_scorer` ------
 
+# Configuration, tokenizer, processor, README and licence; never code or weights of another format.
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "README*", "LICENSE*", "NOTICE*")
-"""Configuration, tokenizer, processor, README and licence; never code or weights of another format."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# Pickles of a Trainer, which are not weights.
 _STATE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state\S*)\.(bin|pt|pth)")
-"""Pickles of a Trainer, which are not weights."""
-_SHARD = re.compile(r"[^/\\]+\.bin")
 
 
 def convert(
@@ -109,13 +107,24 @@ def convert(
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"{str(output)!r} exists. Use another output, or remove it first.")
     place = Path(source) if os.path.exists(source) else _downloaded(source, revision, with_weights=True)
-    if place.is_dir() and not any(
-        (place / name).is_file() for name in ("config.json", "adapter_config.json", "open_clip_config.json")
-    ):
-        place = _only_file(place, source)
+    configs = ("config.json", "adapter_config.json", "open_clip_config.json")
+    if place.is_dir() and not any((place / name).is_file() for name in configs):
+        found = _pickles(place)
+        if len(found) != 1:
+            raise ValueError(
+                f"{source!r} has no config.json, and its checkpoints are: {', '.join(path.name for path in found) or 'none'}. Use the "
+                "path of one file, or a folder written by save_pretrained."
+            )
+        place = found[0]
     report = Report("tensors", source, str(output))
-    if output.suffix == ".safetensors":
-        _write_file(place, output, report)
+    if output.suffix == ".safetensors":  # the tensors of one file under their names
+        if not place.is_file():
+            raise ValueError(f"{str(output)!r} is a file, but {source!r} is a folder. Use a folder as output.")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+            _unpickle(place, Path(scratch) / output.name, report)
+            (Path(scratch) / output.name).rename(output)
+        report.written = [FileRecord.of(output)]
         return report
     with _new_folder(output) as folder:
         if place.is_dir():
@@ -123,8 +132,6 @@ def convert(
         else:
             _write_checkpoint(place, folder, report, config, image_size, clipcap)
         if with_code:
-            from hf_captionrl.apps.convert.published import export_code
-
             export_code(folder)
             report.notes.append(
                 "The folder contains ClipCap's code, which transformers loads with trust_remote_code=True."
@@ -141,18 +148,14 @@ def _new_folder(output: Path) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
         yield folder
-        folder.chmod(0o777 & ~_umask())
+        mask = os.umask(0)
+        os.umask(mask)
+        folder.chmod(0o777 & ~mask)
         if output.is_dir():
             output.rmdir()
         folder.rename(output)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _downloaded(name: str, revision: str | None, *, with_weights: bool) -> Path:
@@ -176,40 +179,9 @@ def _downloaded(name: str, revision: str | None, *, with_weights: bool) -> Path:
         ) from error
 
 
-def _only_file(folder: Path, source: str) -> Path:
-    """The one checkpoint in a folder without a configuration."""
-    found = [path for path in _pickles(folder) if path.is_file()]
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
-        raise ValueError(
-            f"{source!r} has no config.json, and its checkpoints are: {names}. Use the path of one file, or a folder "
-            "written by save_pretrained."
-        )
-    return found[0]
-
-
 def _pickles(folder: Path) -> list[Path]:
-    return sorted(p for pattern in _PICKLES for p in folder.glob(pattern) if not _STATE.fullmatch(p.name))
-
-
-def _write_file(place: Path, output: Path, report: Report) -> None:
-    """The tensors of one file under their names."""
-    if not place.is_file():
-        raise ValueError(f"{str(output)!r} is a file, but {report.source!r} is a folder. Use a folder as output.")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
-        _unpickle(place, Path(scratch) / output.name, report)
-        (Path(scratch) / output.name).rename(output)
-    report.written = [FileRecord.of(output)]
-
-
-def _unpickle(place: Path, output: Path, report: Report) -> list[str]:
-    """One pickle to safetensors; names of its tensors."""
-    found = unpickle(place, output)
-    report.read.append(FileRecord(place.name, found["bytes"], found["sha256"]))
-    if found["others"]:
-        report.notes.append(f"{place.name}: omitted {', '.join(found['others'])}, which are not weights.")
-    return list(found["tensors"])
+    found = (path for pattern in _PICKLES for path in folder.glob(pattern))
+    return sorted(path for path in found if path.is_file() and not _STATE.fullmatch(path.name))
 
 
 def _write_folder(place: Path, folder: Path, report: Report, with_code: bool) -> None:
@@ -243,7 +215,7 @@ def _write_shards(index: Path, folder: Path, report: Report) -> None:
     """Weights in several files, one after the other."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
-        isinstance(f, str) and _SHARD.fullmatch(f) for f in weight_map.values()
+        isinstance(f, str) and re.fullmatch(r"[^/\\]+\.bin", f) for f in weight_map.values()
     ):
         raise ValueError(
             f"{index.name} must map every tensor to the plain name of a *.bin file in its folder. Use an intact copy."
@@ -274,8 +246,6 @@ def _write_checkpoint(
     place: Path, folder: Path, report: Report, config: str | None, image_size: int | None, clipcap: dict[str, Any]
 ) -> None:
     """A file of published code: tensors renamed, with a configuration."""
-    from safetensors.torch import load_file
-
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         safe = Path(scratch) / "tensors.safetensors"
         _unpickle(place, safe, report)
@@ -291,7 +261,6 @@ def _write_checkpoint(
 
 def convert_checkpoint(options: ConvertOptions) -> None:
     """Convert, and print sizes and hashes."""
-
     names = ("vision_model", "language_model", "num_mapper_heads")
     clipcap: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     report = convert(
@@ -305,4 +274,4 @@ def convert_checkpoint(options: ConvertOptions) -> None:
         stop_at_period=options.stop_at_period,
         **clipcap,
     )
-    print(json.dumps(report.to_dict()) if options.json else "\n".join(report.lines()))
+    print(json.dumps(asdict(report)) if options.json else "\n".join(report.lines()))

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners import clipcap
+from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.utils.io import atomic_write_text, write_json
 from hf_captionrl.utils.model_files import model_path, read_config
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
 # --- Sizes of a model from the shapes of its tensors, and a comparison of two sets of shapes -------------------------
 
-HEAD_WIDTH = 64
-"""Width of an attention head in BERT, ViT, CLIP and BLIP of every published size."""
+HEAD_WIDTH = 64  # of an attention head in BERT, ViT, CLIP and BLIP of every published size
 
 
 def layer_count(names: Iterable[str], prefix: str) -> int:
@@ -76,11 +76,10 @@ class FileRecord:
     sha256: str
 
     @classmethod
-    def of(cls, path: Path, name: str | None = None) -> FileRecord:
-        """Read a file."""
+    def of(cls, path: Path) -> FileRecord:
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return cls(name or path.name, path.stat().st_size, digest)
+        return cls(path.name, path.stat().st_size, digest)
 
 
 @dataclass
@@ -94,10 +93,6 @@ class Report:
     written: list[FileRecord] = field(default_factory=list)
     copied: list[str] = field(default_factory=list)  # names of other files
     notes: list[str] = field(default_factory=list)  # notes for the user
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain values."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """The report as text."""
@@ -129,22 +124,11 @@ _BLIP_INSIDE = {
     "mlp.fc1": "mlp.fc1",
     "mlp.fc2": "mlp.fc2",
 }
-_DROPPED: tuple[str, ...] = (
-    "text_encoder",
-    "vision_proj",
-    "text_proj",
-    "itm_head",
-    "visual_encoder_m",
-    "text_encoder_m",
-    "image_queue",
+# Parts of the pretraining checkpoint that captioning does not use.
+_DROPPED = frozenset(
+    "text_encoder vision_proj text_proj itm_head visual_encoder_m text_encoder_m image_queue vision_proj_m text_proj_m "
+    "text_queue queue_ptr temp ptr_queue idx_queue".split()
 )
-_DROPPED += ("vision_proj_m", "text_proj_m", "text_queue", "queue_ptr", "temp", "ptr_queue", "idx_queue")
-"""Parts of the pretraining checkpoint that captioning does not use."""
-
-
-def is_blip(names: set[str]) -> bool:
-    """Whether tensors have the names of BLIP's published code."""
-    return "visual_encoder.cls_token" in names
 
 
 def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -254,13 +238,7 @@ _CLIP_INSIDE = {
     "mlp.c_fc": "mlp.fc1",
     "mlp.c_proj": "mlp.fc2",
 }
-_NUMBERS = ("input_resolution", "context_length", "vocab_size")
-"""Settings that OpenAI's archives store as tensors."""
-
-
-def is_clip(names: set[str]) -> bool:
-    """Whether tensors have the names of OpenAI's published code."""
-    return {"visual.proj", "token_embedding.weight"} <= names or "visual.layer1.0.conv1.weight" in names
+_NUMBERS = ("input_resolution", "context_length", "vocab_size")  # settings that OpenAI's archives store as tensors
 
 
 def clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -277,27 +255,23 @@ def clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         if name in _CLIP_OUTSIDE:
             found[_CLIP_OUTSIDE[name]] = value
-        elif name in _TRANSPOSED:
+            continue
+        if name in _TRANSPOSED:
             found[_TRANSPOSED[name]] = value.T.contiguous()
-        elif block is not None:
-            tower = "vision_model" if block[1] else "text_model"
-            found |= _in_block(f"{tower}.encoder.layers.{block[2]}", block[3], value, name)
+            continue
+        module, _, kind = (block[3] if block else "").rpartition(".")
+        layer = f"{'vision_model' if block and block[1] else 'text_model'}.encoder.layers.{block[2] if block else ''}"
+        if block and block[3] in ("attn.in_proj_weight", "attn.in_proj_bias"):
+            kind = block[3].rpartition("_")[2]
+            for letter, part in zip("qkv", value.chunk(3), strict=True):
+                found[f"{layer}.self_attn.{letter}_proj.{kind}"] = part.clone()
+        elif module in _CLIP_INSIDE:
+            found[f"{layer}.{_CLIP_INSIDE[module]}.{kind}"] = value
         else:
             raise ValueError(
                 f"{name} is not a tensor of OpenAI's published CLIP. Use a checkpoint as it was released."
             )
     return found
-
-
-def _in_block(layer: str, inner: str, value: Tensor, name: str) -> dict[str, Tensor]:
-    if inner in ("attn.in_proj_weight", "attn.in_proj_bias"):
-        kind = inner.rpartition("_")[2]
-        parts = zip("qkv", value.chunk(3), strict=True)
-        return {f"{layer}.self_attn.{letter}_proj.{kind}": part.clone() for letter, part in parts}
-    module, _, kind = inner.rpartition(".")
-    if module not in _CLIP_INSIDE:
-        raise ValueError(f"{name} is not a tensor of OpenAI's published CLIP. Use a checkpoint as it was released.")
-    return {f"{layer}.{_CLIP_INSIDE[module]}.{kind}": value}
 
 
 def clip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
@@ -306,19 +280,13 @@ def clip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
 
     patch = state["vision_model.embeddings.patch_embedding.weight"]  # (D, 3, P, P)
     words = state["text_model.embeddings.token_embedding.weight"]  # (V, D)
+    length = state["text_model.embeddings.position_embedding.weight"].shape[0]
     grid = side(state["vision_model.embeddings.position_embedding.weight"].shape[0] - 1, "CLIP's image positions")
     config = CLIPConfig() if given is None else given
     projection = state["visual_projection.weight"].shape[0]
     for tower, width, more in (
         ("vision", patch.shape[0], {"patch_size": patch.shape[-1], "image_size": patch.shape[-1] * grid}),
-        (
-            "text",
-            words.shape[1],
-            {
-                "vocab_size": words.shape[0],
-                "max_position_embeddings": state["text_model.embeddings.position_embedding.weight"].shape[0],
-            },
-        ),
+        ("text", words.shape[1], {"vocab_size": words.shape[0], "max_position_embeddings": length}),
     ):
         part = getattr(config, f"{tower}_config")
         layers = f"{tower}_model.encoder.layers."
@@ -341,13 +309,7 @@ def clip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
 # The vision tower, the tokenizer and the shape of the language model come from other checkpoints.
 
 MAPPER, CLIPCAP_LANGUAGE_MODEL = "clip_project.", "gpt."
-CAUSAL_MASK = re.compile(r"\.attn\.(masked_)?bias$")
-"""Buffers of old versions of GPT-2; the current one computes its mask."""
-
-
-def is_clipcap(names: set[str]) -> bool:
-    """Whether tensors have the names of ClipCap's published code."""
-    return any(name.startswith(MAPPER) for name in names)
+CAUSAL_MASK = re.compile(r"\.attn\.(masked_)?bias$")  # buffers of old versions of GPT-2, which computes its mask today
 
 
 def mapper_settings(state: dict[str, Tensor], width: int) -> dict[str, Any]:
@@ -380,8 +342,10 @@ def mapper_settings(state: dict[str, Tensor], width: int) -> dict[str, Any]:
     return {"mapping_type": "mlp", "prefix_length": last.size(0) // width}
 
 
-def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names of `ClipCapForConditionalGeneration`."""
+def assemble_clipcap(
+    state: dict[str, Tensor], *, vision_model: str, language_model: str, **settings: Any
+) -> tuple[ClipCapForConditionalGeneration, Any, bool]:
+    """Build the model of a published checkpoint; also returns its processor, and whether only the mapper was stored."""
     found: dict[str, Tensor] = {}
     for name, value in state.items():
         if CAUSAL_MASK.search(name):
@@ -394,27 +358,6 @@ def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
             raise ValueError(
                 f"{name} belongs to neither {MAPPER}* nor {CLIPCAP_LANGUAGE_MODEL}*. Use a checkpoint of ClipCap as it was released."
             )
-    return found
-
-
-def check_shapes(found: dict[str, Tensor], model: ClipCapForConditionalGeneration) -> None:
-    """Raise if the tensors are not those of mapper and language model."""
-    expected = {n: v for n, v in model.state_dict().items() if not n.startswith("vision_tower.")}
-    if not any(name.startswith("language_model.") for name in found):
-        expected = {n: v for n, v in expected.items() if n.startswith("mapper.")}
-    if wrong := misfits(found, expected):
-        raise ValueError(
-            f"The checkpoint does not fit --vision_model and --language_model: {wrong}. Use those it was trained with."
-        )
-
-
-def assemble_clipcap(
-    state: dict[str, Tensor], *, vision_model: str, language_model: str, **settings: Any
-) -> tuple[ClipCapForConditionalGeneration, Any, bool]:
-    """Build the model of a published checkpoint; also returns its processor, and whether only the mapper was stored."""
-    from hf_captionrl.captioners.clipcap.assembly import assemble
-
-    found = renamed(state)
     mapper_alone = not any(name.startswith("language_model.") for name in found)
     width = read_config(model_path(language_model)).hidden_size
     model, processor = assemble(
@@ -424,7 +367,12 @@ def assemble_clipcap(
         **settings,
         **mapper_settings(state, width),
     )
-    check_shapes(found, model)
+    parts = ("mapper.",) if mapper_alone else ("mapper.", "language_model.")
+    expected = {name: value for name, value in model.state_dict().items() if name.startswith(parts)}
+    if wrong := misfits(found, expected):
+        raise ValueError(
+            f"The checkpoint does not fit --vision_model and --language_model: {wrong}. Use those it was trained with."
+        )
     model.load_state_dict(found, strict=False)
     return model, processor, mapper_alone
 
@@ -464,10 +412,10 @@ def export_code(folder: Path) -> list[Path]:
     return [*(folder / f"{module}.py" for module in MODULES), *configs]
 
 
-# --- Checkpoints of the published code of BLIP, CLIP and ClipCap, identified by the names of their tensors -----------
+# --- Any of these checkpoints, identified by the names of its tensors ------------------------------------------------
 
+# The models that ClipCap's published checkpoints were trained with.
 VISION_MODEL, LANGUAGE_MODEL = "openai/clip-vit-base-patch32", "openai-community/gpt2"
-"""The models that ClipCap's published checkpoints were trained with."""
 
 
 def write_published(
@@ -481,15 +429,16 @@ def write_published(
 ) -> None:
     """Write model, configuration and image processor of a published checkpoint."""
     names = set(state)
-    if image_size is not None and not is_blip(names):
+    is_blip = "visual_encoder.cls_token" in names
+    if image_size is not None and not is_blip:
         raise ValueError(
             f"image_size is {image_size}, but {report.source!r} is not a captioner of BLIP. Leave it out."
         )
-    if is_clipcap(names):
+    if any(name.startswith(MAPPER) for name in names):
         _write_clipcap(state, folder, report, clipcap)
-    elif is_blip(names):
+    elif is_blip:
         _write_blip(state, folder, report, like, image_size)
-    elif is_clip(names):
+    elif {"visual.proj", "token_embedding.weight"} <= names or "visual.layer1.0.conv1.weight" in names:
         _write_clip(state, folder, report, like)
     else:
         raise ValueError(

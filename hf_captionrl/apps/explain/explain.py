@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from markupsafe import Markup
@@ -15,9 +16,14 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
 
+import hf_captionrl.scenes
 from hf_captionrl.apps.explain.options import CLIP, ExplainOptions
+from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import HeadInputs, LogProbsObjective, evaluating
+from hf_captionrl.captioners.language_models import default_device
+from hf_captionrl.data.images import open_image
+from hf_captionrl.evaluation.options import optional_scorer
 from hf_captionrl.evaluation.pages import TEMPLATES as SHARED_TEMPLATES
 from hf_captionrl.evaluation.pages import content_hash, embedded_image, html_templates
 from hf_captionrl.evaluation.plots import COLOURS, new_figure, plain_label, save_figure, tidy
@@ -25,11 +31,12 @@ from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX, head_logits
 from hf_captionrl.losses.policy_gradient import LossType, policy_gradient_loss
 from hf_captionrl.losses.smile import fused_smile_loss, smile_loss
 from hf_captionrl.losses.vocabulary_subset import FirstToken
-from hf_captionrl.utils.io import atomic_write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.retrieval.ranking import ranks_from_scores
+from hf_captionrl.rewards.advantages import BASELINES
+from hf_captionrl.rewards.self_retrieval import retrieval_rewards
+from hf_captionrl.utils.io import atomic_write_text, to_plain
+from hf_captionrl.utils.model_files import model_path
 
 # --- Each token of a caption: its loss under maximum likelihood and SMILE, and its gradient under a reward -----------
 # Legend: T tokens of the caption with its end, V vocabulary, K tokens of V_D (those of the caption, each once).
@@ -100,10 +107,7 @@ class DistributionObjective:
         self.first_token = first_token
 
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
-        """Compute them.
-
-        Returns `log_probs`, `entropy` and `smile`, each `(1, T)`, and `distribution` `(1, T, V)`, all in nats.
-        """
+        """`log_probs`, `entropy` and `smile`, each `(1, T)`, and `distribution` `(1, T, V)`, all in nats."""
         named = LogProbsObjective(return_entropy=True)(head)
         settings: dict[str, Any] = {"first_token": self.first_token, "reduction": "none"}
         if head.hidden is None or head.weight is None:
@@ -154,8 +158,6 @@ def explain_caption(
     Reference: Yue et al. 2023, Figure 5 and Eq. 2-3. `mle_loss = -log p(w)`; `smile_loss = -log [p(w) / sum_{v in V_D}
     p(v)]`, so they differ by the probability of words that the caption does not use.
     """
-    if top_k < 1:
-        raise ValueError(f"top_k ({top_k}) must be at least 1. Use 1 or more alternatives per token.")
     batch = captioner.collate([image], [caption], max_length=max_length)
     batch = {name: value.to(captioner.device) for name, value in batch.items()}
     with evaluating(captioner.model), torch.no_grad():
@@ -267,13 +269,8 @@ def visible_token(text: str) -> str:
 
 def explanation_json(view: CaptionView, reward: CaptionReward | None = None) -> dict[str, Any]:
     """Everything the page shows, in full precision."""
-    found: dict[str, Any] = {
-        **asdict(view),
-        "mle_loss": view.mle_loss,
-        "smile_loss": view.smile_loss,
-        "log_prob": view.log_prob,
-        "reward": None,
-    }
+    losses = {"mle_loss": view.mle_loss, "smile_loss": view.smile_loss, "log_prob": view.log_prob}
+    found: dict[str, Any] = {**asdict(view), **losses, "reward": None}
     if reward is not None:
         weights, pushes = token_pushes(view, reward.advantage, loss_type=reward.loss_type)
         found["reward"] = {**asdict(reward), "advantage": reward.advantage, "weights": weights, "pushes": pushes}
@@ -291,35 +288,29 @@ def _loss(value: float) -> str:
     return f"{abs(value) if abs(value) < 0.005 else value:.2f}"  # never -0.00
 
 
-def _alternative(other: Alternative, label: int) -> dict[str, Any]:
-    return {
-        "text": visible_token(other.text),
-        "probability": other.probability,
-        "shown": _probability(other.probability),
-        "in_subset": other.in_subset,
-        "is_label": other.token_id == label,
-    }
-
-
 def _row(number: int, token: TokenView, longest: float) -> dict[str, Any]:
     """Values of one token for the template; `longest` is the largest loss."""
-    return {
-        "number": number,
-        "text": visible_token(token.text),
-        "is_end": token.is_end,
-        "mle_loss": _loss(token.mle_loss),
-        "smile_loss": _loss(token.smile_loss),
-        "mle_probability": _probability(token.mle_probability),
-        "smile_probability": _probability(token.smile_probability),
-        "outside": _probability(token.outside),
-        "entropy": _loss(token.entropy),
+    row: dict[str, Any] = {"number": number, "text": visible_token(token.text), "is_end": token.is_end}
+    row |= {name: _loss(getattr(token, name)) for name in ("mle_loss", "smile_loss", "entropy")}
+    row |= {name: _probability(getattr(token, name)) for name in ("mle_probability", "smile_probability", "outside")}
+    row |= {
         "mle_width": 100 * token.mle_loss / longest,
         "smile_width": 100 * max(token.smile_loss, 0.0) / longest,
         "outside_width": 100 * min(token.outside, 1.0),
         "whole_vocabulary": token.whole_vocabulary,
-        "mle_top": [_alternative(other, token.token_id) for other in token.mle_top],
-        "smile_top": [_alternative(other, token.token_id) for other in token.smile_top],
     }
+    for name in ("mle_top", "smile_top"):
+        row[name] = [
+            {
+                "text": visible_token(other.text),
+                "probability": other.probability,
+                "shown": _probability(other.probability),
+                "in_subset": other.in_subset,
+                "is_label": other.token_id == token.token_id,
+            }
+            for other in getattr(token, name)
+        ]
+    return row
 
 
 def write_explanation(
@@ -379,12 +370,6 @@ def write_explanation(
     return atomic_write_text(path, html)
 
 
-def _outside_word(token: TokenView) -> str:
-    """The most likely listed token that the caption does not use."""
-    words = [visible_token(other.text) for other in token.mle_top if not other.in_subset and other.probability > 0.05]
-    return words[0] if words else ""
-
-
 def _drawn(text: str, longest: int = 18) -> str:
     """Text that matplotlib can draw, truncated to fit the panels."""
     shown = visible_token(text)
@@ -427,9 +412,10 @@ def write_explanation_picture(
         axes[1].barh(places, values, 0.7, left=left, color=colour, hatch=hatch, label=label, edgecolor="white", linewidth=0)  # fmt: skip
         left = [a + b for a, b in zip(left, values, strict=True)]
     for place, token in zip(places, view.tokens, strict=True):
-        word = _outside_word(token)
-        if word:
-            axes[1].text(0.985, place, _drawn(word), ha="right", va="center", fontsize=8, color="#12344d")
+        # The most likely listed token that the caption does not use.
+        words = [other.text for other in token.mle_top if not other.in_subset and other.probability > 0.05]
+        if words:
+            axes[1].text(0.985, place, _drawn(words[0]), ha="right", va="center", fontsize=8, color="#12344d")
     axes[1].set_xlim(0, 1)
     axes[1].set_xlabel("Probability among the whole vocabulary")
     if reward is not None:
@@ -459,9 +445,7 @@ class _Images:
     def scene(self, name: str) -> dict[str, Any]:
         """A row of the embedded world's test split."""
         if self._rows is None:
-            from hf_captionrl.scenes import load_scenes
-
-            rows = load_scenes(num_train=0, num_validation=0)["test"]
+            rows = hf_captionrl.scenes.load_scenes(num_train=0, num_validation=0)["test"]
             self._rows = {row["image_id"]: row for row in rows}
         wanted = name.removeprefix(_SCENES)
         if wanted not in self._rows:
@@ -470,8 +454,6 @@ class _Images:
         return self._rows[wanted]
 
     def open(self, name: str) -> Image.Image:
-        from hf_captionrl.data import open_image
-
         if name.startswith(_SCENES):
             return open_image(self.scene(name)["image"])
         if not Path(name).is_file():
@@ -498,14 +480,6 @@ def _reward(
     arguments: ExplainOptions, captioner: Captioner, image: Image.Image, others: list[Image.Image], caption: str
 ) -> CaptionReward:
     """Reward and baseline of the caption, as `SelfRetrieval` and the trainer's baselines compute them."""
-    import torch
-
-    from hf_captionrl.evaluation.options import optional_scorer
-    from hf_captionrl.metrics.suites import spoken
-    from hf_captionrl.retrieval.ranking import ranks_from_scores
-    from hf_captionrl.rewards.advantages import BASELINES
-    from hf_captionrl.rewards.self_retrieval import retrieval_rewards
-
     embedded = arguments.image.startswith(_SCENES)
     name = arguments.scorer or ("scenes:clip-reward" if embedded else CLIP)
     scorer: Any = optional_scorer(name)
@@ -526,10 +500,8 @@ def _reward(
     target = torch.zeros(len(captions), dtype=torch.long, device=similarity.device)
     rewards = retrieval_rewards(similarity, target, "log_prob", scorer.logit_scale).double().cpu()
     baseline = BASELINES[arguments.baseline]()
-    if greedy:
-        advantage = float(baseline(rewards[None, :1], rewards[1:])[0, 0])
-    else:
-        advantage = float(baseline(rewards[None])[0, 0])
+    found = baseline(rewards[None, :1], rewards[1:]) if greedy else baseline(rewards[None])
+    advantage = float(found[0, 0])
     said = {
         "none": "as there is no baseline",
         "greedy": f"the reward of the greedy caption, \u201c{captions[-1]}\u201d",
@@ -557,18 +529,12 @@ def explain(arguments: ExplainOptions) -> None:
     if arguments.distractors and not others:
         raise ValueError("--distractors names only the image itself. Use at least one other image.")
 
-    import torch
-
-    from hf_captionrl.captioners import load_captioner
-    from hf_captionrl.utils.io import to_plain
-    from hf_captionrl.utils.model_files import model_path
-
     captioner = load_captioner(
         model_path(arguments.model),
         revision=arguments.revision,
         prompt=arguments.prompt,
         dtype=getattr(torch, arguments.dtype),
-        device=arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=default_device(arguments.device),
     )
     caption = arguments.caption
     if caption is None:

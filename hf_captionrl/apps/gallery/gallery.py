@@ -8,23 +8,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hf_captionrl.apps.gallery.options import GalleryOptions
-from hf_captionrl.data.options import load_split
-from hf_captionrl.evaluation.caption_files import source_names
-from hf_captionrl.evaluation.pages import Mark
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.language_models import default_device
+from hf_captionrl.captioners.pipeline import LazyImages, generate_captions
+from hf_captionrl.data.options import LoadedSplit, load_split
+from hf_captionrl.data.video import open_still
+from hf_captionrl.evaluation.caption_files import read_caption_file, source_names
+from hf_captionrl.evaluation.evaluator import Evaluator, ScoredCaptions
+from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
+from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, Mark, write_gallery
+from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
+from hf_captionrl.metrics import cider_d, faithfulness
 from hf_captionrl.metrics.bootstrap import check_values, signature
-from hf_captionrl.scenes.truth_checker import mark_caption
+from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.metrics.table import installed_versions
+from hf_captionrl.retrieval.bags import load_bags
+from hf_captionrl.retrieval.ranking import bag_ranks, ranks
+from hf_captionrl.scenes.truth_checker import check, mark_caption
 from hf_captionrl.scenes.world import Facts
-
-if TYPE_CHECKING:
-    from hf_captionrl.data.options import LoadedSplit
-    from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.evaluation.pages import GalleryItem
-
+from hf_captionrl.utils.io import to_plain, write_json
+from hf_captionrl.utils.model_files import model_path
+from hf_captionrl.utils.parts import MANIFEST
 
 # --- Finds and counts pairs of captions of one image of which CIDEr-D prefers the worse one --------------------------
 # Legend: N images.
@@ -32,35 +41,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CiderFailure:
-    """One pair of captions on which CIDEr-D fails.
+    """One pair of captions on which CIDEr-D fails."""
 
-    Args:
-        row: The image.
-        preferred: The captioner with the higher CIDEr-D.
-        better: The other one, whose caption is the better one.
-        gap: Difference of the two scores, at least 0.
-    """
-
-    row: int
-    preferred: str
-    better: str
-    gap: float
+    row: int  # the image
+    preferred: str  # the captioner with the higher CIDEr-D
+    better: str  # the other one, whose caption is the better one
+    gap: float  # difference of the two scores, at least 0
 
 
-def _columns(values: Mapping[str, Any] | None, names: list[str], number: int, what: str) -> dict[str, np.ndarray]:
+def _columns(values: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
     """One array of N numbers per captioner; empty if `values` is None."""
-    if values is None:
-        return {}
-    found = {}
-    for name in names:
-        if name not in values:
-            raise ValueError(f"{what} lacks {name!r}; it has {sorted(values)}. Pass one list per captioner.")
-        found[name] = check_values(values[name], f"{what}[{name!r}]")
-        if len(found[name]) != number:
-            raise ValueError(
-                f"{what}[{name!r}] has {len(found[name])} numbers for {number} images. Pass one per image."
-            )
-    return found
+    return {name: check_values(numbers, name) for name, numbers in (values or {}).items()}
 
 
 def cider_failures(
@@ -80,25 +71,12 @@ def cider_failures(
     - the one that retrieves better has the smaller rank;
     - CIDEr-D fails on the pair if the caption with the lower score is the better one by every rule whose numbers are given.
     """
-    names = list(scores)
-    if len(names) < 2:
-        raise ValueError(f"scores are of {names}. Pass at least two captioners.")
-    if (wrong is None) != (recalled is None):
-        raise ValueError(
-            "wrong and recalled must be given together, because a caption without claims is not faithful."
-        )
-    if wrong is None and ranks is None:
-        raise ValueError("There is nothing to compare CIDEr-D with. Pass wrong and recalled, or ranks.")
-    if min_gap < 0:
-        raise ValueError(f"min_gap ({min_gap}) must be at least 0.")
-    number = len(check_values(scores[names[0]], f"scores[{names[0]!r}]"))
-    cider = _columns(scores, names, number, "scores")
-    errors, facts = _columns(wrong, names, number, "wrong"), _columns(recalled, names, number, "recalled")
-    places = _columns(ranks, names, number, "ranks")
+    cider, places = _columns(scores), _columns(ranks)
+    errors, facts = _columns(wrong), _columns(recalled)
     counts = {"pairs": 0, "faithful": 0, "faithful_failures": 0, "retrieval": 0, "retrieval_failures": 0}
     cases = []
-    for row in range(number):
-        for one, other in combinations(names, 2):
+    for row in range(len(next(iter(cider.values())))):
+        for one, other in combinations(cider, 2):
             high, low = (one, other) if cider[one][row] > cider[other][row] else (other, one)
             gap = float(cider[high][row] - cider[low][row])
             if gap <= min_gap:
@@ -119,17 +97,17 @@ def cider_failures(
                 verdicts.append(low_wins)
             if all(verdicts):
                 cases.append(CiderFailure(row, high, low, gap))
-    return {
-        "pairs": counts["pairs"],
-        "faithful_pairs": int(counts["faithful"]) if errors else None,
-        "faithful_failures": float(counts["faithful_failures"] / max(counts["faithful"], 1)) if errors else None,
-        "retrieval_pairs": int(counts["retrieval"]) if places else None,
-        "retrieval_failures": float(counts["retrieval_failures"] / max(counts["retrieval"], 1)) if places else None,
+    result: dict[str, Any] = {"pairs": counts["pairs"]}
+    for rule, known in (("faithful", errors), ("retrieval", places)):
+        number, failures = int(counts[rule]), counts[f"{rule}_failures"]
+        result[f"{rule}_pairs"] = number if known else None
+        result[f"{rule}_failures"] = float(failures / max(number, 1)) if known else None
+    return result | {
         "failures": len(cases),
         "cases": sorted(cases, key=lambda case: (-case.gap, case.row)),
         "signature": signature(
             metric="cider_failures",
-            captioners=len(names),
+            captioners=len(cider),
             rules="+".join(["faithful"] * bool(errors) + ["retrieval"] * bool(places)),
             min_gap=min_gap,
         ),
@@ -149,22 +127,16 @@ def unrewarded(
     second divided by the first (0 if there are none); `cases`, (row, captioner, score) of each, those with the most
     right claims first; `signature`.
     """
-    if below <= 0:
-        raise ValueError(f"below ({below}) must be above 0, the smallest value of CIDEr-D.")
-    names = list(scores)
-    if not names:
-        raise ValueError("scores is empty. Pass at least one captioner.")
-    number = len(check_values(scores[names[0]], f"scores[{names[0]!r}]"))
-    cider, said = _columns(scores, names, number, "scores"), _columns(right, names, number, "right")
-    errors = _columns(wrong, names, number, "wrong")
-    good = [(row, name) for row in range(number) for name in names if said[name][row] > 0 and errors[name][row] == 0]
+    cider, said, errors = _columns(scores), _columns(right), _columns(wrong)
+    rows = range(len(next(iter(cider.values()))))
+    good = [(row, name) for row in rows for name in cider if said[name][row] > 0 and errors[name][row] == 0]
     cases = [(row, name, float(cider[name][row])) for row, name in good if cider[name][row] < below]
     return {
         "right_captions": len(good),
         "unrewarded": len(cases),
         "share": len(cases) / max(len(good), 1),
         "cases": sorted(cases, key=lambda case: (-said[case[1]][case[0]], case[2], case[0])),
-        "signature": signature(metric="unrewarded", captioners=len(names), below=below),
+        "signature": signature(metric="unrewarded", captioners=len(cider), below=below),
     }
 
 
@@ -212,10 +184,6 @@ class CiderScores:
     def __init__(
         self, captions: Mapping[str, list[str]], evaluator: Evaluator, ranks: Mapping[str, list[int]]
     ) -> None:
-        from hf_captionrl.metrics import cider_d, faithfulness
-        from hf_captionrl.metrics.suites import spoken
-        from hf_captionrl.scenes import check
-
         self.ranks = ranks
         self.scores: dict[str, list[float]] = {}
         self.claims: dict[str, dict[str, Any]] = {}
@@ -231,21 +199,6 @@ class CiderScores:
     def numbers(self, row: int, names: Sequence[str]) -> dict[str, dict[str, str]]:
         """Numbers shown beside the captions of an image."""
         return {name: {"CIDEr-D": f"{self.scores[name][row]:.2f}"} for name in names}
-
-    def failures(self, min_gap: float) -> dict[str, Any] | None:
-        """Pairs of captions of which it prefers the worse."""
-        if len(self.scores) < 2 or not (self.claims or self.ranks):
-            return None
-
-        known = {name: self.of(name) for name in ("wrong", "recalled")} if self.claims else {}
-        return cider_failures(self.scores, ranks=self.ranks or None, min_gap=min_gap, **known)
-
-    def unrewarded(self, below: float) -> dict[str, Any] | None:
-        """Right captions whose score is near 0."""
-        if not self.claims:
-            return None
-
-        return unrewarded(self.scores, right=self.of("right"), wrong=self.of("wrong"), below=below)
 
 
 def cider_note(found: Mapping[str, Any]) -> str:
@@ -265,10 +218,6 @@ class Shown:
     """The captions of each source with their ranks and marks, and items for the pages."""
 
     def __init__(self, evaluator: Evaluator, captions: Mapping[str, list[str]]) -> None:
-        from hf_captionrl.evaluation.evaluator import ScoredCaptions
-        from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
-        from hf_captionrl.retrieval.ranking import ranks
-
         self.evaluator = evaluator
         self.captions = captions
         self.ids = [str(i) for i in evaluator.dataset["image_id"][:]]
@@ -290,8 +239,6 @@ class Shown:
 
     def bag_ranks(self, bag: list[int]) -> dict[str, list[int]]:
         """Ranks within a bag."""
-        from hf_captionrl.retrieval.ranking import bag_ranks
-
         images: Any = self.evaluator.image_features  # present if any text has features
         return {
             name: bag_ranks(text[bag], images[bag], [list(range(len(bag)))])[0].tolist()
@@ -308,9 +255,6 @@ class Shown:
         numbers: Mapping[str, Mapping[str, str]] | None = None,
     ) -> GalleryItem:
         """One image with its captions."""
-        from hf_captionrl.data.video import open_still
-        from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem
-
         shown = []
         for name in names or self.captions:
             rank, size = (self.ranks[name][row], len(self.ids)) if name in self.ranks else (None, None)
@@ -342,8 +286,6 @@ class Pages:
 
     def write(self, name: str, items: Sequence[GalleryItem], *, title: str, note: str, summary: str) -> None:
         """Write a page, if it has items."""
-        from hf_captionrl.evaluation.pages import write_gallery
-
         if items:
             write_gallery(self.folder / name, items, title, note=f"{self.data}. {note}")
             self.written[name] = summary
@@ -369,7 +311,6 @@ def bag_items(shown: Shown, bags: Sequence[list[int]]) -> list[GalleryItem]:
 
 def write_errors(pages: Pages, shown: Shown, counts: Mapping[str, Mapping[str, int]], limit: int) -> None:
     """Images with the most wrong claims."""
-
     rows = most_wrong(shown.marks, limit) if shown.marks else []
     pages.write(
         "errors.html",
@@ -387,10 +328,10 @@ def counted(counts: Mapping[str, int]) -> str:
 
 def write_cider(pages: Pages, shown: Shown, cider: CiderScores, min_gap: float, limit: int) -> dict[str, Any] | None:
     """Pairs of captions of which CIDEr-D prefers the worse."""
-
-    failures = cider.failures(min_gap)
-    if failures is None:
+    if len(cider.scores) < 2 or not (cider.claims or cider.ranks):
         return None
+    known = {name: cider.of(name) for name in ("wrong", "recalled")} if cider.claims else {}
+    failures = cider_failures(cider.scores, ranks=cider.ranks or None, min_gap=min_gap, **known)
     cases = failures["cases"]
     items = [
         shown.item(case.row, names=pair, numbers=cider.numbers(case.row, pair))
@@ -414,9 +355,9 @@ def write_unrewarded(
     pages: Pages, shown: Shown, cider: CiderScores, max_cider: float, limit: int
 ) -> dict[str, Any] | None:
     """Right captions with a CIDEr-D near 0."""
-    poor = cider.unrewarded(max_cider)
-    if poor is None:
+    if not cider.claims:
         return None
+    poor = unrewarded(cider.scores, right=cider.of("right"), wrong=cider.of("wrong"), below=max_cider)
     found = poor["cases"]
     summary = (
         f"{poor['unrewarded']} of {poor['right_captions']} captions with right claims only score below {max_cider:g}"
@@ -439,15 +380,6 @@ def _captions(
     arguments: GalleryOptions, names: Sequence[str], split: LoadedSplit, ids: list[str]
 ) -> dict[str, list[str]]:
     """For each source, the first caption of each image."""
-    import torch
-
-    from hf_captionrl.captioners import load_captioner
-    from hf_captionrl.captioners.pipeline import LazyImages, generate_captions
-    from hf_captionrl.evaluation.caption_files import read_caption_file
-    from hf_captionrl.utils.model_files import model_path
-    from hf_captionrl.utils.parts import MANIFEST
-
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     files = {
         name: read_caption_file(source, name=name).aligned(ids, split.all_ids)
         for name, source in zip(names, arguments.captions, strict=True)
@@ -459,7 +391,7 @@ def _captions(
             found[name] = [group[0] for group in files[name]]
             continue
         found[name] = generate_captions(
-            load_captioner(model_path(source), device=device),
+            load_captioner(model_path(source), device=default_device(arguments.device)),
             LazyImages(split.dataset, range(len(split.dataset))),
             batch_size=arguments.batch_size,
             do_sample=False,
@@ -473,8 +405,6 @@ def _choose_bags(arguments: GalleryOptions, evaluator: Evaluator, ids: list[str]
     """Random bags of one size, in the order of the data set."""
     bags = evaluator.bags
     if arguments.bags is not None:
-        from hf_captionrl.retrieval.bags import load_bags
-
         bags = load_bags(arguments.bags, image_ids=ids).rows(ids)
     sizes = sorted(size for size, found in bags.items() if found)
     if arguments.bag_size is not None and arguments.bag_size not in sizes:
@@ -491,29 +421,14 @@ def _choose_bags(arguments: GalleryOptions, evaluator: Evaluator, ids: list[str]
 def write_pages(arguments: GalleryOptions) -> None:
     """Write the pages."""
     names = source_names(arguments.captions, arguments.names)  # before anything slow
-    if arguments.min_gap < 0:
-        raise ValueError(f"--min_gap must be at least 0, got {arguments.min_gap}.")
-    if arguments.max_cider <= 0:
-        raise ValueError(f"--max_cider must be above 0, got {arguments.max_cider}.")
-
-    from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
-    from hf_captionrl.metrics.table import installed_versions
-    from hf_captionrl.utils.io import to_plain, write_json
-
     folder = arguments.output_dir
     split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
     ids = [str(i) for i in split.dataset["image_id"][:]]
     held_out_scorer = EvaluationArguments(held_out_scorer_name_or_path=arguments.scorer)
     held_out_scorer.resolve(arguments.dataset, is_training=False)
     captions = _captions(arguments, names, split, ids)
-    evaluator = Evaluator(
-        split.dataset,
-        optional_scorer(held_out_scorer.held_out_scorer_name_or_path),
-        None,
-        seed=arguments.seed,
-        cache_dir=arguments.cache_dir,
-    )
+    scorer = optional_scorer(held_out_scorer.held_out_scorer_name_or_path)
+    evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     bags = _choose_bags(arguments, evaluator, ids)
     shown = Shown(evaluator, captions)
     errors = {name: error_counts(marks) for name, marks in shown.marks.items()}
@@ -529,7 +444,7 @@ def write_pages(arguments: GalleryOptions) -> None:
     )
     write_errors(pages, shown, errors, arguments.max_shown)
     failures = write_cider(pages, shown, cider, arguments.min_gap, arguments.max_shown)
-    unrewarded = write_unrewarded(pages, shown, cider, arguments.max_cider, arguments.max_shown)
+    poor = write_unrewarded(pages, shown, cider, arguments.max_cider, arguments.max_shown)
     pages.remove_others()
     result: dict[str, Any] = {
         "num_images": len(ids),
@@ -538,7 +453,7 @@ def write_pages(arguments: GalleryOptions) -> None:
         "bags": [[ids[row] for row in bag] for bag in bags],
         "errors": errors or None,
         "cider": failures,
-        "unrewarded": unrewarded,
+        "unrewarded": poor,
         "seed": arguments.seed,
         "versions": installed_versions(),
         "pages": pages.written,

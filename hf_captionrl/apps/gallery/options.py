@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions, device_option
-from hf_captionrl.utils.options import Positive, option
+from hf_captionrl.utils.options import Positive, Range, option
 
 
 @dataclass
@@ -53,10 +53,10 @@ class GalleryOptions(HeldOutScorerOptions, DatasetOptions):
     )
     max_bags: Positive = option(8, group="choice", metavar="N", help="number of bags to show")
     max_shown: Positive = option(24, group="choice", metavar="N", help="images of errors.html and pairs of cider.html")
-    min_gap: float = option(
+    min_gap: Annotated[float, Range(at_least=0)] = option(
         0.0, group="choice", metavar="X", help="cider.html: smallest difference in CIDEr-D, exclusive"
     )
-    max_cider: float = option(
+    max_cider: Annotated[float, Range(above=0)] = option(
         0.1, group="choice", metavar="X", help="unrewarded.html: largest CIDEr-D of a right caption, exclusive"
     )
     seed: int = option(0, group="choice", metavar="N", help="seed of the choice of bags")

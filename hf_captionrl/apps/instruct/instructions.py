@@ -1,4 +1,4 @@
-"""A LLaMA that is small enough to train on one CPU thread, with random weights and a small tokenizer."""
+"""Instructions with answers, and a LLaMA that is small enough to train on one CPU thread."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_captionrl.utils.io import read_jsonl
@@ -103,15 +104,12 @@ def load_instructions(
 
 # --- A LLaMA that is small enough to train on one CPU thread, with random weights and a small tokenizer --------------
 
-TINY_LLAMA = "tiny-llama"
-"""Model name that selects it in a recipe."""
+TINY_LLAMA = "tiny-llama"  # model name that selects it in a recipe
 
 _SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def _tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -132,8 +130,6 @@ def tiny_llama(
     texts: Iterable[str], *, vocab_size: int = 1024, width: int = 64, layers: int = 2, seed: int = 0
 ) -> tuple[Any, Any]:
     """A LLaMA with random weights, and a byte-level BPE tokenizer of 259 to `vocab_size` tokens, trained on the texts."""
-    if vocab_size < 259:
-        raise ValueError(f"vocab_size is {vocab_size}. Use at least 259: 256 bytes and 3 special tokens.")
     tokenizer = _tokenizer(texts, vocab_size)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -1,4 +1,4 @@
-"""Answers of several language models to the same questions: the judge, the table and the file of answers."""
+"""Answers of language models to the same questions: their judges and scores, the table and the file of answers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import math
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+import torch
+from transformers import AutoTokenizer
 
 from hf_captionrl.captioners.language_models import BackendError, Failure, HTTPBackend, Prompt, Truncated
 from hf_captionrl.metrics.bootstrap import bootstrap_interval, signature
@@ -18,11 +20,14 @@ from hf_captionrl.metrics.caption_checks import listed_texts
 from hf_captionrl.metrics.columns import Column, table_columns
 from hf_captionrl.metrics.words import caption_statistics
 from hf_captionrl.utils.io import read_jsonl, write_jsonl
+from hf_captionrl.utils.model_files import load_language_model
+from hf_captionrl.utils.options import Positive, check_values
 
 # --- Scores of answers relative to reference answers, by category, with intervals ------------------------------------
 # Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", appendix B and Table 7, after
 # the evaluation of Vicuna (Chiang et al. 2023).
 
+# Categories of Table 7, in its order, with the names of Vicuna's question file; without coding and math, as in the paper.
 CATEGORIES: dict[str, str] = {
     "generic": "Generic",
     "knowledge": "Knowledge",
@@ -32,11 +37,8 @@ CATEGORIES: dict[str, str] = {
     "counterfactual": "Counterfactual",
     "writing": "Writing",
 }
-"""Categories of Table 7, in its order, with the names of Vicuna's question file; without coding and math, as in the
-paper."""
 
-WORST, BEST = 1.0, 10.0
-"""Lowest and highest score of the judge."""
+WORST, BEST = 1.0, 10.0  # scores of a judge
 
 # With its sign, so that "-1" does not count as a score; a hyphen between two numbers is not a sign.
 _NUMBER = re.compile(r"(?<![\w.])[-\u2212]?[0-9]+(?:\.[0-9]+)?(?:\s*/\s*10\b)?(?![\w]|\.\d)")
@@ -51,15 +53,6 @@ class Rating:
     candidate: float
     reference: float
     candidate_first: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("candidate", "reference"):
-            score = getattr(self, name)
-            if isinstance(score, bool) or not isinstance(score, int | float) or not WORST <= score <= BEST:
-                raise ValueError(
-                    f"The {name} score of question {self.question_id!r} is {score!r}. Scores are numbers from "
-                    f"{WORST:g} to {BEST:g}."
-                )
 
 
 def parse_scores(reply: str) -> tuple[float, float] | None:
@@ -76,31 +69,15 @@ def parse_scores(reply: str) -> tuple[float, float] | None:
 
 def answer_statistics(answers: Sequence[str]) -> dict[str, Any]:
     """Average length and lexical diversity of answers, and how many are empty."""
-    if isinstance(answers, str):
-        raise ValueError("answers is one string. Pass a list with one answer per question.")
     answers = listed_texts(answers, "answers, one answer per question,")
     spoken = [answer for answer in answers if not (isinstance(answer, str) and not answer.strip())]
-    result: dict[str, Any] = {"length": 0.0, "lexical_diversity": 0.0}
-    if spoken:
-        found = caption_statistics(spoken)
-        result = {
-            "length": found["length"] * len(spoken) / len(answers),
-            "lexical_diversity": found["lexical_diversity"],
-        }
-    return result | {
+    found = caption_statistics(spoken) if spoken else {"length": 0.0, "lexical_diversity": 0.0}
+    return {
+        "length": found["length"] * len(spoken) / len(answers),
+        "lexical_diversity": found["lexical_diversity"],
         "empty": 1 - len(spoken) / len(answers),
         "signature": signature(metric="answer_statistics", words="whitespace", answers=len(answers)),
     }
-
-
-def _ratio(ratings: Sequence[Rating], **settings: Any) -> tuple[float, tuple[float, float] | None]:
-    """Sum of the answers' scores divided by that of the references, and its interval over questions."""
-    above, below = [r.candidate for r in ratings], [r.reference for r in ratings]
-    questions = [r.question_id for r in ratings]
-    interval = (
-        bootstrap_interval(above, weights=below, groups=questions, **settings) if len(set(questions)) > 1 else None
-    )
-    return math.fsum(above) / math.fsum(below), interval
 
 
 def relative_scores(
@@ -119,18 +96,17 @@ def relative_scores(
     """
     if not ratings:
         raise ValueError("There are no ratings. Ask a judge first, or check why all its replies failed.")
-    strange = {r.category for r in ratings} - set(categories)
-    if strange:
-        raise ValueError(f"Unknown category {sorted(strange)[0]!r}. Use one of {', '.join(categories)}.")
     settings: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
     result: dict[str, Any] = {}
     for name in ("overall", *categories):
         mine = [r for r in ratings if name in ("overall", r.category)]
         if not mine:
             continue
-        result[name], interval = _ratio(mine, **settings)
-        if interval is not None:
-            result[f"{name}_ci"] = interval
+        above, below = [r.candidate for r in mine], [r.reference for r in mine]
+        result[name] = math.fsum(above) / math.fsum(below)
+        questions = [r.question_id for r in mine]
+        if len(set(questions)) > 1:
+            result[f"{name}_ci"] = bootstrap_interval(above, weights=below, groups=questions, **settings)
     of_question: dict[str, dict[bool, list[float]]] = {}
     for rating in ratings:
         orders = of_question.setdefault(rating.question_id, {})
@@ -176,11 +152,9 @@ def load_questions(
 
     Questions of categories that Table 7 omits (coding, math) are skipped.
     """
-    answers = (
-        {}
-        if reference_answers is None
-        else {str(r["question_id"]): str(r["text"]) for _, r in _rows(reference_answers)}
-    )
+    answers: dict[str, str] = {}
+    if reference_answers is not None:
+        answers = {str(row["question_id"]): str(row["text"]) for _, row in _rows(reference_answers)}
     found: dict[str, Question] = {}
     for number, row in _rows(path):
         name = str(row["question_id"])
@@ -202,8 +176,6 @@ def answer_questions(
     model: Any, tokenizer: Any, prompts: Sequence[str], *, max_new_tokens: int, batch_size: int = 8
 ) -> list[str]:
     """Answer greedily."""
-    import torch
-
     training, side = model.training, tokenizer.padding_side
     model.eval()
     tokenizer.padding_side = "left"
@@ -225,8 +197,7 @@ def answer_questions(
 
 # --- Judges of answers: an OpenAI-compatible endpoint, a local model, or a file of ratings ---------------------------
 
-NO_ANSWER = "(no answer)"
-"""Text that replaces an empty answer."""
+NO_ANSWER = "(no answer)"  # replaces an empty answer
 
 
 class JudgeError(RuntimeError):
@@ -244,15 +215,10 @@ def _as_judge_error() -> Iterator[None]:
 
 @dataclass
 class Ratings:
-    """Ratings and failures of a judge.
-
-    Args:
-        ratings (`list[Rating]`): Ratings that could be read.
-        failed (`list[str]`): For each reply that could not be read, the question id and the beginning of the reply.
-    """
+    """Ratings and failures of a judge."""
 
     ratings: list[Rating] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)  # question id and beginning of each reply that could not be read
 
 
 class Judge(Protocol):
@@ -279,10 +245,6 @@ def judge_prompt(question: str, first: str, second: str) -> str:
 
 def rate_pairs(ask: Callable[[str], str], questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
     """Ask a text model to judge every answer, in both orders; an empty one is shown as `(no answer)`."""
-    if len(questions) != len(answers):
-        raise ValueError(
-            f"There are {len(answers)} answers to {len(questions)} questions. Pass one answer per question."
-        )
     result = Ratings()
     for question, answer in zip(questions, answers, strict=True):
         if not question.reference.strip():
@@ -306,51 +268,14 @@ def rate_pairs(ask: Callable[[str], str], questions: Sequence[Question], answers
 
 
 class EndpointJudge:
-    """A model behind an OpenAI-compatible address, asked at temperature 0 by an [`HTTPBackend`].
+    """A model behind an OpenAI-compatible address, asked at temperature 0 by an [`HTTPBackend`] with these options."""
 
-    Args:
-        base_url (`str`): Address without `/chat/completions`; no other address is contacted.
-        model (`str`): Name of the model there.
-        api_key_env (`str`, *optional*): Environment variable with the key, which is sent as a bearer token.
-        retries (`int`): Number of further attempts after a response of 429 or 5xx, or no response.
-        backoff (`float`): Seconds before the first further attempt, doubled before each next one, unless the server
-            sends `Retry-After`.
-        timeout (`float`): Time limit of a reply in seconds.
-        max_tokens (`int`): Maximum length of a reply.
-        sleep (`Callable`): Replaces `time.sleep` in tests.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        *,
-        api_key_env: str | None = None,
-        retries: int = 5,
-        backoff: float = 1.0,
-        timeout: float = 120.0,
-        max_tokens: int = 512,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ValueError(f"judge_base_url is {base_url!r}. Use an address such as 'http://localhost:8000/v1'.")
-        if not model:
-            raise ValueError("The judge's model has no name. Set --judge_model to its name at the endpoint.")
+    def __init__(self, base_url: str, model: str, **options: Any) -> None:
         self.name = model
         self._url = base_url
+        options = {"max_new_tokens": 512, "timeout_s": 120.0, "tries": 6, "backoff_s": 1.0, **options}
         with _as_judge_error():
-            self._backend = HTTPBackend(
-                base_url,
-                model,
-                api_key_env=api_key_env,
-                max_new_tokens=max_tokens,
-                seed=None,
-                concurrency=1,
-                timeout_s=timeout,
-                tries=retries + 1,
-                backoff_s=backoff,
-                sleep=sleep,
-            )
+            self._backend = HTTPBackend(base_url, model, seed=None, concurrency=1, **options)
 
     def ask(self, prompt: str) -> str:
         """Send one prompt."""
@@ -374,14 +299,7 @@ class EndpointJudge:
 
 
 class LocalJudge:
-    """A causal language model of transformers, with greedy decoding.
-
-    Args:
-        model (`PreTrainedModel`): The model.
-        tokenizer: Its tokenizer; its chat template is used if it has one.
-        name (`str`): Name in the results.
-        max_new_tokens (`int`): Maximum length of a reply.
-    """
+    """A causal language model of transformers, with greedy decoding and its chat template, if it has one."""
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str = "local", max_new_tokens: int = 64) -> None:
         self.name = name
@@ -390,22 +308,11 @@ class LocalJudge:
     @classmethod
     def from_pretrained(cls, name: str, **kwargs: Any) -> LocalJudge:
         """Load it."""
-        from transformers import AutoTokenizer
-
-        from hf_captionrl.utils.model_files import load_language_model
-
-        model = load_language_model(name)
-        return cls(
-            model,
-            AutoTokenizer.from_pretrained(name, trust_remote_code=False),
-            name=Path(name).name,
-            **kwargs,
-        )
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return cls(load_language_model(name), tokenizer, name=Path(name).name, **kwargs)
 
     def ask(self, prompt: str) -> str:
         """Generate the reply to one prompt."""
-        import torch
-
         if self._tokenizer.chat_template:
             messages = [{"role": "user", "content": prompt}]
             prompt = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -414,12 +321,8 @@ class LocalJudge:
             encoded = self._tokenizer(prompt, return_tensors="pt")
         ids = encoded["input_ids"].to(self._model.device)
         with torch.no_grad():
-            written = self._model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=self._max_new_tokens,
-            )
+            settings = {"do_sample": False, "max_new_tokens": self._max_new_tokens}
+            written = self._model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
         return self._tokenizer.decode(written[0, ids.size(1) :], skip_special_tokens=True)
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
@@ -428,45 +331,41 @@ class LocalJudge:
 
 
 class FileJudge:
-    """Ratings from a file, for example by people.
+    """Ratings from a file of JSON Lines, for example by people.
 
-    Args:
-        path (`str` or `os.PathLike`): JSON Lines, one rating per line: `model` (row name), `question_id`, `candidate`
-            and `reference` (scores from 1 to 10), `candidate_first` (`true` if left out).
+    A line has `model` (row name), `question_id`, `candidate` and `reference` (scores from 1 to 10), and optionally
+    `candidate_first`, which is `true` by default.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = Path(path).name
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[tuple[str, Rating]] = []
         for number, row in read_jsonl(path):
-            try:
-                rating = Rating(str(row["question_id"]), "", row["candidate"], row["reference"])
-                first = row.get("candidate_first", True)
-                if not isinstance(first, bool):
-                    raise ValueError("candidate_first is not true or false")
-                self._rows.append({"model": str(row["model"]), "rating": rating, "candidate_first": first})
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            values = row if isinstance(row, dict) else {}
+            scores, first = (
+                [values.get(name) for name in ("candidate", "reference")],
+                values.get("candidate_first", True),
+            )
+            numbers = [score for score in scores if isinstance(score, int | float) and not isinstance(score, bool)]
+            fair = len(numbers) == 2 and all(WORST <= number <= BEST for number in numbers)
+            if not fair or not isinstance(first, bool) or not {"model", "question_id"} <= values.keys():
                 raise ValueError(
-                    f"Line {number} of {self.name} is not a rating ({error}). Write model, question_id, candidate and "
+                    f"Line {number} of {self.name} is not a rating: {row!r:.80}. Write model, question_id, candidate and "
                     "reference, scores from 1 to 10."
-                ) from None
+                )
+            rating = Rating(str(row["question_id"]), "", row["candidate"], row["reference"], first)
+            self._rows.append((str(row["model"]), rating))
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
         """The ratings of one model."""
         category = {question.question_id: question.category for question in questions}
-        result = Ratings()
-        for row in self._rows:
-            rating = row["rating"]
-            if row["model"] == model and rating.question_id in category:
-                result.ratings.append(
-                    Rating(
-                        rating.question_id,
-                        category[rating.question_id],
-                        rating.candidate,
-                        rating.reference,
-                        row["candidate_first"],
-                    )
-                )
+        result = Ratings(
+            [
+                replace(rating, category=category[rating.question_id])
+                for name, rating in self._rows
+                if name == model and rating.question_id in category
+            ]
+        )
         rated = {rating.question_id for rating in result.ratings}
         result.failed = [f"{i}: not in {self.name}" for i in category if i not in rated]
         return result
@@ -474,19 +373,17 @@ class FileJudge:
 
 # --- Answers of several language models to the same questions: the judge, the table and the file of answers ----------
 
+# Columns that need no judge, and those of Table 7, whose scores are divided by those of the reference answers.
 TEXT_COLUMNS: tuple[Column, ...] = (
     replace(*table_columns("length", short=True), digits=1),
     *table_columns("lexical_diversity", short=True),
     Column("empty", "Empty\n", "lower", is_fraction=True),
 )
-"""Columns that need no judge."""
-
 ANSWER_COLUMNS: tuple[Column, ...] = (
     *TEXT_COLUMNS,
     *(Column(name, f"{title}\n", "higher") for name, title in CATEGORIES.items()),
     Column("overall", "Overall\n", "higher"),
 )
-"""Columns of Table 7; scores are divided by those of the reference answers."""
 
 
 @dataclass
@@ -500,8 +397,8 @@ class JudgeArguments:
     reference_answers: str | None = field(
         default=None, metadata={"help": "JSON Lines with question_id and text, for questions without a reference."}
     )
-    answer_max_new_tokens: int = field(default=512, metadata={"help": "Maximum length of an answer in tokens."})
-    judge: str = field(
+    answer_max_new_tokens: Positive = field(default=512, metadata={"help": "Maximum length of an answer in tokens."})
+    judge: Literal["none", "endpoint", "model", "file"] = field(
         default="none",
         metadata={
             "help": "Judge of the answers: 'none', 'endpoint' (OpenAI-compatible), 'model' (of transformers) or 'file' (of ratings)."
@@ -523,15 +420,9 @@ class JudgeArguments:
     )
 
     def __post_init__(self) -> None:
-        needs: dict[str, list[str]] = {
-            "none": [],
-            "endpoint": ["judge_base_url", "judge_model"],
-            "model": ["judge_model"],
-            "file": ["judge_ratings"],
-        }
-        if self.judge not in needs:
-            raise ValueError(f"judge is {self.judge!r}. Use one of {', '.join(map(repr, needs))}.")
-        for name in needs[self.judge]:
+        check_values(self)
+        needs = {"endpoint": ["judge_base_url", "judge_model"], "model": ["judge_model"], "file": ["judge_ratings"]}
+        for name in needs.get(self.judge, []):
             if not getattr(self, name):
                 raise ValueError(f"judge={self.judge!r} needs --{name}.")
 

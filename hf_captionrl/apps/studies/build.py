@@ -34,11 +34,8 @@ if TYPE_CHECKING:
 #
 # Legend: N images, D features.
 
-_CANDIDATES = 4
-"""Groups of images that are tried per control."""
-
-_SURE = 0.9
-"""Smallest probability with which the scorer finds the image of a control."""
+_CANDIDATES = 4  # groups of images that are tried per control
+_SURE = 0.9  # smallest probability with which the scorer finds the image of a control
 
 
 def draw_sets(
@@ -56,10 +53,6 @@ def draw_sets(
 
     `features` are `(N, D)`.
     """
-    if set_size < 2:
-        raise ValueError(f"set_size is {set_size}, but must be at least 2.")
-    if not -1 < max_similarity <= 1:
-        raise ValueError(f"max_similarity is {max_similarity}; a cosine lies between -1 and 1.")
     unit = normalised(features)
     order = list(range(len(unit)) if rows is None else rows)
     free = torch.zeros(len(unit), dtype=torch.bool)
@@ -120,11 +113,8 @@ def draw_controls(
 
 def deal_blocks(num_sets: int, num_systems: int, block_size: int, rng: random.Random) -> list[list[tuple[int, int]]]:
     """Distribute pairs of a set and a system over blocks of equal size, each set at most once per block."""
-    if min(num_sets, num_systems, block_size) < 1:
-        raise ValueError(f"{num_sets} sets, {num_systems} systems, blocks of {block_size}: each must be at least 1.")
-    blocks: list[list[tuple[int, int]]] = [
-        [] for _ in range(max(num_systems, -(-num_sets * num_systems // block_size)))
-    ]
+    number_of_blocks = max(num_systems, -(-num_sets * num_systems // block_size))
+    blocks: list[list[tuple[int, int]]] = [[] for _ in range(number_of_blocks)]
     for number in rng.sample(range(num_sets), num_sets):
         # The smallest blocks, ties at random: sizes differ by at most one.
         chosen = sorted(rng.sample(range(len(blocks)), len(blocks)), key=lambda block: len(blocks[block]))
@@ -148,27 +138,13 @@ def retrieval_parts(
     seed: int = 0,
 ) -> dict[str, list[dict[str, Any]]]:
     """The blocks of a retrieval study."""
-    if len(controls) < controls_per_block:
-        raise ValueError(
-            f"There are {len(controls)} controls, but a block needs {controls_per_block}. Use more images."
-        )
-    for name, texts in captions.items():
-        if len(texts) != len(sets):
-            raise ValueError(f"{name!r} has {len(texts)} captions for {len(sets)} sets. Give one each.")
     rng = random.Random(f"retrieval {seed}")
     names = list(captions)
 
     def question(group: str, system: str | None, caption: str, images: Sequence[str]) -> dict[str, Any]:
         shown = rng.sample(list(images), len(images))
-        place = shown.index(images[0]) + 1
-        return {
-            "id": _question_id(rng),
-            "group": group,
-            "system": system,
-            "caption": caption,
-            "images": shown,
-            "right": place,
-        }
+        asked = {"id": _question_id(rng), "group": group, "system": system, "caption": caption}
+        return asked | {"images": shown, "right": shown.index(images[0]) + 1}
 
     parts: dict[str, list[dict[str, Any]]] = {}
     blocks = deal_blocks(len(sets), len(names), block_size, rng)
@@ -191,11 +167,6 @@ def rating_parts(
 
     Captions of one image follow each other; images, and the systems of each image, are shuffled.
     """
-    for name, texts in captions.items():
-        if len(texts) != len(image_ids):
-            raise ValueError(f"{name!r} has {len(texts)} captions for {len(image_ids)} images. Give one each.")
-    if num_raters < 1:
-        raise ValueError(f"num_raters is {num_raters}, but must be at least 1.")
     rng = random.Random(f"rating {seed}")
     asked = [
         [
@@ -222,28 +193,15 @@ def study_fingerprint(key: Mapping[str, Any]) -> str:
 
 # --- Files of a human study: the key, and the answers of participants ------------------------------------------------
 
-KEY_FILE = "key.json"
-"""Beside the folder of pages, never in it."""
+KEY_FILE, PAGES_FOLDER = "key.json", "pages"  # the key is beside the pages, never among them
+KEY_FORMAT, ANSWERS_FORMAT = "captionrl study key 1", "captionrl study answers 1"
 
-PAGES_FOLDER = "pages"
-"""Folder of the pages for participants."""
-
-KEY_FORMAT = "captionrl study key 1"
-"""Format of the key."""
-
-ANSWERS_FORMAT = "captionrl study answers 1"
-"""Format of a file of answers."""
-
+# Ids of participants, for Python and browsers (flag v); no e-mail address matches it.
 PARTICIPANT = r"[A-Za-z0-9._\-]{1,40}"
-"""Regular expression of participant ids, for Python and browsers (flag v); no e-mail address matches it."""
-
-RATING_SCALES = ("descriptiveness", "accuracy", "fluency")
-"""Scales of SMILE's rating study."""
-
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
-SCORES = 5
-"""Best rating; the worst is 1."""
+RATING_SCALES = ("descriptiveness", "accuracy", "fluency")  # of SMILE
+SCORES = 5  # best rating; the worst is 1
 
 
 @dataclass(frozen=True)
@@ -291,10 +249,6 @@ def answers_checksum(value: Mapping[str, Any]) -> str:
     return f"{state:08x}"
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answers:
     """Read one file of answers and check it with the key."""
     path = Path(path)
@@ -306,41 +260,32 @@ def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answer
         raise ValueError("not a file of answers, which the page of a study downloads")
     if value.get("study") != key["fingerprint"]:
         raise ValueError(f"answers of another study, {value.get('study')!r:.40}; this one is {key['fingerprint']!r}")
-    part, participant, answers = value.get("part"), value.get("participant"), value.get("answers")
+    part, answers = value.get("part"), value.get("answers")
     if not isinstance(part, str) or part not in key["parts"]:
         raise ValueError(f"the page is {part!r:.40}, and this study has {', '.join(key['parts'])}")
-    if not isinstance(participant, str) or not re.fullmatch(PARTICIPANT, participant):
-        raise ValueError(f"the participant is {participant!r:.60}, but must be 1 to 40 letters, digits, '.', '_', '-'")
+    for name, rule in {"participant": PARTICIPANT, "started": _TIME, "exported": _TIME}.items():
+        if not isinstance(value.get(name), str) or not re.fullmatch(rule, value[name]):
+            raise ValueError(f"{name} is {value.get(name)!r:.60}, which the page of a study does not write")
     size, highest = (1, key["settings"]["set_size"]) if key["kind"] == "retrieval" else (len(RATING_SCALES), SCORES)
     asked = {question["id"] for question in key["parts"][part]}
     values: dict[str, tuple[int, ...]] = {}
     milliseconds: dict[str, int] = {}
     for number, answer in enumerate(answers if isinstance(answers, list) else [None], start=1):
+        question, given, ms = map((answer if isinstance(answer, dict) else {}).get, ("question", "values", "ms"))
+        if not isinstance(question, str) or question not in asked or question in values:
+            raise ValueError(f"answer {number} is not to a question of {part} that is still open: {answer!r:.60}")
+        numbers = [*given, ms] if isinstance(given, list) else []
         if (
-            not isinstance(answer, dict)
-            or not isinstance(answer.get("values"), list)
-            or not (_number(answer.get("ms")) and answer["ms"] >= 0)
+            len(numbers) != size + 1
+            or any(type(n) is not int for n in numbers)
+            or not all(1 <= n <= highest for n in numbers[:-1])
+            or numbers[-1] < 0
         ):
-            raise ValueError(f"answer {number} is not valid: {answer!r:.60}")
-        question = answer.get("question")
-        if not isinstance(question, str) or question not in asked:
-            raise ValueError(f"answer {number} is to question {question!r:.40}, which {part} does not ask")
-        if question in values:
-            raise ValueError(f"question {question!r} is answered twice")
-        given = answer["values"]
-        if len(given) != size or not all(_number(v) and 1 <= v <= highest for v in given):
-            raise ValueError(
-                f"question {question!r} has the answer {given!r:.60}, but needs {size} whole numbers from 1 to {highest}"
-            )
-        values[question], milliseconds[question] = tuple(given), answer["ms"]
-    started, exported = (str(value.get(name)) for name in ("started", "exported"))
-    if not re.fullmatch(_TIME, started) or not re.fullmatch(_TIME, exported):
-        raise ValueError(
-            f"started and exported are {started!r:.40} and {exported!r:.40}, but must be times in the format of the page"
-        )
+            raise ValueError(f"answer {number} needs {size} whole numbers from 1 to {highest}, and ms: {answer!r:.90}")
+        values[question], milliseconds[question] = tuple(numbers[:-1]), numbers[-1]
     if value.get("checksum") != answers_checksum(value):
         raise ValueError("the checksum does not match: the file was edited or damaged; ask for it again")
-    return Answers(participant, part, values, milliseconds, started, exported, path)
+    return Answers(value["participant"], part, values, milliseconds, value["started"], value["exported"], path)
 
 
 def _files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -409,18 +354,13 @@ def collect_answers(
 # security policy allows only the page's script and no requests.
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""Folder of the pages of this product."""
 
 SCALE_TEXTS: dict[str, tuple[str, str]] = {
     "descriptiveness": ("Descriptiveness", "How much correct detail of the image does it give?"),
     "accuracy": ("Accuracy", "Does everything it says fit the image?"),
     "fluency": ("Fluency", "Is it well-formed and natural?"),
 }
-"""Name and explanation of each scale of SMILE's study."""
-
-SCORE_WORDS = ("terrible", "poor", "fair", "good", "excellent")
-"""Ratings from 1 to 5 (SMILE, Table 2)."""
-
+SCORE_WORDS = ("terrible", "poor", "fair", "good", "excellent")  # ratings from 1 to 5 (SMILE, Table 2)
 _TITLES = {"retrieval": "Which image is it?", "rating": "How good is the caption?"}
 
 
@@ -431,18 +371,11 @@ def render_study_page(
     *,
     study: str,
     part: str,
-    answers_format: str,
-    participant_pattern: str,
     example: tuple[str, Sequence[str], int] | None = None,
     consent: str = "",
-    max_side: int = 320,
 ) -> str:
-    """Render the page of one participant, with images of at most `max_side` pixels per side."""
-    if not questions:
-        raise ValueError("There are no questions, but a page needs at least one.")
-    sizes = {len(question["images"]) for question in questions}
-    if len(sizes) > 1:
-        raise ValueError(f"Questions show {sorted(sizes)} images, but all questions of a page must show equally many.")
+    """Render the page of one participant."""
+    max_side = 512 if kind == "rating" else 320  # pixels of the longest side: ten images side by side are smaller
     place: dict[str, int] = {}
 
     def places(ids: Sequence[str]) -> list[int]:
@@ -463,15 +396,15 @@ def render_study_page(
         kind=kind,
         part=part,
         num_questions=len(questions),
-        set_size=sizes.pop(),
+        set_size=len(questions[0]["images"]),
         scales=[] if kind == "retrieval" else [{"name": name, "text": text} for name, text in SCALE_TEXTS.values()],
         words=SCORE_WORDS,
         consent=[paragraph for paragraph in consent.split("\n") if paragraph.strip()],
-        pattern=participant_pattern,
+        pattern=PARTICIPANT,
         example=shown,
         pictures=pictures,
         data={
-            "format": answers_format,
+            "format": ANSWERS_FORMAT,
             "kind": kind,
             "study": study,
             "part": part,
@@ -483,11 +416,7 @@ def render_study_page(
 
 # --- `captionrl study build`: the pages and the key of a study -------------------------------------------------------
 
-_PAPER_SETS = 500
-"""Number of sets in DiscriTune."""
-
-_WIDE_SIDE = 512
-"""Longest side of the single image of a rating page, in pixels; ten images side by side are smaller."""
+_PAPER_SETS = 500  # of DiscriTune
 
 
 def _consent(arguments: StudyOptions) -> str:
@@ -565,11 +494,8 @@ def _write(
             lambda image_id: open_still(dataset[row_of[image_id]]),
             study=key["fingerprint"],
             part=part,
-            answers_format=ANSWERS_FORMAT,
-            participant_pattern=PARTICIPANT,
             example=example,
             consent=consent,
-            **({"max_side": _WIDE_SIDE} if kind == "rating" else {}),
         )
         atomic_write_text(pages / f"{part}.html", html)
     sizes = [len(questions) for questions in parts.values()]
@@ -591,7 +517,6 @@ def _write(
 
 
 def _draw_sets(arguments: RetrievalOptions, features: torch.Tensor, order: Sequence[int]) -> list[list[int]]:
-
     size, wanted = arguments.set_size, arguments.num_sets or _PAPER_SETS
     # Twice what one block and the example need, because not every group of images makes a control.
     reserved = 2 * (arguments.controls + 1) * size
@@ -608,21 +533,12 @@ def _draw_sets(arguments: RetrievalOptions, features: torch.Tensor, order: Seque
             "reserved for controls and the example. Lower --num_sets or --set_size, or use more images."
         )
     if len(sets) < wanted:
-        print(
-            f"captionrl study: {len(sets)} sets; the paper's {wanted} need {wanted * size} images",
-            file=sys.stderr,
-        )
+        print(f"captionrl study: {len(sets)} sets; the paper's {wanted} need {wanted * size} images", file=sys.stderr)
     return sets
 
 
 def build_retrieval(arguments: RetrievalOptions) -> None:
     """Build a retrieval study, or the same one again."""
-    if not 2 <= arguments.set_size <= 10:
-        raise ValueError(
-            f"--set_size is {arguments.set_size}, but must lie in 2 to 10: there are keys for 2 to 10 images."
-        )
-    if arguments.controls < 0:
-        raise ValueError(f"--controls is {arguments.controls}, but must be at least 0.")
     consent = _consent(arguments)
 
     from hf_captionrl.evaluation.similarity import features_of, similarity_scorer

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions
-from hf_captionrl.utils.options import CommandOptions, option, positive
+from hf_captionrl.utils.options import CommandOptions, NotNegative, Positive, Range, option
 
 
 @dataclass
@@ -40,19 +40,20 @@ class RetrievalOptions(StudyOptions, SimilarityOptions):
     """
 
     output: Path = option(Path("study-retrieval"), metavar="DIR", help="folder to write into")
-    num_sets: int | None = option(
+    num_sets: Positive | None = option(
         None,
-        parse=positive,
         metavar="N",
         group="sets",
         help="number of sets of images (default: the paper's 500, or as many as the images allow)",
     )
-    set_size: int = option(10, metavar="K", group="sets", help="images per set, 2 to 10")
-    max_similarity: float = option(
+    set_size: Annotated[int, Range(at_least=2, at_most=10)] = option(
+        10, metavar="K", group="sets", help="images per set, 2 to 10"
+    )
+    max_similarity: Annotated[float, Range(above=-1, at_most=1)] = option(
         0.8, metavar="X", group="sets", help="largest cosine similarity of a target and its neighbours"
     )
-    block_size: int = option(100, parse=positive, metavar="N", group="sets", help="number of questions per page")
-    controls: int = option(5, metavar="N", group="sets", help="number of control questions per page")
+    block_size: Positive = option(100, metavar="N", group="sets", help="number of questions per page")
+    controls: NotNegative = option(5, metavar="N", group="sets", help="number of control questions per page")
     features: Literal["multimodal", "image"] = dataclasses.field(default="image", init=False)
 
 
@@ -70,12 +71,8 @@ class RatingOptions(StudyOptions):
     """
 
     output: Path = option(Path("study-rating"), metavar="DIR", help="folder to write into")
-    num_images: int = option(
-        50, parse=positive, metavar="N", group="images and raters", help="number of images, drawn at random"
-    )
-    num_raters: int = option(
-        5, parse=positive, metavar="N", group="images and raters", help="number of pages, one per rater"
-    )
+    num_images: Positive = option(50, metavar="N", group="images and raters", help="number of images, drawn at random")
+    num_raters: Positive = option(5, metavar="N", group="images and raters", help="number of pages, one per rater")
 
 
 @dataclass
@@ -89,7 +86,7 @@ class ScoreOptions(CommandOptions):
 
     folder: Path = option(positional=True, metavar="DIR", help="the study, made by `captionrl study build`")
     answers: list[Path] = option(positional=True, metavar="ANSWERS", help="files, or folders of them")
-    max_wrong_controls: int = option(
+    max_wrong_controls: NotNegative = option(
         1, metavar="N", help="drop a participant's page with more wrong answers to controls than this"
     )
     allow_incomplete: bool = option(False, help="count participants who stopped before the end")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -36,17 +35,6 @@ Level = Literal["nominal", "ordinal", "interval"]
 """Whether values are only equal or different, can be ordered, or have distances."""
 
 
-def _distances(values: np.ndarray, totals: np.ndarray, level: Level) -> np.ndarray:
-    """Squared differences between the values, of shape `(V, V)`."""
-    if level == "nominal":
-        return 1.0 - np.eye(len(values))
-    if level == "interval":
-        return (values[:, None] - values[None, :]).astype(np.float64) ** 2
-    # A value's rank is the middle of its uses; distances are differences of ranks.
-    middles = np.cumsum(totals) - totals / 2
-    return (middles[:, None] - middles[None, :]) ** 2
-
-
 def krippendorff_alpha(
     ratings: Iterable[tuple[Hashable, Hashable, Any]], *, level: Level = "nominal"
 ) -> dict[str, Any]:
@@ -58,8 +46,6 @@ def krippendorff_alpha(
     `ratings` are `(unit, person, value)`, at most one per person and unit; numbers for the ordinal and the interval
     level.
     """
-    if level not in ("nominal", "ordinal", "interval"):
-        raise ValueError(f"level is {level!r}, but must be 'nominal', 'ordinal' or 'interval'.")
     of_unit: dict[Hashable, dict[Hashable, Any]] = {}
     for unit, person, value in ratings:
         if level != "nominal" and (
@@ -91,10 +77,15 @@ def krippendorff_alpha(
         # Ordered pairs of values of two people, weighted so that a unit counts as many pairs as it has values.
         coincidences += (np.outer(counts, counts) - np.diag(counts)) / (len(given) - 1)
     totals = coincidences.sum(axis=1)
-    numbers = np.arange(len(different)) if level == "nominal" else np.asarray(different, dtype=np.float64)
-    if level == "interval":  # scaling by a power of two is exact and keeps squares finite; alpha does not change
-        numbers = np.ldexp(numbers, -int(np.frexp(np.abs(numbers).max())[1]))
-    distances = _distances(numbers, totals, level)
+    if level == "nominal":
+        distances = 1.0 - np.eye(len(different))
+    else:
+        if level == "interval":  # scaling by a power of two is exact and keeps squares finite; alpha does not change
+            numbers = np.asarray(different, dtype=np.float64)
+            places = np.ldexp(numbers, -int(np.frexp(np.abs(numbers).max())[1]))
+        else:  # a value's rank is the middle of its uses; distances are differences of ranks
+            places = np.cumsum(totals) - totals / 2
+        distances = (places[:, None] - places[None, :]) ** 2  # (V, V)
     observed = (coincidences * distances).sum()
     expected = (np.outer(totals, totals) * distances).sum() / (totals.sum() - 1)
     return {**result, "alpha": float(1 - observed / expected)}
@@ -193,8 +184,6 @@ def score_picks(
 
     A participant's block is dropped if more than `max_wrong_controls` of its controls are wrong.
     """
-    if not picks:
-        raise ValueError("There are no answers. Score at least one participant.")
     sessions: dict[tuple[str, str], list[Pick]] = {}
     for pick in picks:
         sessions.setdefault((pick.participant, pick.part), []).append(pick)
@@ -203,15 +192,9 @@ def score_picks(
         controls = [pick for pick in answers if pick.system is None]
         others = [pick for pick in answers if pick.system is not None]
         wrong = sum(pick.value != pick.right for pick in controls)
-        entry = {
-            "participant": participant,
-            "part": part,
-            "answers": len(others),
-            "correct": sum(pick.value == pick.right for pick in others),
-            "controls": len(controls),
-            "wrong_controls": wrong,
-        }
-        participants.append(entry)
+        correct = sum(pick.value == pick.right for pick in others)
+        entry = {"participant": participant, "part": part, "answers": len(others), "correct": correct}
+        participants.append(entry | {"controls": len(controls), "wrong_controls": wrong})
         if wrong > max_wrong_controls:
             reason = f"{wrong} of {len(controls)} controls wrong, but at most {max_wrong_controls} are allowed"
             dropped.append({"participant": participant, "part": part, "reason": reason})
@@ -247,10 +230,8 @@ def score_picks(
         "dropped": dropped,
         # Categories are positions, not images: the images of a set occur in no other set, so chance would be 0.
         "agreement": [
-            {
-                "measure": "pick",
-                **krippendorff_alpha(((p.part, p.group, p.system), p.participant, p.value) for p in kept),
-            }
+            {"measure": "pick"}
+            | krippendorff_alpha(((p.part, p.group, p.system), p.participant, p.value) for p in kept)
         ],
         "paired": _pairs(systems, hits, "accuracy", confidence, seed),
         "chance": 1 / set_size,
@@ -279,16 +260,6 @@ def score_ratings(
     F1 = 2 D A / (D + A) of the means D and A, as in the table. F1 is homogeneous of degree one, so it equals the mean of its
     linearisation `(2 A^2 d + 2 D^2 a) / (D + A)^2` over ratings d and a; intervals and tests use the linearisation.
     """
-    if not ratings:
-        raise ValueError("There are no ratings. Score at least one participant.")
-    if len(scales) < 2:
-        raise ValueError(f"scales are {list(scales)}, but F1 needs at least two.")
-    for rating in ratings:
-        if len(rating.values) != len(scales) or min(rating.values) < 1:
-            raise ValueError(
-                f"{rating.participant!r} rated {rating.item!r} with {rating.values}, but needs {len(scales)} numbers "
-                "of at least 1."
-            )
     options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
     measures = (*scales, "f1")
     rows: list[dict[str, Any]] = []
@@ -369,13 +340,8 @@ _LEGENDS = {
 }
 
 
-_WORDS = frozenset({"", "Measure", "Level", "Part", "Reason"})
-"""Left-aligned columns: those with words."""
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A heading, column titles and cells."""
+class _Table(NamedTuple):
+    """One table of the result; columns with words are left-aligned."""
 
     title: str
     header: Sequence[str]
@@ -384,91 +350,55 @@ class _Table:
 
     @property
     def words(self) -> list[bool]:
-        """Whether each column is left-aligned."""
-        return [name in _WORDS for name in self.header]
+        return [name in ("", "Measure", "Level", "Part", "Reason") for name in self.header]
 
 
 def _number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _range(interval: Sequence[float] | None, digits: int = 3) -> str:
-    return "–" if interval is None else f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+def _range(interval: Sequence[float] | None) -> str:
+    return "–" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
 def _systems(result: Mapping[str, Any]) -> _Table:
-    kind = result["kind"]
-    columns = _COLUMNS[kind]
+    columns = _COLUMNS[result["kind"]]
     # A cell shows one interval, so the exact interval has another column.
-    rows = [
-        {**row, "exact": None, "exact_reason": None} if kind == "retrieval" else dict(row) for row in result["rows"]
-    ]
+    exact = {"exact": None, "exact_reason": None} if result["kind"] == "retrieval" else {}
+    rows = [{**row, **exact} for row in result["rows"]]
     check_rows(rows, columns)
-    cells = [
-        [
-            row["name"],
-            *(
-                _range(row.get("accuracy_exact_ci")) if column.key == "exact" else format_cell(row, column)
-                for column in columns
-            ),
-        ]
-        for row in rows
-    ]
-    legend = _LEGENDS[kind].format(chance=result.get("chance", 0.0))
+
+    def cell(row: Mapping[str, Any], column: Column) -> str:
+        return _range(row.get("accuracy_exact_ci")) if column.key == "exact" else format_cell(row, column)
+
+    cells = [[row["name"], *(cell(row, column) for column in columns)] for row in rows]
+    legend = _LEGENDS[result["kind"]].format(chance=result.get("chance", 0.0))
     return _Table("Systems", ["", *(column.title for column in columns)], cells, legend)
-
-
-def _differences(pairs: Sequence[Mapping[str, Any]]) -> _Table:
-    return _Table(
-        "Differences",
-        ["", "Measure", "Difference", "95 % interval", "p", "Groups"],
-        [
-            [
-                f"{pair['a']} − {pair['b']}",
-                pair["measure"],
-                _number(pair["difference"]),
-                _range(pair.get("difference_ci")),
-                _number(pair.get("p_value"), 4),
-                str(pair["num_groups"]),
-            ]
-            for pair in pairs
-        ],
-        "On the sets of images, or images, with answers for both systems: two-sided paired randomisation test, not "
-        "corrected for the number of tests.",
-    )
-
-
-def _agreement(entries: Sequence[Mapping[str, Any]]) -> _Table:
-    return _Table(
-        "Agreement",
-        ["", "Level", "Krippendorff's alpha", "Rated by two or more", "People"],
-        [
-            [
-                entry["measure"],
-                entry["level"],
-                _number(entry["alpha"]) if entry["alpha"] is not None else f"not run: {entry['alpha_reason']}",
-                str(entry["units"]),
-                str(entry["people"]),
-            ]
-            for entry in entries
-        ],
-    )
-
-
-def _participants(people: Sequence[Mapping[str, Any]]) -> _Table:
-    names = [name for name in people[0] if name != "participant"]
-    return _Table(
-        "Participants",
-        ["", *(name.replace("_", " ").capitalize() for name in names)],
-        [[entry["participant"], *(str(entry[name]) for name in names)] for entry in people],
-    )
 
 
 def _tables(result: Mapping[str, Any]) -> list[_Table]:
     found = [_systems(result)]
     if result["paired"]:
-        found.append(_differences(result["paired"]))
-    found += [_agreement(result["agreement"]), _participants(result["participants"])]
+        note = (
+            "On the sets of images, or images, with answers for both systems: two-sided paired randomisation test, not "
+            "corrected for the number of tests."
+        )
+        rows = []
+        for pair in result["paired"]:
+            row = [f"{pair['a']} − {pair['b']}", pair["measure"], _number(pair["difference"])]
+            row += [_range(pair.get("difference_ci")), _number(pair.get("p_value"), 4), str(pair["num_groups"])]
+            rows.append(row)
+        header = ["", "Measure", "Difference", "95 % interval", "p", "Groups"]
+        found.append(_Table("Differences", header, rows, note))
+    rows = []
+    for entry in result["agreement"]:
+        alpha = f"not run: {entry['alpha_reason']}" if entry["alpha"] is None else _number(entry["alpha"])
+        rows.append([entry["measure"], entry["level"], alpha, str(entry["units"]), str(entry["people"])])
+    header = ["", "Level", "Krippendorff's alpha", "Rated by two or more", "People"]
+    found.append(_Table("Agreement", header, rows))
+    names = [name for name in result["participants"][0] if name != "participant"]
+    rows = [[entry["participant"], *(str(entry[name]) for name in names)] for entry in result["participants"]]
+    found.append(_Table("Participants", ["", *(name.replace("_", " ").capitalize() for name in names)], rows))
     if result["dropped"]:
         rows = [[entry["participant"], entry["part"], entry["reason"]] for entry in result["dropped"]]
         found.append(_Table("Dropped participants", ["", "Part", "Reason"], rows))
@@ -510,8 +440,6 @@ def score_answers(
     key: Mapping[str, Any], answers: Sequence[Answers], *, max_wrong_controls: int = 1, seed: int = 0
 ) -> dict[str, Any]:
     """Join answers with the key and score them; adds the median seconds per question of each participant."""
-    from statistics import median
-
     joined = [
         (found, question, found.values[question["id"]])
         for found in answers
@@ -539,8 +467,6 @@ def score_answers(
 
 def score(arguments: ScoreOptions) -> None:
     """Score the answers, and write the tables."""
-    if arguments.max_wrong_controls < 0:
-        raise ValueError(f"--max_wrong_controls is {arguments.max_wrong_controls}, but must be at least 0.")
     key = read_key(arguments.folder)
     answers, rejected = collect_answers(arguments.answers, key, allow_incomplete=arguments.allow_incomplete)
     for entry in rejected:

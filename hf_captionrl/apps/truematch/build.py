@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import datasets
 
-from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.columns import parse_json, replace_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.retrieval.bags import BagFile, load_bags, save_bags
-from hf_captionrl.utils.io import LineFile, atomic_write_bytes, write_json
+from hf_captionrl.utils.io import LineFile, atomic_file, atomic_write_bytes, atomic_write_text, write_json
+from hf_captionrl.utils.parts import refuse_other_settings
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,6 @@ REASONS: dict[str, str] = {
 }
 """Reasons to drop a bag, in the order of the keys 1 to 5."""
 
-_SHAPE = 'A line is {"bag": "...", "decision": "keep", "drop" or null, "reason": null or one of the reasons}.'
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -52,6 +50,9 @@ class Decision:
     time: str | None = None  # UTC, as ISO 8601
 
 
+_FIELDS = ("bag", "decision", "reason", "time")
+
+
 def bag_id(image_ids: Sequence[str]) -> str:
     """Id of a bag: a hash of its images, so that a rebuilt benchmark keeps its decisions."""
     names = json.dumps([str(image_id) for image_id in image_ids])
@@ -60,27 +61,29 @@ def bag_id(image_ids: Sequence[str]) -> str:
 
 def check_decision(value: Any, where: str) -> Decision:
     """A decision from parsed JSON."""
-    if not isinstance(value, dict) or not isinstance(value.get("bag"), str) or not value["bag"]:
-        raise ValueError(f"{where} does not name a bag: {value!r:.80}. {_SHAPE}")
-    decision, reason, time = value.get("decision"), value.get("reason"), value.get("time")
-    if decision not in ("keep", "drop", None) or "decision" not in value:
-        raise ValueError(f"{where}: the decision is {decision!r:.40}. {_SHAPE}")
-    if reason is not None and (decision != "drop" or reason not in REASONS):
+    bag, decision, reason, time = map((value if isinstance(value, dict) else {}).get, _FIELDS)
+    valid = (
+        isinstance(bag, str)
+        and bag
+        and "decision" in value
+        and decision in ("keep", "drop", None)
+        and (reason is None or (decision == "drop" and reason in tuple(REASONS)))
+        and (time is None or isinstance(time, str))
+    )
+    if not valid:
         raise ValueError(
-            f"{where}: the reason is {reason!r:.40} with the decision {decision!r}. Only dropped bags have a reason. Use one of "
-            f"{', '.join(REASONS)}."
+            f'{where} is not a decision: {value!r:.80}. A line is {{"bag": "...", "decision": "keep", "drop" or null, "reason": null '
+            f"or, of dropped bags, one of {', '.join(REASONS)}}}."
         )
-    if time is not None and not isinstance(time, str):
-        raise ValueError(f"{where}: the time is {time!r:.40}, not text. {_SHAPE}")
-    return Decision(value["bag"], decision, reason, time)
+    return Decision(str(bag), decision, reason, time)
 
 
-def _parse(line: bytes, where: str) -> Decision:
+def _json(line: bytes) -> Any:
+    """The parsed line, or the line if it is not JSON."""
     try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON ({error}): {line[:60]!r}. {_SHAPE}") from None
-    return check_decision(value, where)
+        return json.loads(line)
+    except ValueError:
+        return line
 
 
 def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
@@ -88,18 +91,11 @@ def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. `captionrl truematch review` writes one.")
-    lines = path.read_bytes().split(b"\n")
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        if number == len(lines):  # no line break at its end
-            try:
-                json.loads(line)
-            except ValueError:
-                continue
-        found.append(_parse(line, f"{path}, line {number},"))
-    return found
+    lines = [_json(line.strip()) for line in path.read_bytes().split(b"\n")]
+    if isinstance(lines[-1], bytes):  # an incomplete line, or nothing after the last line break
+        lines.pop()
+    numbered = enumerate(lines, start=1)
+    return [check_decision(line, f"{path}, line {number},") for number, line in numbered if line != b""]
 
 
 def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
@@ -108,12 +104,8 @@ def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
     kept = [number for number, bag in enumerate(file.bags) if last.get(bag_id(bag)) != "drop"]
     if not kept:
         raise ValueError(f"All {len(file.bags)} bags are dropped, so the benchmark is empty. Keep at least one.")
-    return BagFile(
-        [file.bags[number] for number in kept],
-        [file.similarities[number] for number in kept],
-        file.signature,
-        file.features,
-        file.kind,
+    return replace(
+        file, bags=[file.bags[number] for number in kept], similarities=[file.similarities[number] for number in kept]
     )
 
 
@@ -125,27 +117,14 @@ class DecisionWriter(LineFile):
     def _begin(self, data: bytes) -> None:
         self.decisions = read_decisions(self.path)
         whole = data.rfind(b"\n") + 1
-        torn = data[whole:]
-        self.truncate(whole)
-        if torn.strip() and self.decisions and self._is_whole(torn):
-            self.append_bytes(torn.strip() + b"\n")  # only its line break was missing
-
-    @staticmethod
-    def _is_whole(line: bytes) -> bool:
-        try:
-            json.loads(line)
-        except ValueError:
-            return False
-        return True
+        if isinstance(_json(data[whole:]), bytes):
+            self.truncate(whole)
+        else:
+            self.append_bytes(b"\n")  # only its line break was missing
 
     def append(self, decision: Decision) -> Decision:
         """Add a decision; it is on disk when this returns."""
-        written = Decision(
-            decision.bag,
-            decision.decision,
-            decision.reason,
-            decision.time or datetime.now(UTC).isoformat(timespec="seconds"),
-        )
+        written = replace(decision, time=decision.time or datetime.now(UTC).isoformat(timespec="seconds"))
         self.append_bytes((json.dumps(vars(written)) + "\n").encode("ascii"))
         self.decisions.append(written)
         return written
@@ -159,10 +138,9 @@ class DecisionWriter(LineFile):
 # truematch.json     settings of the build; written last, so a folder without it is unfinished
 
 BAGS_FILE, KEPT_FILE, DECISIONS_FILE = "bags.json", "kept.json", "decisions.jsonl"
-DATA_FOLDER, MANIFEST_FILE, _PLAN_FILE = "data", "truematch.json", "building.json"
+DATA_FOLDER, MANIFEST_FILE = "data", "truematch.json"
 
-_ROWS_PER_FILE = 1000
-"""Images per Parquet file: about 150 MB of COCO, held in memory while it is written."""
+_ROWS_PER_FILE = 1000  # images per Parquet file: about 150 MB of COCO
 _COLUMNS = ("image", "image_id", "captions", "facts")
 
 
@@ -204,9 +182,7 @@ class TrueMatch:
             counts = found.setdefault(str(len(bag)), {"bags": 0, "kept": 0, "dropped": 0, "undecided": 0})
             decision = last.get(bag_id(bag))
             counts["bags"] += 1
-            counts[
-                "undecided" if decision is None else {"keep": "kept", "drop": "dropped"}[str(decision.decision)]
-            ] += 1
+            counts["undecided" if decision is None else "kept" if decision.decision == "keep" else "dropped"] += 1
         return found
 
 
@@ -216,44 +192,21 @@ def bags_fingerprint(bags: BagFile) -> str:
     return hashlib.sha256(names.encode("ascii")).hexdigest()[:16]
 
 
-def _content(dataset: datasets.Dataset) -> str:
-    """Hash of ids and captions, in their order."""
-    digest = hashlib.sha256()
-    for image_id, captions in zip(dataset["image_id"][:], dataset["captions"][:], strict=True):
-        digest.update(json.dumps([str(image_id), captions]).encode("ascii"))
-    return digest.hexdigest()[:16]
-
-
 def write_data(folder: str | Path, dataset: datasets.Dataset, *, embed_images: bool = True) -> list[Path]:
-    """Write the images and captions, 1,000 per file; keep files that an interrupted run finished.
-
-    Files are recognised by ids and captions. If only images changed, use other ids or another folder.
-    """
-    folder = Path(folder)
+    """Write the images and captions, 1,000 per file."""
     columns = [c for c in _COLUMNS if c in dataset.column_names and (embed_images or c != "image")]
     table = undecoded(dataset.select_columns(columns))
-    plan = {"content": _content(dataset), "embed_images": embed_images, "images": len(dataset)}
-    plan_file = folder / _PLAN_FILE
-    data = folder / DATA_FOLDER
-    try:
-        begun = json.loads(plan_file.read_text(encoding="utf-8")) == plan
-    except (OSError, ValueError):
-        begun = False
-    if not begun:
-        for path in data.glob("*.parquet"):
-            path.unlink()
-        write_json(plan_file, plan)
+    data = Path(folder) / DATA_FOLDER
     number = -(-len(table) // _ROWS_PER_FILE)
     paths = [data / f"test-{i:05d}-of-{number:05d}.parquet" for i in range(number)]
+    for path in set(data.glob("*.parquet")) - set(paths):
+        path.unlink()
     for i, path in enumerate(paths):
-        if path.is_file():
-            continue
         part = table.select(range(i * _ROWS_PER_FILE, min((i + 1) * _ROWS_PER_FILE, len(table))))
         if "image" in columns:
             part = replace_column(part, "image", [image_bytes(v) for v in part["image"]], datasets.Image())
-        buffer = io.BytesIO()
-        part.to_parquet(buffer)
-        atomic_write_bytes(path, buffer.getvalue())
+        with atomic_file(path) as file:
+            part.to_parquet(file)
     return paths
 
 
@@ -266,7 +219,6 @@ def write_truematch(folder: str | Path, bags: BagFile, manifest: Mapping[str, An
     write_json(folder / MANIFEST_FILE, manifest)
     found = load_truematch(folder)
     save_bags(folder / KEPT_FILE, found.kept)
-    (folder / _PLAN_FILE).unlink(missing_ok=True)
     return found
 
 
@@ -275,17 +227,11 @@ def load_truematch(folder: str | Path) -> TrueMatch:
     folder = Path(folder)
     path = folder / MANIFEST_FILE
     if not path.is_file():
-        begun = (folder / _PLAN_FILE).is_file()
-        remedy = (
-            "Its build was interrupted. Use the same `captionrl truematch build` command again to resume."
-            if begun
-            else "Build a benchmark with `captionrl truematch build`."
+        raise FileNotFoundError(
+            f"There is no {MANIFEST_FILE} in {str(folder)!r}. Build a benchmark with `captionrl truematch build`; an interrupted build "
+            "is finished by the same command."
         )
-        raise FileNotFoundError(f"There is no {MANIFEST_FILE} in {str(folder)!r}. {remedy}")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}). Build the benchmark again.") from None
+    manifest = parse_json(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(manifest, dict) or not {"source", "seed", "scorer"} <= set(manifest):
         raise ValueError(f"{path} does not describe a benchmark. Build it again.")
     bags = load_bags(folder / BAGS_FILE)
@@ -328,22 +274,8 @@ def apply_decisions(folder: str | Path, decisions: str | Path | None = None) -> 
     return found, added
 
 
-# --- The card of a benchmark, rendered from its folder ---------------------------------------------------------------
-
-
-def _checked(found: TrueMatch) -> str:
-    """One sentence on the state of the review."""
-    counts = found.status().values()
-    total, undecided = sum(c["bags"] for c in counts), sum(c["undecided"] for c in counts)
-    dropped = sum(c["dropped"] for c in counts)
-    if undecided == total:
-        return "No one has reviewed the bags yet: some may contain one image twice, or images that any caption distinguishes."
-    reviewed = "All bags were reviewed" if not undecided else f"{total - undecided} of {total} bags were reviewed"
-    return f"{reviewed}; {dropped} were dropped. The reasons are in decisions.jsonl."
-
-
-def render_truematch_card(found: TrueMatch) -> str:
-    """Render the card of a benchmark."""
+def write_truematch_card(found: TrueMatch) -> Path:
+    """Render the card of a benchmark as the folder's `README.md`."""
     from huggingface_hub import DatasetCardData
 
     from hf_captionrl.hub.cards import render_template
@@ -353,15 +285,20 @@ def render_truematch_card(found: TrueMatch) -> str:
     card = manifest["card"]
     for name, value in card.items():
         check_text(name, value)
+    counts = found.status().values()
+    total, undecided = sum(c["bags"] for c in counts), sum(c["undecided"] for c in counts)
+    if undecided == total:
+        checked = "No one has reviewed the bags yet: some may contain one image twice, or images that any caption distinguishes."
+    else:
+        checked = "All bags were reviewed" if not undecided else f"{total - undecided} of {total} bags were reviewed"
+        checked += f"; {sum(c['dropped'] for c in counts)} were dropped. The reasons are in decisions.jsonl."
     data = DatasetCardData(
         language=card["language"],
         license=card["license"],
         task_categories=["image-to-text"],
         pretty_name=card["dataset_id"].rpartition("/")[2],
         tags=["image-captioning", "hf_captionrl", "truematch"],
-        configs=[
-            {"config_name": "default", "data_files": [{"split": "test", "path": f"{DATA_FOLDER}/*.parquet"}]},
-        ],
+        configs=[{"config_name": "default", "data_files": [{"split": "test", "path": f"{DATA_FOLDER}/*.parquet"}]}],
     )
     text = render_template(
         "truematch.md",
@@ -369,24 +306,15 @@ def render_truematch_card(found: TrueMatch) -> str:
         card=card,
         manifest=manifest,
         status=found.status(),
-        checked=_checked(found),
+        checked=checked,
         files={"bags": BAGS_FILE, "kept": KEPT_FILE},
     )
     check_card(text)
-    return text
-
-
-def write_truematch_card(found: TrueMatch) -> Path:
-    """Render the card and write it as the folder's `README.md`, atomically."""
-    from hf_captionrl.utils.io import atomic_write_text
-
-    return atomic_write_text(found.folder / "README.md", render_truematch_card(found))
+    return atomic_write_text(found.folder / "README.md", text)
 
 
 def rewrite_truematch_card(folder: Path, changes: Mapping[str, str]) -> Path:
     """Render the card of a benchmark again with changed facts, which its manifest keeps."""
-    from hf_captionrl.utils.io import write_json
-
     found = load_truematch(folder)
     found.manifest["card"].update(changes)
     written = write_truematch_card(found)  # refuses what must not be published before the manifest keeps it
@@ -400,18 +328,6 @@ _CURATED = (
     "candidates by nearest neighbours, then the most similar disjoint ones (No Detail Left Behind, Algorithms 1 and 2)"
 )
 _PUBLISHED = "the paper's release, by COCO id; similarity measured here"
-
-
-def _check(arguments: BuildOptions) -> list[int]:
-    """Check the options before anything slow; returns the sizes."""
-    if arguments.output.exists() and not arguments.output.is_dir():
-        raise ValueError(f"--output {str(arguments.output)!r} is a file. Name a folder.")
-    if arguments.seed < 0:
-        raise ValueError(f"--seed is {arguments.seed}, but must be at least 0.")
-    sizes = sorted(set(arguments.bag_sizes))
-    if sizes[0] < 2:
-        raise ValueError(f"--bag_sizes {sizes[0]}: a bag needs at least 2 images.")
-    return sizes
 
 
 def _mine(
@@ -440,19 +356,6 @@ def _mine(
     return BagFile(bags, scores, signature, arguments.features, "truematch")
 
 
-def _refuse_other(output: Path, settings: dict[str, Any]) -> None:
-    """Refuse to change a benchmark that was built with other settings."""
-    if not (output / MANIFEST_FILE).is_file():
-        return
-    before = load_truematch(output)
-    for name, value in settings.items():
-        if before.manifest.get(name) != value:
-            raise ValueError(
-                f"{output} holds a benchmark that was built with {name} {before.manifest.get(name)!r}, not {value!r}. Use "
-                "--overwrite, which keeps decisions on unchanged bags, or another --output."
-            )
-
-
 def print_status(found: TrueMatch) -> None:
     """Print how many bags of each size are kept, dropped and undecided."""
     for size, counts in found.status().items():
@@ -466,7 +369,9 @@ def print_status(found: TrueMatch) -> None:
 
 def build(arguments: BuildOptions) -> None:
     """Build the benchmark, or resume an interrupted build."""
-    sizes = _check(arguments)
+    sizes = sorted(set(arguments.bag_sizes))
+    if arguments.output.exists() and not arguments.output.is_dir():
+        raise ValueError(f"--output {str(arguments.output)!r} is a file. Name a folder.")
 
     from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
     from hf_captionrl.hub import public_values
@@ -499,8 +404,10 @@ def build(arguments: BuildOptions) -> None:
         "source_license": arguments.source_license_of(arguments.dataset),
         "language": arguments.language,
     }
-    if not arguments.overwrite:
-        _refuse_other(output, settings)
+    if not arguments.overwrite and (output / MANIFEST_FILE).is_file():
+        before = load_truematch(output).manifest
+        remedy = "Use --overwrite, which keeps decisions on unchanged bags, or another --output."
+        refuse_other_settings({name: before.get(name) for name in settings}, settings, remedy)
     # The folder counts as unfinished until the manifest is written again.
     (output / MANIFEST_FILE).unlink(missing_ok=True)
     write_data(output, dataset, embed_images=not arguments.no_images)
@@ -516,16 +423,8 @@ def build(arguments: BuildOptions) -> None:
     found = write_truematch(output, bags, manifest)
     write_truematch_card(found)
     if arguments.json:
-        print(
-            json.dumps(
-                {
-                    "output": str(output),
-                    **settings,
-                    "bags": found.status(),
-                    "fingerprint": bags_fingerprint(found.kept),
-                }
-            )
-        )
+        said = {"bags": found.status(), "fingerprint": bags_fingerprint(found.kept)}
+        print(json.dumps({"output": str(output), **settings, **said}))
         return
     print(f"{output}: {len(ids)} images in {DATA_FOLDER}/, {arguments.features} features of {scorer.signature}")
     print_status(found)

@@ -7,43 +7,44 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hf_captionrl.apps.truematch.build import bags_fingerprint, load_truematch, print_status
+from hf_captionrl.apps.truematch.build import bag_id, bags_fingerprint, load_truematch, print_status
+from hf_captionrl.apps.truematch.options import EvaluateOptions, LeaderboardOptions
 from hf_captionrl.apps.truematch.review import TEMPLATES
+from hf_captionrl.cli.caption import CaptionOptions, write_captions
+from hf_captionrl.data.columns import parse_json
 from hf_captionrl.data.options import DatasetOptions, load_split
+from hf_captionrl.evaluation.caption_files import CaptionFile, read_caption_file, source_names
+from hf_captionrl.evaluation.evaluator import TABLES, Evaluator, ScoredCaptions, compare_with_first, human_captions
+from hf_captionrl.evaluation.options import load_evaluators
 from hf_captionrl.evaluation.pages import render_html
+from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
 from hf_captionrl.metrics import paired_test
-from hf_captionrl.metrics.columns import Column
-from hf_captionrl.metrics.table import check_rows, escape_markdown, format_cell
-from hf_captionrl.utils.io import atomic_write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import datasets
-
-    from hf_captionrl.apps.truematch.options import EvaluateOptions, LeaderboardOptions
-    from hf_captionrl.evaluation.caption_files import CaptionFile
-    from hf_captionrl.evaluation.evaluator import Evaluator
-
+from hf_captionrl.metrics.columns import Column, bag_column
+from hf_captionrl.metrics.table import (
+    Section,
+    check_rows,
+    comparison_markdown,
+    escape_markdown,
+    format_cell,
+    installed_versions,
+    print_comparison,
+)
+from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
 
 # --- `captionrl truematch evaluate`: evaluate captioners on a benchmark of similar images ----------------------------
 
+# Metrics beside the recall in bags: recall among random distractors, and faithfulness of the captions.
 COLUMNS = ("rd100_recall_at_1", "cider_d", "clip_score", "hallucination", "fact_recall")
-"""Metrics beside the recall in bags: recall among random distractors, and faithfulness of the captions."""
-
-RESULTS_FORMAT = "truematch-results-1"
-"""Value of `format` in results.json."""
+RESULTS_FORMAT = "truematch-results-1"  # `format` in results.json
 
 
 def _caption(model: str, images: DatasetOptions, folder: Path) -> Path:
     """Caption the images with a model, or resume; the same as `captionrl caption`."""
-    from hf_captionrl.cli.caption import CaptionOptions, write_captions
-
     file_name = "".join(c if c.isalnum() or c in "-." else "_" for c in model).strip("._") or "model"
     output = folder / "captions" / f"{file_name}.jsonl"
     which = {field.name: getattr(images, field.name) for field in fields(DatasetOptions)}
@@ -55,15 +56,12 @@ def _caption(model: str, images: DatasetOptions, folder: Path) -> Path:
 
 def _files(arguments: EvaluateOptions, images: DatasetOptions, output_dir: Path) -> list[CaptionFile]:
     """The captions to evaluate: those of files, then those of models."""
-    from hf_captionrl.evaluation.caption_files import read_caption_file, source_names
-
     names = source_names([*arguments.captions, *arguments.models], arguments.names)
     if not names and not arguments.references:
         raise ValueError("There is nothing to evaluate. Use --captions, --models or --references.")
     paths = list(arguments.captions)
-    given = [
-        read_caption_file(path, name=name) for path, name in zip(paths, names, strict=False)
-    ]  # before anything slow
+    # Files first, before anything slow.
+    given = [read_caption_file(path, name=name) for path, name in zip(paths, names, strict=False)]
     for model, name in zip(arguments.models, names[len(paths) :], strict=True):
         given.append(read_caption_file(_caption(model, images, output_dir), name=name))
     return given
@@ -71,9 +69,6 @@ def _files(arguments: EvaluateOptions, images: DatasetOptions, output_dir: Path)
 
 def table_columns(sizes: Iterable[int]) -> list[Column]:
     """Columns of the table for these bag sizes."""
-    from hf_captionrl.evaluation.evaluator import TABLES
-    from hf_captionrl.metrics.columns import bag_column
-
     known = {column.key: column for column in TABLES["ndlb"].columns}
     return [*map(bag_column, sorted(sizes)), *(known[key] for key in COLUMNS)]
 
@@ -91,31 +86,11 @@ def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: S
     return found
 
 
-def _evaluator(arguments: EvaluateOptions, dataset: datasets.Dataset, source: str, bags: dict[int, Any]) -> Evaluator:
-    """The held-out scorer on the images and bags."""
-    from hf_captionrl.evaluation.evaluator import Evaluator
-    from hf_captionrl.evaluation.options import load_evaluators
-
-    scorer, _, reasons = load_evaluators(source, arguments.scorer, "none")
-    if scorer is None:
-        why = reasons.get("no scorer", "--scorer is 'none'")
-        raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
-    evaluator = Evaluator(dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
-    evaluator.bags = bags
-    return evaluator
-
-
 def evaluate(arguments: EvaluateOptions) -> None:
     """Evaluate captioners on the benchmark; writes results.json and results.md."""
     found = load_truematch(arguments.folder)
     bags = found.bags if arguments.all_bags else found.kept
     output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
-
-    from hf_captionrl.apps.truematch.build import bag_id
-    from hf_captionrl.evaluation.evaluator import TABLES, ScoredCaptions, compare_with_first, human_captions
-    from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
-    from hf_captionrl.metrics.table import Section, comparison_markdown, installed_versions, print_comparison
-    from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
 
     for path in arguments.captions:
         if not path.is_file():
@@ -131,7 +106,12 @@ def evaluate(arguments: EvaluateOptions) -> None:
     files = _files(arguments, images, output_dir)
     aligned = [file.aligned(ids, split.all_ids) for file in files]
 
-    evaluator = _evaluator(arguments, dataset, found.manifest["source"], rows_of)
+    held_out, _, reasons = load_evaluators(found.manifest["source"], arguments.scorer, "none")
+    if held_out is None:
+        why = reasons.get("no scorer", "--scorer is 'none'")
+        raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
+    evaluator = Evaluator(dataset, held_out, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    evaluator.bags = rows_of
     pairs = zip(files, aligned, strict=True)
     scored = [ScoredCaptions(file.name, c, evaluator.references) for file, c in pairs]
     if arguments.references:
@@ -139,7 +119,6 @@ def evaluate(arguments: EvaluateOptions) -> None:
         if human is None:
             raise ValueError("--references needs at least two references per image. Leave it out.")
         scored.append(human)
-    held_out: Any = evaluator.held_out_scorer
     score_sources(scored, CaptionScoring(held_out))
     scorer: str = held_out.signature
     columns = table_columns(rows_of)
@@ -185,8 +164,7 @@ def evaluate(arguments: EvaluateOptions) -> None:
 
 # --- `captionrl truematch leaderboard`: captioners sorted by one metric, with those within noise of the best marked ---
 
-WITHIN_NOISE = " ≈"
-"""Marks names whose difference from the first row could be chance."""
+WITHIN_NOISE = " ≈"  # marks names whose difference from the first row could be chance
 
 _LEGEND = (
     "± or [low, high]: 95 % interval over bags, or images where a number is not about bags. "
@@ -252,29 +230,14 @@ def write_leaderboard(
         note=note,
         legend=_LEGEND,
         columns=[{"title": column.title, "sorted": column.key == key} for column in columns],
-        rows=[
-            {
-                "place": r["place"],
-                "name": r["name"],
-                "remark": r["remark"],
-                "cells": [format_cell(r, c, separator="\n") for c in columns],
-            }
-            for r in ranked
-        ],
+        rows=[{**row, "cells": [format_cell(row, column, separator="\n") for column in columns]} for row in ranked],
     )
     atomic_write_text(folder / "leaderboard.html", html)
     return ranked
 
 
 def _read_results(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Write one with `captionrl truematch evaluate`.")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not JSON ({error}). Write it again with `captionrl truematch evaluate`."
-        ) from None
+    value = parse_json(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(value, dict) or value.get("format") != RESULTS_FORMAT:
         raise ValueError(f"{path} does not hold results of `captionrl truematch evaluate`. Use its results.json.")
     return value

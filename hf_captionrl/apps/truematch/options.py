@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from hf_captionrl.data.options import DatasetOptions, PublicationOptions, SimilarityOptions
-from hf_captionrl.utils.options import CommandOptions, option, positive
+from hf_captionrl.data.options import DatasetOptions, PublicationOptions, SimilarityOptions, cache_dir_option
+from hf_captionrl.utils.options import CommandOptions, NotNegative, Range, option
 
 _BENCHMARK = "the benchmark, made by `captionrl truematch build`"
 
@@ -31,11 +31,13 @@ class BuildOptions(SimilarityOptions, DatasetOptions, PublicationOptions):
 
     output: Path = option(Path("truematch"), metavar="DIR", help="folder to write into")
     overwrite: bool = option(False, help="replace a benchmark that was made with other settings; decisions stay")
-    bag_sizes: list[int] = option([3, 5, 7], parse=positive, metavar="K", group="bags", help="images per bag")
+    bag_sizes: list[Annotated[int, Range(at_least=2)]] = option(
+        [3, 5, 7], metavar="K", group="bags", help="images per bag"
+    )
     published_bags: Path | None = option(
         None, metavar="DIR", group="bags", help="take the bags from the paper's release, by COCO id"
     )
-    seed: int = option(0, metavar="N", group="bags", help="seed of the order in which bags are reviewed")
+    seed: NotNegative = option(0, metavar="N", group="bags", help="seed of the order in which bags are reviewed")
 
 
 @dataclass
@@ -120,7 +122,7 @@ class EvaluateOptions(_SourceOptions):
     )
     all_bags: bool = option(False, group="evaluation", help="include bags that the review dropped")
     bag_images_only: bool = option(False, group="evaluation", help="leave out images that are in no bag")
-    cache_dir: str | None = option(None, metavar="DIR", group="evaluation", help="folder of the feature cache")
+    cache_dir: str | None = cache_dir_option(group="evaluation")
     seed: int = option(
         0, metavar="N", group="evaluation", help="seed of the bootstrap, the tests and the chosen references"
     )

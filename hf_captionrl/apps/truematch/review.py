@@ -10,7 +10,6 @@ import secrets
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,9 +26,13 @@ from hf_captionrl.apps.truematch.build import (
     check_decision,
     load_truematch,
     print_status,
+    write_truematch_card,
 )
+from hf_captionrl.data import load_captions, open_image
+from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.options import DatasetOptions, load_split
-from hf_captionrl.evaluation.pages import render_html
+from hf_captionrl.evaluation.pages import embedded_image, render_html
+from hf_captionrl.utils.io import atomic_write_text
 from hf_captionrl.utils.local_server import OwnHosts
 
 if TYPE_CHECKING:
@@ -43,53 +46,25 @@ if TYPE_CHECKING:
 # script and no external requests.
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""Folder of the pages of this product."""
-
-
-@dataclass(frozen=True)
-class ReviewImage:
-    """One image of the page; `source` is a path on the server or a data URL."""
-
-    image_id: str
-    source: str
-    captions: Sequence[str]
-
-
-@dataclass(frozen=True)
-class ReviewBag:
-    """One bag of the page."""
-
-    id: str  # id in the file of decisions
-    similarity: float  # mean cosine similarity of the query and the others, in [-1, 1]
-    images: Sequence[str]  # keys of its images
 
 
 def render_review(
     title: str,
-    bags: Sequence[ReviewBag],
-    images: Mapping[str, ReviewImage],
+    bags: Sequence[Mapping[str, Any]],
+    images: Mapping[str, Mapping[str, Any]],
     *,
     reasons: Mapping[str, str],
     decisions: Mapping[str, Mapping[str, Any]],
     fingerprint: str,
     token: str | None = None,
 ) -> str:
-    """Render the page."""
-    if not bags:
-        raise ValueError("There are no bags to review. Build a benchmark first.")
-    if not 1 <= len(reasons) <= 9:
-        raise ValueError(f"There are {len(reasons)} reasons, but only the keys 1 to 9. Use 1 to 9 reasons.")
-    missing = next((key for bag in bags for key in bag.images if key not in images), None)
-    if missing is not None:
-        raise ValueError(f"There is no image {missing!r}, but a bag contains it. Pass the images of all bags.")
-    data = {
-        "bags": [asdict(bag) for bag in bags],
-        "images": {key: asdict(image) for key, image in images.items()},
-        "reasons": dict(reasons),
-        "decisions": {bag: dict(decision) for bag, decision in decisions.items()},
-        "fingerprint": fingerprint,
-        "token": token,
-    }
+    """Render the page.
+
+    A bag has `id` (as in the decisions), `similarity` and `images` (keys); an image has `image_id`, `source` (a path on the
+    server or a data URL) and `captions`.
+    """
+    data: dict[str, Any] = {"bags": bags, "images": images, "reasons": reasons, "decisions": decisions}
+    data |= {"fingerprint": fingerprint, "token": token}
     # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
     return render_html(
         TEMPLATES, "review", sort_keys=False, title=title, served=token is not None, reasons=reasons, data=data
@@ -115,9 +90,6 @@ class ReviewPages:
         self.source = functools.lru_cache(maxsize=64)(self._source)
 
     def _source(self, row: int) -> str:
-        from hf_captionrl.data import open_image
-        from hf_captionrl.evaluation.pages import embedded_image
-
         return str(embedded_image(open_image(self.rows[row]["image"]))["source"])
 
     def file(self, row: int) -> tuple[str, bytes]:
@@ -127,31 +99,26 @@ class ReviewPages:
 
     def render(self, token: str | None) -> str:
         """The page with the current decisions; without a token it contains its images."""
-
         found = load_truematch(self.folder)
-        images = {
-            str(row): ReviewImage(image_id, self._source(row) if token is None else f"image/{row}", self.captions[row])
-            for row, image_id in enumerate(self.ids)
-        }
+        images = {}
+        for row, image_id in enumerate(self.ids):
+            source = self._source(row) if token is None else f"image/{row}"
+            images[str(row)] = {"image_id": image_id, "source": source, "captions": self.captions[row]}
+        # Small bags first, in random order within a size, so that an unfinished review is a fair sample.
+        bags = [
+            {"id": bag_id(bag), "similarity": similarity, "images": [self.row_of[image_id] for image_id in bag]}
+            for bag, similarity in zip(found.bags.bags, found.bags.similarities, strict=True)
+        ]
+        random.Random(int(found.manifest["seed"])).shuffle(bags)
         return render_review(
             f"Bags of {found.manifest['card']['dataset_id']}",
-            self._bags(found),
+            sorted(bags, key=lambda bag: len(bag["images"])),
             images,
             reasons=REASONS,
             decisions={bag: {"decision": d.decision, "reason": d.reason} for bag, d in found.last.items()},
             fingerprint=bags_fingerprint(found.bags),
             token=token,
         )
-
-    def _bags(self, found: TrueMatch) -> list[ReviewBag]:
-        """Small bags first, in random order within a size, so that an unfinished review is a fair sample."""
-
-        made = [
-            ReviewBag(bag_id(bag), similarity, [self.row_of[image_id] for image_id in bag])
-            for bag, similarity in zip(found.bags.bags, found.bags.similarities, strict=True)
-        ]
-        random.Random(int(found.manifest["seed"])).shuffle(made)
-        return sorted(made, key=lambda bag: len(bag.images))
 
 
 class ReviewServer:
@@ -276,12 +243,10 @@ def _number(text: str, largest: int) -> int | None:
 
 def review_images(found: TrueMatch, arguments: DatasetOptions) -> datasets.Dataset:
     """Images and captions of the bags: those of `--dataset`, or those in the benchmark if that is empty."""
-    from hf_captionrl.data import load_captions
-    from hf_captionrl.data.columns import undecoded
-
-    rows: Any
     if arguments.dataset:
-        rows = load_split(arguments, quarantine_path=found.folder / "quarantine.jsonl", require_captions=False).dataset
+        rows: Any = load_split(
+            arguments, quarantine_path=found.folder / "quarantine.jsonl", require_captions=False
+        ).dataset
     else:
         rows = load_captions(found.images, split="test", require_captions=False)
     row_of = {str(image_id): row for row, image_id in enumerate(rows["image_id"][:])}
@@ -296,8 +261,6 @@ def review_images(found: TrueMatch, arguments: DatasetOptions) -> datasets.Datas
 
 def _finish(arguments: ApplyOptions | ReviewOptions, decisions: Path | None = None) -> None:
     """Apply decisions, and print the state of the review."""
-    from hf_captionrl.apps.truematch.build import write_truematch_card
-
     found, added = apply_decisions(arguments.folder, decisions)
     write_truematch_card(found)
     if arguments.json:
@@ -314,8 +277,6 @@ def apply(arguments: ApplyOptions) -> None:
 
 def review(arguments: ReviewOptions) -> None:
     """Serve the review page until Ctrl-C, or write it to one file."""
-    from hf_captionrl.utils.io import atomic_write_text
-
     found = load_truematch(arguments.folder)
     rows = review_images(found, arguments)
     if arguments.export is not None:
@@ -324,11 +285,8 @@ def review(arguments: ReviewOptions) -> None:
         atomic_write_text(arguments.export, ReviewPages(arguments.folder, rows).render(None))
         command = f"captionrl truematch apply {arguments.folder} --decisions decisions.jsonl"
         said = {"page": str(arguments.export), "bags": len(found.bags.bags), "then": command}
-        print(
-            json.dumps(said)
-            if arguments.json
-            else f"{arguments.export}: {len(found.bags.bags)} bags. Send it to the reviewer, then apply the file that they download:\n  {command}"
-        )
+        text = f"{arguments.export}: {len(found.bags.bags)} bags. Send it to the reviewer, then apply the file that they download:"
+        print(json.dumps(said) if arguments.json else f"{text}\n  {command}")
         return
     server = ReviewServer(arguments.folder, rows, arguments.port)
     try:

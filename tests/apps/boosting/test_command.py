@@ -178,7 +178,7 @@ def test_truncated_annotation_file_is_named(tmp_path, capsys):
         (["--text", "gpt"], "--text is 'gpt'"),
         (["--text", "captioner:scenes:blip-mle"], "--text is"),
         (["--text", "openai:m"], "needs an address"),
-        (["--error_rate", "15"], "not in percent"),
+        (["--error_rate", "15"], "error_rate"),
         (["--embed_images", "--no_images"], "Use one of them"),
     ],
 )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.apps.boosting.boost import journals, read_journal
+from hf_captionrl.apps.boosting.boost import journals, read_journals
 from hf_captionrl.apps.boosting.prompts import blend_prompt, holistic_prompt
 from hf_captionrl.captioners.language_models import image_url
 from hf_captionrl.data import open_image
@@ -117,7 +117,7 @@ def question(body):
 
 def paid(folder):
     """Questions of the answers in the journal, as the server sees them."""
-    entries = [entry for path in journals(folder) for entry in read_journal(path)] if folder.exists() else []
+    entries = read_journals(folder)
     texts = {(entry["image_id"], entry["stage"]): entry["text"] for entry in entries}
     found = set()
     for image_id, stage in texts:
@@ -181,7 +181,7 @@ def campaign(world, warm, folder, *, seed, when, kills=2, per_shard=PER_SHARD):
     assert not {question(body) for body in server.requests[begun:]} & before
     assert content(folder / "captions.parquet") == content(world.folder / "captions.parquet")
     assert (folder / "statistics.json").read_bytes() == (world.folder / "statistics.json").read_bytes()
-    entries = [entry for path in journals(folder) for entry in read_journal(path)]
+    entries = read_journals(folder)
     assert len({(e["image_id"], e["stage"]) for e in entries}) == len(entries) == 3 * SCENES
     assert world.hit == set(FAULTS)
     # Twice asked is only what was on its way when the process died, torn (a line of the shard), or failed at the server.

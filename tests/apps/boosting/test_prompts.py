@@ -1,88 +1,114 @@
-"""Prompts of the paper, and the hash of a prompt."""
-
-import dataclasses
-import hashlib
+"""Cleaning and checks of answers."""
 
 import pytest
 
-from hf_captionrl.apps.boosting import blend_prompt, holistic_prompt, visual_prompt
-from hf_captionrl.apps.boosting.prompts import (
-    BLEND_EXAMPLES,
-    BLEND_SYSTEM,
-    HOLISTIC_EXAMPLES,
-    HOLISTIC_SYSTEM,
-    VISUAL_PROMPT,
+from hf_captionrl.apps.boosting import answer_fault, blend_prompt, clean_answer, holistic_prompt, visual_prompt
+from hf_captionrl.apps.boosting.prompts import BLEND_EXAMPLES, HOLISTIC_EXAMPLES, is_truncated
+from hf_captionrl.scenes import load_scenes
+
+BLEND = blend_prompt("1", ["A dog.", "A black dog."])
+
+GOOD = [
+    "A dog.",
+    "two small sideways pigs",
+    "A man who says he can't swim stands beside a lake, and beside him there is a dog that looks as if it will not go in.",
+    "A café sign in front of a façade with the word “Köln” on it.",
+    "Skateboarders mid-air, graffiti everywhere",
+    "A plate of crème brûlée on the table",
+    "Van parked near den",
+    "Zebras grazing",
+    "A television displays no image",
+    "A wall with one clock: it is round.",
+    *(answer for _, answer in HOLISTIC_EXAMPLES),
+]
+
+BAD = [
+    ("", "answer_empty"),
+    ("...", "answer_empty"),
+    ("I'm sorry, but I cannot describe this image.", "answer_refuses"),
+    ("As an AI language model, I do not see images.", "answer_refuses"),
+    ("Unfortunately I can’t help with that.", "answer_refuses"),
+    ("There is no image provided.", "answer_refuses"),
+    ("Unfortunately, I do not have access to the image.", "answer_refuses"),
+    ("I don't see an image.", "answer_refuses"),
+    ("There is no image here.", "answer_refuses"),
+    ("Error: model overloaded", "answer_refuses"),
+    ("N/A", "answer_empty"),
+    ("None", "answer_empty"),
+    ("Ok.", "answer_empty"),
+    (
+        "In this task, your objective is to create a holistic caption to describe the same image by blending.",
+        "answer_repeats_prompt",
+    ),
+    ("Refrain from seeking further clarification and explanations, says a dog.", "answer_repeats_prompt"),
+    ("The reference caption says that a dog is there.", "answer_repeats_prompt"),
+    ("Here is the improved New noisy caption of a dog", "answer_repeats_prompt"),
+    (BLEND_EXAMPLES[1][1], "answer_repeats_prompt"),
+    ("一只黑色的狗躺在草地上", "answer_not_english"),
+    ("Ein schwarzer Hund liegt auf dem Gras", "answer_not_english"),
+    ("Un chien noir est couché sur la pelouse", "answer_not_english"),
+    ("Perro marrón corriendo sobre hierba verde", "answer_not_english"),
+    ("Zwei Hunde spielen", "answer_not_english"),
+    ("Pies biegnie przez zielony park", "answer_not_english"),
+    ("dog grass black lying sunny green tree house", "answer_not_english"),
+    ("a dog " * 100, "answer_too_long"),
+    ("a" * 5000, "answer_too_long"),
+]
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_good_answers_have_no_fault(text):
+    assert answer_fault(clean_answer(text), BLEND) is None
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD)
+def test_bad_answers_have_the_right_fault(text, reason):
+    fault = answer_fault(clean_answer(text), BLEND)
+    assert fault is not None
+    assert fault[0] == reason
+
+
+def test_repeated_question_is_a_fault():
+    for prompt in (BLEND, visual_prompt("1", None), holistic_prompt("1", "A dog.", "A cat.")):
+        assert answer_fault(clean_answer(prompt.user), prompt)[0] == "answer_repeats_prompt"
+
+
+@pytest.mark.parametrize(
+    ("text", "caption"),
+    [
+        ("  Assistant : A dog.\n", "A dog."),
+        ('Holistic caption: "A dog on\n grass."', "A dog on grass."),
+        ("A dog.\n\nUser : Reference caption 1: A cat.", "A dog."),
+        ("“A dog.”", "A dog."),
+        ("Sure! Here is the caption:\n\nA dog", "A dog"),
+        ("Sure! Here's the holistic caption: A dog", "A dog"),
+        ("**Improved caption:**\n“A dog.”", "A dog."),
+        ("A dog.\n\n(Note: the colour is left out because of a conflict.)", "A dog."),
+        ("A sign reads: stop", "A sign reads: stop"),
+        ("A dog:", "A dog:"),
+        ('"Stop" says a sign, "go" another"', '"Stop" says a sign, "go" another"'),
+    ],
 )
-
-# SHA-256, first 16 digits, of each string as it was compared with Appendix A.1, letter by letter and digit by digit.
-OF_THE_PAPER = {
-    "1430bc0734bddb87": BLEND_SYSTEM,
-    "701549ccb672867c": VISUAL_PROMPT,
-    "ea875f03e406b81e": HOLISTIC_SYSTEM,
-    "c56615d34e27b74a": BLEND_EXAMPLES[0][0],
-    "6239c0ba5ee4e7a5": BLEND_EXAMPLES[0][1],
-    "58d583c860cfe409": BLEND_EXAMPLES[1][0],
-    "379e788e7a56d513": BLEND_EXAMPLES[1][1],
-    "3f022be091bfb504": BLEND_EXAMPLES[2][0],
-    "5b9b9cb8cae8b8d8": BLEND_EXAMPLES[2][1],
-    "1cb7fd13e972133f": HOLISTIC_EXAMPLES[0][0],
-    "a19a77119a78875d": HOLISTIC_EXAMPLES[0][1],
-    "2df5ec735761a709": HOLISTIC_EXAMPLES[1][0],
-    "81de7bb936a1a6f1": HOLISTIC_EXAMPLES[1][1],
-    "ec82debdaa5d16b5": HOLISTIC_EXAMPLES[2][0],
-    "871ba74f26d52a5d": HOLISTIC_EXAMPLES[2][1],
-}
+def test_labels_quotes_and_invented_turns_are_removed(text, caption):
+    assert clean_answer(text) == caption
 
 
-@pytest.mark.parametrize("digest", OF_THE_PAPER)
-def test_prompts_equal_the_paper(digest):
-    assert hashlib.sha256(OF_THE_PAPER[digest].encode()).hexdigest()[:16] == digest
-    assert hashlib.sha256((OF_THE_PAPER[digest] + " ").encode()).hexdigest()[:16] != digest
+def test_words_of_the_references_count_as_english():
+    """A rare word is not in the English list, but counts if a reference has it."""
+    axolotl = blend_prompt("1", ["An axolotl", "Pink axolotl"])
+    assert answer_fault("Axolotl", axolotl) is None
+    assert answer_fault("Axolotl", BLEND)[0] == "answer_not_english"
+    in_a_park = blend_prompt("1", ["A dog in a park."])  # one word in five is by chance
+    assert answer_fault("Pies biegnie przez zielony park", in_a_park)[0] == "answer_not_english"
 
 
-def test_blend_prompt_has_instruction_examples_and_numbered_references():
-    turns = blend_prompt("1", ["A dog.", "A black dog.", "A pet.", "Dog on grass.", "A dog lies."]).turns()
-    assert [turn["role"] for turn in turns] == ["system"] + ["user", "assistant"] * 3 + ["user"]
-    assert turns[0]["content"] == BLEND_SYSTEM
-    assert turns[0]["content"].startswith(
-        "You are given a reference set of 5 image captions. Create a holistic caption"
-    )
-    assert turns[1]["content"].splitlines()[4] == "Reference caption 5: A plate of food on a table."
-    assert turns[-1]["content"].splitlines()[1] == "Reference caption 2: A black dog."
+def test_answer_with_an_invented_turn_at_the_limit_is_complete():
+    assert is_truncated("A dog that")
+    assert is_truncated("Assistant : A dog that")
+    assert not is_truncated("A dog.\n\nUser : Reference capt")
 
 
-def test_blend_prompt_states_the_number_of_references():
-    assert "reference set of 2 image captions." in blend_prompt("1", ["a", "b"]).system
-    assert "reference set of 1 image caption." in blend_prompt("1", ["a"]).system
-
-
-def test_holistic_prompt_has_correct_and_noisy_caption():
-    prompt = holistic_prompt("1", "A dog.", "A cat on a mat.")
-    assert prompt.user == "Correct caption: A dog.\nNew noisy caption: A cat on a mat."
-    assert prompt.system == HOLISTIC_SYSTEM
-    assert "strictly use information from “Correct caption”" in prompt.system
-    assert len(prompt.examples) == len(BLEND_EXAMPLES) == len(HOLISTIC_EXAMPLES) == 3
-
-
-def test_visual_prompt_is_one_sentence():
-    assert visual_prompt("1", None).turns() == [
-        {"role": "user", "content": "Briefly describe the content of the image."}
-    ]
-
-
-def test_hash_covers_exactly_what_the_model_reads():
-    prompt = blend_prompt("1", ["A dog."])
-    same = dataclasses.replace(prompt, attempt=2, image=object())
-    others = [
-        dataclasses.replace(prompt, **change)
-        for change in ({"user": "x"}, {"system": "x"}, {"image_id": "2"}, {"stage": "visual"}, {"examples": ()})
-    ]
-    assert same.hash == prompt.hash
-    assert len(prompt.hash) == 16
-    assert len({prompt.hash, *(other.hash for other in others)}) == 6
-
-
-@pytest.mark.parametrize("references", [[], "A dog."])
-def test_blend_prompt_needs_references(references):
-    with pytest.raises(ValueError, match="list of at least one caption"):
-        blend_prompt("1", references)
+def test_captions_of_the_embedded_world_have_no_fault():
+    rows = load_scenes(num_train=0, num_validation=0, num_test=200)["test"]
+    captions = [*rows["full_caption"][:], *(text for group in rows["captions"][:] for text in group)]
+    assert [text for text in captions if answer_fault(clean_answer(text), BLEND)] == []

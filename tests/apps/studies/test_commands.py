@@ -173,10 +173,10 @@ def test_score_fails_without_valid_answers(retrieval, files, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("kind", "more", "message"),
     [
-        ("retrieval", ["--set_size", "11"], "keys for 2 to 10 images"),
-        ("retrieval", ["--controls", "-1"], "at least 0"),
+        ("retrieval", ["--set_size", "11"], "set_size"),
+        ("retrieval", ["--controls", "-1"], "controls"),
         ("retrieval", ["--num_sets", "200"], "Lower --num_sets"),
-        ("retrieval", ["--max_similarity", "80"], "a cosine lies between"),
+        ("retrieval", ["--max_similarity", "80"], "max_similarity"),
         ("retrieval", ["--controls", "40"], "sets of 10 could be made"),
         ("rating", ["--num_images", "1000"], "Lower --num_images"),
         ("rating", ["--consent", "nowhere.txt"], "no file 'nowhere.txt'"),

@@ -5,8 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from hf_captionrl.cli import main
 from hf_captionrl.scenes import load_scenes
-from tests.apps.truematch.truematch_commands import IMAGES, build
+
+IMAGES = 105
+"""Enough for RD100."""
+
+
+def truematch(*arguments):
+    """The exit code of `captionrl truematch` with these arguments."""
+    return main(["truematch", *map(str, arguments)])
+
+
+def build(folder, cache, *more):
+    """The exit code of a build of the first scenes."""
+    return truematch("build", "--output", folder, "--max_images", IMAGES, "--cache_dir", cache, *more)
 
 
 @pytest.fixture(scope="session")

@@ -100,8 +100,6 @@ def test_undefined_alpha_has_a_reason():
         krippendorff_alpha([("a", 1, 3), ("a", 1, 4)])
     with pytest.raises(ValueError, match="finite numbers"):
         krippendorff_alpha([("a", 1, "good"), ("a", 2, "bad")], level="ordinal")
-    with pytest.raises(ValueError, match="level is 'ratio'"):
-        krippendorff_alpha([], level="ratio")
 
 
 def test_exact_interval():
@@ -191,19 +189,11 @@ def test_outlier_participant_widens_the_interval():
 
 
 def test_score_without_answers_is_an_error():
-    with pytest.raises(ValueError, match="no answers"):
-        score_picks([], ["A"])
     with pytest.raises(ValueError, match=r"No answers are left .*p0 in b0: 5 of 5 controls wrong"):
         score_picks(some_picks(random.Random(0), {"A": 1.0}, people=1, wrong_controls={0: 5}), ["A"])
     result = score_picks(some_picks(random.Random(0), {"A": 1.0}), ["A", "B"])
     assert result["rows"][1]["accuracy"] is None
     assert result["paired"][0]["difference"] is None
-    with pytest.raises(ValueError, match="no ratings"):
-        score_ratings([], ["A"])
-    with pytest.raises(ValueError, match="at least 1"):
-        score_ratings([Rating("p", "i", "A", (0, 1, 1))], ["A"])
-    with pytest.raises(ValueError, match="3 numbers"):
-        score_ratings([Rating("p", "i", "A", (1, 1))], ["A"])
 
 
 def test_f1_equals_the_paper():

@@ -53,5 +53,3 @@ def test_writer_reads_only_the_prompt():
 def test_images_that_are_not_scenes_fail():
     assert isinstance(next(iter(SceneWriter().complete([blend_prompt("1", ["A man."])])))[1], Failure)
     assert isinstance(next(iter(SceneDescriber({}).complete([visual_prompt("1", None)])))[1], Failure)
-    with pytest.raises(ValueError, match="not in percent"):
-        SceneDescriber({}, error_rate=15)

@@ -1,4 +1,4 @@
-"""`captionrl gallery` on the embedded world: ranks, marks and counts against plain loops."""
+"""Errors of captions, counted and ordered, by hand."""
 
 import json
 import re
@@ -8,12 +8,53 @@ from pathlib import Path
 import pytest
 
 import hf_captionrl.scenes
+from hf_captionrl.apps.gallery.gallery import (
+    CiderFailure,
+    cider_failures,
+    error_counts,
+    gallery_marks,
+    most_wrong,
+    unrewarded,
+)
 from hf_captionrl.cli import main
 from hf_captionrl.evaluation.caption_files import source_names
+from hf_captionrl.evaluation.pages import Mark
 from hf_captionrl.metrics import cider_d
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes import check
+from hf_captionrl.scenes import Facts, check
 from hf_captionrl.utils.model_files import model_path
+
+PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
+RIGHT, WRONG, BOUND = Mark("a", "right", 0, 1), Mark("b", "wrong", 0, 1), Mark("c", "misbound", 0, 1, "pig")
+
+
+def test_marks_of_a_caption():
+    marks = gallery_marks("two large pigs left of two mushrooms", PIGS)
+    assert [(m.text, m.verdict, m.start, m.owner) for m in marks if m.verdict != "right"] == [
+        ("large", "wrong", 4, ""),
+        ("two", "misbound", 23, "pig"),
+    ]
+    assert gallery_marks("", PIGS) == []
+
+
+def test_error_counts():
+    assert error_counts([[RIGHT, WRONG, WRONG], [RIGHT], [BOUND], []]) == {
+        "captions": 4,
+        "claims": 5,
+        "hallucinated": 2,
+        "misbound": 1,
+        "wrong_captions": 2,
+        "misbound_captions": 1,
+    }
+
+
+def test_images_are_sorted_by_errors_and_right_ones_excluded():
+    marks = {"A": [[RIGHT], [WRONG], [WRONG], [RIGHT], [BOUND]], "B": [[], [RIGHT], [WRONG], [WRONG], [RIGHT]]}
+    assert most_wrong(marks, 9) == [4, 2, 1, 3]
+    assert most_wrong(marks, 2) == [4, 2]
+    with pytest.raises(ValueError, match="shorter"):
+        most_wrong({"A": [[RIGHT]], "B": []}, 1)
+
 
 PAGE = (Path(__file__).parents[3] / "docs" / "explain.md").read_text(encoding="utf-8")
 HOSTILE = "<script>alert(1)</script> a 'large' \"pig\" </style>"
@@ -168,8 +209,8 @@ def test_captioner_as_source_and_removal_of_old_pages(files, tmp_path, capsys):
         (["--names", "A"], "2 sources of captions and 1 --names"),
         (["--names", "A", "A"], "Two sources of captions are called 'A'"),
         (["--bag_size", "4"], "no complete bag of 4"),
-        (["--min_gap", "-1"], "--min_gap"),
-        (["--max_cider", "0"], "--max_cider"),
+        (["--min_gap", "-1"], "min_gap"),
+        (["--max_cider", "0"], "max_cider"),
         (["--captions", "gone.jsonl"], "There is no file 'gone.jsonl'"),
     ],
 )
@@ -202,3 +243,56 @@ def test_only_equal_names_get_the_names_of_their_folders(tmp_path):
     assert source_names(sources, None) == ["x/a", "y/a", "scenes:blip-mle", "Salesforce/blip"]
     with pytest.raises(ValueError, match=r"Two sources of captions are called 'scenes:blip-mle'"):
         source_names(["scenes:blip-mle"] * 2, None)
+
+
+SCORES = {"A": [2.0, 0.5, 1.0, 1.0], "B": [0.5, 2.0, 1.0, 0.2]}
+# Image 0: B is right and A is wrong. 1: B has one more wrong claim and more facts: neither is more faithful.
+# 2: equal CIDEr-D, no pair. 3: A is the more faithful, as CIDEr-D says.
+WRONG_CIDER_FAILURES = {"A": [1, 0, 3, 0], "B": [0, 1, 0, 2]}
+RECALLED = {"A": [2, 1, 0, 3], "B": [2, 3, 5, 3]}
+RANKS = {"A": [3, 1, 1, 2], "B": [1, 1, 9, 1]}
+
+
+def test_hand_made_pairs():
+    found = cider_failures(SCORES, wrong=WRONG_CIDER_FAILURES, recalled=RECALLED, ranks=RANKS)
+    assert found["pairs"] == 3
+    assert (found["faithful_pairs"], found["faithful_failures"]) == (2, 0.5)
+    # Images 0 and 3 each have one better rank, and CIDEr-D fails on both.
+    assert (found["retrieval_pairs"], found["retrieval_failures"]) == (2, 1.0)
+    assert found["failures"] == 1
+    assert found["cases"] == [CiderFailure(0, "A", "B", 1.5)]
+    assert "rules:faithful+retrieval" in found["signature"]
+
+
+def test_one_rule_alone():
+    by_rank = cider_failures(SCORES, ranks=RANKS)
+    assert [(case.row, case.better) for case in by_rank["cases"]] == [(0, "B"), (3, "B")]
+    assert by_rank["faithful_pairs"] is None
+    assert by_rank["faithful_failures"] is None
+    by_truth = cider_failures(SCORES, wrong=WRONG_CIDER_FAILURES, recalled=RECALLED)
+    assert [case.row for case in by_truth["cases"]] == [0]
+    assert by_truth["retrieval_pairs"] is None
+    assert cider_failures(SCORES, ranks=RANKS, min_gap=1.0)["failures"] == 1
+
+
+def test_every_pair_of_three_is_compared():
+    scores = {"A": [3.0], "B": [2.0], "C": [1.0]}
+    found = cider_failures(scores, ranks={"A": [3], "B": [2], "C": [1]})
+    assert [(c.preferred, c.better, c.gap) for c in found["cases"]] == [
+        ("A", "C", 2.0),
+        ("A", "B", 1.0),
+        ("B", "C", 1.0),
+    ]
+    assert cider_failures(scores, ranks={"A": [1], "B": [2], "C": [3]})["failures"] == 0
+
+
+def test_right_captions_with_a_score_near_0():
+    scores = {"A": [0.0, 0.05, 0.0, 0.1, 0.02], "B": [3.0, 0.0, 0.0, 0.0, 0.0]}
+    right = {"A": [2, 5, 3, 1, 1], "B": [1, 0, 4, 2, 2]}
+    wrong = {"A": [0, 0, 1, 0, 0], "B": [0, 0, 0, 2, 1]}
+    found = unrewarded(scores, right=right, wrong=wrong)
+    # A: image 2 is wrong, image 3 scores the bound. B: image 1 has no claims, 3 and 4 are wrong, 0 is rewarded.
+    assert found["cases"] == [(1, "A", 0.05), (2, "B", 0.0), (0, "A", 0.0), (4, "A", 0.02)]
+    assert (found["right_captions"], found["unrewarded"]) == (6, 4)
+    assert found["share"] == pytest.approx(4 / 6)
+    assert unrewarded({"A": [1.0]}, right={"A": [0]}, wrong={"A": [0]})["share"] == 0

@@ -1,0 +1,519 @@
+"""Boosting of rows: questions, resuming, and faulty rows."""
+
+import dataclasses
+import io
+import json
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from hf_captionrl.apps.boosting import (
+    SceneDescriber,
+    SceneWriter,
+    boost_shard,
+    write_boosted_captions,
+)
+from hf_captionrl.apps.boosting import boost as boosted_file
+from hf_captionrl.apps.boosting.boost import Journal, journal_name, journals, read_journals, write_statistics
+from hf_captionrl.apps.boosting.prompts import STAGES
+from hf_captionrl.captioners.language_models import BackendError, Failure, Prompt, Truncated
+from hf_captionrl.data import check_captions, load_captions
+from hf_captionrl.data.columns import replace_column, undecoded
+from tests.apps.boosting.doubles import content, facts_of, pair, scenes
+
+
+def boost(rows, folder, backends, embed_images=False, **options):
+    """The rows that are done, and the file; each prompt is counted by the backends."""
+    found = boost_shard(rows, folder, **backends, **options)
+    return number_done(found), write_boosted_captions(rows, folder, found, embed_images=embed_images)
+
+
+def number_done(found):
+    return sum(row["quarantine"] is None for row in found)
+
+
+def asked(backends):
+    return len(backends["text"].asked) + len(backends["vision"].asked)
+
+
+def quarantine(folder):
+    return [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
+
+
+def with_image(rows, number, value):
+    images = undecoded(rows)["image"][:]
+    images[number] = value
+    return replace_column(rows, "image", images, datasets.Image())
+
+
+def test_three_captions_per_row_and_one_parquet_row(tmp_path):
+    rows, backends = scenes(), pair(scenes())
+    done, merged = boost(rows, tmp_path, backends)
+    assert (done, merged.rows, merged.quarantined) == (12, 12, 0)
+    assert len(backends["text"].asked) == 24
+    assert len(backends["vision"].asked) == 12
+    loaded = datasets.load_dataset("parquet", data_files=str(merged.path), cache_dir=str(tmp_path / "cache"))["train"]
+    assert loaded["image_id"][:] == rows["image_id"][:]
+    assert loaded["references"][:] == rows["captions"][:]
+    # An oracle without the pipeline: the backends called by hand.
+    from hf_captionrl.apps.boosting import blend_prompt, holistic_prompt, visual_prompt
+
+    def by(backend, prompt):
+        return next(iter(backend.complete([prompt])))[1]
+
+    describer = SceneDescriber(facts_of(rows))
+    for row in loaded:
+        blend = by(SceneWriter(), blend_prompt(row["image_id"], row["references"]))
+        visual = by(describer, visual_prompt(row["image_id"], None))
+        prompt = holistic_prompt(row["image_id"], blend, visual)
+        assert (row["blend_caption"], row["visual_caption"]) == (blend, visual)
+        assert row["captions"] == [row["holistic_caption"]] == [by(SceneWriter(), prompt)]
+        assert row["holistic_source"]["prompt_hash"] == prompt.hash
+        assert row["visual_source"]["revision"] == describer.revision
+        assert row["visual_source"]["time"].endswith("+00:00")
+
+
+def test_result_loads_with_load_captions(tmp_path):
+    _, merged = boost(scenes(), tmp_path, pair(scenes()))
+    loaded = load_captions(str(merged.path), split="train", split_fractions=(1, 0, 0))
+    good, report = check_captions(loaded)
+    assert len(good) == 12
+    assert not report.entries
+    assert good[3]["image"].size == scenes()[3]["image"].size
+    blends = load_captions(str(merged.path), split="train", split_fractions=(1, 0, 0), caption_column="blend_caption")
+    assert blends["captions"][0] == [good["blend_caption"][0]]
+
+
+@pytest.mark.parametrize("embed", [True, False])
+def test_embedded_images_have_no_local_paths(tmp_path, embed):
+    image = undecoded(scenes())["image"][3]
+    (tmp_path / "b.png").write_bytes(image["bytes"])
+    rows = with_image(scenes(), 3, {"bytes": image["bytes"], "path": "/" + "home/me/private/a.png"})
+    rows = with_image(rows, 4, {"bytes": None, "path": str(tmp_path / "b.png")})
+    backends = pair(scenes())
+    _, merged = boost(rows, tmp_path, backends, embed_images=embed)
+    found = undecoded(datasets.Dataset.from_parquet(str(merged.path), cache_dir=str(tmp_path / "cache")))["image"]
+    assert found[3] == {"bytes": image["bytes"], "path": "a.png"}
+    embedded = {"bytes": image["bytes"], "path": "b.png"}
+    assert found[4] == (embedded if embed else {"bytes": None, "path": str(tmp_path / "b.png")})
+
+
+def test_finished_run_asks_nothing(tmp_path):
+    first, second = pair(scenes()), pair(scenes())
+    boost(scenes(), tmp_path, first)
+    before = content(tmp_path / "captions.parquet")
+    boost(scenes(), tmp_path, second)
+    assert second["text"].asked == second["vision"].asked == []
+    assert content(tmp_path / "captions.parquet") == before
+
+
+def test_any_ranges_of_rows_give_the_same_file(tmp_path):
+    rows = scenes()
+    boost(rows, tmp_path / "one", pair(rows))
+    backends = pair(rows)
+    boost_shard(rows, tmp_path / "two", rows=range(3, 9), **backends)
+    assert asked(backends) == 3 * 6
+    # Other ranges of rows: answers of the first run are not asked again.
+    parts = [boost_shard(rows, tmp_path / "two", rows=range(i, i + 4), **backends) for i in (0, 4, 8)]
+    assert asked(backends) == 3 * 12
+    write_boosted_captions(rows, tmp_path / "two", [row for part in parts for row in part])
+    assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
+
+
+def test_blend_cap_is_kept_if_the_vision_model_fails(tmp_path):
+    rows = scenes()
+    failing = pair(rows, vision=lambda prompt, text: Failure("backend_failed", "overloaded"))
+    with pytest.raises(ValueError, match="All 12 rows"):
+        boost(rows, tmp_path, failing, max_failures=99)
+    assert len(failing["text"].asked) == 12
+    assert {entry["reason"] for entry in quarantine(tmp_path)} == {"backend_failed"}
+    corrected = pair(rows)
+    assert boost(rows, tmp_path, corrected)[0] == 12
+    assert [stage for stage, *_ in corrected["text"].asked] == ["holistic"] * 12
+    assert quarantine(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("", "answer_empty"),
+        ("I'm sorry, I cannot do that.", "answer_refuses"),
+        ("Reference caption 1: a pig", "answer_repeats_prompt"),
+        ("Zwei kleine Schweine auf dem Rücken", "answer_not_english"),
+        ("a pig and " * 99, "answer_too_long"),
+    ],
+)
+def test_bad_answers_are_retried_and_then_quarantined(tmp_path, answer, reason):
+    rows = scenes()
+    bad = rows["image_id"][2]
+    backends = pair(rows, vision=lambda prompt, text: answer if prompt.image_id == bad else text)
+    done, merged = boost(rows, tmp_path, backends, attempts=3)
+    assert [attempt for _, image_id, attempt in backends["vision"].asked if image_id == bad] == [0, 1, 2]
+    assert (done, merged.quarantined, merged.rows) == (11, 1, 11)
+    (entry,) = quarantine(tmp_path)
+    assert (entry["row"], entry["image_id"], entry["column"], entry["reason"]) == (2, bad, "visual", reason)
+    assert entry["detail"]
+    assert entry["remedy"]
+    assert entry["dropped"] == "row"
+    # The next run does not ask a fourth time without --retry_quarantined.
+    again = pair(rows)
+    boost(rows, tmp_path, again)
+    assert again["vision"].asked == []
+    boost(rows, tmp_path, again, retry_quarantined=True)
+    assert [attempt for _, _, attempt in again["vision"].asked] == [3]
+    assert quarantine(tmp_path) == []
+
+
+def test_second_answer_is_kept_with_its_attempt(tmp_path):
+    rows = scenes()
+    backends = pair(rows, text=lambda prompt, text: "" if prompt.stage == "blend" and not prompt.attempt else text)
+    done, merged = boost(rows, tmp_path, backends)
+    assert done == 12
+    assert asked(backends) == 48
+    assert {row["blend_source"]["attempt"] for row in content(merged.path)} == {1}
+
+
+def test_truncated_answer_is_retried_and_never_published(tmp_path):
+    rows = scenes()
+    backends = pair(rows, text=lambda prompt, text: text if prompt.attempt else Truncated(text[: len(text) // 2]))
+    done, _ = boost(rows, tmp_path / "again", backends)
+    assert (done, asked(backends)) == (12, 12 + 2 * 24)
+    assert {row["blend_source"]["attempt"] for row in content(tmp_path / "again/captions.parquet")} == {1}
+    always = pair(
+        rows, vision=lambda prompt, text: Truncated(text) if prompt.image_id == rows[3]["image_id"] else text
+    )
+    boost(rows, tmp_path / "never", always, attempts=2)
+    (entry,) = quarantine(tmp_path / "never")
+    assert entry["reason"] == "answer_truncated"
+    assert "max_new_tokens" in entry["remedy"]
+    # The model started another turn before the limit: the caption is complete.
+    chatty = pair(rows, text=lambda prompt, text: Truncated(text + "\n\nUser : Reference"))
+    boost(rows, tmp_path / "chatty", chatty)
+    assert asked(chatty) == 36
+
+
+def test_attempts_are_counted_across_runs(tmp_path):
+    rows = scenes()
+    boost_shard(rows, tmp_path, attempts=1, **pair(rows, vision=lambda prompt, text: ""))
+    more = pair(rows, vision=lambda prompt, text: "")
+    boost_shard(rows, tmp_path, attempts=3, **more)
+    assert len(more["vision"].asked) == 24
+
+
+def test_another_vision_model_keeps_the_blend_caps(tmp_path):
+    rows = scenes()
+    boost(rows, tmp_path, pair(rows))
+    other = pair(rows)
+    other["vision"].revision = "another"
+    done, merged = boost(rows, tmp_path, other)
+    assert len(other["vision"].asked) == 12
+    assert done == 12
+    # Equal descriptions give equal questions, so the writer is not asked again.
+    assert other["text"].asked == []
+    assert {r["visual_source"]["revision"] for r in content(merged.path)} == {"another"}
+
+
+def test_rejected_prompt_is_not_asked_twice(tmp_path):
+    rows = scenes()
+    bad = rows["image_id"][0]
+
+    def answer(prompt, text):
+        return Failure("backend_rejected", "HTTP 400: too large") if prompt.image_id == bad else text
+
+    boost(rows, tmp_path, pair(rows, vision=answer))
+    assert quarantine(tmp_path)[0]["reason"] == "backend_rejected"
+    again = pair(rows)
+    boost(rows, tmp_path, again)
+    assert again["vision"].asked == []
+
+
+def test_unreachable_backend_stops_the_run_without_loss(tmp_path):
+    rows = scenes()
+    dead = pair(rows, vision=lambda prompt, text: Failure("backend_failed", "connection refused"))
+    with pytest.raises(BackendError, match="5 times in a row"):
+        boost_shard(rows, tmp_path, max_failures=5, **dead)
+    again = pair(rows)
+    assert number_done(boost_shard(rows, tmp_path, **again)) == 12
+    assert sum(stage == "blend" for stage, *_ in again["text"].asked) == 0
+
+
+def test_backend_that_rejects_everything_stops_the_run(tmp_path):
+    rows = scenes()
+    rude = pair(rows, text=lambda prompt, text: Failure("backend_rejected", "HTTP 400: unknown parameter"))
+    with pytest.raises(BackendError, match="retry_quarantined"):
+        boost_shard(rows, tmp_path, max_failures=4, **rude)
+    assert number_done(boost_shard(rows, tmp_path, **pair(rows))) == 8
+    assert number_done(boost_shard(rows, tmp_path, retry_quarantined=True, **pair(rows))) == 12
+
+
+def test_backend_with_missing_answers_is_an_error(tmp_path):
+    class Lossy(SceneWriter):
+        def complete(self, prompts):
+            yield from list(super().complete(prompts))[1:]
+
+    rows = scenes()
+    with pytest.raises(BackendError, match="answered 11 of 12"):
+        boost_shard(rows, tmp_path, text=Lossy(), vision=SceneDescriber(facts_of(rows)))
+
+
+def test_missing_image_is_quarantined_without_requests(tmp_path):
+    rows = with_image(scenes(40), 7, {"bytes": None, "path": "gone.png"})
+    backends = pair(rows)
+    done, merged = boost(rows, tmp_path, backends)
+    assert (done, merged.rows) == (39, 39)
+    assert len(backends["text"].asked) == 78
+    (entry,) = quarantine(tmp_path)
+    assert (entry["row"], entry["reason"]) == (7, "image_not_found")
+    assert "gone.png" in entry["detail"]
+
+
+def test_truncated_image_is_quarantined(tmp_path):
+    whole = undecoded(scenes(40))["image"][7]["bytes"]
+    rows = with_image(scenes(40), 7, {"bytes": whole[: len(whole) // 2], "path": None})
+    backends = pair(rows)
+    for _ in range(2):
+        boost(rows, tmp_path, backends)
+        (entry,) = quarantine(tmp_path)
+        assert entry["row"] == 7
+        assert entry["column"] == "visual"
+        assert entry["reason"].startswith("image_")
+    # After a repair, the row is finished.
+    assert boost(scenes(40), tmp_path, backends)[1].rows == 40
+
+
+@pytest.mark.parametrize("part", ["missing", "half"])
+def test_repaired_image_is_asked_about(tmp_path, part):
+    whole = undecoded(scenes(40))["image"][7]["bytes"]
+    value = {"bytes": None, "path": "gone.png"} if part == "missing" else {"bytes": whole[: len(whole) // 2]}
+    backends = pair(scenes(40))
+    boost(with_image(scenes(40), 7, {"path": None, **value}), tmp_path, backends, attempts=1)
+    assert boost(scenes(40), tmp_path, backends, attempts=1)[1].rows == 40
+    bad = scenes(40)["image_id"][7]
+    assert [attempt for _, image_id, attempt in backends["vision"].asked if image_id == bad] == [0]
+
+
+def test_rows_with_missing_images_cost_no_request(tmp_path):
+    images = undecoded(scenes())["image"][:]
+    images[6:] = [{"bytes": None, "path": f"elsewhere/{i}.png"} for i in range(6)]
+    rows = replace_column(scenes(), "image", images, datasets.Image())
+    backends = pair(rows)
+    assert number_done(boost_shard(rows, tmp_path, rows=range(6), **backends)) == 6
+    before = asked(backends)
+    found = boost_shard(rows, tmp_path, rows=range(6, 12), **backends)
+    assert [(row["row"], json.loads(row["quarantine"])["reason"]) for row in found] == [
+        (row, "image_not_found") for row in range(6, 12)
+    ]
+    assert asked(backends) == before
+    assert number_done(boost_shard(scenes(), tmp_path, rows=range(6, 12), **backends)) == 6
+
+
+def test_row_without_captions_is_quarantined(tmp_path):
+    captions = scenes(40)["captions"][:]
+    captions[3] = ["", "..."]
+    rows = replace_column(scenes(40), "captions", captions, scenes(40).features["captions"])
+    _, merged = boost(rows, tmp_path, pair(rows))
+    assert merged.rows == 39
+    assert quarantine(tmp_path)[0]["row"] == 3
+
+
+def test_vision_backend_must_see_images(tmp_path):
+    with pytest.raises(ValueError, match="does not see images"):
+        boost_shard(scenes(), tmp_path, text=SceneWriter(), vision=SceneWriter())
+
+
+TEXT = "half \ud83d of an emoji\u2028and a line"
+ENTRY = {"image_id": "1", "stage": "blend", "text": TEXT}
+
+
+def test_entries_are_readable_immediately(tmp_path):
+    prompt = Prompt("blend", "1", "?")
+    with Journal(tmp_path / "out", range(64, 128)) as journal:
+        journal.append(prompt, SceneWriter(), TEXT)
+        (entry,) = read_journals(tmp_path / "out")  # not closed, not flushed
+        assert (entry["image_id"], entry["stage"], entry["text"]) == ("1", "blend", TEXT)
+        assert journal.answer(prompt, SceneWriter()) == entry
+        journal.append(dataclasses.replace(prompt, image_id="2"), SceneWriter(), "", ("answer_empty", "nothing"))
+    assert [entry["image_id"] for entry in read_journals(tmp_path / "out")] == ["1", "2"]
+    assert [path.name for path in journals(tmp_path / "out")] == ["journal-000000064-000000128.jsonl"]
+
+
+def test_journals_of_rows_are_those_that_overlap(tmp_path):
+    names = [journal_name(rows) for rows in (range(4), range(4, 8), range(6, 9))] + ["journal-older.jsonl"]
+    for name in names:
+        (tmp_path / name).touch()
+
+    def found(rows):
+        return {path.name for path in journals(tmp_path, rows)}
+
+    assert found(range(4)) == {names[0], names[3]}
+    assert found(range(5, 6)) == {names[1], names[3]}
+    assert found(range(3, 7)) == set(names)
+    assert found(range(9, 12)) == {names[3]}
+    assert {path.name for path in journals(tmp_path)} == set(names)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_incomplete_last_line_is_skipped_and_removed(tmp_path, cut):
+    path = tmp_path / journal_name(range(4))
+    whole = json.dumps(ENTRY) + "\n"
+    path.write_text(whole + whole[:-cut])
+    assert read_journals(tmp_path) == [ENTRY]
+    with Journal(tmp_path, range(4)) as journal:
+        assert path.read_text() == whole
+        journal.append(Prompt("visual", "1", "?"), SceneWriter(), "a pig")
+    assert [entry["stage"] for entry in read_journals(tmp_path)] == ["blend", "visual"]
+
+
+@pytest.mark.parametrize("line", ["{broken", "[1]", '{"image_id": "1"}', ""])
+def test_broken_line_in_the_middle_is_named_and_kept(tmp_path, line):
+    path = tmp_path / journal_name(range(4))
+    text = json.dumps(ENTRY) + f"\n{line}\n" + json.dumps(ENTRY) + "\n"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="line 2"):
+        Journal(tmp_path, range(4))
+    assert path.read_text() == text
+
+
+def test_second_writer_of_a_journal_is_refused(tmp_path):
+    with Journal(tmp_path, range(4)), pytest.raises(ValueError, match="Another process"):
+        Journal(tmp_path, range(4))
+    with Journal(tmp_path, range(4)):
+        pass
+
+
+STRING = datasets.Value("string")
+SOURCE = dict.fromkeys(("model", "revision", "prompt_hash", "time"), STRING) | {"attempt": datasets.Value("int32")}
+TEXTS = datasets.List(STRING)
+
+
+def png(number, size=0):
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), (number % 256, 200, 30)).save(file, "PNG")
+    return file.getvalue() + bytes(size)
+
+
+def row_of(number):
+    """A finished row, as in the shards; every seventh is in quarantine and every fifth has a conflict."""
+    bad = json.dumps({"row": number, "reason": "answer_empty"}) if number % 7 == 3 else None
+    row = {"row": number, "image_id": f"{number:05d}", "quarantine": bad, "references": [f"a thing {number}", "two"]}
+    row |= {"captions": [f"a holistic thing {number}"], "conflicts": ["colour"] if number % 5 == 0 else []}
+    for stage in STAGES:
+        row[f"{stage}_caption"] = f"{stage} {number} été"
+        row[f"{stage}_source"] = dict.fromkeys(("model", "revision", "prompt_hash", "time"), f"{stage}-{number}")
+        row[f"{stage}_source"] |= {"attempt": number % 3}
+    return row
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """250 rows: images embedded with and without a path, files, and a column of captions that is replaced."""
+    folder = tmp_path_factory.mktemp("files")
+    images = []
+    for number in range(250):
+        path = folder / f"{number}.png"
+        path.write_bytes(png(number))
+        name = None if number % 3 else "/somewhere/else.png"
+        images.append({"bytes": png(number), "path": name} if number % 2 else {"bytes": None, "path": str(path)})
+    columns = {
+        "image": images,
+        "image_id": [f"{n:05d}" for n in range(250)],
+        "captions": [[f"{n}"] for n in range(250)],
+    }
+    features = {"image": datasets.Image(), "image_id": STRING, "captions": TEXTS, "split": datasets.Value("int8")}
+    columns["split"] = [n % 100 for n in range(250)]
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def at_once(dataset, done, embed_images, with_images):
+    """The table of a data set that holds all rows, written by `datasets`."""
+    file = io.BytesIO()
+    rows = dataset.cast_column("image", datasets.Image(decode=False)).select([row["row"] for row in done])
+    columns = {"image_id": rows["image_id"][:], "split": rows["split"][:]}
+    features = {name: dataset.features[name] for name in columns}
+    if with_images:
+        features["image"], columns["image"] = datasets.Image(), []
+        for image in rows["image"]:
+            path, data = image["path"], image["bytes"]
+            if data is None and embed_images:
+                with open(path, "rb") as source:
+                    data = source.read()
+            columns["image"].append({"bytes": data, "path": path.split("/")[-1] if data and path else path})
+    features |= {"references": TEXTS, "captions": TEXTS, "conflicts": TEXTS}
+    for stage in STAGES:
+        features |= {f"{stage}_caption": STRING, f"{stage}_source": SOURCE}
+    columns |= {name: [row[name] for row in done] for name in features if name not in columns}
+    columns = {name: columns[name] for name in features}
+    datasets.Dataset.from_dict(columns, features=datasets.Features(features)).to_parquet(file)
+    return pa.parquet.ParquetFile(pa.BufferReader(file.getvalue())).read()
+
+
+@pytest.mark.parametrize(("embed_images", "with_images"), [(False, True), (True, True), (False, False)])
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_blocks_equal_a_file_that_is_written_at_once(
+    tmp_path, monkeypatch, mixed, embed_images, with_images, is_shuffled
+):
+    monkeypatch.setattr(boosted_file, "_ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(boosted_file, "_GROUP_BYTES", 20_000)
+    dataset = mixed.shuffle(seed=3) if is_shuffled else mixed
+    found = [row_of(number) for number in range(250)]
+    options = {"embed_images": embed_images, "with_images": with_images}
+    written = write_boosted_captions(dataset, tmp_path, iter(found), **options)
+    done = [row for row in found if row["row"] % 7 != 3]
+    expected = at_once(dataset, done, embed_images, with_images)
+    with pa.parquet.ParquetFile(written.path) as file:
+        assert file.metadata.num_row_groups > 3
+        table = file.read()
+    assert table.schema.equals(expected.schema, check_metadata=True)
+    assert table.to_pylist() == expected.to_pylist()
+    lines = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in lines] == list(range(3, 250, 7))
+    assert (written.rows, written.quarantined) == (len(done), 250 - len(done))
+    assert written.conflicts == sum(row["row"] % 5 == 0 for row in done)
+    again = write_boosted_captions(dataset, tmp_path / "again", iter(found), **options)
+    assert again.path.read_bytes() == written.path.read_bytes()
+
+
+def test_error_in_the_middle_keeps_the_old_files(tmp_path, mixed):
+    write_boosted_captions(mixed, tmp_path, map(row_of, range(100)))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def broken():
+        yield from map(row_of, range(150))
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        write_boosted_captions(mixed, tmp_path, broken())
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with pytest.raises(ValueError, match="All 250 rows are in quarantine"):
+        write_boosted_captions(mixed, tmp_path, [row_of(3)])
+    assert (tmp_path / "captions.parquet").read_bytes() == before["captions.parquet"]
+    assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 1
+    assert len(list(tmp_path.iterdir())) == 2  # no temporary file
+
+
+def test_statistics_of_a_file_equal_those_of_lists(tmp_path, monkeypatch, mixed):
+    from hf_captionrl.apps.boosting.conflicts import source_statistics
+
+    written = write_boosted_captions(mixed, tmp_path, map(row_of, range(250)))
+    monkeypatch.setattr(boosted_file, "_ROWS_OF_TEXT", 7)
+    monkeypatch.setattr("hf_captionrl.metrics.words._AT_ONCE", 5)
+    found = write_statistics(written.path, None)
+    done = [row for row in map(row_of, range(250)) if row["quarantine"] is None]
+    lists = {"references": [text for row in done for text in row["references"]]}
+    lists |= {
+        name: [row[column] for row in done]
+        for name, column in (
+            ("BlendCap", "blend_caption"),
+            ("VisualCap", "visual_caption"),
+            ("HolisticCap", "holistic_caption"),
+        )
+    }
+    assert found == source_statistics(lists)
+    assert found["references"]["captions"] == 2 * len(done)
+    # By hand: "a thing 12" and "two" have 3 and 1 words; the vocabulary is "a", "thing", "two" and the numbers.
+    assert found["references"]["mean_words"] == 2.0
+    assert found["references"]["vocabulary"] == 3 + len(done)
+    assert json.loads((tmp_path / "statistics.json").read_text()) == found

@@ -1,0 +1,456 @@
+"""Numbers of the token-level view, against the model's full logits and plain loops."""
+
+import base64
+import hashlib
+import io
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import hf_captionrl.scenes
+from hf_captionrl.apps.explain.explain import (
+    CaptionReward,
+    explain_caption,
+    explanation_json,
+    token_pushes,
+    visible_token,
+    write_explanation,
+    write_explanation_picture,
+)
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.cli import main
+from hf_captionrl.cli.main import build_parser
+from hf_captionrl.losses import smile_loss
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.utils.io import to_plain
+from hf_captionrl.utils.model_files import model_path
+from tests.evaluation.test_gallery import HOSTILE, Page, browse, needs_chromium
+from tests.tiny import FAMILIES, tiny_captioner, tiny_images
+from tests.tiny_chat import tiny_chat
+from tests.tolerances import close, within
+
+CAPTION = "a red house with a red fish"
+NAMES = [*FAMILIES, "llava", "gemma3"]
+
+
+def make(name):
+    if name in FAMILIES:
+        return tiny_captioner(name)
+    model, processor = tiny_chat(name)
+    return load_captioner(model, processor=processor)
+
+
+def own_logits(captioner, image, caption):
+    """The model's logits of the supervised tokens `(T, V)`, and these tokens: no tap, no objective."""
+    batch = captioner.collate([image], [caption], max_length=77)
+    labels = batch.pop("labels")
+    kept = labels[0, 1:] != -100
+    with torch.no_grad():
+        if captioner.is_encoder_decoder:
+            logits = captioner.model(
+                pixel_values=batch["pixel_values"], decoder_input_ids=batch["input_ids"][:, :-1]
+            ).logits
+        else:
+            logits = captioner.model(**batch).logits[:, -labels.size(1) : -1]
+    return logits[0, kept].double(), labels[0, 1:][kept].tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("first_token", ["mle", "smile"])
+def test_numbers_equal_those_of_the_models_logits(name, first_token):
+    captioner, image = make(name), tiny_images(1)[0]
+    view = explain_caption(captioner, image, CAPTION, first_token=first_token, top_k=4)
+    logits, ids = own_logits(captioner, image, CAPTION)
+    assert [token.token_id for token in view.tokens] == ids
+    assert view.tokens[-1].is_end
+    assert view.complete
+    subset = sorted(set(ids))
+    assert len(view.subset) == len(subset) < len(ids)
+    for t, token in enumerate(view.tokens):
+        scores = logits[t].tolist()
+        total = math.fsum(math.exp(z) for z in scores)
+        among = math.fsum(math.exp(scores[i]) for i in subset)
+        whole = t == 0 and first_token == "mle"
+        assert token.whole_vocabulary == whole
+        expected = math.exp(scores[ids[t]]) / total
+        assert token.mle_probability == close(expected, ulps=32, dtype="float32")
+        assert token.mle_loss == close(-math.log(expected), dtype="float32")
+        smile = expected if whole else math.exp(scores[ids[t]]) / among
+        assert token.smile_probability == close(smile, ulps=64, dtype="float32")
+        assert token.smile_loss == close(-math.log(smile), dtype="float32")
+        assert token.outside == close(1 - among / total, ulps=32, dtype="float32")
+        entropy = -math.fsum(math.exp(z) / total * (z - math.log(total)) for z in scores)
+        assert token.entropy == close(entropy, dtype="float32")
+        if not whole:
+            # SMILE's loss is lower by the probability of words outside the caption.
+            assert token.mle_loss - token.smile_loss == close(
+                -math.log1p(-token.outside), ulps=64, magnitude=5, dtype="float32"
+            )
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])
+        assert [other.token_id for other in token.mle_top] == order[:4]
+        inside = order if whole else [i for i in order if i in subset]
+        assert [other.token_id for other in token.smile_top] == inside[:4]
+        for other in (*token.mle_top, *token.smile_top):
+            assert other.in_subset == (other.token_id in subset)
+            assert other.text
+        for other in token.smile_top:
+            share = math.exp(scores[other.token_id]) / (total if whole else among)
+            assert other.probability == close(share, ulps=32, dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["blip", "clipcap"])
+def test_losses_equal_those_of_training_and_distributions_sum_to_1(name):
+    captioner, image = make(name), tiny_images(1)[0]
+    view = explain_caption(captioner, image, CAPTION, top_k=10**6)
+    logits, ids = own_logits(captioner, image, CAPTION)
+    labels = torch.tensor([ids])
+    assert view.smile_loss == close(float(smile_loss(logits[None], labels)), dtype="float32")
+    assert view.mle_loss == close(float(F.cross_entropy(logits, labels[0])), dtype="float32")
+    assert view.mle_loss == close(captioner.own_loss(captioner.collate([image], [CAPTION])).item(), dtype="float32")
+    assert view.log_prob == pytest.approx(-view.mle_loss * len(ids))
+    # Negative control: another subset gives another loss.
+    assert view.smile_loss != within(float(smile_loss(logits[None], labels, first_token="smile")), 1e-3)
+    for token in view.tokens:
+        assert math.fsum(other.probability for other in token.mle_top) == pytest.approx(1)
+        assert math.fsum(other.probability for other in token.smile_top) == pytest.approx(1)
+        inside = math.fsum(other.probability for other in token.mle_top if other.in_subset)
+        assert inside + token.outside == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["blip", "clipcap"])
+def test_full_logits_give_the_same_view(name):
+    captioner, image = make(name), tiny_images(1)[0]
+    tapped = explain_caption(captioner, image, CAPTION)
+    captioner.use_full_logits = True
+    full = explain_caption(captioner, image, CAPTION)
+    for a, b in zip(tapped.tokens, full.tokens, strict=True):
+        assert a.mle_loss == close(b.mle_loss, dtype="float32")
+        assert a.smile_loss == close(b.smile_loss, dtype="float32")
+        assert a.outside == close(b.outside, dtype="float32")
+
+
+def test_model_state_does_not_change():
+    captioner, image = tiny_captioner("blip"), tiny_images(1)[0]
+    quiet = explain_caption(captioner, image, CAPTION)
+    captioner.model.train()
+    captioner.model.text_decoder.eval()
+    before = [module.training for module in captioner.model.modules()]
+    assert explain_caption(captioner, image, CAPTION) == quiet
+    assert [module.training for module in captioner.model.modules()] == before
+    assert all(parameter.grad is None for parameter in captioner.model.parameters())
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "sum"])
+def test_pushes_equal_the_gradient_at_the_logits_of_the_tokens(loss_type):
+    captioner, image = tiny_captioner("blip"), tiny_images(1)[0]
+    view = explain_caption(captioner, image, CAPTION)
+    logits, ids = own_logits(captioner, image, CAPTION)
+    advantage = -1.7
+    weights, pushes = token_pushes(view, advantage, loss_type=loss_type)
+    logits.requires_grad_()
+    log_probs = logits.log_softmax(-1)[range(len(ids)), ids]
+    # REINFORCE by hand: the loss is -A log p(caption).
+    (-advantage * (log_probs.sum() if loss_type == "sum" else log_probs.mean())).backward()
+    assert logits.grad is not None
+    for t, token in enumerate(ids):
+        assert weights[t] == pytest.approx(advantage if loss_type == "sum" else advantage / len(ids))
+        assert pushes[t] == close(-float(logits.grad[t, token]), dtype="float32")
+        assert pushes[t] < 0
+
+
+def test_truncated_caption_has_no_end_token():
+    view = explain_caption(tiny_captioner("blip"), tiny_images(1)[0], CAPTION, max_length=4)
+    assert not view.complete
+    assert not view.tokens[-1].is_end
+    assert len(view.tokens) == 3
+
+
+def test_rows_of_the_head_without_a_token_get_a_name():
+    captioner = tiny_captioner("git")
+    captioner.model.resize_token_embeddings(len(captioner.tokenizer) + 3, mean_resizing=False)
+    view = explain_caption(captioner, tiny_images(1)[0], CAPTION, top_k=10**6)
+    texts = {other.text for other in view.tokens[0].mle_top}
+    assert f"<{len(captioner.tokenizer) + 2}>" in texts
+
+
+def test_empty_caption_is_refused():
+    with pytest.raises(ValueError, match="is empty"):
+        explain_caption(tiny_captioner("blip"), tiny_images(1)[0], "  ")
+
+
+REWARD = CaptionReward(-0.25, -1.5, "the mean reward of 8 sampled captions", 2, 7, "scenes:clip-reward")
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """A view and its image."""
+    image = tiny_images(1)[0]
+    return explain_caption(tiny_captioner("blip"), image, "a red house with a red fish"), image
+
+
+def test_every_number_is_on_the_page(seen, tmp_path):
+    view, image = seen
+    path = write_explanation(
+        tmp_path / "e.html", view, image, "Title", image_name="one.png", note="By X.", reward=REWARD
+    )
+    page = Page(path)
+    text = " ".join(page.text.split())
+    _, pushes = token_pushes(view, 1.25)
+    for token, push in zip(view.tokens, pushes, strict=True):
+        row = f"{token.text} {token.mle_loss:.2f} {100 * token.mle_probability:.1f} % {token.smile_loss:.2f}"
+        assert row in text
+        assert f"{100 * token.outside:.1f} % {push:+.3f}" in text
+    for said in ("Title", "By X.", "one.png", "rank 2 of 7", "A = +1.250", "-0.250 nats", view.caption, "8 sampled"):
+        assert said in text
+    assert f"{view.mle_loss:.2f} nats per token" in text
+    assert f"{view.smile_loss:.2f} nats per token" in text
+    assert text.count('(first_token="mle")') == 1
+    without = Page(write_explanation(tmp_path / "f.html", view, image, "Title"))
+    assert "Advantage" not in without.text
+    assert f"{pushes[0]:+.3f}" not in without.text
+
+
+def test_links_have_targets_and_bars_have_the_width_of_their_numbers(seen, tmp_path):
+    view, image = seen
+    page = Page(write_explanation(tmp_path / "e.html", view, image, "T"))
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    targets = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
+    assert targets == {f"#token-{number}" for number in range(1, len(view.tokens) + 1)}
+    assert {target[1:] for target in targets} <= set(ids)
+    widths = [float(attributes["width"]) for tag, attributes in page.tags if tag == "rect"]
+    longest = max(token.mle_loss for token in view.tokens)
+    first = [view.tokens[0].mle_loss / longest, view.tokens[0].smile_loss / longest, view.tokens[0].outside]
+    assert widths[:3] == within([100 * share for share in first], 0.01)
+    assert all(0 <= width <= 100 for width in widths)
+
+
+def test_page_has_labels_for_screen_readers(seen, tmp_path):
+    view, image = seen
+    page = Page(write_explanation(tmp_path / "e.html", view, image, "T", image_name="one.png"))
+    assert [a["alt"] for tag, a in page.tags if tag == "img"] == ["one.png"]
+    assert all(a.get("aria-hidden") == "true" for tag, a in page.tags if tag == "svg")
+    assert len([1 for tag, a in page.tags if tag == "a" and "loss" in a.get("aria-label", "")]) == len(view.tokens)
+    (region,) = [a for _, a in page.tags if a.get("role") == "region"]
+    assert region["tabindex"] == "0"
+    assert region["aria-labelledby"] in [a.get("id") for _, a in page.tags]
+    # In words, not only by colour.
+    assert page.text.count("not in the caption") > len(view.tokens)
+    assert all(a["scope"] in ("row", "col") for tag, a in page.tags if tag == "th")
+
+
+def hostile_view(text):
+    from dataclasses import replace
+
+    view = explain_caption(tiny_captioner("blip"), tiny_images(1)[0], "a red fish")
+    other = replace(view.tokens[0].mle_top[0], text=text)
+    tokens = [replace(token, text=text, mle_top=(other,), smile_top=(other,)) for token in view.tokens]
+    return replace(view, caption=text, subset=(text,), tokens=tuple(tokens))
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_captions_and_tokens_are_escaped(text, tmp_path):
+    reward = CaptionReward(-1.0, 0.0, text, 1, 2, text)
+    path = write_explanation(
+        tmp_path / "e.html", hostile_view(text), tiny_images(1)[0], text, image_name=text, note=text, reward=reward
+    )
+    page = Page(path)
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("script") == 0
+    assert tags.count("img") == 1
+    assert tags.count("style") == 1
+    assert tags.count("link") == 0
+    assert not [key for _, attributes in page.tags for key in attributes if key.startswith("on") or key == "style"]
+    fetched = [v for _, a in page.tags for k, v in a.items() if k in ("src", "href", "srcset", "action", "data")]
+    assert all(value.startswith(("data:image/png;base64,", "#token-")) for value in fetched)
+    assert "49" not in re.sub(r"[\d.]+ ?%?", "", page.text)
+    assert write_explanation_picture(tmp_path / "e.png", hostile_view(text), reward=reward).stat().st_size > 0
+
+
+def test_policy_allows_only_the_style_of_the_page(seen, tmp_path):
+    view, image = seen
+    html = write_explanation(tmp_path / "e.html", view, image, "T").read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html).group(1)
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL).group(1)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert f"style-src 'sha256-{digest}'" in policy
+    assert "script-src" not in policy
+    assert "unsafe" not in policy
+
+
+def test_picture_must_be_a_png(seen, tmp_path):
+    view, _ = seen
+    path = write_explanation_picture(tmp_path / "e.png", view, reward=REWARD)
+    shown = Image.open(io.BytesIO(path.read_bytes()))
+    assert shown.format == "PNG"
+    assert shown.width > 1500
+    assert path.read_bytes() == write_explanation_picture(tmp_path / "again.png", view, reward=REWARD).read_bytes()
+    with pytest.raises(ValueError, match=r"ends in \.png"):
+        write_explanation_picture(tmp_path / "e.svg", view)
+
+
+def test_json_contains_every_number_in_full_precision(seen):
+    view, _ = seen
+    found = json.loads(json.dumps(to_plain(explanation_json(view, REWARD))))
+    assert found["mle_loss"] == view.mle_loss
+    assert found["tokens"][1]["mle_top"][0]["probability"] == view.tokens[1].mle_top[0].probability
+    assert found["reward"]["advantage"] == 1.25
+    assert (found["reward"]["weights"], found["reward"]["pushes"]) == token_pushes(view, 1.25)
+    assert explanation_json(view)["reward"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [(" pig", "pig"), (" ", "␣"), ("\n", "\\n"), ("\x07", "\\x07"), ("é", "é"), ("\ud83d", "\\ud83d")],
+)
+def test_invisible_tokens_are_shown(text, shown):
+    assert visible_token(text) == shown
+
+
+@needs_chromium
+def test_browser_applies_the_style(seen, tmp_path):
+    view, image = seen
+    path = write_explanation(tmp_path / "e.html", view, image, "Seen")
+    assert "<title>Seen</title>" in browse(path, tmp_path / "profile")
+
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
+CAPTION_COMMAND = "two purple trucks above a pizza in the snow"
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """The first fifteen scenes of the test split: two bags of 7 and an image of a third."""
+    return hf_captionrl.scenes.load_scenes(num_train=0, num_validation=0, num_test=15)["test"]
+
+
+@pytest.fixture(autouse=True)
+def small_world(monkeypatch, rows):
+    """Scenes are drawn in order, so a smaller split begins with the same ones."""
+    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", lambda **settings: {"test": rows})
+
+
+def explain(folder, *more):
+    return main(["explain", "scenes:blip-mle", "scenes:test-00012", "--output_dir", str(folder), *more])
+
+
+def test_page_picture_and_numbers(tmp_path, capsys):
+    assert explain(tmp_path, "--caption", CAPTION_COMMAND, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [token["text"] for token in found["tokens"]] == [*CAPTION_COMMAND.split(), "[SEP]"]
+    assert found["reward"] is None
+    assert found["smile_loss"] < found["mle_loss"]
+    assert found["tokens"][0]["whole_vocabulary"]
+    assert f"{found['mle_loss']:.2f} nats per token" in re.sub("<[^>]+>", "", (tmp_path / "explain.html").read_text())
+    assert Image.open(tmp_path / "explain.png").format == "PNG"
+    assert explain(tmp_path, "--caption", CAPTION_COMMAND, "--first_token", "smile", "--top_k", "2", "--json") == 0
+    other = json.loads(capsys.readouterr().out)
+    assert not other["tokens"][0]["whole_vocabulary"]
+    assert len(other["tokens"][0]["mle_top"]) == 2
+    assert other["smile_loss"] < found["smile_loss"]
+
+
+def scores_in_bag(captions, rows):
+    """Scores of the purple trucks, which come first, and of the others of their bag, by plain loops."""
+    scorer = load_scorer(model_path("scenes:clip-reward"))
+    bag = [row for row in rows if row["bag_id"] == "001"]
+    bag.sort(key=lambda row: row["image_id"] != "test-00012")
+    texts, images = scorer.text_features(captions), scorer.image_features([row["image"] for row in bag])
+    return [torch.stack([scorer.logit_scale * (text * image).sum() for image in images]).double() for text in texts]
+
+
+@pytest.mark.parametrize("baseline", ["none", "greedy", "leave_one_out"])
+def test_advantage_is_reward_minus_baseline(baseline, rows, tmp_path, capsys):
+    options = ["--distractors", "scenes:bag", "--baseline", baseline, "--num_samples", "3", "--json"]
+    assert explain(tmp_path, "--caption", CAPTION_COMMAND, *options) == 0
+    found = json.loads(capsys.readouterr().out)["reward"]
+    image = {row["image_id"]: row["image"] for row in rows}["test-00012"]
+    captioner = load_captioner(model_path("scenes:blip-mle"))
+    encoded = captioner.encode_images([image.convert("RGB")])
+    others = []
+    if baseline == "greedy":
+        others = captioner.generate(**encoded, num_beams=1, do_sample=False, max_new_tokens=77).captions
+    elif baseline == "leave_one_out":
+        torch.manual_seed(0)
+        others = captioner.generate(
+            **encoded, do_sample=True, num_return_sequences=3, max_new_tokens=77, top_k=0, num_beams=1
+        ).captions
+    scores = scores_in_bag([CAPTION_COMMAND, *others], rows)
+    own, *rest = [float(mine[0] - mine.exp().sum().log()) for mine in scores]
+    expected = own - (sum(rest) / len(rest) if rest else 0.0)
+    assert found["reward"] == close(own, magnitude=100, dtype="float32")
+    assert found["advantage"] == close(expected, magnitude=100, dtype="float32")
+    assert found["baseline"] == close(own - expected, magnitude=100, dtype="float32")
+    assert found["pool_size"] == 7
+    assert found["rank"] == sum(score >= scores[0][0] for score in scores[0])
+    number = len(CAPTION_COMMAND.split()) + 1
+    assert found["weights"] == within([expected / number] * number, 1e-4)
+
+
+def test_greedy_caption_has_advantage_0_against_the_greedy_baseline(tmp_path, capsys):
+    options = ["--distractors", "scenes:test-00000", "scenes:test-00012", "--baseline", "greedy", "--json"]
+    assert explain(tmp_path, *options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["caption"]
+    assert found["reward"]["pool_size"] == 2  # the image's copy is not its distractor
+    assert found["reward"]["advantage"] == 0.0
+
+
+def test_image_files(rows, tmp_path, capsys):
+    rows[0]["image"].save(tmp_path / "a<b>.png")
+    assert main(["explain", "scenes:clipcap-mle", str(tmp_path / "a<b>.png"), "--output_dir", str(tmp_path)]) == 0
+    html = (tmp_path / "explain.html").read_text()
+    assert "a&lt;b&gt;.png" in html
+    assert str(tmp_path) not in html
+    assert "nats per token under MLE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["scenes:test-99999"], "There is no scene 'test-99999'"),
+        (["no/such.png"], "There is no image"),
+        (["scenes:test-00000", "--caption", " "], "--caption is empty"),
+        (["scenes:test-00000", "--distractors", "scenes:test-00000"], "only the image itself"),
+        (
+            ["scenes:test-00000", "--caption", "a pig", "--distractors", "scenes:bag", "--scorer", "none"],
+            "needs a scorer",
+        ),
+    ],
+)
+def test_bad_input_exits_with_2_and_the_reason(more, message, tmp_path, capsys):
+    assert main(["explain", "scenes:blip-mle", *more, "--output_dir", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_commands_of_the_documentation_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    commands = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+    explained = [line for line in commands if line.startswith("captionrl explain scenes:")]
+    assert len(explained) == 2
+    for line in commands:
+        build_parser().parse_args(shlex.split(line)[1:])
+    for line in explained:
+        assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+    assert (tmp_path / "outputs" / "explain" / "explain.html").is_file()
+    assert (ROOT / "docs" / "images" / "explain.png").stat().st_size < 200_000
+
+
+def test_examples_of_the_help_parse():
+    commands = next(action for action in build_parser()._actions if action.dest == "command").choices
+    for name, number in (("explain", 3), ("gallery", 4)):
+        text = re.sub(r"\\\n *", " ", commands[name].epilog)
+        examples = [line for line in text.splitlines() if line.startswith("  captionrl ")]
+        assert len(examples) == number
+        for line in examples:
+            assert callable(build_parser().parse_args(shlex.split(line)[1:]).run)
