@@ -91,7 +91,7 @@ COMMANDS: tuple[Command, ...] = (
         "album",
         "caption a set of similar images with distinct captions, or diagnose existing ones",
         options="apps.album.options:AlbumOptions",
-        function="apps.album.run:describe",
+        function="apps.album.command:run",
         is_resumable=True,
     ),
     Command(
@@ -263,8 +263,8 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "demo",
         "show captioners and the images that their captions find, on a local page",
-        options="apps.album.demo:DemoOptions",
-        function="serve_demo",
+        options="apps.album.options:DemoOptions",
+        function="apps.album.page:serve_demo",
     ),
     Command(
         "doctor",

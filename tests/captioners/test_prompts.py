@@ -8,7 +8,7 @@ import torch
 from hf_captionrl import load_scorer
 from hf_captionrl.apps.album.album import describe_album
 from hf_captionrl.apps.album.candidates import contrastive_answers
-from hf_captionrl.apps.album.settings import AlbumSettings
+from hf_captionrl.apps.album.options import AlbumSettings
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.prompts import caption_entropy, contrastive_prompt, encode_with_prompts
 from hf_captionrl.trainers.trl_grpo import _prompts

@@ -145,8 +145,8 @@ def world(tmp_path_factory):
         patch.setenv("CAPTIONRL_CACHE", str(folder / "cache"))
         patch.setattr("hf_captionrl.cli.train.recipe_path", lambda *parts: folder.joinpath("recipes", *parts))
         patch.setattr("hf_captionrl.metrics.evaluate_modules.load.modules_cache", lambda: folder / "modules")
-        patch.setattr("hf_captionrl.apps.album.demo.load_demo", lambda arguments: None)
-        patch.setattr("hf_captionrl.apps.album.demo.serve", lambda demo, **k: k["announce"]("http://127.0.0.1:7860"))
+        patch.setattr("hf_captionrl.apps.album.page.load_demo", lambda arguments: None)
+        patch.setattr("hf_captionrl.apps.album.page.serve", lambda demo, **k: k["announce"]("http://127.0.0.1:7860"))
         for name, arguments in RUNS.items():
             if name == "study score" and Path("ratings/key.json").exists():
                 answer(Path("ratings"), "rater-1", "p", lambda q: [3, 4, 5], Path("answers.json").resolve())

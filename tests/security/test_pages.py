@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.apps.album.demo import album_style, render_album, render_comparison
-from hf_captionrl.apps.album.distinct import Finding, GroupFacts
-from hf_captionrl.apps.album.page import write_report
-from hf_captionrl.apps.album.result import Album, AlbumImage
+from hf_captionrl.apps.album.album import Album, AlbumImage
+from hf_captionrl.apps.album.assignment import Finding
+from hf_captionrl.apps.album.page import album_style, render_album, render_comparison, write_report
+from hf_captionrl.apps.album.phrases import GroupFacts
 from hf_captionrl.apps.explain.explain import CaptionReward, explain_caption, write_explanation
 from hf_captionrl.apps.studies.build import rating_parts
 from hf_captionrl.apps.studies.results import study_html

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from hf_captionrl.apps.album.run import CandidateStage, ReadStage
+from hf_captionrl.apps.album.command import AlbumStage
 from hf_captionrl.apps.boosting.boost import BoostStage
 from hf_captionrl.cli.bags import NeighbourStage
 from hf_captionrl.cli.caption import CaptionStage
@@ -51,11 +51,7 @@ class DyingBoosting(DiesOnce, BoostStage):
     pass
 
 
-class DyingReading(DiesOnce, ReadStage):
-    pass
-
-
-class DyingCandidates(DiesOnce, CandidateStage):
+class DyingAlbum(DiesOnce, AlbumStage):
     pass
 
 

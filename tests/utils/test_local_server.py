@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from hf_captionrl.apps.album.demo import _OnlyFromHere, own_hosts
+from hf_captionrl.apps.album.page import _OnlyFromHere, own_hosts
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.utils.local_server import OwnHosts
 

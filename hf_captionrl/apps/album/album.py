@@ -1,43 +1,234 @@
-"""A distinct caption for each image of a set: the engine of `captionrl album`.
+"""A distinct caption for each image of a set: facts of images, candidates, scores, assignment, problems of captions.
 
 Legend: M images, L leaders (images that are not copies of an earlier one), S candidates, k neighbours, D features.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import io
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_captionrl.apps.album.assignment import Choice
-from hf_captionrl.apps.album.candidates import EncodedTexts, confusions_of
-from hf_captionrl.apps.album.distinct import (
+from hf_captionrl.apps.album.assignment import (
+    Choice,
     ChosenCaptions,
+    EncodedTexts,
+    confusions_of,
+    distinct_captions,
+    same_text,
+)
+from hf_captionrl.apps.album.candidates import contrastive_answers, generate_candidates
+from hf_captionrl.apps.album.options import NEIGHBOURS, SMALL_ALBUM, AlbumSettings
+from hf_captionrl.apps.album.phrases import (
     GroupFacts,
     check_candidates,
-    distinct_captions,
     drop_shared,
     group_facts,
     meets_constraints,
-    same_text,
     shortened,
     with_word,
 )
-from hf_captionrl.apps.album.model_work import AlbumWork, LoadedWork, stage_progress
-from hf_captionrl.apps.album.result import Album, AlbumImage, diagnose
-from hf_captionrl.apps.album.settings import NEIGHBOURS, SMALL_ALBUM, AlbumSettings, check_candidate_options
-from hf_captionrl.apps.album.sources import ImageFacts, copy_leaders
+from hf_captionrl.apps.album.sources import FORMULA, ImageFact, copy_leaders, copy_threshold, image_facts, read_batch
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
+from hf_captionrl.text.degenerate_captions import degenerate
+from hf_captionrl.utils.io import atomic_write_text, write_jsonl
+from hf_captionrl.utils.options import check_values
 
-_MOST_EXACT = 200_000
+_MOST_EXACT = 200_000  # images whose neighbours are searched exactly, which takes hours for more
+_COLUMNS = "image_id caption old_caption rank margin distinct confused_with copy_of problems number".split()
+
+# --- The result ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AlbumImage:
+    """An image of an album and its caption.
+
+    Args:
+        image_id: Name of the image.
+        caption: Its caption; empty if it has none.
+        old: The caption that it had before.
+        rank: Rank of the image among the images compared with the caption, 1 = best; ties count against it. None without a
+            caption.
+        margin: Similarity to the target minus that to the most similar other image, in [-2, 2].
+        is_distinct: Whether no other image, except copies, has the same text.
+        confused_with: Rows of the other images that the caption fits at least as well, best first.
+        copy_of: Row of the first image that this one is a copy of.
+        unreadable: Why the image cannot be read; None if it can.
+        meets_constraints: Whether the caption meets the constraints on length, words and language.
+        problems: What is wrong with the caption, see [`diagnose`].
+        further: The other captions of the image in the same form, if existing captions were diagnosed.
+    """
+
+    image_id: str
+    caption: str
+    old: str | None = None
+    rank: int | None = None
+    margin: float | None = None
+    is_distinct: bool = False
+    confused_with: tuple[int, ...] = ()
+    copy_of: int | None = None
+    unreadable: str | None = None
+    meets_constraints: bool = True
+    problems: tuple[str, ...] = ()
+    further: tuple[AlbumImage, ...] = ()
+
+
+@dataclass
+class Album:
+    """Captions of an album.
+
+    Args:
+        images: In the order of the album.
+        num_compared: Number of images that each caption was ranked among, the target included.
+        copy_threshold: Smallest cosine of two images that were compared as possible copies.
+        choice: How the captions were chosen; None if existing captions were diagnosed.
+        shared: What the captions of each group share, and what varies.
+        groups: Name of each image's group.
+    """
+
+    images: list[AlbumImage]
+    num_compared: int
+    copy_threshold: float
+    choice: Choice | None = field(default=None, repr=False)
+    shared: list[GroupFacts] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+
+    @property
+    def captions(self) -> list[str]:
+        """The caption of each image; empty where there is none."""
+        return [image.caption for image in self.images]
+
+    def entries(self) -> list[tuple[int, AlbumImage]]:
+        """Every caption with the row of its image: the first caption of each image, then its further ones.
+
+        Returns:
+            `list[tuple[int, AlbumImage]]`: One entry per caption; one without caption for an image that has none.
+        """
+        return [(row, one) for row, image in enumerate(self.images) for one in (image, *image.further)]
+
+    @property
+    def copies(self) -> list[tuple[int, ...]]:
+        """Groups of rows that show the same image, the first one first."""
+        groups: dict[int, list[int]] = {}
+        for row, image in enumerate(self.images):
+            if image.copy_of is not None:
+                groups.setdefault(image.copy_of, [image.copy_of]).append(row)
+        return [tuple(rows) for rows in groups.values()]
+
+    @property
+    def confusions(self) -> list[tuple[int, int]]:
+        """Pairs (row, other row): the caption of the first image fits the second one at least as well. Copies are left out."""
+        pairs = ((row, other) for row, one in self.entries() if one.copy_of is None for other in one.confused_with)
+        return list(dict.fromkeys(pairs))
+
+    def summary(self) -> dict[str, Any]:
+        """Counts and fractions of the album, and the phrases that its groups share.
+
+        Returns:
+            `dict`: Counts of images and texts, and fractions of the captions of different images. Problems are counted per text.
+        """
+        entries = [one for _, one in self.entries()]
+        described = [one for one in entries if one.caption.strip() and one.copy_of is None]
+        count = max(len(described), 1)
+        problems = Counter(problem for one in entries for problem in one.problems)
+        found: dict[str, Any] = {
+            "images": len(self.images),
+            "captions": sum(bool(image.caption.strip()) for image in self.images),
+            "texts": sum(bool(one.caption.strip()) for one in entries),
+            "copies": sum(image.copy_of is not None for image in self.images),
+            "unreadable": sum(image.unreadable is not None for image in self.images),
+            "compared_with": self.num_compared - 1,
+            "copy_threshold": round(self.copy_threshold, 4),
+            "distinct": sum(image.is_distinct for image in described) / count,
+            "rank_1": sum(image.rank == 1 for image in described) / count,
+            "rank_1_and_distinct": sum(image.is_distinct and image.rank == 1 for image in described) / count,
+            "words": sum(len(image.caption.split()) for image in described) / count,
+            "problems": dict(sorted(problems.items())),
+            "shared": [asdict(fact) for fact in self.shared],
+        }
+        if self.choice is not None:
+            found["texts_possible_more"] = self.choice.gap
+            found["rank_1_possible_more"] = self.choice.rank_gap
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table that the files contain.
+
+        Returns:
+            `list[dict]`: One row per caption, in the order of the album; `number` counts the captions of an image, other images are
+                named by their ids.
+        """
+        ids = [image.image_id for image in self.images]
+        return [
+            {
+                "image_id": image.image_id,
+                "caption": image.caption,
+                "old_caption": image.old,
+                "rank": image.rank,
+                "margin": None if image.margin is None else round(image.margin, 4),
+                "distinct": image.is_distinct,
+                "confused_with": [ids[other] for other in image.confused_with[:5]],
+                "copy_of": None if image.copy_of is None else ids[image.copy_of],
+                "problems": list(image.problems),
+                "unreadable": image.unreadable,
+                "number": number,
+            }
+            for first in self.images
+            for number, image in enumerate((first, *first.further), start=1)
+        ]
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write a table for Excel: UTF-8 with a byte order mark, and no cell that Excel would evaluate as a formula.
+
+        Args:
+            path: The file.
+
+        Returns:
+            `Path`: The file.
+        """
+        buffer = io.StringIO(newline="")
+        writer = csv.writer(buffer)
+        writer.writerow(_COLUMNS)
+        for row in self.rows():
+            writer.writerow([_safe_cell(row[name]) for name in _COLUMNS])
+        return atomic_write_text(path, "\ufeff" + buffer.getvalue())
+
+    def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
+        """Write one JSON object per caption.
+
+        Args:
+            path: The file.
+
+        Returns:
+            `Path`: The file.
+        """
+        return write_jsonl(path, self.rows())
+
+
+def _safe_cell(value: Any) -> Any:
+    """A cell that spreadsheets show as text: an apostrophe precedes texts that would be formulas."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        value = " | ".join(value)
+    return "'" + value if isinstance(value, str) and FORMULA.match(value) else value
+
+
+# --- The steps -------------------------------------------------------------------------------------------------------
 
 
 def describe_album(
@@ -96,115 +287,149 @@ def describe_album(
         3
     """
     settings = AlbumSettings(**changes) if settings is None else settings
-    existing = _existing(images, captions)
-    ids = [str(i) for i in range(len(images))] if image_ids is None else [str(i) for i in image_ids]
+    check_values(settings)
+    number = len(images)
+    existing: list[list[str]] = [[] for _ in range(number)]
+    if captions is not None:
+        existing = [[mine] if isinstance(mine, str) else list(mine) for mine in captions]
+    if number == 0 or len(existing) != number:
+        raise ValueError(
+            f"There are {number} images and captions of {len(existing)}. Use at least one, and captions of each."
+        )
     diagnoses = captioner is None if diagnose_only is None else diagnose_only
     if diagnoses and not any(existing):
         raise ValueError("There are no captions to diagnose. Pass captions, or a captioner that writes them.")
-    check_candidate_options(settings, captioner)
-    names = [""] * len(images) if groups is None else list(groups)
-    work = LoadedWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
-    return AlbumEngine(images, ids, existing, work, scorer, settings, names, progress).describe(diagnoses)
+    ids = [str(i) for i in (range(number) if image_ids is None else image_ids)]
+    names = [""] * number if groups is None else list(groups)
+    work = AlbumWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
+    return describe(work, existing, names, diagnose_only=diagnoses)
 
 
-def _existing(images: Sequence[Any], captions: Sequence[Sequence[str] | str] | None) -> list[list[str]]:
-    if len(images) == 0:
-        raise ValueError("The album has no images. Use at least one.")
-    if captions is None:
-        return [[] for _ in images]
-    if len(captions) != len(images):
-        raise ValueError(
-            f"There are {len(images)} images, but captions for {len(captions)}. Pass captions for every image."
-        )
-    return [[mine] if isinstance(mine, str) else list(mine) for mine in captions]
+class AlbumWork:
+    """Images and models of an album, and the work of the models; a subclass shares it among processes."""
+
+    def __init__(
+        self,
+        images: Sequence[Any],
+        image_ids: Sequence[str],
+        captioner: Captioner | None,
+        scorer: Scorer,
+        settings: AlbumSettings,
+        cache: FeatureCache | None = None,
+        skip_unreadable: bool = False,
+        progress: Callable[[str, int], Any] | None = None,
+    ) -> None:
+        self.images, self.image_ids, self.settings = images, image_ids, settings
+        self.captioner, self.scorer, self.cache = captioner, scorer, cache
+        self.skip_unreadable, self.progress = skip_unreadable, progress
+
+    @property
+    def writes_captions(self) -> bool:
+        """Whether there is a captioner."""
+        return self.captioner is not None
+
+    def compute(self, step: str, rows: Sequence[int], extra: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+        """The results of a step for some rows of the album, batch by batch.
+
+        "images": facts, or the reason why an image cannot be read. "candidates": `captions`; `extra` are the rows of the images
+        most similar to each. "answers": `captions` that answer contrastive prompts; `extra` are the captions of similar images.
+        """
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(rows), self.settings.batch_size):
+            part = slice(start, start + self.settings.batch_size)
+            batch, more = rows[part], None if extra is None else extra[part]
+            if step == "images":
+                unreadable: dict[int, str] | None = {} if self.skip_unreadable else None
+                facts = read_batch(self.images, batch, self.scorer, self.cache, unreadable)
+                found += [
+                    facts[row]._asdict() if row in facts else {"reason": (unreadable or {})[row]} for row in batch
+                ]
+            else:
+                assert self.captioner is not None
+                if step == "candidates":
+                    texts = generate_candidates(
+                        self.captioner, self.images, batch, self.image_ids, self.settings, more
+                    )
+                else:
+                    texts = contrastive_answers(self.captioner, self.images, batch, more or (), self.settings)
+                found += [{"captions": mine} for mine in texts]
+            self.report(step, len(batch))
+        return found
+
+    def report(self, step: str, number: int) -> None:
+        """Tell how many images a step has finished since the last call."""
+        if self.progress is not None:
+            self.progress(STAGES.get(step, step), number)
 
 
-@dataclass
-class AlbumEngine:
-    """The steps of [`describe_album`], with its arguments."""
+STAGES = {"images": "reading", "candidates": "captioning", "answers": "contrastive prompts"}
+"""Names of the steps for people."""
 
-    images: Sequence[Any]
-    ids: list[str]
-    existing: list[list[str]]
-    work: AlbumWork
-    scorer: Scorer
-    settings: AlbumSettings
-    groups: list[str]
-    progress: Callable[[str, int], Any] | None = None
 
-    def describe(self, diagnose_only: bool) -> Album:
-        """All steps."""
-        self.read()
-        album = self.existing_captions() if diagnose_only else self.choose()
-        self.find_shared(album)
-        diagnose(album, self.scorer)
-        return album
+def describe(work: AlbumWork, existing: list[list[str]], groups: list[str], *, diagnose_only: bool) -> Album:
+    """All steps of [`describe_album`]."""
+    pool = _Pool(work, existing, groups)
+    album = pool.diagnosed() if diagnose_only else pool.chosen()
+    if not album.shared:  # else the phrases were searched to remove them
+        rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
+        album.shared = pool.shared(rows, [album.images[row].caption for row in rows])
+    diagnose(album, work.scorer)
+    return album
 
-    def read(self) -> None:
-        """Read the images, and find copies and neighbours."""
-        facts = self.work.facts()
+
+class _Pool:
+    """The images of an album, their copies and neighbours, and the steps that choose or diagnose captions."""
+
+    def __init__(self, work: AlbumWork, existing: list[list[str]], groups: list[str]) -> None:
+        self.work, self.settings, self.existing, self.groups = work, work.settings, existing, groups
+        found = work.compute("images", range(len(work.images)))
+        facts = {row: ImageFact(**one) for row, one in enumerate(found) if "reason" not in one}
+        self.unreadable = {row: one["reason"] for row, one in enumerate(found) if "reason" in one}
+        images = image_facts(facts, self.unreadable, work.cache)
         threshold = self.settings.copy_threshold
         if threshold is None:
-            threshold = self.work.copy_threshold(facts)
-        self.prepare(facts, threshold)
-
-    def prepare(self, facts: ImageFacts, threshold: float) -> None:
-        """Find copies and neighbours among images that have been read."""
-        number = len(facts.rows)
+            threshold = copy_threshold(work.images, images, work.scorer, work.cache)
+        self.threshold = threshold
+        number = len(images.rows)
         k = self.settings.neighbours
         k = (None if number <= SMALL_ALBUM else NEIGHBOURS) if k is None else (k if k < number - 1 else None)
-        near = None if k is None else _nearest(facts.features, k)
-        lead = copy_leaders(facts.keys, facts.pictures, facts.features, near, threshold)
+        near = None
+        if k is not None:
+            is_large = number > _MOST_EXACT and importlib.util.find_spec("faiss") is not None
+            near = (approximate_neighbours if is_large else nearest_neighbours)(images.features, k)[:2]
+        lead = copy_leaders(images.keys, images.pictures, images.features, near, threshold)
         first = np.unique(lead)  # positions of the leaders among the readable images
-        self.facts: ImageFacts = facts
-        self.threshold = threshold
-        self.rows = [facts.rows[at] for at in first.tolist()]  # album rows of the leaders
-        place: np.ndarray = np.asarray(
-            np.searchsorted(first, lead)
-        )  # leader of each readable image, as a number below L
-        self.leader_of = dict(zip(facts.rows, place.tolist(), strict=True))
-        self.features = facts.features[torch.from_numpy(first)]
+        self.rows = [images.rows[at] for at in first.tolist()]  # album rows of the leaders
+        # Leader of each readable image, as a number below L.
+        self.leader_of: dict[int, int] = dict(zip(images.rows, np.searchsorted(first, lead).tolist(), strict=True))
+        self.features = images.features[torch.from_numpy(first)]  # (L, D)
         self.neighbours = None if near is None else _among_leaders(near[0], first, self.features, k)
 
-    def similar(self) -> list[list[int]]:
-        """The most similar leaders of each leader, as many as the decoding needs."""
-        k = min(self.settings.num_distractors, len(self.rows) - 1)
-        if k < 1:
-            return [[] for _ in self.rows]
-        found = nearest_neighbours(self.features, k)[0] if self.neighbours is None else self.neighbours[:, :k]
-        return found.tolist()  # type: ignore[no-any-return]
-
-    def _old(self, members: Sequence[int]) -> list[str]:
-        return list(dict.fromkeys(text for row in members for text in self.existing[row] if text.strip()))
-
-    def _members(self) -> list[list[int]]:
+    def chosen(self) -> Album:
+        """Choose a caption for each leader; copies get the same."""
+        settings = self.settings
         members: list[list[int]] = [[] for _ in self.rows]
         for row, leader in self.leader_of.items():
             members[leader].append(row)
-        return members
-
-    def choose(self) -> Album:
-        """Choose a caption for each leader; copies get the same."""
-        settings = self.settings
-        old = [self._old(mine) for mine in self._members()]
+        old = [list(dict.fromkeys(t for row in mine for t in self.existing[row] if t.strip())) for mine in members]
         candidates = self._candidates(old)
         facts: list[GroupFacts] = []
         if settings.drop_shared or settings.trigger:
-            facts = self._shared(self.rows, self._texts(candidates, old))
+            facts = self.shared(self.rows, self._unedited(candidates, old))
             candidates = self._edited(candidates, facts)
-        found = self._chosen([shortened(mine, settings) for mine in candidates], old, settings)
-        texts = [caption.caption for caption in found.captions]
-        fits = meets_constraints([[text] for text in texts], old, settings, trigger=settings.trigger)
-        made = []
-        for row in range(len(self.images)):
+        found = self._distinct([shortened(mine, settings) for mine in candidates], old, settings)
+        texts = [[caption.caption] for caption in found.captions]
+        fits = meets_constraints(texts, old, settings, settings.trigger)
+        images = []
+        for row in range(len(self.work.images)):
             if row not in self.leader_of:
-                made.append(self._unread(row))
+                images.append(self._without_caption(row))
                 continue
             leader = self.leader_of[row]
             one = found.captions[leader]
-            made.append(
+            images.append(
                 AlbumImage(
-                    image_id=self.ids[row],
+                    image_id=self.work.image_ids[row],
                     caption=one.caption,
                     old=next(iter(self.existing[row]), None),
                     rank=one.rank,
@@ -215,80 +440,90 @@ class AlbumEngine:
                     meets_constraints=bool(fits[leader]),
                 )
             )
-        return self._album(made, found.choice, facts)
+        return self._album(images, found.choice, facts)
 
     def _candidates(self, old: list[list[str]]) -> list[list[str]]:
         """Generated candidates of each leader, then existing captions; an empty text if there is none."""
-        settings, similar = self.settings, None
-        if not self.work.writes_captions:
+        settings, work = self.settings, self.work
+        if not work.writes_captions:
             return [mine or [""] for mine in old]
-        if settings.decoding == "rsa" or settings.contrastive:
-            similar = self.similar()
-        rows = None
-        if settings.decoding == "rsa" and similar is not None:
-            rows = [[self.rows[other] for other in mine] for mine in similar]
-        generated = self.work.candidates(self.rows, rows)
+        uses_similar = settings.decoding == "rsa" or settings.contrastive
+        similar = self.similar() if uses_similar else []
+        others = [[self.rows[at] for at in mine] for mine in similar] if settings.decoding == "rsa" else None
+        generated = [one["captions"] for one in work.compute("candidates", self.rows, others)]
         candidates = [list(dict.fromkeys([*new, *mine])) or [""] for new, mine in zip(generated, old, strict=True)]
-        if settings.contrastive and similar is not None:
-            texts = self._texts(candidates, old)
-            answers = self.work.answers(self.rows, [[texts[other] for other in mine] for mine in similar])
-            candidates = [list(dict.fromkeys([*a, *b])) for a, b in zip(candidates, answers, strict=True)]
+        if settings.contrastive:
+            texts = self._unedited(candidates, old)
+            answers = work.compute("answers", self.rows, [[texts[other] for other in mine] for mine in similar])
+            candidates = [list(dict.fromkeys([*a, *b["captions"]])) for a, b in zip(candidates, answers, strict=True)]
         return candidates
 
-    def _texts(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
+    def similar(self) -> list[list[int]]:
+        """The most similar leaders of each leader, as many as the decoding needs."""
+        k = min(self.settings.num_distractors, len(self.rows) - 1)
+        if k < 1:
+            return [[] for _ in self.rows]
+        found = nearest_neighbours(self.features, k)[0] if self.neighbours is None else self.neighbours[:, :k]
+        return found.tolist()  # type: ignore[no-any-return]
+
+    def _unedited(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
         """The captions chosen before any editing; they will be edited or shown to the captioner."""
         unedited = replace(self.settings, max_characters=None, trigger=None)
-        found = self._chosen(candidates, old, unedited, "comparing unedited captions")
+        found = self._distinct(candidates, old, unedited, "comparing unedited captions")
         return [caption.caption for caption in found.captions]
 
-    def _shared(self, rows: Sequence[int], texts: Sequence[str]) -> list[GroupFacts]:
+    def shared(self, rows: Sequence[int], texts: Sequence[str]) -> list[GroupFacts]:
         """What the captions of each group share; blank ones are left out."""
         kept = [(text, self.groups[row]) for row, text in zip(rows, texts, strict=True) if text.strip()]
-        return group_facts(
-            [text for text, _ in kept], [group for _, group in kept], min_share=self.settings.shared_share
-        )
+        share = self.settings.shared_share
+        return group_facts([text for text, _ in kept], [group for _, group in kept], min_share=share)
 
     def _edited(self, candidates: list[list[str]], facts: Sequence[GroupFacts]) -> list[list[str]]:
         """Candidates without the phrases that their group shares, and with the trigger."""
-        required = self.settings.require
+        settings = self.settings
         phrases = {
-            fact.group: [
-                phrase for phrase in fact.shared if not any(with_word([phrase], word)[0] for word in required)
-            ]
+            fact.group: [p for p in fact.shared if not any(with_word([p], word)[0] for word in settings.require)]
             for fact in facts
-            if self.settings.drop_shared
+            if settings.drop_shared
         }
         found = []
         for row, mine in zip(self.rows, candidates, strict=True):
-            mine_shared = phrases.get(self.groups[row], ())
-            texts = (drop_shared(t, mine_shared, trigger=self.settings.trigger) if t.strip() else t for t in mine)
+            removed = phrases.get(self.groups[row], ())
+            texts = (drop_shared(t, removed, trigger=settings.trigger) if t.strip() else t for t in mine)
             found.append(list(dict.fromkeys(texts)))
         return found
 
-    def _chosen(
+    def _distinct(
         self, candidates: list[list[str]], old: list[list[str]], settings: AlbumSettings, stage: str = "comparing"
     ) -> ChosenCaptions:
-        allowed = check_candidates(candidates, old, settings, trigger=settings.trigger)
+        """Score the candidates, and assign each leader one."""
+        allowed = check_candidates(candidates, old, settings, settings.trigger)
         if settings.choice == "first":
-            candidates, allowed = _first_allowed(candidates, allowed)
+            starts = np.cumsum([0, *map(len, candidates)])
+            # The first allowed candidate of each leader, or the first one if none is allowed.
+            candidates = [
+                [mine[int(allowed[at : at + len(mine)].argmax())]]
+                for at, mine in zip(starts, candidates, strict=False)
+            ]
+            allowed = np.ones(len(candidates), bool)
         return distinct_captions(
             candidates,
-            self.work.text_features(self.rows, candidates),
+            EncodedTexts(self.work.scorer, spoken([text for texts in candidates for text in texts])),
             self.features,
             neighbours=self.neighbours,
             allowed=allowed,
             max_component=settings.max_component,
             exclusive=settings.choice == "assignment",
-            progress=stage_progress(self.progress, stage),
+            progress=lambda number: self.work.report(stage, number),
         )
 
-    def existing_captions(self) -> Album:
+    def diagnosed(self) -> Album:
         """Compare every existing caption, also those of copies."""
         texts = [(row, text) for row in self.leader_of for text in self.existing[row] if text.strip()]
         texts.sort(key=lambda one: self.leader_of[one[0]])
         leaders = [self.leader_of[row] for row, _ in texts]
         starts: np.ndarray = np.asarray(np.searchsorted(leaders, np.arange(len(self.rows) + 1)))
-        features = EncodedTexts(self.scorer, spoken([text for _, text in texts]))
+        features = EncodedTexts(self.work.scorer, spoken([text for _, text in texts]))
         found = confusions_of(features, range(len(texts)), self.features, self.neighbours, starts=starts)
         holders: dict[str, set[int]] = {}
         for leader, (_, text) in zip(leaders, texts, strict=True):
@@ -296,8 +531,8 @@ class AlbumEngine:
         fits = meets_constraints([[text] for _, text in texts], [[] for _ in texts], self.settings)
         described: dict[int, list[AlbumImage]] = {}
         for (row, text), (confused, margin), good in zip(texts, found, fits.tolist(), strict=True):
-            made = AlbumImage(
-                image_id=self.ids[row],
+            one = AlbumImage(
+                image_id=self.work.image_ids[row],
                 caption=text,
                 old=text,
                 rank=1 + len(confused),
@@ -307,40 +542,28 @@ class AlbumEngine:
                 copy_of=self._copy_of(row),
                 meets_constraints=good,
             )
-            described.setdefault(row, []).append(made)
+            described.setdefault(row, []).append(one)
         images = []
-        for row in range(len(self.images)):
-            first, *further = described.get(row) or [self._unread(row)]
+        for row in range(len(self.work.images)):
+            first, *further = described.get(row) or [self._without_caption(row)]
             images.append(replace(first, further=tuple(further)))
-        return self._album(images, None, [])
+        return self._album(images)
 
-    def find_shared(self, album: Album) -> None:
-        """Find what the captions of each group share, unless the choice has done so to remove it."""
-        if not album.shared:
-            rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
-            album.shared = self._shared(rows, [album.images[row].caption for row in rows])
-
-    def _album(self, images: list[AlbumImage], choice: Choice | None, shared: list[GroupFacts]) -> Album:
+    def _album(
+        self, images: list[AlbumImage], choice: Choice | None = None, shared: Sequence[GroupFacts] = ()
+    ) -> Album:
         number = len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
-        return Album(images, number, self.threshold, choice=choice, shared=shared, groups=self.groups)
+        return Album(images, number, self.threshold, choice=choice, shared=list(shared), groups=self.groups)
 
     def _copy_of(self, row: int) -> int | None:
         """Row of the leader that an image is a copy of."""
         leader = self.leader_of.get(row)
         return None if leader is None or self.rows[leader] == row else self.rows[leader]
 
-    def _unread(self, row: int) -> AlbumImage:
+    def _without_caption(self, row: int) -> AlbumImage:
         """An image that cannot be read or, if existing captions are diagnosed, has no caption."""
-        reason = self.facts.unreadable.get(row)
-        old = next(iter(self.existing[row]), None)
-        return AlbumImage(image_id=self.ids[row], caption="", old=old, unreadable=reason, copy_of=self._copy_of(row))
-
-
-def _nearest(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Neighbours and their cosines; approximate if the exact search would take hours and faiss is installed."""
-    if len(features) > _MOST_EXACT and importlib.util.find_spec("faiss") is not None:
-        return approximate_neighbours(features, k)[:2]
-    return nearest_neighbours(features, k)
+        old, reason = next(iter(self.existing[row]), None), self.unreadable.get(row)
+        return AlbumImage(self.work.image_ids[row], "", old=old, unreadable=reason, copy_of=self._copy_of(row))
 
 
 def _among_leaders(neighbours: Tensor, first: np.ndarray, features: Tensor, k: int | None) -> Tensor:
@@ -356,11 +579,47 @@ def _among_leaders(neighbours: Tensor, first: np.ndarray, features: Tensor, k: i
     return found
 
 
-def _first_allowed(candidates: list[list[str]], allowed: np.ndarray) -> tuple[list[list[str]], np.ndarray]:
-    """Only the first allowed candidate of each image, or the first one if none is allowed."""
-    kept, start = [], 0
-    for mine in candidates:
-        good = np.flatnonzero(allowed[start : start + len(mine)])
-        kept.append([mine[int(good[0]) if len(good) else 0]])
-        start += len(mine)
-    return kept, np.ones(len(kept), bool)
+# --- What is wrong with a caption ------------------------------------------------------------------------------------
+
+PROBLEMS = {
+    "missing": "the image has no caption",
+    "duplicate": "another image, which is not a copy, has the same text",
+    "generic": "the caption fits at least half of the images that it was compared with, and at least three",
+    "ambiguous": "the caption fits another image at least as well",
+    "unread": "the scorer truncates the caption, so the rank applies only to its beginning",
+    "repetitive": "a phrase or word is repeated",
+    "constraint": "the caption does not meet the constraints on length, words and language, because no candidate does",
+}
+"""Problems of captions; a caption may have several."""
+
+
+def diagnose(album: Album, scorer: Scorer) -> None:
+    """Set `problems` of every caption whose image can be read."""
+    entries = [one for _, one in album.entries()]
+    texts = [one.caption for one in entries]
+    made = iter(
+        one if one.unreadable is not None else replace(one, problems=_problems(one, album.num_compared, *facts))
+        for one, *facts in zip(entries, degenerate(texts), _truncated(scorer, texts), strict=True)
+    )
+    album.images = [replace(next(made), further=tuple(next(made) for _ in image.further)) for image in album.images]
+
+
+def _problems(image: AlbumImage, num_compared: int, is_repetitive: bool, is_unread: bool) -> tuple[str, ...]:
+    if not image.caption.strip():
+        return ("missing",)
+    found = [] if image.is_distinct else ["duplicate"]
+    confused = (image.rank or 1) - 1
+    if confused >= max(3, (num_compared - 1) / 2):
+        found.append("generic")
+    elif confused:
+        found.append("ambiguous")
+    rest = {"unread": is_unread, "repetitive": is_repetitive, "constraint": not image.meets_constraints}
+    return (*found, *(name for name, applies in rest.items() if applies))
+
+
+def _truncated(scorer: Scorer, texts: Sequence[str]) -> list[bool]:
+    """Whether the scorer truncates each caption."""
+    count = getattr(scorer, "count_tokens", None)
+    if count is None:
+        return [bool(scorer.count_truncated([text])) for text in texts]
+    return [number > scorer.max_text_tokens for number in count(texts)]

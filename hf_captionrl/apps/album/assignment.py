@@ -1,23 +1,163 @@
-"""Choice of one candidate per image so that texts differ and each retrieves its image.
+"""Steps 3 and 4 of an album: scores of candidates, and the choice of one per image so that texts differ and each finds its image.
 
-Legend: M images, S candidates of all images, E pairs of an image and a text that it may have.
+Legend: M images, N captions, S candidates of all images, G most candidates of one image, k neighbours per image, B images of a
+block, E pairs of an image and a text that it may have, D features.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching, reverse_cuthill_mckee
+from torch import Tensor
 
-from hf_captionrl.apps.album.candidates import CandidateScores
+from hf_captionrl.retrieval.neighbours import normalised
+from hf_captionrl.retrieval.ranking import (
+    check_features,
+    check_targets,
+    duplicate_images,
+    ranks_from_scores,
+    tie_copies,
+)
+
+# --- Scores: similarities of candidates with their image and the images that it may be confused with, in blocks -----
+
+_BLOCK_FLOATS = 2**23
+"""Gathered features or scores per block: 32 MiB."""
+
+
+class EncodedTexts:
+    """Features of captions, computed when they are read, because those of millions of candidates do not fit into memory."""
+
+    def __init__(self, scorer: Any, captions: Sequence[str]) -> None:
+        self.scorer = scorer
+        self.captions = captions
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        return self.scorer.text_features([self.captions[row] for row in np.asarray(rows).tolist()])
+
+
+@dataclass(frozen=True)
+class CandidateScores:
+    """Scores of every candidate, from which captions are chosen."""
+
+    own: np.ndarray  # (S,): similarity to its image
+    margin: np.ndarray  # (S,): that similarity minus the largest to another image; `own` if there is none
+    rank: np.ndarray  # (S,): rank of its image among the images compared, 1 = best; ties count against it
+
+
+def score_candidates(
+    text_features: Any, starts: np.ndarray, images: Tensor, neighbours: Tensor | None = None, progress: Any = None
+) -> CandidateScores:
+    """Compare every candidate with its image and the image's neighbours, or with all images.
+
+    Shapes: `starts` `(M + 1,)`, `images` `(M, D)`, `neighbours` `(M, k)`. With `neighbours=None` it is compared with
+    all others.
+    """
+    total = int(starts[-1])
+    own: np.ndarray = np.empty(total, np.float32)
+    margin: np.ndarray = np.empty(total, np.float32)
+    rank: np.ndarray = np.empty(total, np.int32)
+    for rows, scores in _blocks(text_features, starts, images, neighbours, progress):
+        mine = scores[:, 0]
+        rank[rows] = ranks_from_scores(scores, torch.zeros(len(scores), dtype=torch.long)).numpy()
+        own[rows] = mine.numpy()
+        margin[rows] = (mine - scores[:, 1:].amax(1) if scores.shape[1] > 1 else mine).numpy()
+    return CandidateScores(own, margin, rank)
+
+
+def confusions_of(
+    text_features: Any,
+    chosen: Sequence[int],
+    images: Tensor,
+    neighbours: Tensor | None = None,
+    *,
+    starts: np.ndarray | None = None,
+) -> list[tuple[tuple[int, ...], float]]:
+    """For some captions, rows of the other images that each fits at least as well, best first, and its margin.
+
+    `chosen` are rows of the text features; `starts` `(M + 1,)` is the first of them of each image, None one per image.
+    """
+    rows_of = np.asarray(chosen, dtype=np.int64)
+    starts = np.arange(len(rows_of) + 1) if starts is None else starts
+    owner = np.arange(len(images)).repeat(np.diff(starts))
+    found: list[tuple[tuple[int, ...], float]] = []
+
+    class Chosen:
+        def __getitem__(self, rows: Any) -> Any:
+            return text_features[rows_of[rows]]
+
+    for rows, scores in _blocks(Chosen(), starts, images, neighbours, None):
+        others = scores[:, 1:]
+        margins = scores[:, 0] - others.amax(1) if others.shape[1] else scores[:, 0]
+        better = torch.nonzero(others >= scores[:, :1])
+        better = better[others[better[:, 0], better[:, 1]].argsort(descending=True, stable=True)]
+        mine: list[list[int]] = [[] for _ in rows]
+        for row, column in better.tolist():
+            mine[row].append(column)
+        for image, columns, margin in zip(owner[rows].tolist(), mine, margins.tolist(), strict=True):
+            if neighbours is not None:
+                columns = neighbours[image, columns].tolist()
+            else:
+                columns = [column + (column >= image) for column in columns]
+            found.append((tuple(columns), margin))
+    return found
+
+
+def _blocks(
+    text_features: Any, starts: np.ndarray, images: Tensor, neighbours: Tensor | None, progress: Any
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Rows of candidates and their scores `(rows, 1 + others)`: the target first, equal images tied."""
+    number = len(images)
+    same = duplicate_images(images)
+    others = number - 1 if neighbours is None else neighbours.shape[1]
+    most = int(np.diff(starts).max(initial=1))
+    width = number * most if neighbours is None else (1 + others) * max(images.shape[1], most)
+    size = max(1, _BLOCK_FLOATS // max(width, 1))
+    for first in range(0, number, size):
+        block = np.arange(first, min(first + size, number))
+        rows = np.arange(starts[block[0]], starts[block[-1] + 1])
+        counts = np.diff(starts[first : block[-1] + 2])
+        text = torch.as_tensor(text_features[rows]).to(images)  # (rows, D)
+        if neighbours is None:
+            yield rows, _against_all(text, torch.from_numpy(block.repeat(counts)), images, same)
+        else:
+            yield rows, _against_neighbours(text, block, counts, images, neighbours, same)
+        if progress is not None:
+            progress(len(block))
+
+
+def _against_all(text: Tensor, owners: Tensor, images: Tensor, same: Tensor) -> Tensor:
+    scores = tie_copies(text @ images.T, same)  # (rows, M)
+    # Move the target to the front; the others keep their order.
+    own = scores.gather(1, owners[:, None])
+    kept = torch.ones_like(scores, dtype=torch.bool).scatter_(1, owners[:, None], False)
+    return torch.cat([own, scores[kept].view(len(scores), scores.shape[1] - 1)], 1).cpu()
+
+
+def _against_neighbours(
+    text: Tensor, block: np.ndarray, counts: np.ndarray, images: Tensor, neighbours: Tensor, same: Tensor
+) -> Tensor:
+    own = torch.from_numpy(block)
+    columns = torch.cat([own[:, None], neighbours[own]], 1)  # (B, 1 + k)
+    place = np.arange(counts.max()) < counts[:, None]  # (B, G)
+    padded = text.new_zeros(*place.shape, text.shape[1])
+    padded[torch.from_numpy(place)] = text
+    scores = torch.bmm(padded, images[columns].transpose(1, 2)).cpu()  # (B, G, 1 + k)
+    equal = same[columns] == same[columns[:, :1]]  # (B, 1 + k)
+    if int(equal.sum()) > len(block):
+        scores = torch.where(equal[:, None], scores[:, :, :1], scores)
+    return scores[torch.from_numpy(place)]
+
 
 # --- Assignment of columns to rows with the largest sum of gains: exact, sparse, in integers -------------------------
-# Legend: N rows, E allowed pairs.
-
 # Not scipy's linear_sum_assignment: it computes in float64, which breaks ties by rounding and gave other captions in 14 of
 # 600 albums with copies. Integers compare ties exactly.
 
@@ -72,7 +212,7 @@ def best_assignment(gains: Sequence[dict[int, int]], without: int) -> list[int |
     return [column if column >= 0 else None for column in column_of]
 
 
-# --- Choice of one candidate per image so that texts differ and each retrieves its image -----------------------------
+# --- Choice of one candidate per image -------------------------------------------------------------------------------
 
 _MARGIN_BITS = 40
 """Margins are compared as integer multiples of 2^-40, which is finer than the resolution of fp32."""
@@ -254,3 +394,141 @@ def _edges(pairs: _Pairs, component: np.ndarray) -> list[dict[int, tuple[int, bo
         for at in range(low, high):
             mine[int(pairs.text[at])] = (int(pairs.row[at]), bool(pairs.first[at]), float(pairs.margin[at]))
     return list(found)
+
+
+# --- One distinct caption per image, and the image that each caption finds -------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A caption and the image that it finds in the album."""
+
+    caption: str
+    rank: int  # rank of its target among the images of the album, 1 = best; ties count against it
+    found: int  # row of the image that it finds
+
+
+@dataclass(frozen=True)
+class AlbumCaption:
+    """The caption chosen for an image of an album."""
+
+    caption: str
+    candidate: int  # its index among the image's candidates
+    rank: int  # rank of the image among the images compared, 1 = best; ties count against it
+    # Similarity to its image minus that to the most similar other image; None in an album of one image.
+    margin: float | None
+    is_distinct: bool  # whether it is not blank and no other image of the album has the same text
+    confused_with: tuple[int, ...]  # rows of the other images that the caption fits at least as well, best first
+
+
+@dataclass(frozen=True)
+class ChosenCaptions:
+    """One caption for each image, with the choice and the scores of all candidates."""
+
+    captions: list[AlbumCaption]
+    choice: Choice = field(repr=False)
+    scores: CandidateScores = field(repr=False)
+
+
+def same_text(caption: str) -> str:
+    """A caption without case, extra blanks and a final full stop, to compare texts."""
+    return " ".join(caption.casefold().split()).rstrip(" .")
+
+
+def found_images(text_features: Any, image_features: Any, targets: Any = None) -> tuple[Tensor, Tensor]:
+    """Rank of each caption's target, and the image that it finds.
+
+    Shapes: `text_features` `(N, D)`, `image_features` `(M, D)`. Returns int64 tensors `(N,)`: ranks of the targets, 1
+    = best, and rows of the images found.
+    """
+    scores, columns = _scores(text_features, image_features, targets)
+    rank = ranks_from_scores(scores, columns)
+    best_other = scores.scatter(1, columns[:, None], -torch.inf).argmax(1)
+    return rank.cpu(), torch.where(rank == 1, columns, best_other).cpu()
+
+
+def distinct_captions(
+    candidates: Sequence[Sequence[str]],
+    text_features: Any,
+    image_features: Any,
+    *,
+    neighbours: Tensor | None = None,
+    allowed: np.ndarray | None = None,
+    max_component: int = 2000,
+    exclusive: bool = True,
+    progress: Any = None,
+) -> ChosenCaptions:
+    r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
+
+    The margin of a caption t of image i is `m_i(t) = s(t, i) - max_{j != i} s(t, j)`; it is positive exactly if the rank
+    is 1. The choice is the exact optimum of, in this order:
+
+    1. the number of different texts, each used by one image,
+    2. the number of these texts with rank 1,
+    3. the sum of their margins.
+
+    See [`choose_candidates`]. An image for which no text is left gets its candidate with the largest margin. This text
+    is blank or belongs to another image as well; `is_distinct` is then False for both. In an album of one image the similarity replaces
+    the margin.
+
+    Shapes: `image_features` `(M, D)`, `neighbours` `(M, k)`, `allowed` `(S,)`. `text_features` may be an object that
+    gives the rows of an array of numbers, such as `EncodedTexts`.
+    """
+    for row, texts in enumerate(candidates):
+        if isinstance(texts, str) or not texts:
+            raise ValueError(f"candidates[{row}] is {texts!r}. Use a list of at least one caption per image.")
+    images = normalised(image_features, "image_features")
+    number = len(candidates)
+    if number != len(images):
+        raise ValueError(
+            f"There are candidates for {number} images, but features of {len(images)}. Use the same images for both."
+        )
+    if isinstance(text_features, Tensor | np.ndarray | list):
+        text_features = normalised(text_features, "text_features")
+    starts = np.cumsum([0, *map(len, candidates)])
+    flat = [text for texts in candidates for text in texts]
+    keys, numbers = _number_texts(flat)
+    scores = score_candidates(text_features, starts, images, neighbours, progress)
+    choice = choose_candidates(
+        starts, numbers, scores, allowed=allowed, max_component=max_component, exclusive=exclusive
+    )
+    taken = choice.chosen.tolist()
+    confusions = confusions_of(text_features, taken, images, neighbours)
+    holders = Counter(keys[i] for i in taken)
+    found = [
+        AlbumCaption(
+            caption=flat[i],
+            candidate=i - int(starts[row]),
+            rank=int(scores.rank[i]),
+            margin=float(scores.margin[i]) if number > 1 else None,
+            is_distinct=holders[keys[i]] == 1 and bool(keys[i]),
+            confused_with=confusions[row][0],
+        )
+        for row, i in enumerate(taken)
+    ]
+    return ChosenCaptions(found, choice, scores)
+
+
+def _number_texts(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """Texts as they are compared, and their numbers: equal for equal texts, -1 for blank ones."""
+    keys = [same_text(text) for text in texts]
+    number_of = {"": -1}
+    for key in keys:
+        number_of.setdefault(key, len(number_of) - 1)
+    return keys, np.fromiter((number_of[key] for key in keys), np.int64, len(keys))
+
+
+def _scores(text_features: Any, image_features: Any, targets: Any) -> tuple[Tensor, Tensor]:
+    """Similarities `(N, M)`, and the column of each caption's target."""
+    text = check_features(text_features, "text_features")
+    images = check_features(image_features, "image_features").to(text)
+    if text.shape[1] != images.shape[1]:
+        raise ValueError(
+            f"text_features have {text.shape[1]} features and image_features {images.shape[1]}. "
+            "Use features of one scorer."
+        )
+    columns = check_targets(targets, len(text), len(images)).to(text.device)
+    scores = text @ images.T
+    if not bool(torch.isfinite(scores).all()):
+        raise ValueError("Products of text_features and image_features overflow. Use features of unit length.")
+    return tie_copies(scores, duplicate_images(images)), columns

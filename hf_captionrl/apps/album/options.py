@@ -1,14 +1,103 @@
-"""Options of `captionrl album`."""
+"""Options of an album, of `captionrl album` and of `captionrl demo`; light to import, because `--help` needs them."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from hf_captionrl.apps.album.settings import AlbumSettings
-from hf_captionrl.data.options import CaptionerOptions, cache_dir_option
-from hf_captionrl.utils.options import EngineOptions, option, positive
+from hf_captionrl.data.options import CaptionerOptions, cache_dir_option, device_option
+from hf_captionrl.utils.options import CommandOptions, EngineOptions, NotNegative, Positive, Range, option
+
+SMALL_ALBUM = 2000
+"""Largest album in which a caption is compared with every other image by default."""
+NEIGHBOURS = 64
+"""Images that a caption is compared with in larger albums."""
+
+
+def duration(text: str) -> float:
+    """Convert a duration such as `90s`, `10m` or `1.5h` to seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip().lower())
+    if match is None or float(match[1]) == 0:
+        raise ValueError(f"{text!r} is not a duration. Use a number above 0 and s, m or h, such as 10m.")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+@dataclass
+class CandidateOptions:
+    """How candidate captions are generated."""
+
+    heading: ClassVar[str] = "candidates"
+
+    num_beams: Positive = option(16, metavar="N", help="candidates per image by beam search")
+    num_samples: NotNegative = option(0, metavar="N", help="candidates per image by sampling")
+    temperature: Annotated[float, Range(above=0)] = option(0.7, metavar="X", help="temperature of sampling")
+    max_new_tokens: Positive = option(40, metavar="N", help="longest caption in tokens")
+    seed: int = option(0, metavar="N", help="seed of sampling")
+    batch_size: Positive = option(16, metavar="N", help="images captioned at once")
+    decoding: Literal["beam", "rsa"] = option(
+        "beam", help="how beams are searched: by the captioner alone, or with a listener that knows the similar images"
+    )
+    rationality: Annotated[float, Range(at_least=0)] = option(
+        1.0, metavar="X", help="weight of the listener of --decoding rsa"
+    )
+    num_distractors: Positive = option(
+        3, metavar="N", help="similar images that the listener or the contrastive prompt knows"
+    )
+    contrastive: bool = option(
+        False, help="ask a chat model what is different from the captions of the similar images, and add its answers"
+    )
+
+
+@dataclass
+class ConstraintOptions:
+    """Constraints on captions. If no candidate of an image meets them, the image gets the best one."""
+
+    heading: ClassVar[str] = "constraints"
+
+    max_characters: Positive | None = option(
+        None, metavar="N", help="longest caption; longer ones are shortened; 125 for alternative texts"
+    )
+    require: list[str] = option([], repeated=True, metavar="WORD", help="word that every caption must contain")
+    forbid: list[str] = option([], repeated=True, metavar="WORD", help="word that no caption may contain")
+    language: str = option(
+        "auto",
+        metavar="CODE",
+        help="language of the captions: auto (that of the existing captions of an image; without py3langid, their script), any, "
+        "or a code such as en (needs py3langid)",
+    )
+
+
+@dataclass
+class AlbumSettings(ConstraintOptions, CandidateOptions):
+    """How the captions of an album are chosen."""
+
+    heading: ClassVar[str] = "choice"
+
+    choice: Literal["assignment", "margin", "first"] = option(
+        "assignment",
+        help="how a candidate is chosen: all images together, the largest margin of each image, or the first candidate",
+    )
+    neighbours: Positive | None = option(
+        None,
+        metavar="N",
+        help=f"similar images that a caption is compared with (default: all in albums of up to {SMALL_ALBUM:,}, else "
+        f"{NEIGHBOURS})",
+    )
+    max_component: Positive = option(2000, metavar="N", help="most images that are assigned texts at once")
+    copy_threshold: float | None = option(
+        None,
+        metavar="X",
+        help="cosine from which two images may be copies (default: calibrated on the album; above 1: only equal pixels)",
+    )
+    drop_shared: bool = option(False, help="remove phrases that all captions of a group share")
+    trigger: str | None = option(
+        None, metavar="TEXT", help="text that replaces the first shared phrase, or precedes the caption"
+    )
+    shared_share: Annotated[float, Range(above=0, at_most=1)] = option(
+        0.9, metavar="X", help="share of a group's captions that contain a shared phrase"
+    )
 
 
 @dataclass
@@ -79,16 +168,82 @@ class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
     image_root: str | None = option(
         None, metavar="DIR", help="folder that image paths of a list or table are relative to"
     )
-    max_images: int | None = option(None, parse=positive, metavar="N", help="use only the first N images")
-    page_images: int = option(
-        2000, parse=positive, metavar="N", help="most images whose pictures the HTML page contains"
-    )
+    max_images: Positive | None = option(None, metavar="N", help="use only the first N images")
+    page_images: Positive = option(2000, metavar="N", help="most images whose pictures the HTML page contains")
     cache_dir: str | None = cache_dir_option()
-    rows_per_shard: int | None = option(
-        None, parse=positive, metavar="N", group="engine", help="images per Parquet file (default: 4 batches)"
+    rows_per_shard: Positive | None = option(
+        None, metavar="N", group="engine", help="images per Parquet file (default: 4 batches)"
     )
 
     @property
     def uses_shards(self) -> bool:
         """Always."""
         return True
+
+
+@dataclass
+class DemoOptions(CommandOptions):
+    """Serve a page on this machine that captions and searches albums of similar images.
+
+    Pick an album or upload one. The page shows the captions of several captioners, the image that each caption finds, and
+    its rank. It can also choose one caption per image so that all differ. No data leave the machine: gradio's usage
+    statistics are off, and the page loads only local files.
+    """
+
+    examples: ClassVar[str] = """
+        examples:
+          captionrl demo
+          captionrl demo --images holidays --model MLE=Salesforce/blip-image-captioning-base --model SR=outputs/photos/model
+          captionrl demo --port 8000 --no_browser
+
+        The default captioners are those of the embedded world; the default albums are its look-alikes.
+    """
+
+    model: list[str] | None = option(
+        None,
+        repeated=True,
+        metavar="NAME=MODEL",
+        help="a captioner and its name: a folder, a name on the Hub, or scenes:blip-mle; may be given several times "
+        "(default: the embedded MLE, SMILE and SR)",
+    )
+    scorer: str | None = option(
+        None,
+        metavar="NAME",
+        help="dual encoder that finds images: a folder, a name on the Hub, open_clip:NAME@TAG (default: scenes:siglip-held-out "
+        "for embedded captioners, else openai/clip-vit-base-patch32)",
+    )
+    images: Path | None = option(
+        None,
+        metavar="DIR",
+        help="albums: a folder of images, or of folders of images (default: the embedded world's look-alikes)",
+    )
+    max_images: Positive | None = option(None, metavar="N", help="largest album (default: no limit)")
+    num_beams: Positive = option(3, metavar="N", help="beams of the captions side by side")
+    num_candidates: Positive = option(16, metavar="N", help="beams from which the captions of an album are chosen")
+    max_new_tokens: Positive = option(40, metavar="N", help="longest caption in tokens")
+    device: str | None = device_option()
+    host: str = option(
+        "127.0.0.1",
+        group="server",
+        metavar="ADDRESS",
+        help="address to listen at",
+        shown_default="127.0.0.1, for this machine only",
+    )
+    allow_host: list[str] = option(
+        [],
+        repeated=True,
+        group="server",
+        metavar="NAME",
+        help="also answer requests for this name; may be given several times (default: localhost and IP addresses; with "
+        "--share, also the public name)",
+    )
+    port: Positive | None = option(
+        None,
+        group="server",
+        metavar="N",
+        help="port to listen at (default: the first free one from 7860)",
+    )
+    no_browser: bool = option(False, group="server", help="do not open a browser")
+    share: bool = option(
+        False, group="server", help="make the page public through gradio's servers, for everyone who has the link"
+    )

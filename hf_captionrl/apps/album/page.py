@@ -1,38 +1,61 @@
-"""The page of an album: images with old and new captions, filters, editing with the keyboard, export. One file, no server."""
+"""Pages of albums: the report of `captionrl album`, one file without a server, and the page of `captionrl demo`.
+
+Captions come from models and names from the user, so both are escaped everywhere.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
-from collections.abc import Callable, Sequence
+import secrets
+import signal
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from hf_captionrl.apps.album.result import PROBLEMS, Album
+from PIL import Image
+
+from hf_captionrl.apps.album.album import PROBLEMS, Album, describe_album
+from hf_captionrl.apps.album.assignment import Finding, found_images
+from hf_captionrl.apps.album.options import DemoOptions
+from hf_captionrl.apps.album.sources import read_images
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.data import ImageError, open_image
-from hf_captionrl.evaluation.pages import embedded_image, render_html
+from hf_captionrl.evaluation.pages import embedded_image, html_templates, render_html
+from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.retrieval import Scorer
 from hf_captionrl.utils.io import atomic_write_text
+from hf_captionrl.utils.local_server import OwnHosts
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""Folder of the pages of this product."""
+"""Folder of the pages."""
 
-_SHOWN = ("image_id", "number", "caption", "old_caption", "rank", "confused_with", "copy_of", "problems", "unreadable")
-_SIDE = 192
-"""Longest side of an image of the page, in pixels."""
+_REPORTED = "image_id number caption old_caption rank confused_with copy_of problems unreadable".split()
+_REPORT_SIDE, _SIDE, _SMALL_SIDE = (
+    192,
+    256,
+    72,
+)  # longest sides of images: in the report, in the demo, of a wrong find there
 
 
-def write_report(
-    path: str | os.PathLike[str],
-    album: Album,
-    images: Sequence[Any],
-    *,
-    title: str = "Album",
-    max_images: int = 2000,
-    progress: Callable[[int], Any] | None = None,
-) -> Path:
-    """Write the page; images are opened one by one."""
-    return atomic_write_text(path, render_report(album, images, title=title, max_images=max_images, progress=progress))
+def _small(image: Image.Image, side: int) -> Image.Image:
+    copy = image.copy()
+    copy.thumbnail((side, side))
+    return copy
+
+
+# --- The report: images with old and new captions, filters, editing with the keyboard, export ------------------------
+
+
+def write_report(path: str | os.PathLike[str], album: Album, images: Sequence[Any], **settings: Any) -> Path:
+    """Write the report; `settings` are those of [`render_report`]."""
+    return atomic_write_text(path, render_report(album, images, **settings))
 
 
 def render_report(
@@ -52,13 +75,15 @@ def render_report(
     order = sorted(range(len(album.images)), key=lambda row: (not problems[row], row))
     pictures: dict[int, dict[str, Any]] = {}
     for row in sorted(order[:max_images]):
-        if album.images[row].unreadable is None and (picture := _picture(images, row)) is not None:
-            pictures[row] = picture
+        with suppress(ImageError):
+            if album.images[row].unreadable is None:
+                pictures[row] = embedded_image(_small(open_image(images[row]), _REPORT_SIDE))
         if progress is not None:
             progress(1)
     rows = album.rows()
     cards = [
-        {"row": at, **{name: row[name] for name in _SHOWN}} for (at, _), row in zip(album.entries(), rows, strict=True)
+        {"row": at, **{name: row[name] for name in _REPORTED}}
+        for (at, _), row in zip(album.entries(), rows, strict=True)
     ]
     summary = album.summary()
     texts = json.dumps([[row["image_id"], row["number"], row["caption"]] for row in rows], ensure_ascii=False)
@@ -82,10 +107,421 @@ def render_report(
     )
 
 
-def _picture(images: Sequence[Any], row: int) -> dict[str, Any] | None:
+# --- The views of the demo: captioners side by side, or one caption per image ----------------------------------------
+
+
+def compare_captioners(
+    captioners: Mapping[str, Captioner],
+    scorer: Scorer,
+    images: Sequence[Any],
+    *,
+    num_beams: int = 3,
+    max_new_tokens: int = 40,
+    batch_size: int = 16,
+) -> dict[str, list[Finding]]:
+    """Captions of several captioners for the images of an album, and the image that each caption finds."""
+    if len(images) == 0:
+        raise ValueError("The album has no images. Use at least one.")
+    image_features = read_images(images, scorer, batch_size=batch_size).features
+    result = {}
+    for name, captioner in captioners.items():
+        captions = generate_captions(
+            captioner,
+            images,
+            batch_size=batch_size,
+            do_sample=False,
+            num_beams=num_beams,
+            max_new_tokens=max_new_tokens,
+        )
+        rank, found = found_images(scorer.text_features(spoken(captions)), image_features)
+        result[name] = [Finding(*row) for row in zip(captions, rank.tolist(), found.tolist(), strict=True)]
+    return result
+
+
+def album_style() -> str:
+    """The style of both views."""
+    return (TEMPLATES / "demo.css").read_text(encoding="utf-8")
+
+
+def render_comparison(images: Sequence[Image.Image], findings: Mapping[str, Sequence[Finding]]) -> str:
+    """Captions of several captioners side by side, each with its rank and the image that it finds."""
+    columns = [
+        {"name": name, "found": sum(finding.rank == 1 for finding in mine), "findings": mine}
+        for name, mine in findings.items()
+    ]
+    return _render(
+        "comparison", images, columns=columns, small=[embedded_image(_small(image, _SMALL_SIDE)) for image in images]
+    )
+
+
+def render_album(images: Sequence[Image.Image], album: Album) -> str:
+    """One caption per image, its copies, and the images that it also fits."""
+    copies = [spoken_list([row + 1 for row in rows]) for rows in album.copies]
+    fits = [spoken_list([other + 1 for other in image.confused_with]) for image in album.images]
+    return _render("album", images, album=album, summary=album.summary(), copies=copies, fits=fits)
+
+
+def spoken_list(items: Sequence[object]) -> str:
+    """Items as in a sentence: "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(map(str, items[:-1])), *map(str, items[-1:])]))
+
+
+def _render(view: str, images: Sequence[Image.Image], **values: Any) -> str:
+    template = html_templates(TEMPLATES).get_template("demo.html.j2")
+    return template.render(view=view, images=[embedded_image(_small(image, _SIDE)) for image in images], **values)
+
+
+# --- The page of `captionrl demo`: albums, captioners side by side, and one caption per image. The only user of gradio ---
+
+_POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; object-src 'none'; base-uri 'self'"
+"""A browser may load only what this server sends. gradio's scripts are inline and compile templates, which needs the two
+unsafe entries."""
+
+_INTRO = """# Which image does the caption mean?
+
+Pick an album of similar images, or put your images into the frame (arrow: upload, cross: empty it). Each caption searches the album for its image. Only a
+caption that says what makes this image different finds it."""
+
+
+class AlbumDemo:
+    """The functions behind the page. `max_images=None` is no limit."""
+
+    def __init__(
+        self,
+        captioners: Mapping[str, Captioner],
+        scorer: Scorer,
+        albums: Mapping[str, Sequence[Any]],
+        *,
+        max_images: int | None = None,
+        num_beams: int = 3,
+        num_candidates: int = 16,
+        max_new_tokens: int = 40,
+    ) -> None:
+        self.captioners, self.scorer, self.albums, self.max_images = dict(captioners), scorer, dict(albums), max_images
+        self.num_beams, self.num_candidates, self.max_new_tokens = num_beams, num_candidates, max_new_tokens
+        for name, images in albums.items():
+            self._check_number(images, f"the album {name!r}")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._files: dict[str, str] = {}
+
+    def album(self, name: str) -> list[Any]:
+        """The images of an album, as a page can show them."""
+        if name not in self.albums:
+            raise ValueError(f"There is no album {name!r}. Use one of the list.")
+        return [
+            image if isinstance(image, Image.Image) else self._shown_file(image, number)
+            for number, image in enumerate(self.albums[name], start=1)
+        ]
+
+    def compare(self, images: Sequence[Any]) -> str:
+        """All captioners side by side."""
+        small = self._thumbnails(images)
+        settings = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens}
+        return render_comparison(small, compare_captioners(self.captioners, self.scorer, images, **settings))
+
+    def distinct(self, images: Sequence[Any], name: str) -> tuple[str, str]:
+        """One caption for each image, as different as the candidates allow: the page, and the path of a table."""
+        if name not in self.captioners:
+            raise ValueError(f"There is no captioner {name!r}. Use one of {list(self.captioners)}.")
+        small = self._thumbnails(images)
+        settings: dict[str, Any] = {"num_beams": self.num_candidates, "max_new_tokens": self.max_new_tokens}
+        names = [
+            Path(image).name if isinstance(image, str | os.PathLike) else str(n) for n, image in enumerate(images, 1)
+        ]
+        ids = [name if names.count(name) == 1 else f"{n}: {name}" for n, name in enumerate(names, 1)]
+        album = describe_album(images, self.captioners[name], self.scorer, image_ids=ids, **settings)
+        # A new name, because another request may still be reading the last table.
+        table = album.to_csv(Path(self._own_folder()) / f"captions-{secrets.token_hex(4)}.csv")
+        return render_album(small, album), str(table)
+
+    def _own_folder(self) -> str:
+        """Folder of the files that the page shows and offers; deleted with the page."""
+        if self._folder is None:
+            folder = os.environ.get("GRADIO_TEMP_DIR") or None  # gradio's folder
+            self._folder = tempfile.TemporaryDirectory(prefix="captionrl-album-", dir=folder)
+        return self._folder.name
+
+    def _check_number(self, images: Sequence[Any], what: str = "the frame") -> None:
+        if not images or (self.max_images is not None and len(images) > self.max_images):
+            most = self.max_images or "any number"
+            raise ValueError(
+                f"There are {len(images)} images in {what}; the page takes 1 to {most}. Remove some, or raise --max_images."
+            )
+
+    def _thumbnails(self, images: Sequence[Any]) -> list[Image.Image]:
+        """Opens one image at a time, to keep memory low."""
+        self._check_number(images)
+        return [_small(_open(image, number), _SIDE) for number, image in enumerate(images, start=1)]
+
+    def _shown_file(self, image: Any, number: int) -> str:
+        """An image as a lossless file that browsers show; the captioners read its pixels."""
+        path = self._files.get(str(image))
+        if path is None or not os.path.isfile(path):
+            path = os.path.join(self._own_folder(), f"{len(self._files)}.png")
+            _open(image, number).save(path, compress_level=1)
+            self._files[str(image)] = path
+        return path
+
+
+def _open(image: Any, number: int) -> Image.Image:
     try:
-        image = open_image(images[row])
-    except ImageError:
-        return None
-    image.thumbnail((_SIDE, _SIDE))
-    return embedded_image(image)
+        return open_image(image)
+    except ImageError as error:  # its text contains a local path
+        raise ValueError(f"Image {number} cannot be used. Remedy: {error.remedy}.") from None
+
+
+def build_page(demo: AlbumDemo) -> Any:
+    """The page."""
+    import gradio
+
+    def shown(function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except ValueError as error:
+            raise gradio.Error(str(error), print_exception=False) from None
+
+    def files(frame: list[tuple[str, str | None]] | None) -> list[str]:
+        return [path for path, _ in frame or []]
+
+    def pick(name: str) -> Any:
+        # Empty the results of the previous album.
+        return shown(demo.album, name), "", "", gradio.update(visible=False)
+
+    def compare(frame: Any) -> Any:
+        return shown(demo.compare, files(frame))
+
+    def distinct(frame: Any, name: str) -> Any:
+        page, table = shown(demo.distinct, files(frame), name)
+        return page, gradio.update(value=table, visible=True)
+
+    names, captioners = list(demo.albums), list(demo.captioners)
+    first = demo.album(names[0]) if names else None
+    # One request at a time: the captioners share the device and the random state.
+    turn: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "captioners"}
+    with gradio.Blocks(title="captionrl demo", analytics_enabled=False, delete_cache=(600, 3600)) as page:
+        gradio.Markdown(_INTRO)
+        picker = gradio.Dropdown(
+            names, value=names[0] if names else None, label="Album", visible=bool(names), elem_id="picker"
+        )
+        frame = gradio.Gallery(
+            first,
+            # The default format would compress the images before the captioners see them.
+            format="png",
+            type="filepath",
+            file_types=["image"],
+            sources=["upload"],
+            interactive=True,
+            buttons=[],
+            columns=8,
+            fit_columns=False,
+            height=178,
+            object_fit="contain",
+            show_label=False,  # it would cover the first images
+            elem_id="frame",
+        )
+        with gradio.Tab("Side by side", id="compare"):
+            button = gradio.Button("Caption and search", variant="primary", elem_id="compare-button")
+            compared = gradio.HTML(apply_default_css=False, elem_id="compared")
+        with gradio.Tab("One caption per image", id="album"):
+            who = gradio.Radio(captioners, value=captioners[-1], label="Captioner", elem_id="captioner")
+            album_button = gradio.Button("Choose different captions", variant="primary", elem_id="album-button")
+            table = gradio.DownloadButton("Export as CSV", visible=False, elem_id="export-button")
+            album = gradio.HTML(apply_default_css=False, elem_id="album")
+        picker.input(pick, picker, [frame, compared, album, table], api_name="pick", **turn)
+        button.click(compare, frame, compared, api_name="compare", **turn)
+        album_button.click(distinct, [frame, who], [album, table], api_name="distinct", **turn)
+    return page
+
+
+class _OnlyFromHere:
+    """Answers only to the names of this server, and sends the content security policy.
+
+    gradio and starlette compare names with a fixed list; here every IP address may be a name, and --share adds one later.
+    """
+
+    def __init__(self, app: Any, hosts: OwnHosts) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.datastructures import Headers, MutableHeaders
+        from starlette.responses import PlainTextResponse
+
+        kind = scope["type"]
+        headers = Headers(scope=scope) if kind in ("http", "websocket") else None
+        if headers is not None and not self.hosts.accepts(headers.getlist("host"), headers.getlist("origin")):
+            if kind == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+                return
+            text = "The demo does not answer to this name. Start it with --allow_host NAME to use another name than localhost."
+            await PlainTextResponse(text, 403)(scope, receive, send)
+            return
+
+        async def with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["content-security-policy"] = _POLICY
+            await send(message)
+
+        await self.app(scope, receive, with_policy if kind == "http" else send)
+
+
+def own_hosts(host: str, allow_hosts: Sequence[str] = ()) -> OwnHosts:
+    """Names that the demo answers to."""
+    return OwnHosts([host, *allow_hosts], any_address=host not in ("127.0.0.1", "localhost", "::1"))
+
+
+def serve(
+    demo: AlbumDemo,
+    *,
+    host: str,
+    port: int | None,
+    share: bool = False,
+    browser: bool = False,
+    announce: Callable[[str], object] = print,
+    allow_hosts: Sequence[str] = (),
+) -> None:
+    """Serve the page until it is interrupted. Uploads are deleted afterwards, and gradio sends no reports."""
+    hosts = own_hosts(host, allow_hosts)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must also delete the uploads
+    # Read when gradio is imported, which would ask for a newer version.
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    try:
+        with tempfile.TemporaryDirectory(prefix="captionrl-demo-") as uploads:
+            os.environ["GRADIO_TEMP_DIR"] = uploads
+            import gradio
+            from starlette.middleware import Middleware
+
+            page = build_page(demo)
+            try:
+                _, local, public = page.launch(
+                    server_name=host,
+                    server_port=port,
+                    share=share,
+                    inbrowser=browser,
+                    quiet=True,
+                    ssr_mode=False,
+                    prevent_thread_lock=True,
+                    max_file_size="20mb",
+                    footer_links=[],
+                    run_history=False,
+                    # System fonts; gradio's themes load others from the network.
+                    theme=gradio.themes.Default(
+                        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
+                    ),
+                    css=album_style() + "#frame .grid-wrap { overflow-y: auto !important; }",
+                    app_kwargs={"middleware": [Middleware(_OnlyFromHere, hosts=hosts)]},
+                )
+            except OSError as error:
+                raise ValueError(
+                    f"The page cannot listen at {host}, port {port or 'from 7860'}: {error} Use another --host or --port."
+                ) from error
+            if public:
+                hosts.add(urlsplit(public).hostname or "")
+            announce((public or local).rstrip("/"))
+            page.block_thread()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- What `captionrl demo` loads -------------------------------------------------------------------------------------
+
+_EMBEDDED_IMAGES = 45
+"""Three albums each of 3, 5 and 7 look-alikes."""
+
+
+def named_models(given: Sequence[str] | None) -> dict[str, str]:
+    """Captioners by name."""
+    if not given:
+        from hf_captionrl.hub.spaces import EMBEDDED_CAPTIONERS
+
+        return dict(EMBEDDED_CAPTIONERS)
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, model = text.partition("=")
+        if not equals:
+            name, model = text.rstrip("/").split("/")[-1], text
+        if not name.strip() or not model.strip():
+            raise ValueError(f"--model is {text!r}. Use NAME=MODEL, for example SR=outputs/self_retrieval_blip/model.")
+        if name in found:
+            raise ValueError(f"Two captioners are called {name!r}. Use different names: --model NAME=MODEL.")
+        found[name] = model
+    return found
+
+
+def albums_of(folder: Path | None) -> dict[str, list[Any]]:
+    """Albums by name, from a folder or from the embedded world."""
+    if folder is None:
+        from hf_captionrl.scenes import BAG_SIZES, bags, load_scenes
+
+        rows = load_scenes(num_train=0, num_validation=0, num_test=_EMBEDDED_IMAGES)["test"]
+        found: dict[str, list[Any]] = {}
+        for size in BAG_SIZES:
+            for number, bag in enumerate(bags(list(rows["bag_id"]), size), start=1):
+                found[f"{size} similar images ({number})"] = [rows[row]["image"] for row in bag]
+        return found
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {str(folder)!r}. Use a folder of images, or of folders of images."
+        )
+    from hf_captionrl.data.images import refuse_outside
+    from hf_captionrl.data.loading import list_images
+
+    listing = list_images(folder)
+    listing.report(str(folder))
+    refuse_outside((str(folder / path) for path in listing.images), folder, str(folder))
+    found = {}
+    for path in sorted(listing.images, key=lambda path: path.rpartition("/")[::2]):
+        below, top = path.rpartition("/")[0], folder.resolve().name
+        name = f"{top}/{below}" if below == top else below or top
+        found.setdefault(name, []).append(str(folder / path))
+    if not found:
+        raise FileNotFoundError(
+            f"There are no images in {str(folder)!r} or its folders; there are {listing.describe_others()}."
+        )
+    return found
+
+
+def load_demo(options: DemoOptions) -> AlbumDemo:
+    """Load captioners and scorer."""
+    names = named_models(options.model)
+    albums = albums_of(options.images)
+
+    import torch
+
+    from hf_captionrl.captioners import load_captioner
+    from hf_captionrl.hub.spaces import demo_scorer
+    from hf_captionrl.retrieval import load_scorer
+    from hf_captionrl.utils.model_files import model_path
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return AlbumDemo(
+        {name: load_captioner(model_path(model), device=device) for name, model in names.items()},
+        load_scorer(model_path(options.scorer or demo_scorer(names)), device=device),
+        albums,
+        max_images=options.max_images,
+        num_beams=options.num_beams,
+        num_candidates=options.num_candidates,
+        max_new_tokens=options.max_new_tokens,
+    )
+
+
+def serve_demo(options: DemoOptions) -> None:
+    """Serve the page until it is interrupted."""
+    if importlib.util.find_spec("gradio") is None:
+        raise ValueError(
+            "The demo needs gradio, which is not installed. Install it with: pip install 'hf-captionrl[demo]'"
+        )
+    demo = load_demo(options)
+
+    def announce(url: str) -> None:
+        text = json.dumps({"url": url}) if options.json else f"The demo runs at {url} until you press Ctrl+C."
+        print(text, flush=True)
+
+    serve(
+        demo,
+        host=options.host,
+        port=options.port,
+        share=options.share,
+        browser=not options.no_browser,
+        announce=announce,
+        allow_hosts=options.allow_host,
+    )

@@ -1,4 +1,7 @@
-"""Images of an album, and existing captions: a folder, a list of files, a data set."""
+"""Step 1 of an album: its images, existing captions, and facts of the images: hashes, features, copies.
+
+Legend: M images, D features, k neighbours.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import codecs
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,328 +28,11 @@ from hf_captionrl.data.loading import list_images
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
 
-# --- Copies in an album: the same pixels, and near-copies such as the same photograph saved again --------------------
-# Legend: M images, D features, k neighbours.
-
-_SIDE = 16
-MAX_DIFFERENCE = 6.0
-"""Largest mean difference of small pictures of near-copies, in levels of 255; [`saved_again`] changes small noisy images by 5."""
-CALIBRATION_IMAGES = 64
-"""Largest number of images, the first of the album, from which the threshold of copies is computed."""
-_QUANTILE = 0.05
-_PAIRS = 2**16
-
-
-def small_picture(image: Image.Image) -> np.ndarray:
-    """The image at 16 x 16 pixels, `(768,)` uint8."""
-    return np.asarray(image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BOX), dtype=np.uint8).reshape(-1)
-
-
-def saved_again(image: Image.Image) -> Image.Image:
-    """The image at four fifths of its size, as JPEG of quality 60: as messengers and web sites save copies."""
-    size = tuple(max(8, round(side * 0.8)) for side in image.size)
-    buffer = io.BytesIO()
-    image.convert("RGB").resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=60)  # type: ignore[arg-type]
-    buffer.seek(0)
-    return Image.open(buffer).convert("RGB")
-
-
-def copy_cosine(scorer: Scorer, image: Image.Image) -> float:
-    """Cosine of an image and a re-encoded copy of itself."""
-    own, copy = scorer.image_features([image, saved_again(image)])
-    return float(own @ copy)
-
-
-def threshold_of(cosines: Sequence[float] | np.ndarray) -> float:
-    """Cosine from which two images may be near-copies: 95 % of the images reach it with a re-encoded copy of themselves."""
-    return float(np.quantile(np.asarray(cosines, np.float64), _QUANTILE)) if len(cosines) else 1.0
-
-
-def copy_leaders(
-    keys: Sequence[str],
-    pictures: np.ndarray,
-    features: Tensor,
-    neighbours: tuple[Tensor, Tensor] | None,
-    threshold: float,
-) -> np.ndarray:
-    """The first image that each image is a copy of; for images that are not copies, their row.
-
-    Two images are copies if their pixels are equal. They are near-copies if their cosine reaches the threshold and their
-    small pictures differ by at most `MAX_DIFFERENCE`: scorers that overlook details give look-alikes high cosines, too.
-    Every copy is compared with the first image of its group, so that groups do not grow along chains.
-
-    Shapes: `pictures` `(M, 768)`, `features` `(M, D)`. `neighbours` are rows and cosines `(M, k)`, best first; None
-    compares all pairs.
-    """
-    number = len(keys)
-    leader = np.arange(number)
-    first: dict[str, int] = {}
-    for row, key in enumerate(keys):
-        leader[row] = first.setdefault(key, row)
-    for later, earlier in _near(features, neighbours, threshold):
-        if leader[later] != later or leader[earlier] != earlier:
-            continue
-        difference = np.abs(pictures[later].astype(np.int16) - pictures[earlier].astype(np.int16)).mean()
-        if difference <= MAX_DIFFERENCE:
-            leader[later] = earlier
-    # An image may lead copies and become a copy of an earlier image.
-    return leader[leader]
-
-
-def _near(features: Tensor, neighbours: tuple[Tensor, Tensor] | None, threshold: float) -> Iterator[tuple[int, int]]:
-    """Pairs (later row, earlier row) of a cosine of at least the threshold, by the later row, then the earlier one."""
-    pairs: list[Tensor] = []
-    if neighbours is not None:
-        rows, cosines = neighbours
-        found = torch.nonzero(cosines >= threshold)
-        pairs = [torch.stack([found[:, 0], rows[found[:, 0], found[:, 1]]], 1)]
-    else:
-        for start in range(0, len(features), 1024):
-            found = torch.nonzero(features[start : start + 1024] @ features.T >= threshold).cpu()
-            pairs.append(torch.stack([found[:, 0] + start, found[:, 1]], 1))
-    both = torch.cat(pairs)
-    both = torch.stack([both.amax(1), both.amin(1)], 1)
-    both = both[both[:, 0] > both[:, 1]].unique(dim=0)  # sorted
-    for part in both.split(_PAIRS):  # the frames of a video give millions of pairs
-        yield from ((later, earlier) for later, earlier in part.tolist())
-
-
-# --- Opens the images of an album once: hashes, small pictures and features ------------------------------------------
-# Legend: M images, D features.
-
-MAX_CHUNK_PIXELS = 2**25
-"""Pixels of decoded images that are held at once: 100 MB, one photograph of 24 megapixels or thousands of small ones."""
-_HASH_BYTES = 16
-
-
-@dataclass
-class ImageFacts:
-    """Facts of the readable images of an album."""
-
-    rows: list[int]  # their rows in the album
-    keys: list[str]  # hashes of their pixels
-    pictures: np.ndarray  # (M, 768): see [`small_picture`]
-    features: Tensor  # (M, D): unit length, on the CPU
-    unreadable: dict[int, str] = field(default_factory=dict)  # reason for each row that cannot be read
-
-
-def opened_chunks(
-    images: Sequence[Any], rows: Sequence[int], batch_size: int, unreadable: dict[int, str] | None = None
-) -> Iterator[tuple[list[int], list[Image.Image]]]:
-    """Decoded images and their rows, at most `batch_size` and `MAX_CHUNK_PIXELS` at once.
-
-    A list of images is emptied when the next one is requested.
-
-    `unreadable` gets the rows that cannot be read; None raises an `ImageError` instead.
-    """
-    chunk: list[int] = []
-    opened: list[Image.Image] = []
-    pixels = 0
-    for row in rows:
-        try:
-            image = open_image(images[row])
-        except ImageError as error:
-            if unreadable is None:
-                raise
-            unreadable[row] = str(error)
-            continue
-        size = image.width * image.height
-        if chunk and (len(chunk) == batch_size or pixels + size > MAX_CHUNK_PIXELS):
-            yield chunk, opened
-            opened.clear()  # the caller's variable would hold them while the next image is decoded
-            chunk, opened, pixels = [], [], 0
-        chunk.append(row)
-        opened.append(image)
-        pixels += size
-        del image
-    if chunk:
-        yield chunk, opened
-
-
-def read_chunks(
-    images: Sequence[Any],
-    rows: Sequence[int],
-    scorer: Scorer,
-    *,
-    cache: FeatureCache | None,
-    batch_size: int,
-    unreadable: dict[int, str] | None,
-) -> Iterator[ImageFacts]:
-    """Facts of some images, batch by batch; every different image is encoded once.
-
-    With a `cache` that has the features of an image, and after its first album, the image is not opened.
-
-    `unreadable` gets the rows that cannot be read; None raises an `ImageError` instead.
-    """
-    known: dict[str, Tensor] = {}
-    pictures = None if cache is None else _picture_cache(cache)
-    for start in range(0, len(rows), batch_size):
-        block = rows[start : start + batch_size]
-        sources: dict[int, str] = {}
-        parts: list[ImageFacts] = []
-        if cache is not None and pictures is not None:
-            sources = _source_keys(images, block)
-            parts = _cached_facts(sources, cache, pictures, known)
-        cached = {row for part in parts for row in part.rows}
-        others = [row for row in block if row not in cached]
-        for chunk, opened in opened_chunks(images, others, batch_size, unreadable):
-            keys = [image_hash(image) for image in opened]
-            if cache is not None:
-                # `captionrl features` and training know an image by the bytes of its file.
-                first = dict(zip(reversed(keys), reversed(chunk), strict=True))
-                for key, row in first.items():
-                    if row not in sources and len(cache) and key not in cache:
-                        sources[row] = source_key(images[row])  # of an image in memory
-                _find_features(first, sources, cache, known)
-            new = {key: image for key, image in zip(keys, opened, strict=True) if key not in known}
-            if new:
-                known |= dict(zip(new, scorer.image_features(list(new.values())).float().cpu(), strict=True))
-            small = np.stack([small_picture(image) for image in opened])
-            del opened, new
-            if pictures is not None:
-                _put_pictures(pictures, [sources.get(row) for row in chunk], keys, small)
-            parts.append(ImageFacts(chunk, keys, small, torch.stack([known[key] for key in keys])))
-        if parts:
-            yield _in_order(joined_facts(parts, {}))
-
-
-def _picture_cache(cache: FeatureCache) -> FeatureCache:
-    """The hash of the pixels and the small picture of an image, `(784,)`, by the bytes of its file.
-
-    They depend on no model, so albums with other scorers find them too.
-    """
-    return FeatureCache(cache.root, model_id="image_hash", revision="1", what="small_pictures", dtype="uint8")
-
-
-def _source_keys(images: Sequence[Any], rows: Sequence[int]) -> dict[int, str]:
-    found: dict[int, str] = {}
-    for row in rows:
-        # An image in memory has no bytes to hash, and need not be decoded. What cannot be read is left to `open_image`.
-        if not isinstance(value := images[row], Image.Image):
-            with suppress(ImageError, OSError):
-                found[row] = source_key(value)
-    return found
-
-
-def _find_features(
-    row_of: dict[str, int], sources: dict[int, str], cache: FeatureCache, known: dict[str, Tensor]
-) -> None:
-    """Look up features by the hash of the pixels, else by the bytes of the file, and add them to `known`."""
-    if not len(cache):
-        return
-    names = {key: key if key in cache else sources[row] for key, row in row_of.items() if key not in known}
-    names = {key: name for key, name in names.items() if name in cache}
-    if names:
-        with suppress(KeyError):  # a damaged row, which is dropped with a warning: all are computed again
-            known |= dict(zip(names, cache.get(list(names.values())).tensor().float(), strict=True))
-
-
-def _cached_facts(
-    sources: dict[int, str], cache: FeatureCache, pictures: FeatureCache, known: dict[str, Tensor]
-) -> list[ImageFacts]:
-    """Facts of the images that need not be opened."""
-    listed = list(sources.items())
-    missing = set(pictures.missing([source for _, source in listed]))
-    listed = [one for at, one in enumerate(listed) if at not in missing]
-    if not listed:
-        return []
-    try:
-        stored = np.asarray(pictures.get([source for _, source in listed]))
-    except KeyError:  # a damaged row, which is dropped with a warning
-        return []
-    keys = [row[:_HASH_BYTES].tobytes().hex() for row in stored]
-    _find_features({key: row for key, (row, _) in zip(keys, listed, strict=True)}, sources, cache, known)
-    kept = [at for at, key in enumerate(keys) if key in known]
-    if not kept:
-        return []
-    features = torch.stack([known[keys[at]] for at in kept])
-    return [
-        ImageFacts([listed[at][0] for at in kept], [keys[at] for at in kept], stored[kept, _HASH_BYTES:], features)
-    ]
-
-
-def _put_pictures(
-    pictures: FeatureCache, sources: Sequence[str | None], keys: Sequence[str], small: np.ndarray
-) -> None:
-    rows = {
-        source: np.concatenate([np.frombuffer(bytes.fromhex(key), np.uint8), picture])
-        for source, key, picture in zip(sources, keys, small, strict=True)
-        if source is not None
-    }
-    new = [list(rows)[at] for at in pictures.missing(list(rows))]
-    if new:
-        pictures.put(new, np.stack([rows[source] for source in new]))
-
-
-def _in_order(facts: ImageFacts) -> ImageFacts:
-    order = sorted(range(len(facts.rows)), key=facts.rows.__getitem__)
-    rows, keys = [facts.rows[at] for at in order], [facts.keys[at] for at in order]
-    return ImageFacts(rows, keys, facts.pictures[order], facts.features[order])
-
-
-def copy_threshold(images: Sequence[Any], facts: ImageFacts, scorer: Scorer, cache: FeatureCache | None) -> float:
-    """Cosine from which two images of the album may be near-copies; see [`threshold_of`].
-
-    The cosine of each image with its copy is cached beside the features, by the hash of its pixels.
-    """
-    rows, keys = facts.rows[:CALIBRATION_IMAGES], facts.keys[:CALIBRATION_IMAGES]
-
-    def compute(asked: Sequence[int]) -> np.ndarray:
-        chunks = opened_chunks(images, [rows[at] for at in asked], 1)
-        # A variable for the image would hold it while the next one is decoded.
-        return np.array([[copy_cosine(scorer, opened.pop())] for _, opened in chunks], np.float32)
-
-    if cache is None:
-        return threshold_of(compute(range(len(rows)))[:, 0])
-    cosines = FeatureCache.for_scorer(scorer, cache.root, what="saved_again").get_or_compute(keys, compute)
-    return threshold_of(np.asarray(cosines)[:, 0])
-
-
-def read_images(
-    images: Sequence[Any],
-    scorer: Scorer,
-    *,
-    cache: FeatureCache | None = None,
-    batch_size: int = 16,
-    skip_unreadable: bool = False,
-    progress: Any = None,
-) -> ImageFacts:
-    """Hash every image, and encode every different image once; equal images have bit-equal features.
-
-    `cache` gets the new features; unreadable images raise an `ImageError` unless `skip_unreadable`.
-    """
-    unreadable: dict[int, str] = {}
-    listed = unreadable if skip_unreadable else None
-    chunks = []
-    for chunk in read_chunks(
-        images, range(len(images)), scorer, cache=cache, batch_size=batch_size, unreadable=listed
-    ):
-        if cache is not None and cache.missing(chunk.keys):
-            cache.put(chunk.keys, chunk.features)
-        chunks.append(chunk)
-        if progress is not None:
-            progress(len(chunk.rows))
-    return joined_facts(chunks, unreadable)
-
-
-def joined_facts(chunks: Sequence[ImageFacts], unreadable: dict[int, str]) -> ImageFacts:
-    """The facts of all chunks; refuses an album without readable images."""
-    if not chunks:
-        reason = next(iter(unreadable.values()), "there are none")
-        raise ValueError(f"No image of the album can be read: {reason}")
-    return ImageFacts(
-        [row for chunk in chunks for row in chunk.rows],
-        [key for chunk in chunks for key in chunk.keys],
-        np.concatenate([chunk.pictures for chunk in chunks]),
-        torch.cat([chunk.features for chunk in chunks]),
-        unreadable,
-    )
-
-
-# --- Images of an album, and existing captions: a folder, a list of files, a data set --------------------------------
-
 FORMULA = re.compile(r"'*[=+\-@\t\r]")
 """Start of a cell that spreadsheets would evaluate, or would evaluate if apostrophes were removed from it."""
+
+
+# --- Images and existing captions: a folder, a list of files, a data set ---------------------------------------------
 
 
 @dataclass
@@ -355,8 +41,9 @@ class AlbumSource:
 
     images: Sequence[Any]  # anything that `open_image` opens, read on access
     image_ids: list[str]  # their names, all different; relative paths in a folder
-    # Existing captions, per image; an empty list if there is none.
-    captions: list[list[str]] = field(default_factory=list)
+    captions: list[list[str]] = field(
+        default_factory=list
+    )  # existing captions per image; an empty list if there is none
     paths: list[str | None] = field(default_factory=list)  # files of the images; None for images that are not files
     root: Path | None = None  # folder that relative paths start from, if there is one
 
@@ -365,10 +52,6 @@ class AlbumSource:
         self.captions = self.captions or [[] for _ in range(number)]
         if not self.paths:
             self.paths = [os.fspath(i) if isinstance(i, str | os.PathLike) else None for i in self.images]
-        sizes = {"image_ids": len(self.image_ids), "captions": len(self.captions), "paths": len(self.paths)}
-        for name, size in sizes.items():
-            if size != number:
-                raise ValueError(f"There are {number} images and {size} {name}. Pass one per image.")
         if number == 0:
             raise ValueError("The album has no images. Use at least one.")
         if len(set(self.image_ids)) < number:
@@ -386,33 +69,19 @@ class AlbumSource:
 
         `progress` gets the number of images whose bytes were read.
         """
-        return [_stamp(path, self.images, row, progress) for row, path in enumerate(self.paths)]
+        return [self._stamp(row, progress) for row in range(len(self.images))]
 
-
-def _stamp(path: str | None, images: Sequence[Any], row: int, progress: Callable[[int], Any] | None) -> str:
-    try:
-        if path is not None:
-            facts = os.stat(path)
-            return f"{facts.st_size}-{facts.st_mtime_ns}"
-        found = source_key(images[row])
-    except (ImageError, OSError):
-        return "unreadable"  # the stage that reads the image says why
-    if progress is not None:
-        progress(1)
-    return found
-
-
-class _Column(Sequence[Any]):
-    """The undecoded image column of a data set, read row by row."""
-
-    def __init__(self, column: Any) -> None:
-        self.column = column
-
-    def __len__(self) -> int:
-        return len(self.column)
-
-    def __getitem__(self, row: Any) -> Any:
-        return self.column[row]["image"]
+    def _stamp(self, row: int, progress: Callable[[int], Any] | None) -> str:
+        try:
+            if (path := self.paths[row]) is not None:
+                facts = os.stat(path)
+                return f"{facts.st_size}-{facts.st_mtime_ns}"
+            found = source_key(self.images[row])
+        except (ImageError, OSError):
+            return "unreadable"  # the step that reads the image says why
+        if progress is not None:
+            progress(1)
+        return found
 
 
 def sidecar_of(path: str) -> Path:
@@ -479,24 +148,19 @@ def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSour
         split = split or "all"
     rows = choose_split(name if path is None else str(name), split, **source).dataset
     column = undecoded(rows.with_format(None)).select_columns("image")
-    files: list[str | None] = [None] * len(rows)
+    files: list[str | None] = [None] * len(rows)  # images inside a table, and files that do not exist
     root = None
     if path is not None and path.exists():  # else files are in the cache of the Hub
-        files = _files_of(column)
+        listed = paths_without_bytes(column.with_format("arrow")["image"][:]).to_pylist() or files
+        files = [file if file and os.path.isfile(file) else None for file in listed]
         root = path if path.is_dir() else Path(source.get("image_root") or path.parent)
     return AlbumSource(
-        _Column(column),
+        column["image"],
         [str(image_id) for image_id in rows["image_id"][:]],
         [[text for text in texts if text and text.strip()] for texts in caption_lists(rows)],
         files,
         root,
     )
-
-
-def _files_of(column: Any) -> list[str | None]:
-    """The file of each image; None for images inside a table and for files that do not exist."""
-    paths = paths_without_bytes(column.with_format("arrow")["image"][:]).to_pylist() or [None] * len(column)
-    return [path if path and os.path.isfile(path) else None for path in paths]
 
 
 def _read_sidecar(path: Path) -> str:
@@ -553,3 +217,278 @@ def _table(path: Path) -> dict[str, list[str]]:
 def _unquoted(text: str) -> str:
     """A cell without the apostrophe that `Album.to_csv` puts before formulas."""
     return text[1:] if FORMULA.match(text) and text[0] == "'" else text
+
+
+# --- Facts of the images, each opened once ---------------------------------------------------------------------------
+
+MAX_CHUNK_PIXELS = 2**25
+"""Pixels of decoded images that are held at once: 100 MB, one photograph of 24 megapixels or thousands of small ones."""
+_HASH_BYTES = 16
+
+
+class ImageFact(NamedTuple):
+    """What is known of an image that can be read."""
+
+    key: str  # hash of its pixels
+    picture: np.ndarray  # (768,) uint8: see [`small_picture`]
+    features: np.ndarray  # (D,): unit length
+
+
+@dataclass
+class ImageFacts:
+    """Facts of the readable images of an album."""
+
+    rows: list[int]  # their rows in the album
+    keys: list[str]
+    pictures: np.ndarray  # (M, 768)
+    features: Tensor  # (M, D), on the CPU; bit-equal for equal pixels
+    unreadable: dict[int, str]  # reason for each row that cannot be read
+
+
+def opened_chunks(
+    images: Sequence[Any], rows: Sequence[int], batch_size: int, unreadable: dict[int, str] | None = None
+) -> Iterator[tuple[list[int], list[Image.Image]]]:
+    """Decoded images and their rows, at most `batch_size` and `MAX_CHUNK_PIXELS` at once.
+
+    A list of images is emptied when the next one is requested.
+
+    `unreadable` gets the rows that cannot be read; None raises an `ImageError` instead.
+    """
+    chunk: list[int] = []
+    opened: list[Image.Image] = []
+    pixels = 0
+    for row in rows:
+        try:
+            image = open_image(images[row])
+        except ImageError as error:
+            if unreadable is None:
+                raise
+            unreadable[row] = str(error)
+            continue
+        size = image.width * image.height
+        if chunk and (len(chunk) == batch_size or pixels + size > MAX_CHUNK_PIXELS):
+            yield chunk, opened
+            opened.clear()  # the caller's variable would hold them while the next image is decoded
+            chunk, opened, pixels = [], [], 0
+        chunk.append(row)
+        opened.append(image)
+        pixels += size
+        del image
+    if chunk:
+        yield chunk, opened
+
+
+def read_batch(
+    images: Sequence[Any],
+    rows: Sequence[int],
+    scorer: Scorer,
+    cache: FeatureCache | None = None,
+    unreadable: dict[int, str] | None = None,
+) -> dict[int, ImageFact]:
+    """Facts of some images, by row; every different image is encoded once.
+
+    An image whose small picture and features are in the cache is not opened. Features are only looked up: if every process
+    added some, those of an image would depend on which process is the first. `unreadable` gets the rows that cannot be
+    read; None raises an `ImageError` instead.
+    """
+    seen: dict[int, tuple[str, np.ndarray]] = {}  # hash and small picture of each row
+    features: dict[str, np.ndarray] = {}  # by hash
+    sources: dict[
+        int, str
+    ] = {}  # hashes of the bytes of the files, by which `captionrl features` and training know them
+    if cache is not None:
+        pictures = _picture_cache(cache)
+        sources = _source_keys(images, rows)
+        absent = set(pictures.missing(list(sources.values())))
+        known = {row: source for at, (row, source) in enumerate(sources.items()) if at not in absent}
+        for row, stored in zip(known, np.asarray(pictures.get(list(known.values()))) if known else (), strict=True):
+            seen[row] = stored[:_HASH_BYTES].tobytes().hex(), stored[_HASH_BYTES:]
+        features = _cached_features(cache, {row: key for row, (key, _) in seen.items()}, sources)
+    found = {row: ImageFact(*one, features[one[0]]) for row, one in seen.items() if one[0] in features}
+    for chunk, opened in opened_chunks(images, [row for row in rows if row not in found], len(rows), unreadable):
+        seen = {row: (image_hash(image), small_picture(image)) for row, image in zip(chunk, opened, strict=True)}
+        if cache is not None:
+            features |= _cached_features(cache, {row: key for row, (key, _) in seen.items()}, sources)
+            stored = {sources[row]: _stored(*one) for row, one in seen.items() if row in sources}
+            new = [list(stored)[at] for at in pictures.missing(list(stored))]
+            if new:
+                pictures.put(new, np.stack([stored[source] for source in new]))
+        new_images = {
+            seen[row][0]: image for row, image in zip(chunk, opened, strict=True) if seen[row][0] not in features
+        }
+        if new_images:
+            encoded = scorer.image_features(list(new_images.values())).float().cpu().numpy()
+            features |= dict(zip(new_images, encoded, strict=True))
+        del opened, new_images  # else they are held while the next chunk is decoded
+        found |= {row: ImageFact(*one, features[one[0]]) for row, one in seen.items()}
+    return found
+
+
+def _picture_cache(cache: FeatureCache) -> FeatureCache:
+    """The hash of the pixels and the small picture of an image, `(784,)`, by the bytes of its file; they depend on no model."""
+    return FeatureCache(cache.root, model_id="image_hash", revision="1", what="small_pictures", dtype="uint8")
+
+
+def _stored(key: str, picture: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.frombuffer(bytes.fromhex(key), np.uint8), picture])
+
+
+def _source_keys(images: Sequence[Any], rows: Sequence[int]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for row in rows:
+        # An image in memory has no bytes to hash, and need not be decoded. What cannot be read is left to `open_image`.
+        if not isinstance(value := images[row], Image.Image):
+            with suppress(ImageError, OSError):
+                found[row] = source_key(value)
+    return found
+
+
+def _cached_features(
+    cache: FeatureCache, keys: Mapping[int, str], sources: Mapping[int, str]
+) -> dict[str, np.ndarray]:
+    """Features by the hash of the pixels; the cache has them by that hash, or by the bytes of the file."""
+    if not len(cache):
+        return {}
+    names: dict[str, str] = {}
+    for row, key in keys.items():
+        name = key if key in cache else sources.get(row, key)
+        if name in cache:
+            names.setdefault(key, name)
+    return dict(zip(names, cache.get(list(names.values())).tensor().float().numpy(), strict=True)) if names else {}
+
+
+def read_images(
+    images: Sequence[Any],
+    scorer: Scorer,
+    *,
+    cache: FeatureCache | None = None,
+    batch_size: int = 16,
+    skip_unreadable: bool = False,
+) -> ImageFacts:
+    """Facts of all images; the cache gets the new features. Unreadable images raise an `ImageError` unless `skip_unreadable`."""
+    found: dict[int, ImageFact] = {}
+    unreadable: dict[int, str] = {}
+    for start in range(0, len(images), batch_size):
+        rows = range(start, min(start + batch_size, len(images)))
+        found |= read_batch(images, rows, scorer, cache, unreadable if skip_unreadable else None)
+    return image_facts(found, unreadable, cache)
+
+
+def image_facts(
+    found: Mapping[int, ImageFact], unreadable: dict[int, str], cache: FeatureCache | None = None
+) -> ImageFacts:
+    """The facts of all images, whose features are put into the cache; refuses an album without readable images."""
+    if not found:
+        raise ValueError(f"No image of the album can be read: {next(iter(unreadable.values()), 'there are none')}")
+    rows = sorted(found)
+    first: dict[str, np.ndarray] = {}
+    for row in rows:
+        first.setdefault(found[row].key, found[row].features)
+    keys = [found[row].key for row in rows]
+    features = torch.from_numpy(np.stack([first[key] for key in keys]))
+    if cache is not None and cache.missing(keys):
+        cache.put(keys, features)
+    return ImageFacts(rows, keys, np.stack([found[row].picture for row in rows]), features, unreadable)
+
+
+# --- Copies: the same pixels, and near-copies such as the same photograph saved again --------------------------------
+
+_SIDE = 16
+MAX_DIFFERENCE = 6.0
+"""Largest mean difference of small pictures of near-copies, in levels of 255; [`saved_again`] changes small noisy images by 5."""
+CALIBRATION_IMAGES = 64
+"""Largest number of images, the first of the album, from which the threshold of copies is computed."""
+_QUANTILE = 0.05
+_PAIRS = 2**16
+
+
+def small_picture(image: Image.Image) -> np.ndarray:
+    """The image at 16 x 16 pixels, `(768,)` uint8."""
+    return np.asarray(image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BOX), dtype=np.uint8).reshape(-1)
+
+
+def saved_again(image: Image.Image) -> Image.Image:
+    """The image at four fifths of its size, as JPEG of quality 60: as messengers and web sites save copies."""
+    size = tuple(max(8, round(side * 0.8)) for side in image.size)
+    buffer = io.BytesIO()
+    image.convert("RGB").resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=60)  # type: ignore[arg-type]
+    buffer.seek(0)
+    return Image.open(buffer).convert("RGB")
+
+
+def copy_cosine(scorer: Scorer, image: Image.Image) -> float:
+    """Cosine of an image and a re-encoded copy of itself."""
+    own, copy = scorer.image_features([image, saved_again(image)])
+    return float(own @ copy)
+
+
+def threshold_of(cosines: Sequence[float] | np.ndarray) -> float:
+    """Cosine from which two images may be near-copies: 95 % of the images reach it with a re-encoded copy of themselves."""
+    return float(np.quantile(np.asarray(cosines, np.float64), _QUANTILE)) if len(cosines) else 1.0
+
+
+def copy_threshold(images: Sequence[Any], facts: ImageFacts, scorer: Scorer, cache: FeatureCache | None) -> float:
+    """Cosine from which two images of the album may be near-copies; see [`threshold_of`].
+
+    The cosine of each image with its copy is cached beside the features, by the hash of its pixels.
+    """
+    rows, keys = facts.rows[:CALIBRATION_IMAGES], facts.keys[:CALIBRATION_IMAGES]
+
+    def compute(asked: Sequence[int]) -> np.ndarray:
+        chunks = opened_chunks(images, [rows[at] for at in asked], 1)
+        # A variable for the image would hold it while the next one is decoded.
+        return np.array([[copy_cosine(scorer, opened.pop())] for _, opened in chunks], np.float32)
+
+    if cache is None:
+        return threshold_of(compute(range(len(rows)))[:, 0])
+    cosines = FeatureCache.for_scorer(scorer, cache.root, what="saved_again").get_or_compute(keys, compute)
+    return threshold_of(np.asarray(cosines)[:, 0])
+
+
+def copy_leaders(
+    keys: Sequence[str],
+    pictures: np.ndarray,
+    features: Tensor,
+    neighbours: tuple[Tensor, Tensor] | None,
+    threshold: float,
+) -> np.ndarray:
+    """The first image that each image is a copy of; for images that are not copies, their row.
+
+    Two images are copies if their pixels are equal. They are near-copies if their cosine reaches the threshold and their
+    small pictures differ by at most `MAX_DIFFERENCE`: scorers that overlook details give look-alikes high cosines, too.
+    Every copy is compared with the first image of its group, so that groups do not grow along chains.
+
+    Shapes: `pictures` `(M, 768)`, `features` `(M, D)`. `neighbours` are rows and cosines `(M, k)`, best first; None
+    compares all pairs.
+    """
+    number = len(keys)
+    leader = np.arange(number)
+    first: dict[str, int] = {}
+    for row, key in enumerate(keys):
+        leader[row] = first.setdefault(key, row)
+    for later, earlier in _near(features, neighbours, threshold):
+        if leader[later] != later or leader[earlier] != earlier:
+            continue
+        difference = np.abs(pictures[later].astype(np.int16) - pictures[earlier].astype(np.int16)).mean()
+        if difference <= MAX_DIFFERENCE:
+            leader[later] = earlier
+    # An image may lead copies and become a copy of an earlier image.
+    return leader[leader]
+
+
+def _near(features: Tensor, neighbours: tuple[Tensor, Tensor] | None, threshold: float) -> Iterator[tuple[int, int]]:
+    """Pairs (later row, earlier row) of a cosine of at least the threshold, by the later row, then the earlier one."""
+    pairs: list[Tensor] = []
+    if neighbours is not None:
+        rows, cosines = neighbours
+        found = torch.nonzero(cosines >= threshold)
+        pairs = [torch.stack([found[:, 0], rows[found[:, 0], found[:, 1]]], 1)]
+    else:
+        for start in range(0, len(features), 1024):
+            found = torch.nonzero(features[start : start + 1024] @ features.T >= threshold).cpu()
+            pairs.append(torch.stack([found[:, 0] + start, found[:, 1]], 1))
+    both = torch.cat(pairs)
+    both = torch.stack([both.amax(1), both.amin(1)], 1)
+    both = both[both[:, 0] > both[:, 1]].unique(dim=0)  # sorted
+    for part in both.split(_PAIRS):  # the frames of a video give millions of pairs
+        yield from ((later, earlier) for later, earlier in part.tolist())

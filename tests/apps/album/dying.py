@@ -5,15 +5,15 @@ import signal
 from functools import cached_property
 from pathlib import Path
 
-from hf_captionrl.apps.album.run import AlbumModels
+from hf_captionrl.apps.album.command import KeptWork
 
 
-class DyingModels(AlbumModels):
+class DyingWork(KeptWork):
     """The first process that samples captions dies; `killed-PID` is left in the working folder."""
 
     @cached_property
     def captioner(self):
-        captioner = AlbumModels.captioner.func(self)
+        captioner = KeptWork.captioner.func(self)
         real = captioner.generate
 
         def generate(**inputs):

@@ -9,10 +9,10 @@ from peft import get_peft_model
 
 from hf_captionrl import load_captioner, load_scorer
 from hf_captionrl.apps.album import candidates as adapt_captioner
+from hf_captionrl.apps.album import command as pipelines
 from hf_captionrl.apps.album.candidates import adapt_to_album
+from hf_captionrl.apps.album.command import check_options, load_model
 from hf_captionrl.apps.album.options import AlbumOptions
-from hf_captionrl.apps.album.run import check_scorers, load_adapted
-from hf_captionrl.captioners import pipeline as pipelines
 from hf_captionrl.cli import main
 from hf_captionrl.trainers.guard import GuardCallback
 from hf_captionrl.utils.model_files import model_path
@@ -114,11 +114,11 @@ def test_one_scorer_cannot_reward_and_decide(tmp_path, monkeypatch, scorers, ref
     (tmp_path / "models" / "x").mkdir(parents=True)
     options = AlbumOptions(images="photos", adapt="1s", **scorers)
     if refused:
-        with pytest.raises(ValueError, match="Use another model as --held_out_scorer"):
-            check_scorers(options)
+        with pytest.raises(ValueError, match="held_out_scorer"):
+            check_options(options)
     else:
-        check_scorers(options)
-    check_scorers(dataclasses.replace(options, adapt=None))
+        check_options(options)
+    check_options(dataclasses.replace(options, adapt=None))
 
 
 def test_adapter_is_loaded_onto_the_base_of_the_options(tmp_path, monkeypatch):
@@ -133,7 +133,7 @@ def test_adapter_is_loaded_onto_the_base_of_the_options(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pipelines, "pipeline", pipeline)
     options = AlbumOptions(images="x", model="scenes:blip-mle", dtype="bfloat16", revision="abc", device="cpu")
-    found = load_adapted(options, tmp_path)
+    found = load_model(options, tmp_path)
     assert asked["revision"] == "abc"
     assert hasattr(found.model, "peft_config")
     assert {p.dtype for n, p in found.model.named_parameters() if "lora_" not in n} == {torch.bfloat16}
@@ -147,10 +147,10 @@ def test_command_adapts_once(images, tmp_path, monkeypatch, capsys):
     quick = ["--num_beams", "1", "--num_samples", "0", "--max_new_tokens", "6", "--cache_dir", "cache", "--json"]
     command = ["album", "photos", "--model", "scenes:blip-mle", "--adapt", "1s", *quick]
     assert main([*command, "--held_out_scorer", "scenes:clip-reward"]) == 2
-    assert "Use another model" in capsys.readouterr().err
+    assert "held_out_scorer" in capsys.readouterr().err
     assert main(command) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["adapt"]["steps"] >= 1
-    monkeypatch.setattr(adapt_captioner, "adapt_to_album", None)
+    monkeypatch.setattr(pipelines, "adapt_to_album", None)
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["adapt"] == first["adapt"]

@@ -14,9 +14,9 @@ from transformers import TrainerControl, TrainerState
 
 from hf_captionrl import load_captioner, load_scorer
 from hf_captionrl.apps.album import candidates as adapt_captioner
+from hf_captionrl.apps.album import command
 from hf_captionrl.apps.album.candidates import _Clock, adapt_to_album
 from hf_captionrl.apps.album.options import AlbumOptions
-from hf_captionrl.apps.album.run import AlbumRun
 from hf_captionrl.apps.album.sources import AlbumSource
 from hf_captionrl.cli import main
 from hf_captionrl.utils.model_files import model_path
@@ -91,7 +91,7 @@ class Bar:
         self.is_closed = True
 
 
-def test_clock_counts_earlier_seconds_saves_and_shows_the_rate(monkeypatch):
+def test_clock_counts_earlier_seconds_saves_and_shows_the_steps(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(adapt_captioner.time, "monotonic", lambda: now[0])
     bars = []
@@ -115,10 +115,9 @@ def test_clock_counts_earlier_seconds_saves_and_shows_the_rate(monkeypatch):
     assert bar.settings["total"] == 200
     assert bar.is_closed
     assert bar.shown == [
-        (150.0, "7 steps, 0.0 images/s"),
-        (170.0, "8 steps, 0.4 images/s"),
-        (195.0, "9 steps, 0.4 images/s"),
-        (200.0, "10 steps, 0.4 images/s"),
+        (170.0, "8 steps"),
+        (195.0, "9 steps"),
+        (200.0, "10 steps"),
     ]
     # A new training has all its time, whatever an earlier one left in the state.
     clock.on_train_begin(args, TrainerState(global_step=0), TrainerControl())
@@ -144,16 +143,16 @@ def test_work_of_other_settings_is_refused(tmp_path, monkeypatch, name, file):
     monkeypatch.chdir(tmp_path)
     options = AlbumOptions(images="photos", model="scenes:blip-mle", adapt="1s", output=[Path("o.jsonl")])
     source = AlbumSource(["a.png"], ["a.png"])
-    run = AlbumRun(options, source, 1.0)
     Path("o.adapter").mkdir()
-    asked = json.loads(json.dumps(run._asked()))
+    asked = {"seconds": 1.0, "images": "photos", "model": "scenes:blip-mle", "dtype": "float32", "seed": 0}
+    asked |= dict.fromkeys(("split", "image_root", "max_images", "revision", "prompt", "scorer", "held_out_scorer"))
     facts = {"kept": True, "asked": asked}
     Path("o.adapter", file).write_text(json.dumps(facts if file == "decision.json" else asked))
     if file == "decision.json":
-        assert run._adapt(None, 1.0) == facts
+        assert command.adapt(options, source, None) == facts
     setattr(options, name, CHANGES[name])
     with pytest.raises(ValueError, match=rf"{name} is now .* o\.adapter has an adapter of that command"):
-        run._adapt(None, 1.0)
+        command.adapt(options, source, None)
 
 
 def test_command_resumes_and_leaves_no_checkpoints(scenes, tmp_path, monkeypatch, capsys):
@@ -171,18 +170,18 @@ def test_command_resumes_and_leaves_no_checkpoints(scenes, tmp_path, monkeypatch
             raise KeyboardInterrupt
         return found
 
-    monkeypatch.setattr(adapt_captioner, "adapt_to_album", adapt)
+    monkeypatch.setattr(command, "adapt_to_album", adapt)
     quick = "--num_beams 1 --num_samples 0 --max_new_tokens 6 --cache_dir cache --json".split()
-    command = ["album", "photos", "--model", "scenes:blip-mle", "--adapt", "0.1s", *quick]
-    assert main(command) != 0
+    words = ["album", "photos", "--model", "scenes:blip-mle", "--adapt", "0.1s", *quick]
+    assert main(words) != 0
     checkpoints = sorted(Path("album.adapter").glob("checkpoint-*"))
     checkpoint = max(checkpoints, key=lambda path: int(path.name.partition("-")[2]))
-    assert main(command) == 0
+    assert main(words) == 0
     steps = json.loads(capsys.readouterr().out)["adapt"]["steps"]
     assert steps == int(checkpoint.name.partition("-")[2]) + 1
     assert asked == [(True, []), (True, [path.name for path in checkpoints])]
     assert not list(Path("album.adapter").glob("checkpoint-*"))
     # --overwrite starts again, also if checkpoints are left.
     checkpoint.mkdir()
-    assert main([*command, "--overwrite"]) == 0
+    assert main([*words, "--overwrite"]) == 0
     assert asked[2] == (True, [])

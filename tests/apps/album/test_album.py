@@ -8,11 +8,10 @@ from PIL import Image
 
 from hf_captionrl.apps.album import album
 from hf_captionrl.apps.album import sources as image_facts
-from hf_captionrl.apps.album.album import describe_album
-from hf_captionrl.apps.album.candidates import generate_candidates
-from hf_captionrl.apps.album.demo import compare_captioners
-from hf_captionrl.apps.album.distinct import same_text
-from hf_captionrl.apps.album.settings import AlbumSettings
+from hf_captionrl.apps.album.album import AlbumWork, describe_album
+from hf_captionrl.apps.album.assignment import same_text
+from hf_captionrl.apps.album.options import AlbumSettings
+from hf_captionrl.apps.album.page import compare_captioners
 from hf_captionrl.apps.album.sources import saved_again
 from hf_captionrl.captioners import pipeline as caption_generation
 from hf_captionrl.data import ImageError
@@ -23,10 +22,10 @@ from tests.apps.album.axes import Axes, picture
 def test_candidates_are_beams_and_samples(captioner, images):
     ids = ["a", "b", "c"]
 
-    def generated(**changes):
-        return generate_candidates(
-            captioner, images, ids, AlbumSettings(num_beams=2, num_samples=3, batch_size=2, **changes)
-        )
+    def generated(rows=range(3), **changes):
+        settings = AlbumSettings(num_beams=2, num_samples=3, batch_size=2, **changes)
+        found = AlbumWork(images, ids, captioner, None, settings).compute("candidates", rows)
+        return [one["captions"] for one in found]
 
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -36,8 +35,7 @@ def test_candidates_are_beams_and_samples(captioner, images):
     assert first == generated(seed=1)
     assert first != generated(seed=2)
     # The second batch does not depend on the first one.
-    second = generate_candidates(captioner, images, ids, AlbumSettings(num_beams=2, num_samples=3, seed=1), rows=[2])
-    assert second == first[2:]
+    assert generated([2], seed=1) == first[2:]
     beams = captioner.generate(**captioner.encode_images(images), do_sample=False, num_beams=2, num_return_sequences=2)
     assert [mine[:2] for mine in first] == [beams.captions[2 * i : 2 * i + 2] for i in range(3)]
 
@@ -182,13 +180,13 @@ def test_degenerate_candidates_are_used_only_without_others(scorer, images):
         ({"num_samples": -1}, "num_samples is -1"),
         ({"temperature": 0}, "temperature is 0"),
         ({"contrastive": True}, "needs a chat model"),
-        ({"shared_share": 0}, "min_share is 0"),
+        ({"shared_share": 0}, "shared_share is 0"),
     ],
 )
 def test_bad_settings(captioner, scorer, images, settings, message):
     with pytest.raises(ValueError, match=message):
         describe_album(images, captioner, scorer, **({"num_beams": 1, "num_samples": 0} | settings))
-    with pytest.raises(ValueError, match="no images"):
+    with pytest.raises(ValueError, match="0 images"):
         describe_album([], captioner, scorer)
     with pytest.raises(ValueError, match="no images"):
         compare_captioners({"MLE": captioner}, None, [])

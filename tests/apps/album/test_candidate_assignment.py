@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.apps.album import candidates as candidate_scores
-from hf_captionrl.apps.album.assignment import best_assignment, choose_candidates
-from hf_captionrl.apps.album.candidates import CandidateScores, confusions_of, score_candidates
+from hf_captionrl.apps.album import assignment as candidate_scores
+from hf_captionrl.apps.album.assignment import (
+    CandidateScores,
+    best_assignment,
+    choose_candidates,
+    confusions_of,
+    score_candidates,
+)
 from tests.tolerances import assert_close
 
 

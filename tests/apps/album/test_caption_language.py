@@ -8,11 +8,16 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from hf_captionrl.apps.album import candidates as caption_language
+from hf_captionrl.apps.album import phrases as caption_language
 from hf_captionrl.apps.album.album import describe_album
-from hf_captionrl.apps.album.candidates import MARGIN, LanguageIdentifier, load_language_identifier
-from hf_captionrl.apps.album.distinct import check_candidates, meets_constraints
-from hf_captionrl.apps.album.settings import AlbumSettings
+from hf_captionrl.apps.album.options import AlbumSettings
+from hf_captionrl.apps.album.phrases import (
+    MARGIN,
+    LanguageIdentifier,
+    check_candidates,
+    load_language_identifier,
+    meets_constraints,
+)
 from hf_captionrl.cli import main
 
 CAPTIONS = {

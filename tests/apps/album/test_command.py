@@ -9,10 +9,10 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from hf_captionrl.apps.album import result as album_result
-from hf_captionrl.apps.album import result as outputs
-from hf_captionrl.apps.album.result import Album, AlbumImage
-from hf_captionrl.apps.album.settings import duration
+from hf_captionrl.apps.album import album as album_result
+from hf_captionrl.apps.album.album import Album, AlbumImage
+from hf_captionrl.apps.album.command import sidecar_paths
+from hf_captionrl.apps.album.options import duration
 from hf_captionrl.apps.album.sources import AlbumSource, load_album_source, read_captions_for
 from hf_captionrl.cli import main
 from hf_captionrl.utils.io import LineFile
@@ -220,9 +220,9 @@ def test_diagnosis_needs_no_captioner(photos, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "o.txt"], "must end in"),
+        (["--output", "o.txt"], "--output"),
         (["--output", "o.csv", "o.csv"], "names a file twice"),
-        (["--output", "photos/dir.csv"], "is a folder"),
+        (["--output", "photos/dir.csv"], "--output"),
         (["--sidecars"], "Use --model"),
         (["--adapt", "soon"], "not a duration"),
         (["--captions", "nothing.jsonl"], "no file"),
@@ -319,7 +319,7 @@ def test_sources_read_lists_of_files(tmp_path, scenes):
     (tmp_path / "a.jpg").write_bytes(b"")
     paths = [str(tmp_path / "a.png"), str(tmp_path / "a.jpg")]
     with pytest.raises(ValueError, match="same text file"):
-        outputs.check_sidecars(["a.png", "a.jpg"], paths)
+        sidecar_paths(AlbumSource(paths, ["a.png", "a.jpg"]))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -340,7 +340,7 @@ def test_local_files_of_a_table_have_text_files(tmp_path, scenes, suffix):
     assert found.captions == [["a pig"], []]
     assert found.root == tmp_path, "folders are groups"
     expected = [tmp_path / "a.txt", tmp_path / "sub" / "b.txt"]
-    assert outputs.check_sidecars(found.image_ids, found.paths) == expected
+    assert sidecar_paths(found) == expected
 
 
 def test_durations_are_parsed_with_their_unit():

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from hf_captionrl.apps.album.album import describe_album
-from hf_captionrl.apps.album.candidates import script_of
-from hf_captionrl.apps.album.distinct import check_candidates, with_word
-from hf_captionrl.apps.album.settings import AlbumSettings
+from hf_captionrl.apps.album.options import AlbumSettings
+from hf_captionrl.apps.album.phrases import check_candidates, script_of, with_word
 from tests.tolerances import assert_close
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from hf_captionrl.apps.album.album import describe_album
-from hf_captionrl.apps.album.result import summary_text
+from hf_captionrl.apps.album.command import summary_text
 from hf_captionrl.cli import main
 from tests.apps.album.axes import Axes, picture
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.apps.album.distinct import distinct_captions, found_images, same_text
+from hf_captionrl.apps.album.assignment import distinct_captions, found_images, same_text
 from tests.tolerances import close
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.apps.album import candidates
-from hf_captionrl.apps.album import run as dry_run
+from hf_captionrl.apps.album import album as steps
+from hf_captionrl.apps.album import command as dry_run
 from hf_captionrl.cli import main
 
 QUICK = "--num_beams 1 --num_samples 1 --max_new_tokens 6 --batch_size 2 --cache_dir cache".split()
@@ -45,9 +45,9 @@ def facts(capsys, *more):
 
 
 def test_first_readable_images_are_measured(photos, capsys, monkeypatch):
-    measured, real = [], candidates._of_batch
+    measured, real = [], steps.generate_candidates
     monkeypatch.setattr(
-        candidates, "_of_batch", lambda c, images, *rest: measured.append(images.rows) or real(c, images, *rest)
+        steps, "generate_candidates", lambda c, images, *rest: measured.append(images.rows) or real(c, images, *rest)
     )
     found = facts(capsys)
     assert (found["images"], found["finished"], found["dry_run"]) == (10, 0, True)
@@ -67,25 +67,25 @@ def test_album_that_cannot_be_read_is_refused(photos, capsys):
 
 
 def timed(monkeypatch):
-    monkeypatch.setattr(dry_run, "_seconds_per_image", lambda models, source: (1.0, 100.0))
+    monkeypatch.setattr(dry_run, "seconds_per_image", lambda work: (1.0, 100.0))
 
 
 def test_finished_shards_take_no_time(photos, capsys, monkeypatch):
     timed(monkeypatch)
     assert facts(capsys)["seconds"] == 10 * 101
     assert facts(capsys, "--processes", "4")["seconds"] == 10 * 101 / 4
-    real = candidates._of_batch
+    real = steps.generate_candidates
 
     def killed(captioner, images, rows, *rest):
         if 5 in rows:
             raise KeyboardInterrupt
         return real(captioner, images, rows, *rest)
 
-    monkeypatch.setattr(candidates, "_of_batch", killed)
+    monkeypatch.setattr(steps, "generate_candidates", killed)
     assert album("--rows_per_shard", "2") != 0
     # All images are read. Two are captioned, a third one is a copy of them, and three cannot be read.
     assert (facts(capsys)["finished"], facts(capsys)["seconds"]) == (6, 400)
-    monkeypatch.setattr(candidates, "_of_batch", real)
+    monkeypatch.setattr(steps, "generate_candidates", real)
     assert album("--rows_per_shard", "2") == 0
     found = facts(capsys)
     assert (found["finished"], found["seconds"]) == (10, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.apps.album.result import PROBLEMS
+from hf_captionrl.apps.album.album import PROBLEMS
 from hf_captionrl.cli import main
 from hf_captionrl.scenes import load_scenes
 

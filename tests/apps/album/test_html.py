@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from hf_captionrl.apps.album.demo import album_style, render_album, render_comparison, spoken_list
-from hf_captionrl.apps.album.distinct import Finding
-from hf_captionrl.apps.album.result import Album, AlbumImage
+from hf_captionrl.apps.album.album import Album, AlbumImage
+from hf_captionrl.apps.album.assignment import Finding
+from hf_captionrl.apps.album.page import album_style, render_album, render_comparison, spoken_list
 from tests.evaluation.test_pages import HOSTILE
 
 ALLOWED = set("section div table thead tbody tr th td p b i span bdi figure figcaption img ol li".split())
@@ -56,8 +56,6 @@ def test_comparison_shows_ranks_and_found_images():
     assert "a pig rank 2 of 2 finds image 2" in text
     # Two images, and the one that was found instead of another.
     assert len(parts.sources) == 3
-    with pytest.raises(ValueError, match="'MLE' has 2 findings for 3 images"):
-        render_comparison(images(3), findings)
 
 
 def test_album_names_copies_and_confusions():
@@ -80,8 +78,6 @@ def test_album_names_copies_and_confusions():
     alone = render_album(images(1), Album([AlbumImage("a", "a pig", rank=1, is_distinct=True)], 1, 1.0))
     assert "margin" not in alone
     assert "copies" not in alone
-    with pytest.raises(ValueError, match="4 captions for 2 images"):
-        render_album(images(2), album)
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 
-from hf_captionrl.apps.album.demo import named_models
+from hf_captionrl.apps.album.page import named_models
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.hub import PushError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hf_captionrl.apps.album.run import KeptFiles
+from hf_captionrl.apps.album.command import OwnFiles
 
 
 @pytest.fixture
@@ -15,20 +15,19 @@ def sidecar(tmp_path):
 
 
 def written(kept, path, text):
-    kept.before_writing([path])
-    path.write_text(text, encoding="utf-8")
-    kept.after_writing([path])
+    with kept.writing([path]):
+        path.write_text(text, encoding="utf-8")
 
 
 def test_old_texts_may_contain_any_separator(tmp_path, sidecar):
     text = "one\u2028two\u2029three\x85four\x0bfive\n"
     sidecar.write_bytes(text.encode("utf-8"))
-    written(KeptFiles(tmp_path / "out.jsonl"), sidecar, "new")
-    assert KeptFiles(tmp_path / "out.jsonl").old_texts() == {"1.txt": text}
+    written(OwnFiles(tmp_path / "out.jsonl"), sidecar, "new")
+    assert OwnFiles(tmp_path / "out.jsonl").old_texts() == {"1.txt": text}
 
 
 def test_an_incomplete_line_is_dropped(tmp_path, sidecar):
-    kept = KeptFiles(tmp_path / "out.jsonl")
+    kept = OwnFiles(tmp_path / "out.jsonl")
     written(kept, sidecar, "new")
     with open(kept.old, "ab") as file:
         file.write(b'{"file": "2.txt", "te')  # the disk was full
@@ -44,8 +43,8 @@ def test_an_incomplete_line_is_dropped(tmp_path, sidecar):
 
 
 def test_an_edit_after_writing_is_not_ours(tmp_path, sidecar):
-    kept = KeptFiles(tmp_path / "out.jsonl")
+    kept = OwnFiles(tmp_path / "out.jsonl")
     written(kept, sidecar, "new")
     assert kept.is_ours(sidecar)
     sidecar.write_text("edited", encoding="utf-8")
-    assert KeptFiles(tmp_path / "out.jsonl").foreign([sidecar]) == [sidecar]
+    assert OwnFiles(tmp_path / "out.jsonl").foreign([sidecar]) == [sidecar]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_captionrl.apps.album.distinct import drop_shared, without_loose_end
+from hf_captionrl.apps.album.phrases import drop_shared, without_loose_end
 from tests.apps.album.test_shared_phrases import DOGS
 
 

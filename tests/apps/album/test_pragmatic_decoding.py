@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from transformers import LogitsProcessorList
 
 from hf_captionrl.apps.album.candidates import PragmaticProcessor, pragmatic_captions
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
@@ -87,16 +86,3 @@ def test_listener_prefers_what_others_would_not_say():
     assert PragmaticProcessor(2, rationality=1)(ids, speakers).argmax(-1).tolist() == [dog, dog]
     swapped = speakers.flip(0)
     assert PragmaticProcessor(2, rationality=1)(ids, swapped).argmax(-1).tolist() == [cat, cat]
-
-
-def test_a_processor_is_not_used_twice():
-    captioner = tiny_captioner("blip")
-    processor = LogitsProcessorList([PragmaticProcessor(1)])
-    images = captioner.encode_images(tiny_images(1))
-    captioner.generate(**images, num_beams=1, do_sample=False, max_new_tokens=4, logits_processor=processor)
-    with pytest.raises(ValueError, match="used before"):
-        captioner.generate(**images, num_beams=1, do_sample=False, max_new_tokens=4, logits_processor=processor)
-    with pytest.raises(ValueError, match="rationality -1"):
-        PragmaticProcessor(2, rationality=-1)
-    with pytest.raises(ValueError, match="equal size"):
-        pragmatic_captions(captioner, tiny_images(2), [[0, 1], [1]])

@@ -9,8 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hf_captionrl.apps.album import candidates
-from hf_captionrl.apps.album import sources as image_facts
+from hf_captionrl.apps.album import album as steps
 from hf_captionrl.apps.album.sources import AlbumSource, load_album_source
 from hf_captionrl.cli import main
 
@@ -46,7 +45,7 @@ def write_table(images):
 def asked(tmp_path, monkeypatch):
     """Working folder of a test; images that were opened to be read, and captioned."""
     monkeypatch.chdir(tmp_path)
-    found, caption, read = {"read": [], "captioned": []}, candidates._of_batch, image_facts.read_chunks
+    found, caption, read = {"read": [], "captioned": []}, steps.generate_candidates, steps.read_batch
 
     def captioned(captioner, images, rows, *rest):
         found["captioned"] += rows
@@ -56,8 +55,8 @@ def asked(tmp_path, monkeypatch):
         found["read"] += rows
         return read(images, rows, *rest, **more)
 
-    monkeypatch.setattr(candidates, "_of_batch", captioned)
-    monkeypatch.setattr(image_facts, "read_chunks", reading)
+    monkeypatch.setattr(steps, "generate_candidates", captioned)
+    monkeypatch.setattr(steps, "read_batch", reading)
     return found
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from hf_captionrl.apps.album.distinct import GroupFacts
+from hf_captionrl.apps.album.album import Album, AlbumImage
 from hf_captionrl.apps.album.page import render_report, write_report
-from hf_captionrl.apps.album.result import Album, AlbumImage
+from hf_captionrl.apps.album.phrases import GroupFacts
 from hf_captionrl.apps.album.sources import AlbumSource, read_captions_for
 from tests.browser import CHROMIUM, Browser
 

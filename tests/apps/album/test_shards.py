@@ -7,24 +7,22 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from hf_captionrl import load_captioner, load_scorer
-from hf_captionrl.apps.album import candidates
-from hf_captionrl.apps.album import run as loading
+from hf_captionrl.apps.album import album as steps
+from hf_captionrl.apps.album import command as loading
 from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.command import AlbumStage, KeptWork
 from hf_captionrl.apps.album.options import AlbumOptions
-from hf_captionrl.apps.album.run import AlbumModels, ShardWork
 from hf_captionrl.apps.album.sources import AlbumSource, load_album_source
 from hf_captionrl.cli import main
 from hf_captionrl.utils import ray_engine
 from hf_captionrl.utils.model_files import model_path
 from hf_captionrl.utils.parts import read_shards
 from hf_captionrl.utils.ray_engine import RayActor
-from tests.apps.album.dying import DyingModels
+from tests.apps.album.dying import DyingWork
 from tests.tiny import tiny_images
 from tests.tiny.chat import tiny_chat
-from tests.tolerances import assert_close
 
 QUICK = "--num_beams 1 --num_samples 2 --max_new_tokens 6 --batch_size 2 --json".split()
 MODELS = ["--model", "scenes:blip-mle", "--scorer", "scenes:siglip-held-out"]
@@ -41,13 +39,6 @@ def photos(tmp_path, monkeypatch, scenes):
     scenes[0].save(folder / "copy.png")
     (folder / "broken.png").write_bytes(b"no image")
     return folder
-
-
-class OtherScorer:
-    signature = "other"
-
-    def text_features(self, captions):
-        return torch.full((len(captions), 2), 7.0)
 
 
 def album(output, *more):
@@ -115,7 +106,7 @@ def test_shards_equal_one_call_with_loaded_models(photos, decoding):
 def test_killed_command_repeats_only_unfinished_shards(photos, monkeypatch):
     shards = ["--rows_per_shard", "2"]
     assert album("whole/o.jsonl", *shards) == 0
-    asked, real = [], candidates._of_batch
+    asked, real = [], steps.generate_candidates
 
     def killed(captioner, images, rows, *rest):
         asked.append(list(rows))
@@ -123,7 +114,7 @@ def test_killed_command_repeats_only_unfinished_shards(photos, monkeypatch):
             raise KeyboardInterrupt
         return real(captioner, images, rows, *rest)
 
-    monkeypatch.setattr(candidates, "_of_batch", killed)
+    monkeypatch.setattr(steps, "generate_candidates", killed)
     assert album("killed/o.jsonl", *shards) != 0
     assert not Path("killed/o.jsonl").exists()
     assert album("killed/o.jsonl", *shards) == 0
@@ -169,7 +160,7 @@ def test_two_processes_of_which_one_is_killed_equal_one_process_file_by_file(pho
     assert album("one/o.jsonl", *shards) == 0
     # The images are read.
     shutil.copytree("one/o.shards", "two/o.shards", ignore=shutil.ignore_patterns("candidates-*"))
-    monkeypatch.setattr(loading, "AlbumModels", DyingModels)
+    monkeypatch.setattr(loading, "KeptWork", DyingWork)
     assert album("two/o.jsonl", *shards, "--processes", "2") == 0
     assert len(list(Path().glob("killed-*"))) == 1
     assert contents("two") == contents("one")
@@ -180,9 +171,9 @@ def test_images_that_are_added_are_the_only_ones_computed(photos, scenes, monkey
     assert album("o.jsonl") == 0
     before = contents("o.shards")
     (photos.parent / "later.png").rename(photos / "1b.png")
-    asked, real = [], candidates._of_batch
+    asked, real = [], steps.generate_candidates
     monkeypatch.setattr(
-        candidates, "_of_batch", lambda c, i, rows, *rest: asked.append(rows) or real(c, i, rows, *rest)
+        steps, "generate_candidates", lambda c, i, rows, *rest: asked.append(rows) or real(c, i, rows, *rest)
     )
     assert album("o.jsonl") == 0
     assert asked == [[2]]  # 0.png, 1.png, 1b.png
@@ -200,56 +191,29 @@ def test_other_weights_are_refused(photos, monkeypatch, capsys, is_finished):
     if not is_finished:
         sorted(Path("o.shards").glob("candidates-*/part-*"))[1].unlink()
     before = contents("o.shards")
-    monkeypatch.setattr("hf_captionrl.retrieval.model_fingerprint", lambda model: "other")
+    monkeypatch.setattr("hf_captionrl.apps.album.command.model_fingerprint", lambda model: "other")
     capsys.readouterr()
     assert album("o.jsonl", "--rows_per_shard", "2") == 2
     assert "but weights is now 'other'" in capsys.readouterr().err
     assert contents("o.shards") == before
 
 
-def test_features_of_kept_and_of_edited_captions_equal_those_of_the_scorer(photos):
-    options = AlbumOptions(
-        images="photos",
-        model="scenes:blip-mle",
-        scorer="scenes:siglip-held-out",
-        num_beams=1,
-        num_samples=2,
-        max_new_tokens=6,
-        batch_size=2,
-        cache_dir="cache",
-    )
-    models = AlbumModels(options)
-    work = ShardWork(models, Path("shards"), {"images": "photos"})
-    rows = [0, 1, 2]
-    work.facts()
-    texts = [["a text that no model wrote", *mine, ""] for mine in work.candidates(rows, None)]
-    flat = [text or "." for mine in texts for text in mine]
-    found = work.text_features(rows, texts)
-    for wanted in ([0], range(len(flat)), [len(flat) - 1, 1, 1]):
-        expected = [models.scorer.text_features([flat[row]])[0] for row in wanted]
-        for mine, other in zip(found[list(wanted)], expected, strict=True):
-            assert_close(mine, other)
-    # Another scorer does not use them.
-    models.scorer = OtherScorer()
-    assert work.text_features(rows, texts)[[1]].tolist() == [[7.0, 7.0]]
-
-
 def test_answers_are_asked_again_only_for_other_prompts(tmp_path, monkeypatch):
     model, processor = tiny_chat("llava")
-    options = AlbumOptions(images="x", model="x", num_beams=2, max_new_tokens=4, contrastive=True, batch_size=2)
-    models = AlbumModels(options, AlbumSource(tiny_images(3), list("abc")))
-    models.captioner = load_captioner(model, processor=processor)
-    models.scorer = AlbumModels(AlbumOptions(images="x", scorer="scenes:siglip-held-out")).scorer
-    asked, real = [], models.captioner.generate
+    settings = {"num_beams": 2, "max_new_tokens": 4, "contrastive": True, "batch_size": 2}
+    options = AlbumOptions(images="x", model="x", scorer="scenes:siglip-held-out", **settings)
+    options.output, options.cache_dir = [tmp_path / "o.jsonl"], str(tmp_path / "cache")
+    work = KeptWork(options, AlbumSource(tiny_images(3), list("abc")))
+    work.captioner = load_captioner(model, processor=processor)
+    asked, real = [], work.captioner.generate
     monkeypatch.setattr(
-        models.captioner, "generate", lambda **inputs: asked.append(len(inputs["prefix_ids"])) or real(**inputs)
+        work.captioner, "generate", lambda **inputs: asked.append(len(inputs["prefix_ids"])) or real(**inputs)
     )
+    work.compute("images", [0, 1, 2])
 
     def answers(*said):
         asked.clear()
-        work = ShardWork(models, tmp_path, {"images": "x"})
-        work.facts()
-        return work.answers([0, 1, 2], [[text] for text in said])
+        return work.compute("answers", [0, 1, 2], [[text] for text in said])
 
     first = answers("a cat", "a house", "a red dog")
     assert asked == [2, 1]
@@ -262,14 +226,16 @@ def test_answers_are_asked_again_only_for_other_prompts(tmp_path, monkeypatch):
 
 def test_models_are_loaded_again_in_other_processes(photos):
     options = AlbumOptions(images="photos", model="scenes:blip-mle")
-    models = AlbumModels(options, AlbumSource(["a.png"], ["a.png"]), adapter=Path("o.adapter"))
-    sent = pickle.loads(pickle.dumps(models))
-    assert sent.adapter == Path("o.adapter")
-    assert sent.rows_of(["1.png", "0.png"]) == [sent.source.image_ids.index(name) for name in ("1.png", "0.png")]
+    work = KeptWork(options, AlbumSource(["a.png"], ["a.png"]), adapter=Path("o.adapter"))
+    stage = pickle.loads(pickle.dumps(AlbumStage(work, "images", ["x", "y"], ["1.png", "0.png"], None, None)))
+    assert stage.work.adapter == Path("o.adapter")
+    stage.load()
+    assert stage.rows == [stage.work.image_ids.index(name) for name in ("1.png", "0.png")]
+    stage.images = ["a.png"]
     with pytest.raises(
         ValueError, match=r"'photos' has other images in this process .*'a.png' is missing. Use a path"
     ):
-        sent.rows_of(["a.png"])
+        stage.load()
 
 
 def test_launched_processes_are_refused(photos, monkeypatch, capsys):

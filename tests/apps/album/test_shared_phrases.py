@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_captionrl.apps.album.distinct import drop_shared, group_facts, shared_phrases
+from hf_captionrl.apps.album import phrases
+from hf_captionrl.apps.album.phrases import drop_shared, group_facts, shared_phrases
 from hf_captionrl.text import tokenize as spacy_models
 
 DOGS = [
@@ -30,8 +31,6 @@ def test_shared_phrases_by_hand():
     # Punctuation ends a phrase.
     assert shared_phrases(["a dog, red ball"] * 3) == ("a dog", "red ball")
     assert shared_phrases(DOGS[:2]) == (), "two captions are not a set"
-    with pytest.raises(ValueError, match=r"min_share is 1\.5"):
-        shared_phrases(DOGS, min_share=1.5)
 
 
 def test_shared_phrases_of_other_scripts_are_whole_words():
@@ -56,10 +55,9 @@ def test_rare_words_take_no_memory_and_change_no_phrase():
     assert peak < 30e6  # all 500,000 phrases take 100 MB
 
 
-@pytest.mark.parametrize("noun_chunks", [False, None])
-def test_facts_of_groups(noun_chunks):
+def test_facts_of_groups():
     captions = [*DOGS, "a cat on a mat", "a cat on a hat", "a cat on a bat"]
-    first, second = group_facts(captions, ["dogs"] * 4 + ["cats"] * 3, noun_chunks=noun_chunks)
+    first, second = group_facts(captions, ["dogs"] * 4 + ["cats"] * 3)
     assert (first.group, first.num_images, first.shared) == ("dogs", 4, ("a photo", "dog"))
     assert (second.group, second.num_images, second.shared) == ("cats", 3, ("a cat",))
     assert dict(second.varying) == {"bat": 1, "hat": 1, "mat": 1}
@@ -99,7 +97,7 @@ def parser(monkeypatch):
         marked.update(zip((text.casefold() for text in plain), (text.casefold() for text in texts), strict=True))
         return plain
 
-    monkeypatch.setattr(spacy_models, "load_spacy", load_spacy)
+    monkeypatch.setattr(phrases, "load_spacy", load_spacy)
     return captions
 
 
@@ -107,12 +105,12 @@ def test_noun_phrases_are_facts_with_a_parser(parser):
     captions = parser(
         "[a man] with [a blue umbrella]", "[a man] on [a wooden horse]", "[a man] by [a wooden horse] of [it]"
     )
-    (found,) = group_facts(captions, [""] * 3, noun_chunks=True)
+    (found,) = group_facts(captions, [""] * 3)
     assert found.shared == ("a man",)
     assert found.varying == (("wooden horse", 2), ("blue umbrella", 1))
 
 
-def test_noun_chunks_are_shared_phrases(parser):
+def test_noun_chunks_are_shared_phrases(parser, monkeypatch):
     captions = parser(
         "[a close up] of [a big, red dog]",
         "[the close up] of [the big, red dog] on [grass]",
@@ -122,7 +120,9 @@ def test_noun_chunks_are_shared_phrases(parser):
     assert found.shared == ("big, red dog", "close up")
     assert dict(found.varying) == {"grass": 1}
     # Phrases of content words stay, and without a parser there are only these.
-    (without,) = group_facts(captions, [""] * 3, noun_chunks=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(phrases, "_MOST_PARSED", 2)
+        (without,) = group_facts(captions, [""] * 3)
     assert without.shared == ("red dog", "big", "close")
     assert [drop_shared(text, found.shared, trigger="x") for text in captions] == ["x", "x on grass", "x"]
     # A chunk of too few captions is not shared; pronouns never are.
@@ -144,6 +144,6 @@ def test_noun_chunks_of_spacy_are_shared_phrases():
     except ModuleNotFoundError:
         pytest.skip("no spaCy with its English model on this machine")
     captions = ["a big, red dog on a sofa", "the big, red dog in the snow", "a big, red dog with a wooden ball"]
-    (found,) = group_facts(captions, [""] * 3, noun_chunks=True)
+    (found,) = group_facts(captions, [""] * 3)
     assert found.shared == ("big, red dog",)
     assert dict(found.varying) == {"sofa": 1, "snow": 1, "wooden ball": 1}

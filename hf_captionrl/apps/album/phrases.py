@@ -1,53 +1,259 @@
-"""One distinct caption per image, and the image that each caption finds.
+"""The wording of captions: words and languages, constraints, phrases that a group shares and how they are removed.
 
-Legend: M images, N captions, S candidates of all images, k neighbours, D features.
+Legend: S candidates of all images, N texts.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from hf_captionrl.apps.album.assignment import Choice, choose_candidates
-from hf_captionrl.apps.album.candidates import (
-    DETERMINERS,
-    FUNCTION_WORDS,
-    JOINTS,
-    CandidateScores,
-    Word,
-    caption_words,
-    confusions_of,
-    is_content,
-    is_english,
-    load_language_identifier,
-    score_candidates,
-    script_of,
-)
-from hf_captionrl.apps.album.settings import ConstraintOptions
-from hf_captionrl.retrieval.neighbours import normalised
-from hf_captionrl.retrieval.ranking import (
-    check_features,
-    check_targets,
-    duplicate_images,
-    ranks_from_scores,
-    tie_copies,
-)
+from hf_captionrl.apps.album.options import ConstraintOptions
 from hf_captionrl.text.degenerate_captions import degenerate
-from hf_captionrl.text.tokenize import indefinite_article
+from hf_captionrl.text.tokenize import indefinite_article, load_spacy
+
+logger = logging.getLogger(__name__)
+
+# --- Words of a caption with their positions, and the English function words -----------------------------------------
+
+DETERMINERS = frozenset("a an the this that these those its my your our his her their some one".split())
+"""Words that need a noun."""
+JOINTS = frozenset(
+    "and or of is are was were has have with in on at to by from near for while as that which who".split()
+)
+"""Words that join what follows them to what precedes them."""
+FUNCTION_WORDS = (
+    DETERMINERS | JOINTS | frozenset("be there it there's it's being over under into up down very".split())
+)
+"""English words without content."""
+
+# Frequent words of other languages in Latin script that English captions do not contain.
+_OTHER_LANGUAGES = frozenset(
+    "un une le la les du des de et est il elle avec sur dans y el los las una con en del por para uno gli che di da della "
+    "um uma com o os ao der das ein eine einen und mit auf im ist het een van met op och ett på og egy és az jest w z".split()
+)
+
+
+class Word(NamedTuple):
+    """A word or a punctuation mark of a caption."""
+
+    start: int
+    end: int  # the character after its last one
+    folded: str  # the word without case
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    """Times and numbers, words with hyphens and apostrophes, single punctuation marks."""
+    # \w lacks combining marks, such as the vowel signs of Hindi, and the joiners of Hindi and Persian. Marks above U+FFFF
+    # are left out: with them, `re` would search the set one by one.
+    marks = "".join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == "M")
+    letter = rf"(?:\w|[\u200c\u200d{marks}])"
+    return re.compile(rf"\d+(?:[.,:/]\d+)+{letter}*|{letter}+(?:['’-]{letter}+)*|[^\w\s]")
+
+
+def caption_words(text: str) -> list[Word]:
+    """The words and punctuation marks of a text; a run of letters without spaces is one word in every script."""
+    return [Word(*found.span(), found[0].casefold()) for found in _pattern().finditer(text)]
+
+
+def is_content(word: str) -> bool:
+    """Whether a word is neither punctuation nor an English function word."""
+    return word[0].isalnum() and word not in FUNCTION_WORDS
+
+
+def is_english(words: Sequence[Word]) -> bool:
+    """Whether English grammar may be applied to a caption; False in doubt."""
+    known = {word.folded for word in words}
+    if known & _OTHER_LANGUAGES:
+        return False
+    return all(word.isascii() for word in known) or bool(known & {"the", "of", "with", "and"})
+
+
+# --- Scripts of captions, and languages by py3langid if it is installed (extra `[language]`); it needs no network ----
+
+LANGUAGES = frozenset(
+    "ar bn cs da de el en es fa fi fr he hi hr hu id it ja ko nl no pl pt ro ru sv sw te th tr uk vi zh".split()
+)
+"""Languages that captions are compared with: those of Crossmodal-3600 that py3langid knows. Among all 139, rare languages win for
+captions of three words."""
+MARGIN = 3.0
+"""Log-likelihood in nats by which another language must be more likely. The true language of short captions is within 2.3 nats."""
+
+
+def script_of(text: str) -> str | None:
+    """Most frequent script of the letters of a text, such as `LATIN` or `CYRILLIC`; None without letters."""
+    if text.isascii():  # most captions, whose letters need no names
+        return "LATIN" if any(map(str.isalpha, text)) else None
+    counts = Counter(name for letter in text if letter.isalpha() and (name := _script_of_letter(letter)))
+    return counts.most_common(1)[0][0] if counts else None
+
+
+@cache
+def _script_of_letter(letter: str) -> str:
+    """Empty for a letter without a name."""
+    return unicodedata.name(letter, "").partition(" ")[0]
+
+
+class LanguageIdentifier:
+    """Compares the languages of captions; a caption of two or three words often fits several."""
+
+    def __init__(self, identifier: Any, languages: Collection[str] = LANGUAGES) -> None:
+        self._identifier = identifier
+        self._identifier.set_languages(sorted(languages))
+
+    def is_foreign(self, text: str, languages: Collection[str]) -> bool:
+        """Whether a text is clearly in none of some languages."""
+        if not languages or script_of(text) is None or self._identifier.classify(text)[0] in languages:
+            return False
+        scores = dict(self._identifier.rank(text))
+        return bool(max(scores.values()) - max(scores[language] for language in languages) > MARGIN)
+
+    def languages_of(self, groups: Sequence[Iterable[str]]) -> list[set[str]]:
+        """Languages of groups of texts. A text that may be in the most frequent language is in that language."""
+        found = [
+            [(text, self._identifier.classify(text)[0]) for text in texts if script_of(text) is not None]
+            for texts in groups
+        ]
+        counts = Counter(language for mine in found for _, language in mine)
+        main = max(counts, key=lambda language: (counts[language], language), default="")
+        return [
+            {language if language == main or self.is_foreign(text, [main]) else main for text, language in mine}
+            for mine in found
+        ]
+
+
+def load_language_identifier(language: str | None = None) -> LanguageIdentifier | None:
+    """The identifier for `LANGUAGES` and another language; None if py3langid is not installed and no language is passed."""
+    try:
+        from py3langid.langid import MODEL_FILE
+        from py3langid.langid import LanguageIdentifier as Identifier
+    except ModuleNotFoundError as error:
+        if language is None:
+            _report_missing()
+            return None
+        raise ModuleNotFoundError(
+            f"The language {language!r} needs py3langid. Install it with: pip install 'hf-captionrl[language]'"
+        ) from error
+    return _loaded(Identifier, MODEL_FILE, language)
+
+
+@cache
+def _report_missing() -> None:
+    logger.warning(
+        "py3langid is not installed, so only the scripts of new and existing captions are compared, not their languages. Install "
+        "it with: pip install 'hf-captionrl[language]'"
+    )
+
+
+@cache
+def _loaded(kind: Any, file: Any, language: str | None) -> LanguageIdentifier:
+    identifier = kind.from_model_file(file)
+    if language is not None and language not in identifier.labels:
+        raise ValueError(
+            f"The language {language!r} is unknown. Use an ISO 639 code that py3langid knows, such as 'en'."
+        )
+    return LanguageIdentifier(identifier, LANGUAGES | {language} if language else LANGUAGES)
+
+
+# --- Constraints: length, words, repetitions, language ---------------------------------------------------------------
+
+
+def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str]:
+    """Candidates; those that are too long are truncated after a word, and duplicates are removed."""
+    if options.max_characters is None:
+        return list(candidates)
+    found = []
+    for text in candidates:
+        if len(text) > options.max_characters:
+            start = text[: options.max_characters + 1]
+            # Prefer the end of a clause in the second half; else the last whole word.
+            clause = max(start.rfind(mark) for mark in (", ", "; ", ". "))
+            start = start[:clause] if clause > options.max_characters // 2 else start.rpartition(" ")[0]
+            text = without_loose_end(start) or text[: options.max_characters]
+        found.append(text)
+    return list(dict.fromkeys(found))
+
+
+_WITHOUT_SPACES = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
+
+
+def check_candidates(
+    candidates: Sequence[Sequence[str]],
+    old: Sequence[Sequence[str]],
+    options: ConstraintOptions,
+    trigger: str | None = None,
+) -> np.ndarray:
+    """Mask of the candidates that may be chosen, `(S,)`: not blank, not degenerate, and accepted by [`meets_constraints`]."""
+    flat = [text for mine in candidates for text in mine]
+    good = meets_constraints(candidates, old, options, trigger)
+    return good & _mask(text.strip() for text in flat) & ~_mask(degenerate(flat))
+
+
+def meets_constraints(
+    candidates: Sequence[Sequence[str]],
+    old: Sequence[Sequence[str]],
+    options: ConstraintOptions,
+    trigger: str | None = None,
+) -> np.ndarray:
+    """Mask of the candidates that meet the constraints of the options, `(S,)`.
+
+    With `language="auto"`, a candidate must also have the script and, if py3langid is installed, the language of an existing
+    caption of its image, if there are any. The trigger does not count.
+    """
+    flat = [text for mine in candidates for text in mine]
+    longest = options.max_characters
+    good = _mask(longest is None or len(text) <= longest for text in flat)
+    for word in options.require:
+        good &= with_word(flat, word)
+    for word in options.forbid:
+        good &= ~with_word(flat, word)
+    is_auto = options.language == "auto"
+    if options.language == "any" or (is_auto and not any(text.strip() for mine in old for text in mine)):
+        return good
+    identifier = load_language_identifier(None if is_auto else options.language)
+    scripts = [{script_of(text) for text in mine if is_auto} - {None} for mine in old]
+    languages: Sequence[Collection[str]] = [[options.language]] * len(candidates)
+    if is_auto:
+        languages = [()] * len(old) if identifier is None else identifier.languages_of(old)
+    own = ((text.removeprefix(trigger or ""), row) for row, mine in enumerate(candidates) for text in mine)
+    return good & _mask(
+        (not is_auto or not scripts[row] or script_of(text) in scripts[row])
+        and not (identifier is not None and identifier.is_foreign(text, languages[row]))
+        for text, row in own
+    )
+
+
+def _mask(values: Iterable[Any]) -> np.ndarray:
+    return np.fromiter(map(bool, values), dtype=bool)
+
+
+def with_word(texts: Sequence[str], word: str) -> np.ndarray:
+    """Mask of the texts that contain a word, `(S,)`; in scripts without spaces between words, its letters."""
+    wanted = re.escape(word)
+    pattern = re.compile(wanted if script_of(word) in _WITHOUT_SPACES else rf"(?<!\w){wanted}(?!\w)", re.IGNORECASE)
+    return _mask(pattern.search(text) for text in texts)
+
 
 # --- What the captions of a group share, and what varies -------------------------------------------------------------
 
 _LONGEST = 8  # words of a phrase
+
+
 _MIN_IMAGES = 3  # what two captions share is hardly a property of the set
+
+
 _SHOWN = 30  # varying facts of a group
+_MOST_PARSED = 5000  # captions of a group
 
 
 @dataclass(frozen=True)
@@ -88,8 +294,6 @@ def shared_phrases(
     Captions are compared in lower case. Fewer than three captions share nothing. `noun_chunks` are those of each caption; unlike
     other phrases they may contain commas and end with words such as "up".
     """
-    if not 0 < min_share <= 1:
-        raise ValueError(f"min_share is {min_share}. Use a share in (0, 1].")
     if len(captions) < _MIN_IMAGES:
         return ()
     needed = min_share * len(captions)
@@ -125,45 +329,35 @@ def _contains(words: Sequence[str], phrase: Sequence[str]) -> bool:
     return any(tuple(words[at : at + len(phrase)]) == tuple(phrase) for at in range(len(words) - len(phrase) + 1))
 
 
-def group_facts(
-    captions: Sequence[str], groups: Sequence[str], *, min_share: float = 0.9, noun_chunks: bool | None = None
-) -> list[GroupFacts]:
+def group_facts(captions: Sequence[str], groups: Sequence[str], *, min_share: float = 0.9) -> list[GroupFacts]:
     """Shared and varying phrases of each group, in the order of the groups' first captions.
 
-    `noun_chunks=None` uses spaCy's noun chunks if spaCy is installed and no group has more than 5,000 captions.
+    Uses spaCy's noun chunks if spaCy is installed and no group has more than 5,000 captions.
     """
     members: dict[str, list[str]] = {}
     for caption, group in zip(captions, groups, strict=True):
         members.setdefault(group, []).append(caption)
-    parser = _load_parser(noun_chunks, max(map(len, members.values()), default=0))
+    parser = None
+    if max(map(len, members.values()), default=0) <= _MOST_PARSED:
+        with suppress(ModuleNotFoundError):
+            parser = load_spacy(exclude=["ner"])
     found = []
     for group, mine in members.items():
-        chunks = None if parser is None else _noun_chunks(mine, parser)
-        texts = None if chunks is None else [[text for text, _ in one] for one in chunks]
-        shared = shared_phrases(mine, min_share=min_share, noun_chunks=texts)
+        if parser is None:
+            chunks, facts = None, [{word for word in _words(text) if is_content(word)} for text in mine]
+        else:
+            parsed = _parsed(mine, parser)
+            chunks = [[text for text, _ in one] for one in parsed]
+            facts = [{words for _, words in one if words} for one in parsed]
+        shared = shared_phrases(mine, min_share=min_share, noun_chunks=chunks)
         known = {word for phrase in shared for word in _words(phrase)}
-        counts: Counter[str] = Counter()
-        for facts in _facts(mine, chunks):
-            counts.update({fact for fact in facts if not set(fact.split()) <= known})
+        counts = Counter(fact for one in facts for fact in one if not set(fact.split()) <= known)
         varying = sorted(((f, n) for f, n in counts.items() if n < len(mine)), key=lambda item: (-item[1], item[0]))
         found.append(GroupFacts(group, len(mine), shared, tuple(varying[:_SHOWN])))
     return found
 
 
-def _load_parser(noun_chunks: bool | None, most: int) -> Any | None:
-    if noun_chunks is False or (noun_chunks is None and most > 5000):
-        return None
-    from hf_captionrl.text.tokenize import load_spacy
-
-    try:
-        return load_spacy(exclude=["ner"])
-    except ModuleNotFoundError:
-        if noun_chunks:
-            raise
-        return None
-
-
-def _noun_chunks(captions: Sequence[str], parser: Any) -> list[list[tuple[str, str]]]:
+def _parsed(captions: Sequence[str], parser: Any) -> list[list[tuple[str, str]]]:
     """Text of each noun chunk of each caption, and its words without determiners and pronouns."""
     return [
         [
@@ -174,36 +368,56 @@ def _noun_chunks(captions: Sequence[str], parser: Any) -> list[list[tuple[str, s
     ]
 
 
-def _facts(captions: Sequence[str], chunks: Sequence[Sequence[tuple[str, str]]] | None) -> list[set[str]]:
-    """Content words of each caption, or its noun phrases without determiners."""
-    if chunks is None:
-        return [{word for word in _words(text) if is_content(word)} for text in captions]
-    return [{words for _, words in mine if words} for mine in chunks]
-
-
 # --- Removes shared phrases from captions, or puts a trigger in their place ------------------------------------------
 # Only the characters of the phrases and of what they leave without meaning are removed: spaces and punctuation around them
 # and, in English captions, their articles and joining words. All other characters stay as they are.
 
 _SEPARATORS = ",;:、，；：،؛"
+
+
 _STOPS = ".!?…。．！？।"
+
+
 _ENDS = frozenset(_SEPARATORS + _STOPS)
+
+
 _DASHES = "-–—/"
+
+
 _CLOSING = _SEPARATORS + _STOPS + ")]}%»”’」』）】"
+
+
 _OPENING = "([{«“‘「『（【"
+
+
 _PAIRS = frozenset(["()", "[]", "{}", '""', "''", "«»", "“”", "‘’", "„“", "「」", "『』", "（）", "【】"])
+
 
 # At the start of a caption these join it to something that was removed; "on the grass" stands for itself.
 _NEVER_FIRST = frozenset("and or of is are was were has have that which who while as".split())
+
+
 _PREDICATES = frozenset("is are was were has have that which who".split())
+
+
 _EXPLETIVES = frozenset("there there's it it's".split())
+
+
 _NEVER_LAST = FUNCTION_WORDS - {"up", "down"}  # "looking up" is complete
+
+
 _SINGULAR = frozenset("a an one this that".split())
+
+
 _MOST_ADJECTIVES = 2
+
+
 _VERBS = frozenset(
     "sits stands lies lays runs walks plays looks sleeps rests holds wears rides jumps eats carries leans poses swims flies "
     "watches waits plays chases catches drinks hangs faces stares sniffs sat stood ran lay".split()
 )
+
+
 _NOT_VERBS = frozenset(
     "string spring building ceiling painting clothing railing awning wedding crossing bedding evening morning frosting".split()
 )
@@ -390,239 +604,3 @@ def _closed(left: str, right: str) -> str:
         doubled = before[-1] in _SEPARATORS + _STOPS and after[0] in _SEPARATORS + _STOPS
         return before + (after[1:] if doubled else after)
     return before + space + after
-
-
-# --- Constraints on captions: length, words, repetitions, language ---------------------------------------------------
-# Legend: S candidates of all images.
-
-
-def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str]:
-    """Candidates; those that are too long are truncated after a word, and duplicates are removed."""
-    if options.max_characters is None:
-        return list(candidates)
-    found = []
-    for text in candidates:
-        if len(text) > options.max_characters:
-            start = text[: options.max_characters + 1]
-            # Prefer the end of a clause in the second half; else the last whole word.
-            clause = max(start.rfind(mark) for mark in (", ", "; ", ". "))
-            start = start[:clause] if clause > options.max_characters // 2 else start.rpartition(" ")[0]
-            text = without_loose_end(start) or text[: options.max_characters]
-        found.append(text)
-    return list(dict.fromkeys(found))
-
-
-_WITHOUT_SPACES = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
-
-
-def check_candidates(
-    candidates: Sequence[Sequence[str]],
-    old: Sequence[Sequence[str]],
-    options: ConstraintOptions,
-    *,
-    trigger: str | None = None,
-) -> np.ndarray:
-    """Mask of the candidates that may be chosen, `(S,)`: not blank, not degenerate, and accepted by [`meets_constraints`]."""
-    flat = [text for mine in candidates for text in mine]
-    good = meets_constraints(candidates, old, options, trigger=trigger)
-    good &= np.array([bool(text.strip()) for text in flat], dtype=bool)
-    return good & ~np.array(degenerate(flat), dtype=bool)
-
-
-def meets_constraints(
-    candidates: Sequence[Sequence[str]],
-    old: Sequence[Sequence[str]],
-    options: ConstraintOptions,
-    *,
-    trigger: str | None = None,
-) -> np.ndarray:
-    """Mask of the candidates that meet the constraints of the options, `(S,)`.
-
-    With `language="auto"`, a candidate must also have the script and, if py3langid is installed, the language of an existing
-    caption of its image, if there are any. The trigger does not count.
-    """
-    flat = [text for mine in candidates for text in mine]
-    good: np.ndarray = np.ones(len(flat), dtype=bool)
-    if options.max_characters is not None:
-        good &= np.array([len(text) <= options.max_characters for text in flat], dtype=bool)
-    for word in options.require:
-        good &= with_word(flat, word)
-    for word in options.forbid:
-        good &= ~with_word(flat, word)
-    if options.language == "any" or (
-        options.language == "auto" and not any(text.strip() for mine in old for text in mine)
-    ):
-        return good
-    own = [[text.removeprefix(trigger or "") for text in mine] for mine in candidates]
-    return good & (
-        _in_scripts(own, old) & _in_languages(own, old)
-        if options.language == "auto"
-        else _in_language(own, options.language)
-    )
-
-
-def _in_scripts(candidates: Sequence[Sequence[str]], old: Sequence[Sequence[str]]) -> np.ndarray:
-    wanted = [{script_of(text) for text in mine} - {None} for mine in old]
-    pairs = ((text, scripts) for mine, scripts in zip(candidates, wanted, strict=True) for text in mine)
-    return np.array([not scripts or script_of(text) in scripts for text, scripts in pairs], dtype=bool)
-
-
-def _in_languages(candidates: Sequence[Sequence[str]], old: Sequence[Sequence[str]]) -> np.ndarray:
-    flat = [text for mine in candidates for text in mine]
-    identifier = load_language_identifier()
-    if identifier is None:
-        return np.ones(len(flat), dtype=bool)
-    wanted = identifier.languages_of(old)
-    languages = (wanted[row] for row, mine in enumerate(candidates) for _ in mine)
-    return np.array([not identifier.is_foreign(*pair) for pair in zip(flat, languages, strict=True)], dtype=bool)
-
-
-def _in_language(candidates: Sequence[Sequence[str]], language: str) -> np.ndarray:
-    identifier = load_language_identifier(language)
-    assert identifier is not None
-    return np.array([not identifier.is_foreign(text, [language]) for mine in candidates for text in mine], dtype=bool)
-
-
-def with_word(texts: Sequence[str], word: str) -> np.ndarray:
-    """Mask of the texts that contain a word, `(S,)`; in scripts without spaces between words, its letters."""
-    wanted = re.escape(word)
-    pattern = re.compile(wanted if script_of(word) in _WITHOUT_SPACES else rf"(?<!\w){wanted}(?!\w)", re.IGNORECASE)
-    return np.array([pattern.search(text) is not None for text in texts], dtype=bool)
-
-
-# --- One distinct caption per image, and the image that each caption finds -------------------------------------------
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A caption and the image that it finds in the album."""
-
-    caption: str
-    rank: int  # rank of its target among the images of the album, 1 = best; ties count against it
-    found: int  # row of the image that it finds
-
-
-@dataclass(frozen=True)
-class AlbumCaption:
-    """The caption chosen for an image of an album."""
-
-    caption: str
-    candidate: int  # its index among the image's candidates
-    rank: int  # rank of the image among the images compared, 1 = best; ties count against it
-    # Similarity to its image minus that to the most similar other image; None in an album of one image.
-    margin: float | None
-    is_distinct: bool  # whether it is not blank and no other image of the album has the same text
-    confused_with: tuple[int, ...]  # rows of the other images that the caption fits at least as well, best first
-
-
-@dataclass(frozen=True)
-class ChosenCaptions:
-    """One caption for each image, with the choice and the scores of all candidates."""
-
-    captions: list[AlbumCaption]
-    choice: Choice = field(repr=False)
-    scores: CandidateScores = field(repr=False)
-
-
-def same_text(caption: str) -> str:
-    """A caption without case, extra blanks and a final full stop, to compare texts."""
-    return " ".join(caption.casefold().split()).rstrip(" .")
-
-
-def found_images(text_features: Any, image_features: Any, targets: Any = None) -> tuple[Tensor, Tensor]:
-    """Rank of each caption's target, and the image that it finds.
-
-    Shapes: `text_features` `(N, D)`, `image_features` `(M, D)`. Returns int64 tensors `(N,)`: ranks of the targets, 1
-    = best, and rows of the images found.
-    """
-    scores, columns = _scores(text_features, image_features, targets)
-    rank = ranks_from_scores(scores, columns)
-    best_other = scores.scatter(1, columns[:, None], -torch.inf).argmax(1)
-    return rank.cpu(), torch.where(rank == 1, columns, best_other).cpu()
-
-
-def distinct_captions(
-    candidates: Sequence[Sequence[str]],
-    text_features: Any,
-    image_features: Any,
-    *,
-    neighbours: Tensor | None = None,
-    allowed: np.ndarray | None = None,
-    max_component: int = 2000,
-    exclusive: bool = True,
-    progress: Any = None,
-) -> ChosenCaptions:
-    r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
-
-    The margin of a caption t of image i is `m_i(t) = s(t, i) - max_{j != i} s(t, j)`; it is positive exactly if the rank
-    is 1. The choice is the exact optimum of, in this order:
-
-    1. the number of different texts, each used by one image,
-    2. the number of these texts with rank 1,
-    3. the sum of their margins.
-
-    See [`choose_candidates`]. An image for which no text is left gets its candidate with the largest margin. This text
-    is blank or belongs to another image as well; `is_distinct` is then False for both. In an album of one image the similarity replaces
-    the margin.
-
-    Shapes: `image_features` `(M, D)`, `neighbours` `(M, k)`, `allowed` `(S,)`. `text_features` may be an object that
-    gives the rows of an array of numbers, such as `EncodedTexts`.
-    """
-    for row, texts in enumerate(candidates):
-        if isinstance(texts, str) or not texts:
-            raise ValueError(f"candidates[{row}] is {texts!r}. Use a list of at least one caption per image.")
-    images = normalised(image_features, "image_features")
-    number = len(candidates)
-    if number != len(images):
-        raise ValueError(
-            f"There are candidates for {number} images, but features of {len(images)}. Use the same images for both."
-        )
-    if isinstance(text_features, Tensor | np.ndarray | list):
-        text_features = normalised(text_features, "text_features")
-    starts = np.cumsum([0, *map(len, candidates)])
-    flat = [text for texts in candidates for text in texts]
-    keys, numbers = _number_texts(flat)
-    scores = score_candidates(text_features, starts, images, neighbours, progress)
-    choice = choose_candidates(
-        starts, numbers, scores, allowed=allowed, max_component=max_component, exclusive=exclusive
-    )
-    taken = choice.chosen.tolist()
-    confusions = confusions_of(text_features, taken, images, neighbours)
-    holders = Counter(keys[i] for i in taken)
-    found = [
-        AlbumCaption(
-            caption=flat[i],
-            candidate=i - int(starts[row]),
-            rank=int(scores.rank[i]),
-            margin=float(scores.margin[i]) if number > 1 else None,
-            is_distinct=holders[keys[i]] == 1 and bool(keys[i]),
-            confused_with=confusions[row][0],
-        )
-        for row, i in enumerate(taken)
-    ]
-    return ChosenCaptions(found, choice, scores)
-
-
-def _number_texts(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """Texts as they are compared, and their numbers: equal for equal texts, -1 for blank ones."""
-    keys = [same_text(text) for text in texts]
-    number_of = {"": -1}
-    for key in keys:
-        number_of.setdefault(key, len(number_of) - 1)
-    return keys, np.fromiter((number_of[key] for key in keys), np.int64, len(keys))
-
-
-def _scores(text_features: Any, image_features: Any, targets: Any) -> tuple[Tensor, Tensor]:
-    """Similarities `(N, M)`, and the column of each caption's target."""
-    text = check_features(text_features, "text_features")
-    images = check_features(image_features, "image_features").to(text)
-    if text.shape[1] != images.shape[1]:
-        raise ValueError(
-            f"text_features have {text.shape[1]} features and image_features {images.shape[1]}. "
-            "Use features of one scorer."
-        )
-    columns = check_targets(targets, len(text), len(images)).to(text.device)
-    scores = text @ images.T
-    if not bool(torch.isfinite(scores).all()):
-        raise ValueError("Products of text_features and image_features overflow. Use features of unit length.")
-    return tie_copies(scores, duplicate_images(images)), columns

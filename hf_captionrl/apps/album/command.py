@@ -1,0 +1,806 @@
+"""`captionrl album`: its models, the parts that resume it, its files, and the estimate of its time.
+
+The work of the models is kept in parts beside the first output, NAME:
+
+    NAME.shards/images-1b2c.../       hashes, small pictures and features of images, or why they cannot be read
+    NAME.shards/candidates-3d4e.../   captions; so are the answers to contrastive prompts
+
+A folder contains the parts of the images that no finished folder had when it was created; its name is a digest of their names.
+The same command therefore finds its unfinished folder again. If images are added, only these are written to a new folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import posixpath
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hf_captionrl.apps.album.album import STAGES, Album, AlbumWork, describe, describe_album
+from hf_captionrl.apps.album.candidates import MOST_MEASURED, adapt_to_album
+from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, duration
+from hf_captionrl.apps.album.page import write_report
+from hf_captionrl.apps.album.phrases import load_language_identifier
+from hf_captionrl.apps.album.sources import (
+    AlbumSource,
+    load_album_source,
+    opened_chunks,
+    read_captions_for,
+    read_images,
+    sidecar_of,
+)
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.pipeline import ChosenImages, pipeline
+from hf_captionrl.cli.features import rows_per_shard
+from hf_captionrl.hub.spaces import demo_scorer
+from hf_captionrl.metrics.table import installed_versions
+from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fingerprint
+from hf_captionrl.utils.io import (
+    LineFile,
+    atomic_write_bytes,
+    atomic_write_text,
+    json_digest,
+    to_plain,
+    write_json,
+    write_jsonl,
+)
+from hf_captionrl.utils.model_files import PREFIX, model_path
+from hf_captionrl.utils.options import EngineOptions
+from hf_captionrl.utils.parts import (
+    MANIFEST,
+    ShardFolder,
+    Stage,
+    launched,
+    read_manifest,
+    read_shard,
+    refuse_other_settings,
+    run_stage,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def run(options: AlbumOptions) -> None:
+    """Run the command."""
+    check_options(options)
+    source = load_source(options, sidecars=options.sidecar_captions)
+    if options.captions is not None:
+        source.captions = read_captions_for(source, options.captions)
+    if options.model is None and not any(source.captions):
+        raise ValueError(
+            f"{options.images} has no captions, and there is no captioner. Use --model to write captions, or --captions to "
+            "diagnose those of a file."
+        )
+    files = AlbumFiles(options, source)
+    if options.dry_run:
+        files.check()
+        estimate = dry_run(options, source)
+        print(json.dumps(estimate) if options.json else dry_run_text(estimate))
+        return
+    with files.reserved():
+        files.check()
+        if options.captions is None:
+            files.restore_captions()
+        start = time.monotonic()
+        with Progress(len(source.images)) as progress:
+            album, facts = describe_source(options, source, progress)
+            summary = {**album.summary(), "outputs": files.write(album, progress)}
+    summary |= {"seconds": round(time.monotonic() - start, 1), **facts}
+    summary["unreadable_images"] = [i.image_id for i in album.images if i.unreadable is not None][:20]
+    print(json.dumps(summary) if options.json else summary_text(summary, album))
+
+
+def check_options(options: AlbumOptions) -> None:
+    """Refuse outputs and settings that cannot work, before anything slow."""
+    if options.adapt is not None:
+        duration(options.adapt)
+        names = _scorer_name(options), _held_out_name(options)
+        places = [os.path.realpath(place) if os.path.exists(place) else place for place in map(model_path, names)]
+        if places[0] == places[1]:
+            raise ValueError(
+                f"--adapt has {names[0]!r} as --scorer and {names[1]!r} as --held_out_scorer. One scorer cannot reward captions "
+                "and decide about them: it would approve of captions that only exploit it. Use another --held_out_scorer."
+            )
+    if options.language not in ("auto", "any"):
+        load_language_identifier(options.language)
+    options.check_engine()
+    rows_per_shard(options)
+    if launched()[1] > 1:
+        raise ValueError(
+            f"{launched()[1]} processes were launched, and each would choose all captions. Use --processes or --engine ray instead "
+            "of `accelerate launch`."
+        )
+    for path in options.output:
+        if path.suffix.lower() not in (".csv", ".jsonl", ".html") or path.is_dir():
+            raise ValueError(f"--output {str(path)!r} must be a file that ends in .csv, .jsonl or .html.")
+    if len(set(options.output)) < len(options.output):
+        raise ValueError(
+            f"--output names a file twice: {[str(path) for path in options.output]}. Use different files."
+        )
+    needs = [name for name in ("adapt", "sidecars", "drop_shared", "trigger") if getattr(options, name)]
+    if options.model is None and needs:
+        raise ValueError(f"--{needs[0]} changes captions, but without --model they are only diagnosed. Use --model.")
+
+
+class Progress:
+    """A progress bar per step, on a terminal; a context manager."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.stage, self.bar = total, "", None
+
+    def __call__(self, stage: str, number: int) -> None:
+        from tqdm import tqdm
+
+        if stage != self.stage:
+            self.__exit__()
+            self.stage = stage
+            self.bar: Any = tqdm(total=self.total, desc=stage, unit=" images", disable=None)
+        self.bar.update(number)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+# --- Images and models of the options --------------------------------------------------------------------------------
+
+
+def load_source(options: AlbumOptions, *, sidecars: bool) -> AlbumSource:
+    """The images of the options."""
+    given = {"split": options.split, "image_root": options.image_root}
+    # Metadata that an earlier run wrote lack images without a caption and images that were added since.
+    metadata = Path(options.images) / "metadata.jsonl"
+    is_own = bool(options.output) and metadata.is_file() and OwnFiles(options.output[0]).is_ours(metadata)
+    settings = {name: value for name, value in given.items() if value}
+    source = load_album_source(options.images, sidecars=sidecars, ignore_metadata=is_own, **settings)
+    return source if options.max_images is None else source.first(options.max_images)
+
+
+def _device(options: AlbumOptions) -> Any:
+    return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_model(options: AlbumOptions, adapter: Path | None = None) -> Captioner:
+    """The captioner of the options, with the adapter of an earlier run or without one."""
+    settings: dict[str, Any] = {"prompt": options.prompt, "device": _device(options)}
+    dtype = getattr(torch, options.dtype)
+    base = pipeline(str(options.model), revision=options.revision, dtype=dtype, **settings).captioner
+    return base if adapter is None else load_captioner(str(adapter), base_model=base, **settings)
+
+
+def _is_embedded(options: AlbumOptions) -> bool:
+    return (options.model or (PREFIX if options.images == "scenes" else "")).startswith(PREFIX)
+
+
+def _scorer_name(options: AlbumOptions) -> str:
+    if options.scorer is None and options.adapt is not None and _is_embedded(options):
+        return "scenes:clip-reward"
+    return options.scorer or demo_scorer({"": options.model or (PREFIX if options.images == "scenes" else "")})
+
+
+def _held_out_name(options: AlbumOptions) -> str:
+    default = "scenes:siglip-held-out" if _is_embedded(options) else "google/siglip-base-patch16-224"
+    return options.held_out_scorer or default
+
+
+def _load_scorer(options: AlbumOptions, name: str) -> Scorer:
+    return load_scorer(model_path(name), device=_device(options))
+
+
+class KeptWork(AlbumWork):
+    """The work of the models of the options, kept in parts: by this process, by several, or on a Ray cluster.
+
+    Rows are named by the image and its content, so that an image that was replaced is read and captioned again. Other processes
+    get the options, and load images and models again.
+    """
+
+    def __init__(
+        self,
+        options: AlbumOptions,
+        source: AlbumSource | None = None,
+        adapter: Path | None = None,
+        progress: Callable[[str, int], Any] | None = None,
+    ) -> None:
+        self.options = self.settings = options
+        self.adapter, self.progress, self.skip_unreadable = adapter, progress, True
+        self.folder = options.output[0].with_suffix(".shards")
+        if source is not None:
+            self.source = source
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("options", "settings", "adapter", "skip_unreadable")
+        return {**{name: self.__dict__[name] for name in names}, "progress": None}
+
+    @cached_property
+    def source(self) -> AlbumSource:
+        """The images."""
+        return load_source(self.options, sidecars=False)
+
+    @property
+    def images(self) -> Sequence[Any]:  # type: ignore[override]
+        """The images, none of them opened."""
+        return self.source.images
+
+    @property
+    def image_ids(self) -> Sequence[str]:  # type: ignore[override]
+        """Their names."""
+        return self.source.image_ids
+
+    @property
+    def writes_captions(self) -> bool:
+        """Whether there is a captioner."""
+        return self.options.model is not None
+
+    @cached_property
+    def captioner(self) -> Captioner:  # type: ignore[override]
+        """The captioner, with the adapter."""
+        return load_model(self.options, self.adapter)
+
+    @cached_property
+    def scorer(self) -> Scorer:  # type: ignore[override]
+        """The scorer that compares captions and images."""
+        return _load_scorer(self.options, _scorer_name(self.options))
+
+    @cached_property
+    def cache(self) -> FeatureCache:  # type: ignore[override]
+        """Its features of images."""
+        return FeatureCache.for_scorer(self.scorer, self.options.cache_dir)
+
+    def kept_settings(self, step: str | None = None) -> dict[str, Any]:
+        """Settings that affect the parts. Settings of the choice may change without a new generation."""
+        options = self.options
+        images = os.path.realpath(options.images) if os.path.exists(options.images) else options.images
+        if step == "images":
+            return {"images": images, "scorer": self.scorer.signature}
+        names = [field.name for field in dataclasses.fields(CandidateOptions) if field.name != "contrastive"]
+        return {
+            "images": images,
+            "adapter": None if self.adapter is None else file_digest(self.adapter / "adapter_model.safetensors"),
+            **{name: getattr(options, name) for name in ("model", "revision", "prompt", "dtype", *names)},
+        }
+
+    def image_names(self) -> list[str]:
+        """Names of the images as they are now."""
+        stamps = self.source.stamps(lambda number: self.report("checking", number))
+        return [f"{name} {stamp}" for name, stamp in zip(self.image_ids, stamps, strict=True)]
+
+    def compute(self, step: str, rows: Sequence[int], extra: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+        """The results of a step; only those that no earlier run has kept are computed."""
+        if step == "images":
+            names = self.image_names()
+        else:
+            # An answer is kept for its image and prompt: another prompt is asked again.
+            keys = [self._keys[row] for row in rows]
+            if step == "answers" and extra is not None:
+                keys = [json_digest([key, *said]) for key, said in zip(keys, extra, strict=True)]
+            names = [f"{self.image_ids[row]} {key}" for row, key in zip(rows, keys, strict=True)]
+        options, settings = self.options, to_plain(self.kept_settings(step))
+        finished = [folder for folder in kept_folders(self.folder, step, settings) if _is_finished(folder)]
+        files = [file for folder in finished for file in sorted(folder.glob("part-*.parquet"))]
+        known = {name for file in files for name in read_shard(file, ["id"])["id"].to_pylist()}
+        missing = [at for at, name in enumerate(names) if name not in known]
+        self.report(step, len(rows) - len(missing))
+        stage = AlbumStage(
+            self,
+            step,
+            [names[at] for at in missing],
+            [self.image_ids[rows[at]] for at in missing],
+            None if extra is None else [extra[at] for at in missing],
+            read_manifest(finished[-1])["made_by"] if finished else None,
+        )
+        # Without --processes and --engine, the models of this process are used.
+        number = options.processes or (1 if options.engine is None else None)
+        engine = EngineOptions(engine=options.engine, processes=number, address=options.address)
+        if missing:
+            folder = self.folder / f"{step}-{json_digest([settings, stage.names])}"
+            per_shard = rows_per_shard(options, BATCHES_PER_SHARD)
+            parts = ShardFolder(folder, settings, num_rows=len(missing), rows_per_shard=per_shard)
+            run_stage(stage, parts, engine, progress=lambda count: self.report(step, count))
+            files += sorted(folder.glob("part-*.parquet"))
+        elif number == 1:
+            stage.load()  # other models are refused, too, if there is nothing to compute
+        places, found = {name: at for at, name in enumerate(names)}, [{} for _ in names]
+        for file in files:
+            table = read_shard(file)
+            for at, name in enumerate(table["id"].to_pylist()):
+                if name in places:
+                    found[places[name]] = {
+                        c: _value(table[c][at]) for c in table.column_names if table[c][at].is_valid
+                    }
+                    del found[places[name]]["id"]
+        if step == "images":
+            self._keys = {row: one["key"] for row, one in zip(rows, found, strict=True) if "key" in one}
+        return found
+
+
+BATCHES_PER_SHARD = 4
+"""The default. A killed command loses at most this many batches per process."""
+
+
+def kept_folders(folder: Path, step: str, settings: Mapping[str, Any]) -> list[Path]:
+    """Folders of parts of a step that were made with these settings."""
+    found = sorted(path.parent for path in folder.glob(f"{step}-*/{MANIFEST}"))
+    return [path for path in found if settings.items() <= read_manifest(path)["settings"].items()]
+
+
+def _is_finished(folder: Path) -> bool:
+    shards = read_manifest(folder).get("shards", ())
+    return bool(shards) and all((folder / shard["file"]).is_file() for shard in shards)
+
+
+def _value(cell: Any) -> Any:
+    """A value of a part; numbers stay an array."""
+    values = getattr(cell, "values", None)
+    is_text = values is None or str(values.type) == "string"
+    return cell.as_py() if is_text else values.to_numpy()
+
+
+class AlbumStage(Stage):
+    """A step for some images of an album, in one of the processes. Rows that other models made in an earlier run are refused."""
+
+    def __init__(
+        self,
+        work: KeptWork,
+        step: str,
+        names: Sequence[str],
+        images: Sequence[str],
+        extra: Sequence[Any] | None,
+        expected: Mapping[str, Any] | None,
+    ) -> None:
+        self.work, self.step, self.extra, self.expected = work, step, extra, expected
+        self.names, self.images = list(names), list(images)
+
+    def load(self) -> None:
+        row_of = {image_id: row for row, image_id in enumerate(self.work.image_ids)}
+        missing = [image_id for image_id in self.images if image_id not in row_of]
+        if missing:
+            raise ValueError(
+                f"{self.work.options.images!r} has other images in this process than in the one that started it: "
+                f"{missing[0]!r} is missing. Use a path that all machines share, and leave the images unchanged."
+            )
+        self.rows = [row_of[image_id] for image_id in self.images]
+        if self.expected is not None:
+            refuse_other_settings(self.expected, to_plain(self.made_by()))
+
+    def made_by(self) -> dict[str, Any]:
+        if self.step == "images":
+            return {"scorer": self.work.scorer.signature}
+        captioner = self.work.captioner
+        return {"weights": model_fingerprint(captioner.base_model), "prompt": captioner.prompt}
+
+    def schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        if self.step != "images":
+            return pa.schema({"id": pa.string(), "captions": pa.list_(pa.string())})
+        picture, features = pa.list_(pa.uint8()), pa.list_(pa.float32())
+        columns = {"id": pa.string(), "key": pa.string(), "picture": picture, "features": features}
+        return pa.schema({**columns, "reason": pa.string()})
+
+    def __call__(self, rows: range) -> list[dict[str, Any]]:
+        part = slice(rows.start, rows.stop)
+        extra = None if self.extra is None else self.extra[part]
+        # `run_stage` reports finished parts.
+        self.work.progress, progress = None, self.work.progress
+        found = AlbumWork.compute(self.work, self.step, self.rows[part], extra)
+        self.work.progress = progress
+        return [{"id": name, **one} for name, one in zip(self.names[part], found, strict=True)]
+
+
+# --- One run: adapter, settings, album -------------------------------------------------------------------------------
+
+
+def describe_source(
+    options: AlbumOptions, source: AlbumSource, progress: Callable[[str, int], Any] | None = None
+) -> tuple[Album, dict[str, Any]]:
+    """The album of the options, and facts for the summary."""
+    first = options.output[0]
+    work = KeptWork(options, source, progress=progress)
+    facts: dict[str, Any] = {}
+    if options.adapt is not None:
+        facts["adapt"] = adapt(options, source, work.scorer)
+        work.adapter = adapter_folder(options).absolute() if facts["adapt"]["kept"] else None
+    settings, record = work.kept_settings(), first.with_suffix(".run.json")
+    if options.overwrite:
+        for step in STAGES:
+            for manifest in work.folder.glob(f"{step}-*/{MANIFEST}"):
+                shutil.rmtree(manifest.parent)
+    elif record.is_file():
+        refuse_other_settings(json.loads(record.read_text(encoding="utf-8")).get("settings", {}), to_plain(settings))
+    write_json(record, {"settings": settings, "versions": installed_versions()})
+    groups = [""] * len(source.image_ids)
+    if options.group_by == "folder" and source.root is not None:
+        groups = [posixpath.dirname(image_id) for image_id in source.image_ids]
+    return describe(work, source.captions, groups, diagnose_only=options.model is None), facts
+
+
+def adapter_folder(options: AlbumOptions) -> Path:
+    """Folder of the adapter, its checkpoints and the decision about it."""
+    return options.output[0].with_suffix(".adapter")
+
+
+def adapt(options: AlbumOptions, source: AlbumSource, scorer: Scorer) -> dict[str, Any]:
+    """Train an adapter in this process, or use that of an earlier run of the same command; return the decision.
+
+    Every process loads the weights from the file: same data type, same captions.
+    """
+    folder, seconds = adapter_folder(options), duration(options.adapt or "")
+    names = "images split image_root max_images model revision prompt dtype scorer held_out_scorer seed".split()
+    asked = to_plain({"seconds": seconds, **{name: getattr(options, name) for name in names}})
+    remedy = f"{folder} has an adapter of that command. Use --overwrite to train again, or another --output."
+    facts = earlier_adapter(options)
+    if facts is not None:
+        refuse_other_settings(facts.get("asked", {}), asked, remedy)
+        return facts
+    record = folder / "asked.json"
+    if options.overwrite:
+        _remove_checkpoints(folder)
+    elif record.is_file():
+        refuse_other_settings(json.loads(record.read_text(encoding="utf-8")), asked, remedy)
+    write_json(record, asked)
+    found = adapt_to_album(
+        lambda: load_model(options),
+        scorer,
+        _load_scorer(options, _held_out_name(options)),
+        source.images,
+        folder,
+        seconds=seconds,
+        cache_dir=options.cache_dir,
+        seed=options.seed,
+        resume=True,
+    )
+    facts = {**found.facts, "asked": asked}
+    write_json(folder / "decision.json", facts)
+    _remove_checkpoints(folder)
+    return facts
+
+
+def earlier_adapter(options: AlbumOptions) -> dict[str, Any] | None:
+    """The decision of an earlier run about its adapter."""
+    decision = adapter_folder(options) / "decision.json"
+    if options.overwrite or not decision.is_file():
+        return None
+    return json.loads(decision.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+
+
+# --- Files: written atomically, and never over a file of somebody else -----------------------------------------------
+
+
+def file_digest(path: Path) -> str:
+    """Digest of the content of a file."""
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+class OwnFiles:
+    """The record beside the first output of what this command has written.
+
+    `NAME.files.json` has the digest of each file that was written, None while it is being written. A file with another content was
+    not written by this command: it is replaced only after its content has been appended to `NAME.old.jsonl`.
+    """
+
+    def __init__(self, first: Path) -> None:
+        self.folder = os.path.abspath(first.parent)
+        self.record, self.old = first.with_suffix(".files.json"), first.with_suffix(".old.jsonl")
+        self._digests: dict[str, str | None] = {}
+        if self.record.is_file():
+            self._digests = json.loads(self.record.read_text(encoding="utf-8"))
+
+    def name_of(self, path: Path) -> str:
+        """A file's name in the record, relative to the first output."""
+        return Path(os.path.relpath(os.path.abspath(path), self.folder)).as_posix()
+
+    def is_ours(self, path: Path) -> bool:
+        """Whether this command wrote the file as it is."""
+        name = self.name_of(path)
+        return name in self._digests and self._digests[name] in (None, file_digest(path))
+
+    def foreign(self, paths: Sequence[Path]) -> list[Path]:
+        """The files that exist and were not written by this command."""
+        return [path for path in paths if path.exists() and not self.is_ours(path)]
+
+    @contextlib.contextmanager
+    def writing(self, paths: Sequence[Path]) -> Iterator[None]:
+        """Keep the contents of files that this command did not write, and record what the block writes, also if it fails."""
+        lines = self._old_lines()
+        for path in self.foreign(paths):
+            content = path.read_bytes()
+            try:
+                kept = {"text": content.decode("utf-8")}
+            except UnicodeDecodeError:
+                kept = {"base64": base64.b64encode(content).decode()}
+            lines.append(json.dumps({"file": self.name_of(path), **kept}, ensure_ascii=False).encode())
+        if lines:
+            atomic_write_bytes(self.old, b"\n".join([*lines, b""]))
+        self._digests |= {self.name_of(path): None for path in paths}
+        write_json(self.record, self._digests)
+        try:
+            yield
+        finally:
+            # A file that is edited before the command is repeated must not count as written by it.
+            for path in paths:
+                self._digests.pop(self.name_of(path))
+                if path.is_file():
+                    self._digests[self.name_of(path)] = file_digest(path)
+            write_json(self.record, self._digests)
+
+    def old_texts(self) -> dict[str, str]:
+        """The earliest text of each replaced file, by `name_of`."""
+        entries = map(json.loads, reversed(self._old_lines()))
+        return {entry["file"]: entry.get("text", "") for entry in entries}
+
+    def _old_lines(self) -> list[bytes]:
+        # Only a line feed ends a line: texts may contain other separators.
+        return self.old.read_bytes().split(b"\n")[:-1] if self.old.is_file() else []
+
+
+class _Reservation(LineFile):
+    """Keeps other commands away from an output."""
+
+    busy = "Wait until it ends, or use another --output without --sidecars."
+
+
+class AlbumFiles:
+    """The outputs of one run."""
+
+    def __init__(self, options: AlbumOptions, source: AlbumSource) -> None:
+        self.options, self.source, self.own = options, source, OwnFiles(options.output[0])
+        self.targets = list(options.output)
+        if options.sidecars:
+            self.targets += sidecar_paths(source)
+
+    @contextlib.contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Reserve every output by `NAME.lock`, and the text files beside the images by a lock in their folder."""
+        paths = [Path(path) for path in {os.path.abspath(p.with_suffix(".lock")): None for p in self.options.output}]
+        if self.options.sidecars:
+            folder = os.path.commonpath([os.path.abspath(Path(path).parent) for path in self.source.paths if path])
+            paths.append(Path(folder, ".captionrl.lock"))
+        with contextlib.ExitStack() as stack:
+            for path in paths:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(_Reservation(Path(os.path.relpath(path))))
+                stack.callback(_remove_empty, lock.path)
+            yield
+
+    def check(self) -> None:
+        """Refuse to replace files that this command did not write."""
+        foreign = [] if self.options.overwrite else self.own.foreign(self.targets)
+        if foreign:
+            raise ValueError(
+                f"{len(foreign)} files exist that this command did not write, such as {str(foreign[0])!r}. Use --overwrite to "
+                f"replace them (their contents are kept in {self.own.old.name}), or another --output."
+            )
+
+    def restore_captions(self) -> None:
+        """Replace captions that this command wrote by those that existed before."""
+        captions, old = self.source.captions, self.own.old_texts()
+        metadata = Path(self.options.images) / "metadata.jsonl"
+        if metadata.is_file() and self.own.is_ours(metadata):
+            captions = [[] for _ in captions]
+        for row, image in enumerate(self.source.paths):
+            sidecar = None if image is None else sidecar_of(image)
+            if sidecar is None or not sidecar.is_file() or not self.own.is_ours(sidecar):
+                continue
+            if captions[row] == [sidecar.read_text(encoding="utf-8").strip()]:
+                before = old.get(self.own.name_of(sidecar), "").strip()
+                captions[row] = [before] if before else []
+        self.source.captions = captions
+
+    def write(self, album: Album, progress: Callable[[str, int], Any]) -> list[str]:
+        """Write the outputs, each atomically; returns their names."""
+        options, source = self.options, self.source
+        with self.own.writing(self.targets):
+            for path in options.output:
+                if path.name == "metadata.jsonl":
+                    write_metadata(album, source.paths, path)
+                elif path.suffix.lower() == ".html":
+                    title = Path(options.images).name or "Album"
+                    write_report(
+                        path,
+                        album,
+                        source.images,
+                        title=title,
+                        max_images=options.page_images,
+                        progress=lambda number: progress("writing the page", number),
+                    )
+                else:
+                    (album.to_csv if path.suffix.lower() == ".csv" else album.to_jsonl)(path)
+            written = [str(path) for path in options.output]
+            if options.sidecars:
+                written.append(f"{write_sidecars(album, source.paths)} text files")
+        return written
+
+
+def _remove_empty(path: Path) -> None:
+    if path.is_file() and path.stat().st_size == 0:
+        path.unlink()
+
+
+def sidecar_paths(source: AlbumSource) -> list[Path]:
+    """The text file beside each image; refuses images that are not files or would share a text file."""
+    owner: dict[Path, str] = {}
+    for image_id, file in zip(source.image_ids, source.paths, strict=True):
+        if file is None:
+            raise ValueError(f"Image {image_id!r} is not a file, so no text file can stand beside it. Use --output.")
+        target = sidecar_of(file)
+        if target in owner:
+            raise ValueError(
+                f"{owner[target]!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one of them."
+            )
+        owner[target] = image_id
+    return list(owner)
+
+
+def write_metadata(album: Album, paths: Sequence[str | None], path: str | os.PathLike[str]) -> Path:
+    """Write the `metadata.jsonl` of an image folder: `file_name`, relative to the file, and `text`."""
+    path = Path(path)
+    rows = []
+    for image, file in zip(album.images, paths, strict=True):
+        if file is None:
+            raise ValueError(
+                f"Image {image.image_id!r} is not a file, and metadata name files. Write a .jsonl or .csv file."
+            )
+        if image.caption:
+            name = os.path.relpath(os.path.abspath(file), os.path.abspath(path.parent))
+            rows.append({"file_name": Path(name).as_posix(), "text": image.caption})
+    return write_jsonl(path, rows)
+
+
+def write_sidecars(album: Album, paths: Sequence[str | None]) -> int:
+    """Write the caption of each image into the text file beside it; returns the number of files.
+
+    A file that has this content is left alone, so that a repeated command changes nothing.
+    """
+    number = 0
+    for image, file in zip(album.images, paths, strict=True):
+        if file is None or not image.caption:
+            continue
+        target, text = sidecar_of(file), image.caption + "\n"
+        if not target.is_file() or target.read_text(encoding="utf-8", errors="replace") != text:
+            atomic_write_text(target, text)
+        number += 1
+    return number
+
+
+def summary_text(summary: dict[str, Any], album: Album) -> str:
+    """The summary as sentences."""
+    lines = [
+        f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {summary['images']:,} images in "
+        f"{summary['seconds']:,.0f} s.",
+        f"{summary['distinct']:.1%} of the different images have a distinct caption; {summary['rank_1']:.1%} of the captions "
+        f"rank their image first among {album.num_compared:,}.",
+    ]
+    if summary["texts"] > summary["captions"]:
+        lines[1] = (
+            f"Of {summary['texts']:,} captions, {summary['distinct']:.1%} are distinct, and {summary['rank_1']:.1%} rank their image "
+            f"first among {album.num_compared:,}; copies are left out."
+        )
+    if summary["copies"]:
+        lines.append(
+            f"{summary['copies']:,} images are copies (cosine of at least {album.copy_threshold:.3f}) and share captions."
+        )
+    else:
+        lines.append(f"No images are copies (cosine of at least {album.copy_threshold:.3f}).")
+    if summary["problems"]:
+        lines.append(
+            "Problems: " + ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items()) + "."
+        )
+    for fact in album.shared:
+        if fact.shared:
+            name = f" in {fact.group!r}" if fact.group else ""
+            varying = ", ".join(word for word, _ in fact.varying[:8])
+            lines.append(f"Shared{name}: {', '.join(fact.shared)}. Varying: {varying}.")
+    if summary.get("texts_possible_more") or summary.get("rank_1_possible_more"):
+        lines.append(
+            f"A better choice could give at most {summary['texts_possible_more']:,} more images a distinct text and "
+            f"{summary['rank_1_possible_more']:,} more rank 1. Use a larger --max_component to search longer."
+        )
+    bad: Sequence[str] = summary["unreadable_images"]
+    if bad:
+        lines.append(f"{summary['unreadable']:,} images cannot be read, such as {bad[0]!r}.")
+    if adapted := summary.get("adapt"):
+        lines.append(adapted["sentence"])
+    return "\n".join(lines)
+
+
+# --- --dry_run -------------------------------------------------------------------------------------------------------
+
+
+def dry_run(options: AlbumOptions, source: AlbumSource) -> dict[str, Any]:
+    """Caption the first readable images, and estimate the time for those that no earlier run has finished; writes nothing."""
+    work, number = KeptWork(options, source), len(source.images)
+    unread, undescribed = (number, number) if options.overwrite else _unfinished(work)
+    # The adapter does not change how long captioning takes.
+    seconds = 0.0
+    to_train = options.adapt is not None and earlier_adapter(options) is None
+    if unread or undescribed or to_train:
+        reading, describing = seconds_per_image(work)
+        seconds = (reading * unread + describing * undescribed) / (options.processes or 1)
+        if to_train:
+            # Captions before and after the training decide about the adapter.
+            seconds += duration(options.adapt or "") + 2 * describing * min(MOST_MEASURED, number)
+    return {
+        "images": number,
+        "finished": number - max(unread, undescribed),
+        "outputs": [str(path) for path in options.output] + (["a text file per image"] if options.sidecars else []),
+        "processes": options.processes or 1,
+        "seconds": round(seconds, 1),
+        "dry_run": True,
+    }
+
+
+def dry_run_text(facts: dict[str, Any]) -> str:
+    """The facts as a sentence."""
+    done = f", of which an earlier run has finished {facts['finished']:,}," if facts["finished"] else ""
+    text = f"Would write {', '.join(facts['outputs'])} for {facts['images']:,} images{done} in about {facts['seconds']:,.0f} s"
+    text += f" with {facts['processes']} processes" if facts["processes"] > 1 else ""
+    return f"{text}. Nothing was written."
+
+
+def _unfinished(work: KeptWork) -> tuple[int, int]:
+    """Numbers of images that must be read, and captioned or compared."""
+    options, facts = work.options, earlier_adapter(work.options)
+    work.adapter = adapter_folder(options).absolute() if facts is not None and facts["kept"] else None
+
+    def parts(step: str, *columns: str) -> Iterator[tuple[Path, list[Any]]]:
+        for folder in kept_folders(work.folder, step, to_plain(work.kept_settings(step))):
+            for file in folder.glob("part-*.parquet"):
+                yield file, [read_shard(file, columns)[name].to_pylist() for name in columns]
+
+    read: dict[str, tuple[str | None, int]] = {}  # hash of the pixels, and time of writing
+    for file, (ids, keys) in parts("images", "id", "key"):
+        read |= {name: (key, file.stat().st_mtime_ns) for name, key in zip(ids, keys, strict=True)}
+    names = work.image_names()
+    unread = sum(name not in read for name in names)
+    if options.model is None or (options.adapt is not None and facts is None):
+        return unread, len(names)
+    pixels: set[str] = set()
+    ended = 0
+    for file, (ids,) in parts("candidates", "id"):
+        pixels |= {name.rpartition(" ")[2] for name in ids}
+        if _is_finished(file.parent):
+            ended = max(ended, (file.parent / MANIFEST).stat().st_mtime_ns)
+    # Copies are captioned once. All images that were read before a step of captions ended are captioned, or are copies.
+    done = sum(key is None or key in pixels or time <= ended for key, time in (read[n] for n in names if n in read))
+    return unread, len(names) - done
+
+
+def seconds_per_image(work: KeptWork) -> tuple[float, float]:
+    """Seconds for reading an image, and for captioning and comparing it, measured on the first readable images."""
+    options, source = work.options, work.source
+    rows: list[int] = []
+    for chunk, _ in opened_chunks(source.images, range(len(source.images)), options.batch_size, {}):
+        rows += chunk
+        if len(rows) >= options.batch_size:
+            break
+    rows = rows[: options.batch_size]
+    images, captions = ChosenImages(source.images, rows), [source.captions[row] for row in rows]
+    captioner, scorer = work.captioner if work.writes_captions else None, work.scorer
+    start = time.monotonic()
+    read_images(images, scorer, batch_size=options.batch_size)
+    reading = (time.monotonic() - start) / len(rows)
+    start = time.monotonic()
+    if captioner is not None or any(captions):
+        describe_album(images, captioner, scorer, captions=captions, settings=options)
+    return reading, max((time.monotonic() - start) / len(rows) - reading, 0.0)
