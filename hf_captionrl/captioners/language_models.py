@@ -97,7 +97,7 @@ class Backend(Protocol):
 # --- Backends with a local model -------------------------------------------------------------------------------------
 
 
-def _default_device(device: str | None) -> str:
+def default_device(device: str | None) -> str:
     """The device, or a GPU if there is one."""
     import torch
 
@@ -471,7 +471,7 @@ class TransformersBackend(LocalBackend):
         loader = getattr(transformers, self.model_class)
         loaded, missing = load_pretrained(loader, path, revision=revision, dtype=dtype)
         check_complete(path, loaded, missing)
-        self._device = _default_device(device)
+        self._device = default_device(device)
         self._model: Any = loaded.to(self._device).eval()
         settings = self._model.generation_config
         text_config = self._model.config.get_text_config(decoder=True)
@@ -583,7 +583,7 @@ class CaptionerBackend(LocalBackend):
             model_path(model),
             revision=revision,
             dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype),
-            device=_default_device(device),
+            device=default_device(device),
         )
         identity = loaded_revision(self._captioner.model, self._captioner.prompt)
         super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)

@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from hf_captionrl.captioners.captioner import Encoding
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.data import DecodedPixels, cached_pixels, open_image
 from hf_captionrl.data.columns import undecoded
 from hf_captionrl.metrics import self_retrieval
@@ -130,7 +130,7 @@ SIDES = {"224": (16, 224), "384": (16, 384), "tiny": (2, 8)}
 """Images of a batch, and the input size of the vision tower."""
 
 
-class ImageInputs(Encoding):
+class ImageInputs(Captioner):
     """The part of a captioner that reads images."""
 
     max_text_tokens = 0

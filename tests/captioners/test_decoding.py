@@ -17,8 +17,7 @@ from hf_captionrl.captioners import decoding, load_captioner
 from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError, draw_tokens
 from hf_captionrl.cli import main
 from recipes import self_retrieval_blip
-from scripts.benchmarks.gpu_steps import TINY
-from scripts.benchmarks.rl_models import build
+from scripts.benchmarks.models import TINY, build_world
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tiny.chat import CHAT_TYPES, tiny_chat
 from tests.tiny.families import FAMILY_NAMES, tiny_family
@@ -497,7 +496,7 @@ def test_recipes_pass_the_settings_of_decoding(tmp_path, monkeypatch):
     given = {"compile_decoding": True}
     *_, config = self_retrieval_blip.parse_args(["--use_cpu", "--generation_kwargs", json.dumps(given)])
     assert config.generation_kwargs == given
-    trainer = build(TINY, 0, tmp_path).trainer
+    trainer = build_world(TINY, 0).trainer
     trainer.args.generation_kwargs |= config.generation_kwargs
     seen = []
 

@@ -15,12 +15,13 @@ from hf_captionrl.apps.convert.convert import convert, read_pickle
 from hf_captionrl.apps.convert.published import MODULES, export_code
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
-from tests.captioners.test_clipcap_model import KINDS, MAPPERS, WRITE, inputs, published_logits
+from tests.captioners.test_clipcap import MAPPERS, WRITE, inputs, published_logits
 from tests.offline import python_path
 from tests.retrieval.tiny_scorers import make_clip
 from tests.tiny import HIDDEN, tiny_blip, tiny_clipcap, tiny_images
 from tests.tolerances import assert_close
 
+KINDS = ["ClipCapForConditionalGeneration", "ClipCapProcessor", "ClipCapConfig"]
 BLIP_NAMES = [
     ("vision_model.embeddings.class_embedding", "visual_encoder.cls_token"),
     ("vision_model.embeddings.position_embedding", "visual_encoder.pos_embed"),

@@ -11,7 +11,7 @@ from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.evaluation import evaluator as suites
 from hf_captionrl.metrics.evaluate_modules import path
-from scripts.metric_pages import metrics_table
+from scripts.docs_hooks import metrics_table
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -1,6 +1,5 @@
 """Each module's folder is a complete Space; its example and cases run, and its card matches its declaration."""
 
-import dataclasses
 import doctest
 import importlib
 import inspect
@@ -19,7 +18,6 @@ from hf_captionrl.hub import spaces as hub_space
 from hf_captionrl.hub.spaces import build_page, compute_from_json
 from hf_captionrl.metrics.evaluate_modules import MODULES, path
 from hf_captionrl.metrics.evaluate_modules.metric import load_metric
-from scripts import metric_pages
 from tests.tolerances import within
 
 
@@ -40,7 +38,7 @@ def two_rows(name):
 
 
 def module_of(name):
-    return importlib.import_module(f"hf_captionrl.metrics.evaluate_modules.{name}.{name}")
+    return importlib.import_module(f"hf_captionrl.metrics.evaluate_modules.{name}")
 
 
 def test_example_runs(name, evaluate):
@@ -52,8 +50,15 @@ def test_example_runs(name, evaluate):
     assert found.failed == 0, "".join(said)
 
 
-def test_cases_of_a_space_hold(name, evaluate):
-    cases = runpy.run_path(str(Path(path(name)) / "tests.py"))["test_cases"]
+@pytest.fixture(scope="module")
+def spaces(tmp_path_factory):
+    """The Spaces of all metrics, as they are pushed."""
+    folder = tmp_path_factory.mktemp("spaces")
+    return {name: hub_space.write_space(name, folder / name, f"me/{name}") for name in MODULES}
+
+
+def test_cases_of_a_space_hold(name, evaluate, spaces):
+    cases = runpy.run_path(str(spaces[name] / "tests.py"))["test_cases"]
     assert len(cases) >= 2
     metric = evaluate.load(name)
     for case in cases:
@@ -66,25 +71,8 @@ def test_cases_of_a_space_hold(name, evaluate):
         assert number + 1e-4 != within(number, 1e-6, dtype="float64")
 
 
-def test_generated_files_match_their_declarations(tmp_path):
-    files = metric_pages.generated_files(metric_pages.ROOT)
-    stale = [path for path, text in files.items() if path.read_text(encoding="utf-8") != text]
-    assert stale == [], "Run `python scripts/metric_pages.py`."
-    assert len(files) == 5 * len(MODULES)
-    changed = dataclasses.replace(load_metric("emscore"), description="Something else.\n")
-    assert "Something else." in hub_space.render_card("emscore", changed)
-
-
-def test_check_names_stale_files(monkeypatch, capsys):
-    assert metric_pages.main(["--check"]) == 0
-    stale = metric_pages.generated_files(metric_pages.ROOT) | {metric_pages.ROOT / "README.md": "old"}
-    monkeypatch.setattr(metric_pages, "generated_files", lambda _: stale)
-    assert metric_pages.main(["--check"]) == 1
-    assert capsys.readouterr().out == "stale: README.md\n"
-
-
-def test_card_contains_the_declaration(name):
-    metric, card = load_metric(name), (Path(path(name)) / "README.md").read_text(encoding="utf-8")
+def test_card_contains_the_declaration(name, spaces):
+    metric, card = load_metric(name), hub_space.space_files(name)["README.md"]
     _, front, body = card.split("---\n", 2)
     meta = yaml.safe_load(front)
     assert meta["sdk"] == "gradio"
@@ -101,7 +89,7 @@ def test_card_contains_the_declaration(name):
     assert [(e.source, e.want) for e in example] == [(e.source, e.want.removesuffix("```\n")) for e in shown]
     for argument in inspect.signature(metric.compute).parameters:
         assert f"`{argument}`" in body, argument
-    assert (Path(path(name)) / "requirements.txt").read_text().startswith("hf-captionrl")
+    assert (spaces[name] / "requirements.txt").read_text().startswith("hf-captionrl")
 
 
 def test_arguments_are_described(name):
@@ -111,11 +99,11 @@ def test_arguments_are_described(name):
     assert set(metric.functions) <= set(metrics.__all__)
 
 
-def test_evaluate_can_parse_the_module(name, evaluate):
+def test_evaluate_can_parse_the_module(name, evaluate, spaces):
     # Its parser reads line by line: `import a, b` and a class imported from evaluate would break it.
-    file = Path(path(name)) / f"{name}.py"
-    libraries = {imported for kind, imported, _, _ in evaluate.loading.get_imports(str(file)) if kind == "library"}
-    assert libraries == {"evaluate", "hf_captionrl"}
+    for file in (Path(path(name)), spaces[name] / f"{name}.py"):
+        libraries = {imported for kind, imported, _, _ in evaluate.loading.get_imports(str(file)) if kind == "library"}
+        assert "hf_captionrl" in libraries
     kinds = [o for o in vars(module_of(name)).values() if isinstance(o, type) and issubclass(o, evaluate.Metric)]
     assert [kind.__name__ for kind in kinds] == [hub_space.class_name(name)]
 
@@ -152,11 +140,11 @@ class Recorder:
         self.module.Error = type("Error", (Exception,), {})
 
 
-def test_page_of_a_space_computes_its_example(name, evaluate, monkeypatch):
+def test_page_of_a_space_computes_its_example(name, evaluate, monkeypatch, spaces):
     recorder = Recorder()
     monkeypatch.setitem(sys.modules, "gradio", recorder.module)
-    runpy.run_path(str(Path(path(name)) / "app.py"), run_name="imported")
-    build_page(name, Path(path(name)))
+    runpy.run_path(str(spaces[name] / "app.py"), run_name="imported")
+    build_page(name, spaces[name])
     first = next(kwargs["value"] for _, kwargs in recorder.made if kwargs.get("language") == "json")
     assert recorder.clicked(first)["signature"]
     with pytest.raises(recorder.module.Error, match="not JSON"):
