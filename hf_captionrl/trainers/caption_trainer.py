@@ -306,7 +306,7 @@ class CaptionTrainer(ExactResumeTrainer):
     def _caption_dataset(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions):
             return dataset
-        features, pixels = self._vision_tower_features(dataset, args), self._pixels(dataset, args)
+        pixels, features = self._pixels(dataset, args), self._vision_tower_features(dataset, args)
         if number := frames_of(dataset):
             # Saved with the model, which must read videos in the same way later.
             self.captioner.frame_pooling, self.captioner.num_frames = args.frame_pooling, number
@@ -555,8 +555,8 @@ class CaptionTrainer(ExactResumeTrainer):
         items = CaptionDataset(
             dataset,
             seed=args.seed if args.data_seed is None else args.data_seed,
-            image_features=self._vision_tower_features(dataset, args),
             pixels=self._pixels(dataset, args),
+            image_features=self._vision_tower_features(dataset, args),
             resample=False,
         )
         size, number = args.per_device_eval_batch_size, len(rows)

@@ -7,6 +7,7 @@ run resumes from the newest one, if it was written with the same configuration.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import json
 import logging
@@ -64,15 +65,15 @@ def run_configuration(trainer: Any) -> dict[str, Any]:
     """Trainer, model, number of rows and the arguments that decide what a run computes."""
     args, data = trainer.args, trainer.train_dataset
     ours = [cls for cls in type(args).__mro__ if cls.__module__.startswith("hf_captionrl.")]
-    names = {name for cls in ours for name in inspect.get_annotations(cls)} & set(type(args).__dataclass_fields__)
+    declared = {name for cls in ours for name in inspect.get_annotations(cls)} | set(_INHERITED)
+    names = sorted(declared.intersection(field.name for field in dataclasses.fields(args)) - _FREE)
     inner = trainer.accelerator.unwrap_model(trainer.model)
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-    plain = {name: getattr(args, name) for name in sorted({*names, *_INHERITED} - _FREE) if hasattr(args, name)}
     return {
         "trainer": type(trainer).__name__,
         "model": public_name(getattr(inner, "name_or_path", None)),
         "rows": len(data) if hasattr(data, "__len__") else None,
-        **json.loads(json.dumps(to_plain(plain), default=str)),
+        **json.loads(json.dumps(to_plain({name: getattr(args, name) for name in names}))),
     }
 
 

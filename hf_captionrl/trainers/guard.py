@@ -281,6 +281,12 @@ class GuardCallback(TrainerCallback):
         self.load = load
         self.rolled_back_to: str | None = None
         self._window: deque[dict[str, float]] = deque(maxlen=thresholds.window)
+        self._start: dict[str, list[float]]  # the first values, as many as the window has steps
+        self._examples: dict[str, str]  # the newest for each statistic
+        self._good: list[int]  # steps of checkpoints, ascending
+        self._tripped: bool
+        self.trips: list[dict[str, Any]]
+        self.refused: list[dict[str, Any]]
         self._against: list[str] = []  # reasons against the captions of the current evaluation
         self._reference_length: float | None = None
         if reference_captions:
@@ -489,14 +495,12 @@ class GuardCallback(TrainerCallback):
         state = copy.deepcopy(dict(state))
         self._window.clear()
         self._window.extend(state.get("window", []))
-        # The first values, as many as the window has steps.
-        start = {"length_p90": [], "reward_minus_held_out": []}
-        self._start: dict[str, list[float]] = state.get("start", start)
-        self._examples: dict[str, str] = state.get("examples", {})  # the newest for each statistic
-        self._good: list[int] = state.get("good", [])  # steps of checkpoints, ascending
+        self._start = state.get("start", {"length_p90": [], "reward_minus_held_out": []})
+        self._examples = state.get("examples", {})
+        self._good = state.get("good", [])
         self._tripped = bool(state.get("tripped", False))
-        self.trips: list[dict[str, Any]] = state.get("trips", [])
-        self.refused: list[dict[str, Any]] = state.get("refused", [])
+        self.trips = state.get("trips", [])
+        self.refused = state.get("refused", [])
 
 
 # --- Statistics of rollouts: logged, checked by the guard, and shown as tables of completions ------------------------

@@ -30,7 +30,7 @@ from hf_captionrl.utils.options import Range, documented
 
 def scorer_list(scorer: Scorer | Sequence[Scorer] | None) -> list[Scorer]:
     """The reward scorers of a trainer, at least one."""
-    scorers = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
+    scorers: list[Any] = list(scorer) if isinstance(scorer, (list, tuple)) else [scorer]
     if not scorers or scorers[0] is None:
         raise ValueError("Self-retrieval needs a scorer. Pass scorer=load_scorer(name).")
     return scorers
@@ -68,7 +68,8 @@ class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, Retr
 
     def check_rewards(self) -> None:
         """Refuse values that a reward does not accept, and weights that reward nothing."""
-        for reward in (SelfRetrieval, *_OTHER_REWARDS.values()):
+        make_reward(SelfRetrieval, self)
+        for reward in _OTHER_REWARDS.values():
             make_reward(reward, self)
         if not self.retrieval_weight and not self.cider_weight:  # penalties alone would teach empty captions
             raise ValueError(
