@@ -376,7 +376,7 @@ def cached_pixels(
 
     Rows are keyed by the bytes of the image's file and by the settings of the processor. Images that are missing are decoded
     and resized in as many threads as there are cores; a warm cache opens no image. The cache has the guarantees of
-    [`FeatureCache`]: it stays valid if a process is killed, and damaged rows are detected and prepared again.
+    [`FeatureCache`]: it stays valid if a process is killed.
 
     Args:
         dataset (`datasets.Dataset`): With an `image` column.
