@@ -115,8 +115,7 @@ class Album:
     def entries(self) -> list[tuple[int, AlbumImage]]:
         """Every caption with the row of its image: the first caption of each image, then its further ones.
 
-        Returns:
-            `list[tuple[int, AlbumImage]]`: One entry per caption; one without caption for an image that has none.
+        One entry without caption for an image that has none.
         """
         return [(row, one) for row, image in enumerate(self.images) for one in (image, *image.further)]
 
@@ -138,8 +137,7 @@ class Album:
     def summary(self) -> dict[str, Any]:
         """Counts and fractions of the album, and the phrases that its groups share.
 
-        Returns:
-            `dict`: Counts of images and texts, and fractions of the captions of different images. Problems are counted per text.
+        Fractions are of the captions of different images; problems are counted per text.
         """
         entries = [one for _, one in self.entries()]
         described = [one for one in entries if one.caption.strip() and one.copy_of is None]
@@ -166,12 +164,7 @@ class Album:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table that the files contain.
-
-        Returns:
-            `list[dict]`: One row per caption, in the order of the album; `number` counts the captions of an image, other images are
-                named by their ids.
-        """
+        """The table that the files contain: one row per caption; `number` counts the captions of an image."""
         ids = [image.image_id for image in self.images]
         return [
             {
@@ -192,14 +185,7 @@ class Album:
         ]
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write a table for Excel: UTF-8 with a byte order mark, and no cell that Excel would evaluate as a formula.
-
-        Args:
-            path: The file.
-
-        Returns:
-            `Path`: The file.
-        """
+        """Write a table for Excel: UTF-8 with a byte order mark, and no cell that Excel would evaluate as a formula."""
         buffer = io.StringIO(newline="")
         writer = csv.writer(buffer)
         writer.writerow(_COLUMNS)
@@ -208,14 +194,7 @@ class Album:
         return atomic_write_text(path, "\ufeff" + buffer.getvalue())
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
-        """Write one JSON object per caption.
-
-        Args:
-            path: The file.
-
-        Returns:
-            `Path`: The file.
-        """
+        """Write one JSON object per caption."""
         return write_jsonl(path, self.rows())
 
 
@@ -383,7 +362,11 @@ class _Pool:
     def __init__(self, work: AlbumWork, existing: list[list[str]], groups: list[str]) -> None:
         self.work, self.settings, self.existing, self.groups = work, work.settings, existing, groups
         found = work.compute("images", range(len(work.images)))
-        facts = {row: ImageFact(**one) for row, one in enumerate(found) if "reason" not in one}
+        facts = {
+            row: ImageFact(one["key"], one["picture"], one["features"])
+            for row, one in enumerate(found)
+            if "reason" not in one
+        }
         self.unreadable = {row: one["reason"] for row, one in enumerate(found) if "reason" in one}
         images = image_facts(facts, self.unreadable, work.cache)
         threshold = self.settings.copy_threshold
@@ -398,10 +381,12 @@ class _Pool:
             is_large = number > _MOST_EXACT and importlib.util.find_spec("faiss") is not None
             near = (approximate_neighbours if is_large else nearest_neighbours)(images.features, k)[:2]
         lead = copy_leaders(images.keys, images.pictures, images.features, near, threshold)
-        first = np.unique(lead)  # positions of the leaders among the readable images
+        first: np.ndarray = np.unique(lead)  # positions of the leaders among the readable images
         self.rows = [images.rows[at] for at in first.tolist()]  # album rows of the leaders
         # Leader of each readable image, as a number below L.
-        self.leader_of: dict[int, int] = dict(zip(images.rows, np.searchsorted(first, lead).tolist(), strict=True))
+        self.leader_of: dict[int, int] = dict(
+            zip(images.rows, np.asarray(np.searchsorted(first, lead)).tolist(), strict=True)
+        )
         self.features = images.features[torch.from_numpy(first)]  # (L, D)
         self.neighbours = None if near is None else _among_leaders(near[0], first, self.features, k)
 

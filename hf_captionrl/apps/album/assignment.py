@@ -20,8 +20,6 @@ from torch import Tensor
 
 from hf_captionrl.retrieval.neighbours import normalised
 from hf_captionrl.retrieval.ranking import (
-    check_features,
-    check_targets,
     duplicate_images,
     ranks_from_scores,
     tie_copies,
@@ -33,12 +31,12 @@ _BLOCK_FLOATS = 2**23
 """Gathered features or scores per block: 32 MiB."""
 
 
+@dataclass
 class EncodedTexts:
     """Features of captions, computed when they are read, because those of millions of candidates do not fit into memory."""
 
-    def __init__(self, scorer: Any, captions: Sequence[str]) -> None:
-        self.scorer = scorer
-        self.captions = captions
+    scorer: Any
+    captions: Sequence[str]
 
     def __getitem__(self, rows: Any) -> Tensor:
         return self.scorer.text_features([self.captions[row] for row in np.asarray(rows).tolist()])
@@ -435,18 +433,6 @@ def same_text(caption: str) -> str:
     return " ".join(caption.casefold().split()).rstrip(" .")
 
 
-def found_images(text_features: Any, image_features: Any, targets: Any = None) -> tuple[Tensor, Tensor]:
-    """Rank of each caption's target, and the image that it finds.
-
-    Shapes: `text_features` `(N, D)`, `image_features` `(M, D)`. Returns int64 tensors `(N,)`: ranks of the targets, 1
-    = best, and rows of the images found.
-    """
-    scores, columns = _scores(text_features, image_features, targets)
-    rank = ranks_from_scores(scores, columns)
-    best_other = scores.scatter(1, columns[:, None], -torch.inf).argmax(1)
-    return rank.cpu(), torch.where(rank == 1, columns, best_other).cpu()
-
-
 def distinct_captions(
     candidates: Sequence[Sequence[str]],
     text_features: Any,
@@ -474,15 +460,8 @@ def distinct_captions(
     Shapes: `image_features` `(M, D)`, `neighbours` `(M, k)`, `allowed` `(S,)`. `text_features` may be an object that
     gives the rows of an array of numbers, such as `EncodedTexts`.
     """
-    for row, texts in enumerate(candidates):
-        if isinstance(texts, str) or not texts:
-            raise ValueError(f"candidates[{row}] is {texts!r}. Use a list of at least one caption per image.")
     images = normalised(image_features, "image_features")
     number = len(candidates)
-    if number != len(images):
-        raise ValueError(
-            f"There are candidates for {number} images, but features of {len(images)}. Use the same images for both."
-        )
     if isinstance(text_features, Tensor | np.ndarray | list):
         text_features = normalised(text_features, "text_features")
     starts = np.cumsum([0, *map(len, candidates)])
@@ -516,19 +495,3 @@ def _number_texts(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
     for key in keys:
         number_of.setdefault(key, len(number_of) - 1)
     return keys, np.fromiter((number_of[key] for key in keys), np.int64, len(keys))
-
-
-def _scores(text_features: Any, image_features: Any, targets: Any) -> tuple[Tensor, Tensor]:
-    """Similarities `(N, M)`, and the column of each caption's target."""
-    text = check_features(text_features, "text_features")
-    images = check_features(image_features, "image_features").to(text)
-    if text.shape[1] != images.shape[1]:
-        raise ValueError(
-            f"text_features have {text.shape[1]} features and image_features {images.shape[1]}. "
-            "Use features of one scorer."
-        )
-    columns = check_targets(targets, len(text), len(images)).to(text.device)
-    scores = text @ images.T
-    if not bool(torch.isfinite(scores).all()):
-        raise ValueError("Products of text_features and image_features overflow. Use features of unit length.")
-    return tie_copies(scores, duplicate_images(images)), columns

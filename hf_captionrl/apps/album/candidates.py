@@ -58,8 +58,14 @@ def generate_candidates(
         )
     others = None if similar is None else dict(zip(rows, similar, strict=True))
     # All settings are explicit, so that the checkpoint's defaults have no effect.
-    sampling = {"do_sample": True, "num_beams": 1, "temperature": options.temperature, "top_p": 1.0, "top_k": 0}
-    number = {"num_return_sequences": options.num_samples, "max_new_tokens": options.max_new_tokens}
+    sampling: dict[str, Any] = {
+        "do_sample": True,
+        "num_beams": 1,
+        "temperature": options.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+    }
+    sampling |= {"num_return_sequences": options.num_samples, "max_new_tokens": options.max_new_tokens}
     found: list[list[str]] = []
     device = captioner.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), evaluating(captioner.model):
@@ -74,7 +80,7 @@ def generate_candidates(
             else:
                 mine = _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
             if options.num_samples:
-                samples = _grouped(captioner.generate(**inputs, **sampling, **number).captions, len(chunk))
+                samples = _grouped(captioner.generate(**inputs, **sampling).captions, len(chunk))
                 mine = [beams + more for beams, more in zip(mine, samples, strict=True)]
             found += [list(dict.fromkeys(texts)) for texts in mine]
     return found

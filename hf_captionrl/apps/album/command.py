@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from hf_captionrl.apps.album.album import STAGES, Album, AlbumWork, describe, describe_album
@@ -139,7 +140,8 @@ class Progress:
     """A progress bar per step, on a terminal; a context manager."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.stage, self.bar = total, "", None
+        self.total, self.stage = total, ""
+        self.bar: Any = None
 
     def __call__(self, stage: str, number: int) -> None:
         from tqdm import tqdm
@@ -147,7 +149,7 @@ class Progress:
         if stage != self.stage:
             self.__exit__()
             self.stage = stage
-            self.bar: Any = tqdm(total=self.total, desc=stage, unit=" images", disable=None)
+            self.bar = tqdm(total=self.total, desc=stage, unit=" images", disable=None)
         self.bar.update(number)
 
     def __enter__(self) -> Progress:
@@ -220,6 +222,7 @@ class KeptWork(AlbumWork):
         self.options = self.settings = options
         self.adapter, self.progress, self.skip_unreadable = adapter, progress, True
         self.folder = options.output[0].with_suffix(".shards")
+        self._keys: dict[int, str] = {}  # hashes of the pixels, by row
         if source is not None:
             self.source = source
 
@@ -315,15 +318,15 @@ class KeptWork(AlbumWork):
             files += sorted(folder.glob("part-*.parquet"))
         elif number == 1:
             stage.load()  # other models are refused, too, if there is nothing to compute
-        places, found = {name: at for at, name in enumerate(names)}, [{} for _ in names]
+        places = {name: at for at, name in enumerate(names)}
+        found: list[dict[str, Any]] = [{} for _ in names]
         for file in files:
             table = read_shard(file)
             for at, name in enumerate(table["id"].to_pylist()):
                 if name in places:
                     found[places[name]] = {
-                        c: _value(table[c][at]) for c in table.column_names if table[c][at].is_valid
+                        c: _value(c, table[c][at]) for c in table.column_names if table[c][at].is_valid
                     }
-                    del found[places[name]]["id"]
         if step == "images":
             self._keys = {row: one["key"] for row, one in zip(rows, found, strict=True) if "key" in one}
         return found
@@ -344,11 +347,11 @@ def _is_finished(folder: Path) -> bool:
     return bool(shards) and all((folder / shard["file"]).is_file() for shard in shards)
 
 
-def _value(cell: Any) -> Any:
-    """A value of a part; numbers stay an array."""
-    values = getattr(cell, "values", None)
-    is_text = values is None or str(values.type) == "string"
-    return cell.as_py() if is_text else values.to_numpy()
+def _value(column: str, cell: Any) -> Any:
+    """A value of a part."""
+    if column == "features":
+        return cell.values.to_numpy()
+    return np.frombuffer(cell.as_py(), np.uint8) if column == "picture" else cell.as_py()
 
 
 class AlbumStage(Stage):
@@ -389,8 +392,7 @@ class AlbumStage(Stage):
 
         if self.step != "images":
             return pa.schema({"id": pa.string(), "captions": pa.list_(pa.string())})
-        picture, features = pa.list_(pa.uint8()), pa.list_(pa.float32())
-        columns = {"id": pa.string(), "key": pa.string(), "picture": picture, "features": features}
+        columns = {"id": pa.string(), "key": pa.string(), "picture": pa.binary(), "features": pa.list_(pa.float32())}
         return pa.schema({**columns, "reason": pa.string()})
 
     def __call__(self, rows: range) -> list[dict[str, Any]]:
@@ -400,6 +402,9 @@ class AlbumStage(Stage):
         self.work.progress, progress = None, self.work.progress
         found = AlbumWork.compute(self.work, self.step, self.rows[part], extra)
         self.work.progress = progress
+        for one in found:
+            if "picture" in one:
+                one["picture"] = one["picture"].tobytes()
         return [{"id": name, **one} for name, one in zip(self.names[part], found, strict=True)]
 
 

@@ -238,10 +238,7 @@ class DemoOptions(CommandOptions):
         "--share, also the public name)",
     )
     port: Positive | None = option(
-        None,
-        group="server",
-        metavar="N",
-        help="port to listen at (default: the first free one from 7860)",
+        None, group="server", metavar="N", help="port to listen at (default: the first free one from 7860)"
     )
     no_browser: bool = option(False, group="server", help="do not open a browser")
     share: bool = option(

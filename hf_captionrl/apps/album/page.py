@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from hf_captionrl.apps.album.album import PROBLEMS, Album, describe_album
-from hf_captionrl.apps.album.assignment import Finding, found_images
+from hf_captionrl.apps.album.assignment import Finding, confusions_of
 from hf_captionrl.apps.album.options import DemoOptions
 from hf_captionrl.apps.album.sources import read_images
 from hf_captionrl.captioners.captioner import Captioner
@@ -133,8 +133,11 @@ def compare_captioners(
             num_beams=num_beams,
             max_new_tokens=max_new_tokens,
         )
-        rank, found = found_images(scorer.text_features(spoken(captions)), image_features)
-        result[name] = [Finding(*row) for row in zip(captions, rank.tolist(), found.tolist(), strict=True)]
+        confusions = confusions_of(scorer.text_features(spoken(captions)), range(len(captions)), image_features)
+        result[name] = [
+            Finding(text, 1 + len(others), others[0] if others else row)
+            for row, (text, (others, _)) in enumerate(zip(captions, confusions, strict=True))
+        ]
     return result
 
 

@@ -247,11 +247,7 @@ def with_word(texts: Sequence[str], word: str) -> np.ndarray:
 # --- What the captions of a group share, and what varies -------------------------------------------------------------
 
 _LONGEST = 8  # words of a phrase
-
-
 _MIN_IMAGES = 3  # what two captions share is hardly a property of the set
-
-
 _SHOWN = 30  # varying facts of a group
 _MOST_PARSED = 5000  # captions of a group
 
@@ -373,51 +369,23 @@ def _parsed(captions: Sequence[str], parser: Any) -> list[list[tuple[str, str]]]
 # and, in English captions, their articles and joining words. All other characters stay as they are.
 
 _SEPARATORS = ",;:、，；：،؛"
-
-
 _STOPS = ".!?…。．！？।"
-
-
 _ENDS = frozenset(_SEPARATORS + _STOPS)
-
-
 _DASHES = "-–—/"
-
-
 _CLOSING = _SEPARATORS + _STOPS + ")]}%»”’」』）】"
-
-
 _OPENING = "([{«“‘「『（【"
-
-
 _PAIRS = frozenset(["()", "[]", "{}", '""', "''", "«»", "“”", "‘’", "„“", "「」", "『』", "（）", "【】"])
-
-
 # At the start of a caption these join it to something that was removed; "on the grass" stands for itself.
 _NEVER_FIRST = frozenset("and or of is are was were has have that which who while as".split())
-
-
 _PREDICATES = frozenset("is are was were has have that which who".split())
-
-
 _EXPLETIVES = frozenset("there there's it it's".split())
-
-
 _NEVER_LAST = FUNCTION_WORDS - {"up", "down"}  # "looking up" is complete
-
-
 _SINGULAR = frozenset("a an one this that".split())
-
-
 _MOST_ADJECTIVES = 2
-
-
 _VERBS = frozenset(
     "sits stands lies lays runs walks plays looks sleeps rests holds wears rides jumps eats carries leans poses swims flies "
     "watches waits plays chases catches drinks hangs faces stares sniffs sat stood ran lay".split()
 )
-
-
 _NOT_VERBS = frozenset(
     "string spring building ceiling painting clothing railing awning wedding crossing bedding evening morning frosting".split()
 )

@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import shutil
+import signal
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,6 @@ from hf_captionrl.utils import ray_engine
 from hf_captionrl.utils.model_files import model_path
 from hf_captionrl.utils.parts import read_shards
 from hf_captionrl.utils.ray_engine import RayActor
-from tests.apps.album.dying import DyingWork
 from tests.tiny import tiny_images
 from tests.tiny.chat import tiny_chat
 
@@ -39,6 +40,24 @@ def photos(tmp_path, monkeypatch, scenes):
     scenes[0].save(folder / "copy.png")
     (folder / "broken.png").write_bytes(b"no image")
     return folder
+
+
+class DyingWork(KeptWork):
+    """The first process that samples captions dies; `killed-PID` is left in the working folder."""
+
+    @cached_property
+    def captioner(self):
+        captioner = KeptWork.captioner.func(self)
+        real = captioner.generate
+
+        def generate(**inputs):
+            if inputs["do_sample"] and not list(Path().glob("killed-*")):
+                Path(f"killed-{os.getpid()}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(**inputs)
+
+        captioner.generate = generate
+        return captioner
 
 
 def album(output, *more):

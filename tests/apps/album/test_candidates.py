@@ -1,0 +1,407 @@
+"""Pragmatic decoding against a plain loop over words and prefixes, and with beams of every family."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import tqdm
+from peft import get_peft_model
+from safetensors.torch import load_file
+from transformers import TrainerControl, TrainerState
+
+from hf_captionrl import load_captioner, load_scorer
+from hf_captionrl.apps.album import candidates as adapt_captioner
+from hf_captionrl.apps.album import command
+from hf_captionrl.apps.album import command as pipelines
+from hf_captionrl.apps.album.candidates import PragmaticProcessor, _Clock, adapt_to_album, pragmatic_captions
+from hf_captionrl.apps.album.command import check_options, load_model
+from hf_captionrl.apps.album.options import AlbumOptions
+from hf_captionrl.apps.album.sources import AlbumSource
+from hf_captionrl.cli import main
+from hf_captionrl.trainers.guard import RewardHackingGuard
+from hf_captionrl.utils.model_files import model_path
+from tests.processes import Forked
+from tests.tiny import FAMILIES, tiny_captioner, tiny_images
+from tests.tolerances import assert_close
+
+
+def listener_by_loop(speakers, words):
+    """log L(image | prefix) for the listener of one prefix, word by word; `speakers[image][step][word]` are probabilities."""
+    belief = [1 / len(speakers)] * len(speakers)
+    for step, word in enumerate(words):
+        joint = [b * speaker[step][word] for b, speaker in zip(belief, speakers, strict=True)]
+        belief = [j / sum(joint) for j in joint]
+    return belief
+
+
+@pytest.mark.parametrize("rationality", [0.0, 1.0, 2.5])
+def test_scores_against_a_loop(rationality):
+    generator = torch.Generator().manual_seed(0)
+    K, V, T, groups = 3, 5, 4, 2
+    speakers = torch.rand(groups, K, T, V, generator=generator).softmax(-1)
+    words = torch.randint(0, V, (groups, T), generator=generator)
+    processor = PragmaticProcessor(K, rationality=rationality)
+    ids = torch.zeros(groups * K, 1, dtype=torch.long)
+    for step in range(T):
+        found = processor(ids, speakers[:, :, step].reshape(-1, V).log()).view(groups, K, V)
+        for group in range(groups):
+            table = speakers[group].tolist()
+            expected = []
+            for word in range(V):
+                belief = listener_by_loop(table, [*words[group, :step].tolist(), word])
+                expected.append(table[0][step][word] * belief[0] ** rationality)
+            expected = torch.tensor([math.log(e / sum(expected)) for e in expected])
+            for row in range(K):
+                assert_close(found[group, row], expected, magnitude=10)
+        ids = torch.cat([ids, words[:, step].repeat_interleave(K)[:, None]], 1)
+
+
+def test_listener_follows_reordered_beams():
+    """Two beams that swap places between steps keep their own listeners."""
+    V, K = 4, 2
+    first = torch.log_softmax(torch.randn(K * 2, V, generator=torch.Generator().manual_seed(1)), -1)
+    second = torch.log_softmax(torch.randn(K * 2, V, generator=torch.Generator().manual_seed(2)), -1)
+    start = torch.zeros(4, 1, dtype=torch.long)
+    # Rows: image 0 beams 0 and 1, image 1 beams 0 and 1. In the first step both beams have the same prefix.
+    first = first[[0, 0, 2, 2]]
+    straight, crossed = PragmaticProcessor(K, 2), PragmaticProcessor(K, 2)
+    straight(start, first)
+    crossed(start, first)
+    ids = torch.tensor([[0, 1], [0, 2], [0, 1], [0, 2]])
+    swapped = [1, 0, 3, 2]
+    one = straight(ids, second)
+    other = crossed(ids[swapped], second[swapped])
+    assert torch.equal(one, other[swapped])
+    # A third step, where the parents' order differs from the children's.
+    third = torch.cat([ids, torch.tensor([[3], [3], [3], [3]])], 1)
+    scores = torch.log_softmax(torch.randn(K * 2, V, generator=torch.Generator().manual_seed(3)), -1)
+    assert torch.equal(straight(third, scores), crossed(third, scores))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_rationality_it_is_beam_search(family):
+    captioner = tiny_captioner(family)
+    images = tiny_images(3)
+    settings = {"num_beams": 3, "max_new_tokens": 6}
+    found = pragmatic_captions(
+        captioner, images, [[0, 1, 2], [1, 2, 0]], rationality=0, num_return_sequences=2, **settings
+    )
+    plain = captioner.generate(
+        **captioner.encode_images(images[:2]), do_sample=False, num_return_sequences=2, **settings
+    ).captions
+    assert found == [plain[:2], plain[2:]]
+
+
+def test_listener_prefers_what_others_would_not_say():
+    """Both images may be called 'animal', only the target 'dog'; the captioner alone prefers 'animal'."""
+    animal, dog, cat = range(3)
+    speakers = torch.tensor([[0.6, 0.4, 1e-9], [0.6, 1e-9, 0.4]]).log()
+    ids = torch.zeros(2, 1, dtype=torch.long)
+    assert PragmaticProcessor(2, rationality=0)(ids, speakers).argmax(-1).tolist() == [animal, animal]
+    assert PragmaticProcessor(2, rationality=1)(ids, speakers).argmax(-1).tolist() == [dog, dog]
+    swapped = speakers.flip(0)
+    assert PragmaticProcessor(2, rationality=1)(ids, swapped).argmax(-1).tolist() == [cat, cat]
+
+
+@pytest.fixture(scope="module")
+def scorers():
+    return [load_scorer(model_path(f"scenes:{name}"), device="cpu") for name in ("clip-reward", "siglip-held-out")]
+
+
+@pytest.fixture(scope="module")
+def images(scenes):
+    return scenes[:8]
+
+
+def load():
+    return load_captioner(model_path("scenes:blip-mle"), device="cpu")
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_held_out_scorer_decides(scorers, images, tmp_path, monkeypatch, better):
+    measured = iter([0.25, 0.5 if better else 0.25])
+    real = adapt_captioner._measure
+
+    def decided(*arguments):
+        return {**real(*arguments), "held_out": next(measured)}
+
+    monkeypatch.setattr(adapt_captioner, "_measure", decided)
+    # One image twice: it must not be its own distractor.
+    album = [*images, images[0]]
+    found = adapt_to_album(load, *scorers, album, tmp_path / "adapter", seconds=3600, max_steps=2, batch_size=4)
+    assert found.facts["kept"] is better
+    assert found.facts["steps"] == 2
+    assert hasattr(found.captioner.model, "peft_config") is better
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+    assert ("is used" if better else "is not used") in found.facts["sentence"]
+    assert found.captioner.generate(**found.captioner.encode_images(images[:1])).captions[0]
+
+
+def test_time_ends_the_training(scorers, images, tmp_path):
+    found = adapt_to_album(load, *scorers, images, tmp_path, seconds=0.01, batch_size=4)
+    assert found.facts["steps"] == 1
+
+
+def test_guard_and_degenerate_captions_are_reasons():
+    class Trainer:
+        guard = None
+
+    fine = {"degenerate": 0.0, "held_out": 0.5, "scorer": 0.5}
+    assert adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6}) is None
+    assert "does not rank more" in adapt_captioner._reason_against(Trainer, fine, {**fine, "scorer": 0.9})
+    assert "degenerate" in adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.9, "degenerate": 0.2})
+    Trainer.guard = type("Guard", (), {"trips": [{"reason": "loops"}], "rolled_back_to": None})
+    assert "loops" in adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6})
+    Trainer.guard.rolled_back_to = "checkpoint-3"
+    assert adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6}) is None
+
+
+def test_guard_returns_to_the_last_good_checkpoint(scorers, images, tmp_path, monkeypatch):
+    steps, weights = [], []
+
+    def reason(guard):
+        return "Captions loop." if len(steps) == 6 else None
+
+    def on_step_end(self, args, state, control, *, model, **kwargs):
+        steps.append(state.global_step)
+        weights.append({name: w.detach().clone() for name, w in model.named_parameters() if "lora" in name})
+        control.should_save = len(steps) in (2, 4)
+
+    # The guard acts after the sixth step; checkpoints exist of the second and the fourth.
+    monkeypatch.setattr(RewardHackingGuard, "reason", property(reason))
+    monkeypatch.setattr(RewardHackingGuard, "healthy", property(lambda guard: len(steps) < 4))
+    monkeypatch.setattr(adapt_captioner._Clock, "on_step_end", on_step_end)
+    measured = iter([0.25, 0.5])
+    real = adapt_captioner._measure
+    monkeypatch.setattr(adapt_captioner, "_measure", lambda *all_: {**real(*all_), "held_out": next(measured)})
+    found = adapt_to_album(load, *scorers, images, tmp_path, seconds=3600, max_steps=20, batch_size=4)
+    assert (found.facts["steps"], found.facts["rolled_back_to"], found.facts["kept"]) == (7, "checkpoint-2", True)
+    assert "The guard returned to checkpoint-2." in found.facts["sentence"]
+    delivered = dict(found.captioner.model.named_parameters())
+    assert all(torch.equal(delivered[name], weight) for name, weight in weights[1].items())
+    assert not all(torch.equal(delivered[name], weight) for name, weight in weights[3].items())
+
+
+@pytest.mark.parametrize(
+    ("scorers", "refused"),
+    [
+        ({"model": "a/b", "scorer": "google/siglip-base-patch16-224"}, True),
+        ({"model": "a/b", "held_out_scorer": "openai/clip-vit-base-patch32"}, True),
+        ({"model": "scenes:blip-mle", "held_out_scorer": "scenes:clip-reward"}, True),
+        ({"model": "scenes:blip-mle", "scorer": "scenes:siglip-held-out"}, True),
+        ({"model": "a/b", "scorer": "models/x", "held_out_scorer": "./models/x/"}, True),
+        ({"model": "a/b"}, False),
+        ({"model": "scenes:blip-mle"}, False),
+    ],
+)
+def test_one_scorer_cannot_reward_and_decide(tmp_path, monkeypatch, scorers, refused):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "x").mkdir(parents=True)
+    options = AlbumOptions(images="photos", adapt="1s", **scorers)
+    if refused:
+        with pytest.raises(ValueError, match="held_out_scorer"):
+            check_options(options)
+    else:
+        check_options(options)
+    check_options(dataclasses.replace(options, adapt=None))
+
+
+def test_adapter_is_loaded_onto_the_base_of_the_options(tmp_path, monkeypatch):
+    captioner = load()
+    captioner.model = get_peft_model(captioner.model, captioner.lora_config())
+    captioner.save_pretrained(tmp_path)
+    asked, real = {}, pipelines.pipeline
+
+    def pipeline(name, **settings):
+        asked.update(settings)
+        return real(name, **{**settings, "revision": None})
+
+    monkeypatch.setattr(pipelines, "pipeline", pipeline)
+    options = AlbumOptions(images="x", model="scenes:blip-mle", dtype="bfloat16", revision="abc", device="cpu")
+    found = load_model(options, tmp_path)
+    assert asked["revision"] == "abc"
+    assert hasattr(found.model, "peft_config")
+    assert {p.dtype for n, p in found.model.named_parameters() if "lora_" not in n} == {torch.bfloat16}
+
+
+def test_command_adapts_once(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for number, image in enumerate(images[:4]):
+        image.save(tmp_path / "photos" / f"{number}.png")
+    quick = ["--num_beams", "1", "--num_samples", "0", "--max_new_tokens", "6", "--cache_dir", "cache", "--json"]
+    command = ["album", "photos", "--model", "scenes:blip-mle", "--adapt", "1s", *quick]
+    assert main([*command, "--held_out_scorer", "scenes:clip-reward"]) == 2
+    assert "held_out_scorer" in capsys.readouterr().err
+    assert main(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["adapt"]["steps"] >= 1
+    monkeypatch.setattr(pipelines, "adapt_to_album", None)
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["adapt"] == first["adapt"]
+
+
+def adapted(images, folder, **settings):
+    scorers = [load_scorer(model_path(f"scenes:{name}"), device="cpu") for name in ("clip-reward", "siglip-held-out")]
+
+    def load():
+        return load_captioner(model_path("scenes:blip-mle"), device="cpu")
+
+    return adapt_to_album(load, *scorers, images, folder, batch_size=4, seconds=3600, **settings)
+
+
+def killed_in_step_4(images, folder):
+    real = _Clock.on_step_end
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(self, args, state, control, **kwargs)
+
+    _Clock.on_step_end = on_step_end
+    adapted(images, folder, max_steps=5)
+
+
+def test_killed_training_equals_one_that_was_not(tmp_path, monkeypatch, scenes):
+    images = list(scenes[:8])
+    monkeypatch.setattr(adapt_captioner, "_SAVE_SECONDS", 0)
+    with Forked(killed_in_step_4, images, tmp_path / "killed") as process:
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert sorted(path.name for path in (tmp_path / "killed").glob("checkpoint-*"))[-1] == "checkpoint-3"
+    assert not (tmp_path / "killed" / "adapter_model.safetensors").exists()
+    kept = json.loads((tmp_path / "killed" / "checkpoint-3" / "trainer_state.json").read_text())
+    used = kept["stateful_callbacks"]["_Clock"]["attributes"]["used"]
+    assert 0 < used < 300
+    clocks, real = [], _Clock.on_train_begin
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        real(self, args, state, control, **kwargs)
+        clocks.append((state.global_step, self.used))
+
+    monkeypatch.setattr(_Clock, "on_train_begin", on_train_begin)
+    found = adapted(images, tmp_path / "killed", max_steps=5, resume=True)
+    whole = adapted(images, tmp_path / "whole", max_steps=5, resume=True)
+    assert clocks == [(3, used), (0, 0.0)]
+    assert found.facts["steps"] == whole.facts["steps"] == 5
+    assert {name: found.facts[name] for name in ("before", "after")} == {
+        name: whole.facts[name] for name in ("before", "after")
+    }
+    one, other = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("killed", "whole"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Bar:
+    """Records what a bar shows."""
+
+    def __init__(self, **settings):
+        self.n, self.settings, self.shown, self.is_closed = 0, settings, [], False
+
+    def set_postfix_str(self, text, refresh):
+        self.text = text
+
+    def update(self, number):
+        self.n += number
+        self.shown.append((self.n, self.text))
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_clock_counts_earlier_seconds_saves_and_shows_the_steps(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(adapt_captioner.time, "monotonic", lambda: now[0])
+    bars = []
+    monkeypatch.setattr(tqdm, "tqdm", lambda **settings: bars.append(Bar(**settings)) or bars[-1])
+    clock, args, control = _Clock(200.0), SimpleNamespace(train_batch_size=8), TrainerControl()
+    state = TrainerState(global_step=7)
+    state.stateful_callbacks = {"_Clock": {"args": {}, "attributes": {"used": 150.0}}}
+    clock.on_train_begin(args, state, control)
+    assert clock.interval == 40
+    seen = []
+    for seconds in (20.0, 25.0, 10.0):
+        now[0] += seconds
+        state.global_step += 1
+        control.should_save = False
+        clock.on_step_end(args, state, control)
+        seen.append((clock.used, control.should_save, control.should_training_stop))
+    clock.on_train_end(args, state, control)
+    assert seen == [(170.0, False, False), (195.0, True, False), (205.0, True, True)]
+    assert clock.state()["attributes"] == {"used": 205.0}
+    (bar,) = bars
+    assert bar.settings["total"] == 200
+    assert bar.is_closed
+    assert bar.shown == [(170.0, "8 steps"), (195.0, "9 steps"), (200.0, "10 steps")]
+    # A new training has all its time, whatever an earlier one left in the state.
+    clock.on_train_begin(args, TrainerState(global_step=0), TrainerControl())
+    assert clock.used == 0
+
+
+CHANGES = {
+    "prompt": "a photo of",
+    "split": "train",
+    "max_images": 2,
+    "image_root": "x",
+    "revision": "a",
+    "dtype": "bfloat16",
+    "seed": 1,
+    "scorer": "scenes:other",
+    "held_out_scorer": "scenes:x",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("file", ["decision.json", "asked.json"])
+def test_work_of_other_settings_is_refused(tmp_path, monkeypatch, name, file):
+    monkeypatch.chdir(tmp_path)
+    options = AlbumOptions(images="photos", model="scenes:blip-mle", adapt="1s", output=[Path("o.jsonl")])
+    source = AlbumSource(["a.png"], ["a.png"])
+    Path("o.adapter").mkdir()
+    asked = {"seconds": 1.0, "images": "photos", "model": "scenes:blip-mle", "dtype": "float32", "seed": 0}
+    asked |= dict.fromkeys(("split", "image_root", "max_images", "revision", "prompt", "scorer", "held_out_scorer"))
+    facts = {"kept": True, "asked": asked}
+    Path("o.adapter", file).write_text(json.dumps(facts if file == "decision.json" else asked))
+    if file == "decision.json":
+        assert command.adapt(options, source, None) == facts
+    setattr(options, name, CHANGES[name])
+    with pytest.raises(ValueError, match=rf"{name} is now .* o\.adapter has an adapter of that command"):
+        command.adapt(options, source, None)
+
+
+def test_command_resumes_and_leaves_no_checkpoints(scenes, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for number in range(3):
+        scenes[number].save(f"photos/{number}.png")
+    asked, real = [], adapt_captioner.adapt_to_album
+
+    def adapt(*arguments, **settings):
+        asked.append((settings["resume"], sorted(path.name for path in Path("album.adapter").glob("checkpoint-*"))))
+        found = real(*arguments, **settings)
+        assert list(Path("album.adapter").glob("checkpoint-*")), "the last step is saved"
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(command, "adapt_to_album", adapt)
+    quick = "--num_beams 1 --num_samples 0 --max_new_tokens 6 --cache_dir cache --json".split()
+    words = ["album", "photos", "--model", "scenes:blip-mle", "--adapt", "0.1s", *quick]
+    assert main(words) != 0
+    checkpoints = sorted(Path("album.adapter").glob("checkpoint-*"))
+    checkpoint = max(checkpoints, key=lambda path: int(path.name.partition("-")[2]))
+    assert main(words) == 0
+    steps = json.loads(capsys.readouterr().out)["adapt"]["steps"]
+    assert steps == int(checkpoint.name.partition("-")[2]) + 1
+    assert asked == [(True, []), (True, [path.name for path in checkpoints])]
+    assert not list(Path("album.adapter").glob("checkpoint-*"))
+    # --overwrite starts again, also if checkpoints are left.
+    checkpoint.mkdir()
+    assert main([*words, "--overwrite"]) == 0
+    assert asked[2] == (True, [])

@@ -1,0 +1,415 @@
+"""What captions share and what varies."""
+
+import logging
+import random
+import re
+import sys
+import tracemalloc
+import types
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from hf_captionrl.apps.album import phrases
+from hf_captionrl.apps.album import phrases as caption_language
+from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album.options import AlbumSettings
+from hf_captionrl.apps.album.phrases import (
+    MARGIN,
+    LanguageIdentifier,
+    check_candidates,
+    drop_shared,
+    group_facts,
+    load_language_identifier,
+    meets_constraints,
+    shared_phrases,
+    without_loose_end,
+)
+from hf_captionrl.cli import main
+from hf_captionrl.text import tokenize as spacy_models
+
+DOGS = [
+    "a photo of a brown dog on a red sofa",
+    "a photo of a dog on the grass, running",
+    "A photo of the dog with a ball",
+    "a photo of a sleeping dog",
+]
+
+
+def test_shared_phrases_by_hand():
+    assert shared_phrases(DOGS) == ("a photo", "dog")
+    assert shared_phrases([*DOGS, "a cat"]) == ()
+    assert shared_phrases([*DOGS, "a cat"], min_share=0.8) == ("a photo", "dog")
+    # The longest phrase stands for its parts; function words alone are not shared facts.
+    assert shared_phrases(["the old red barn in snow", "the old red barn in fog", "the old red barn"]) == (
+        "the old red barn",
+    )
+    assert shared_phrases(["on the sea", "on the hill", "on the roof"]) == ()
+    # Punctuation ends a phrase.
+    assert shared_phrases(["a dog, red ball"] * 3) == ("a dog", "red ball")
+    assert shared_phrases(DOGS[:2]) == (), "two captions are not a set"
+
+
+def test_shared_phrases_of_other_scripts_are_whole_words():
+    hindi = ["एक कुत्ता घास पर है", "एक कुत्ता सोफ़े पर है", "एक कुत्ता पानी में है"]
+    assert shared_phrases(hindi) == ("एक कुत्ता", "है")
+    assert shared_phrases(["at 8:30 am", "at 8:30 pm", "until 8:30"]) == ("8:30",)
+    assert shared_phrases(["一只狗在草地上", "一只狗在沙发上", "一只狗在水里"]) == ()
+
+
+def test_rare_words_take_no_memory_and_change_no_phrase():
+    rng = random.Random(0)
+    captions = [
+        " ".join(["red barn", *(f"w{rng.randrange(10**6)}" for _ in range(30)), "old", "sea"]) for _ in range(2000)
+    ]
+    tracemalloc.start()
+    try:
+        found = shared_phrases(captions)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == ("old sea", "red barn")
+    assert peak < 30e6  # all 500,000 phrases take 100 MB
+
+
+def test_facts_of_groups():
+    captions = [*DOGS, "a cat on a mat", "a cat on a hat", "a cat on a bat"]
+    first, second = group_facts(captions, ["dogs"] * 4 + ["cats"] * 3)
+    assert (first.group, first.num_images, first.shared) == ("dogs", 4, ("a photo", "dog"))
+    assert (second.group, second.num_images, second.shared) == ("cats", 3, ("a cat",))
+    assert dict(second.varying) == {"bat": 1, "hat": 1, "mat": 1}
+    assert all(fact != "dog" for fact, _ in first.varying)
+
+
+class Chunk(list):
+    """spaCy's span: tokens and their text; those of `a`, `the` and `it` are no nouns."""
+
+    def __init__(self, text):
+        kinds = {"a": "DET", "the": "DET", "it": "PRON"}
+        super().__init__(
+            SimpleNamespace(text=w, pos_=kinds.get(w, "NOUN"))
+            for w in text.replace(",", " ,").replace("'s", " 's").split()
+        )
+        self.text = text
+
+
+@pytest.fixture
+def parser(monkeypatch):
+    """A stand-in for spaCy, which only some machines have: noun chunks are in brackets."""
+
+    class Parser:
+        def pipe(self, texts):
+            for text in texts:
+                chunks = (Chunk(found) for found in re.findall(r"\[(.*?)\]", marked[text]))
+                yield SimpleNamespace(noun_chunks=chunks)
+
+    marked = {}
+
+    def load_spacy(exclude):
+        assert exclude == ["ner"]
+        return Parser()
+
+    def captions(*texts):
+        plain = [re.sub(r"[\[\]]", "", text) for text in texts]
+        marked.update(zip((text.casefold() for text in plain), (text.casefold() for text in texts), strict=True))
+        return plain
+
+    monkeypatch.setattr(phrases, "load_spacy", load_spacy)
+    return captions
+
+
+def test_noun_phrases_are_facts_with_a_parser(parser):
+    captions = parser(
+        "[a man] with [a blue umbrella]", "[a man] on [a wooden horse]", "[a man] by [a wooden horse] of [it]"
+    )
+    (found,) = group_facts(captions, [""] * 3)
+    assert found.shared == ("a man",)
+    assert found.varying == (("wooden horse", 2), ("blue umbrella", 1))
+
+
+def test_noun_chunks_are_shared_phrases(parser, monkeypatch):
+    captions = parser(
+        "[a close up] of [a big, red dog]",
+        "[the close up] of [the big, red dog] on [grass]",
+        "[A close up]: [a big, red dog]",
+    )
+    (found,) = group_facts(captions, [""] * 3)
+    assert found.shared == ("big, red dog", "close up")
+    assert dict(found.varying) == {"grass": 1}
+    # Phrases of content words stay, and without a parser there are only these.
+    with monkeypatch.context() as patched:
+        patched.setattr(phrases, "_MOST_PARSED", 2)
+        (without,) = group_facts(captions, [""] * 3)
+    assert without.shared == ("red dog", "big", "close")
+    assert [drop_shared(text, found.shared, trigger="x") for text in captions] == ["x", "x on grass", "x"]
+    # A chunk of too few captions is not shared; pronouns never are.
+    few = parser("[a close up] of [it]", "[a close up] and [it]", "[a close shave] for [it]")
+    (found,) = group_facts(few, [""] * 3)
+    assert found.shared == ("a close",)
+    assert group_facts(few, [""] * 3, min_share=0.6)[0].shared == ("a close up",)
+
+
+def test_large_groups_are_not_parsed(parser):
+    (found,) = group_facts(["a dog"] * 5001, [""] * 5001)
+    assert found.shared == ("a dog",)
+
+
+def test_noun_chunks_of_spacy_are_shared_phrases():
+    pytest.importorskip("spacy", reason="no spaCy with its English model on this machine")
+    try:
+        spacy_models.load_spacy()
+    except ModuleNotFoundError:
+        pytest.skip("no spaCy with its English model on this machine")
+    captions = ["a big, red dog on a sofa", "the big, red dog in the snow", "a big, red dog with a wooden ball"]
+    (found,) = group_facts(captions, [""] * 3)
+    assert found.shared == ("big, red dog",)
+    assert dict(found.varying) == {"sofa": 1, "snow": 1, "wooden ball": 1}
+
+
+@pytest.mark.parametrize(
+    ("caption", "dropped", "triggered"),
+    [
+        (DOGS[0], "brown on a red sofa", "ohwx dog, brown on a red sofa"),
+        (DOGS[1], "on the grass, running", "ohwx dog on the grass, running"),
+        (DOGS[2], "with a ball", "ohwx dog with a ball"),
+        (DOGS[3], "sleeping", "ohwx dog, sleeping"),
+        ("a dog", "a dog", "ohwx dog"),
+        ("a man and a dog", "a man", "ohwx dog, a man"),
+        ("a man with a dog, smiling", "a man, smiling", "ohwx dog, a man, smiling"),
+        ("a dog is sitting in a dog orange car", "sitting in an orange car", "ohwx dog, sitting in an orange car"),
+        ("two pigs on a lawn", "two pigs on a lawn", "ohwx dog, two pigs on a lawn"),
+        ("a hotdog stand", "a hotdog stand", "ohwx dog, a hotdog stand"),
+        ("", "", "ohwx dog"),
+    ],
+)
+def test_dropping_leaves_correct_text(caption, dropped, triggered):
+    phrases = ("a photo", "dog")
+    assert drop_shared(caption, phrases) == dropped
+    assert drop_shared(caption, phrases, trigger="ohwx dog") == triggered
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "the clock shows 8:30 , not 8 : 31",
+        "il y a un chien et un chat",
+        "एक कुत्ता घास पर बैठा है।",
+        "a dog (brown) -- looking up",
+        "it is what it is, the sun going down",
+        "  an two  spaces;stay ",
+        "แมวสองตัวบนโซฟา",
+    ],
+)
+def test_caption_without_a_shared_phrase_does_not_change(caption):
+    assert drop_shared(caption, ["photo", "狗", "कुत्"]) == caption.strip()
+    assert drop_shared(caption, [], trigger="ohwx") == f"ohwx, {caption.strip()}"
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrase", "dropped"),
+    [
+        # Other languages: the phrase, and spaces and punctuation around it.
+        ("एक कुत्ता घास पर बैठा है।", "एक कुत्ता", "घास पर बैठा है।"),
+        ("घास पर एक कुत्ता।", "एक कुत्ता", "घास पर।"),
+        ("il y a un petit chien", "petit", "il y a un chien"),
+        ("un homme, il y a un chien, l'herbe", "il y a un chien", "un homme, l'herbe"),
+        ("une photo à 8:30, il y a deux chats", "deux chats", "une photo à 8:30, il y a"),
+        ("一只狗,在草地上", "一只狗", "在草地上"),
+        ("一只狗在草地上", "一只狗", "一只狗在草地上"),
+        ("собака, дом и собака.", "собака", "дом и."),
+        # Numbers, punctuation and spaces outside the phrase.
+        ("a clock at 8:30, a dog at 9:15", "dog", "a clock at 8:30, at 9:15"),
+        ("a clock at 8:30", "8", "a clock at 8:30"),
+        ("a 3.5 inch dog", "3", "a 3.5 inch dog"),
+        ('a sign that says "dog" on a wall', "dog", "a sign that says on a wall"),
+        ("a man (a dog) on a hill", "a dog", "a man on a hill"),
+        ("a man (with a dog) on a hill", "a dog", "a man on a hill"),
+        ("A man. A dog. A cat.", "a dog", "A man. A cat."),
+        ("a man, a dog.", "a dog", "a man."),
+        ("a man - a dog - on a hill", "a dog", "a man - on a hill"),
+        ("a man/woman  with a dog", "dog", "a man/woman"),
+        # Articles and joining words only where something was removed.
+        ("a dog looking up", "a dog", "looking up"),
+        ("an small apple", "small", "an apple"),
+        ("a small hour glass, a orange", "small", "an hour glass, a orange"),
+        ("a small unicorn", "small", "a unicorn"),
+        ("An old dog", "old", "A dog"),
+        ("a dog sitting on a sofa", "dog", "sitting on a sofa"),
+        ("a dog sits on a sofa", "dog", "sits on a sofa"),
+        ("a dog house", "dog", "a house"),
+        ("a man walking dogs in a park", "dogs", "a man walking in a park"),
+        ("a man holding a ball on a hill", "a ball", "a man holding on a hill"),
+        ("a man looking up at a dog", "dog", "a man looking up"),
+        ("there is a dog on the sofa", "dog", "on the sofa"),
+        ("a very cute dog on a sofa", "dog", "very cute on a sofa"),
+        ("two cats; one dog is white", "dog", "two cats; white"),
+        ("a man, a dog and a cat", "a dog", "a man, and a cat"),
+        ("my dog, Rex, at 10:15 p.m.", "dog", "Rex, at 10:15 p.m."),
+        ("a cat that is red on a sofa", "red", "a cat on a sofa"),
+        ("a café with the dog", "dog", "a café"),
+    ],
+)
+def test_only_the_seams_are_repaired(caption, phrase, dropped):
+    assert drop_shared(caption, [phrase]) == dropped
+
+
+def test_truncated_text_has_no_loose_end():
+    assert without_loose_end("a dog, sitting on the") == "a dog, sitting"
+    assert without_loose_end("and a dog with a, ") == "and a dog"
+    assert without_loose_end("il y a un") == "il y a un"
+    assert without_loose_end("of the") == ""
+
+
+CAPTIONS = {
+    "en": [
+        "a dog on a sofa",
+        "three dogs",
+        "red bus parked in the street",
+        "a man riding a horse",
+        "dog running in the snow",
+    ],
+    "de": [
+        "ein Hund auf einem Sofa",
+        "drei Hunde",
+        "roter Bus auf der Straße",
+        "ein Mann reitet ein Pferd",
+        "Hund rennt im Schnee",
+    ],
+    "fr": [
+        "un chien sur un canapé",
+        "trois chiens",
+        "bus rouge garé dans la rue",
+        "un homme à cheval",
+        "chien dans la neige",
+    ],
+    "es": [
+        "un perro en un sofá",
+        "tres perros",
+        "autobús rojo en la calle",
+        "un hombre a caballo",
+        "perro en la nieve",
+    ],
+}
+
+
+class Counting:
+    """py3langid's interface; the score of a language is the number of its words."""
+
+    labels = ("en", "de", "fr")
+    words: ClassVar = {"en": {"dog", "the", "a"}, "de": {"hund", "der", "a"}, "fr": {"chien", "le"}}
+
+    @classmethod
+    def from_model_file(cls, file):
+        assert file == "model"
+        return cls()
+
+    def set_languages(self, languages):
+        self.asked = list(languages)
+
+    def rank(self, text):
+        scores = {name: 2.0 * sum(w in mine for w in text.lower().split()) for name, mine in self.words.items()}
+        return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+
+    def classify(self, text):
+        return self.rank(text)[0]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    module = types.ModuleType("py3langid.langid")
+    module.LanguageIdentifier, module.MODEL_FILE = Counting, "model"
+    monkeypatch.setitem(sys.modules, "py3langid", types.ModuleType("py3langid"))
+    monkeypatch.setitem(sys.modules, "py3langid.langid", module)
+    caption_language._loaded.cache_clear()
+    yield
+    caption_language._loaded.cache_clear()
+
+
+@pytest.fixture
+def absent(monkeypatch):
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    caption_language._report_missing.cache_clear()
+
+
+def test_only_clear_differences_count():
+    identifier = LanguageIdentifier(Counting(), ["en", "de"])
+    assert identifier._identifier.asked == ["de", "en"]
+    assert MARGIN == 3
+    assert not identifier.is_foreign("dog", ["de"]), "one word, 2 nats"
+    assert identifier.is_foreign("the dog", ["de"])
+    assert not identifier.is_foreign("the dog", ["de", "en"])
+    assert not identifier.is_foreign("12 + 3", ["fr"])
+    assert not identifier.is_foreign("the dog", [])
+    # "a" is German by classification, but English here.
+    groups = [["the dog"], ["a dog", "der hund"], ["a"], [], ["7"], ["the dog"]]
+    assert identifier.languages_of(groups) == [{"en"}, {"en", "de"}, {"en"}, set(), set(), {"en"}]
+    assert identifier.languages_of([["7"]]) == [set()]
+
+
+def test_candidates_keep_the_language_of_existing_captions(made):
+    candidates = [["the dog", "der hund", "le chien"], ["der hund", "dog"], ["le chien"]]
+    old = [["the dog asleep"], ["der hund"], []]
+
+    def allowed(**settings):
+        return meets_constraints(candidates, old, AlbumSettings(**settings)).tolist()
+
+    assert allowed() == [True, False, False, True, True, True]
+    assert allowed(language="any") == [True] * 6
+    assert allowed(language="de") == [False, True, False, True, True, False]
+    # The trigger does not count.
+    mask = meets_constraints([["le chien der hund"]], [["der hund"]], AlbumSettings(), trigger="le chien ")
+    assert mask.tolist() == [True]
+    assert not meets_constraints([["le chien le hund"]], [["der hund"]], AlbumSettings())[0]
+    with pytest.raises(ValueError, match="The language 'xx' is unknown"):
+        allowed(language="xx")
+
+
+def test_album_does_not_choose_another_language(made, scorer, images):
+    texts = [["der hund", "the dog red"], ["der hund rot"], ["der hund klein"]]
+    existing = describe_album(images, None, scorer, captions=texts, diagnose_only=False, language="de")
+    assert "the dog red" not in existing.captions
+    found = describe_album(images, None, scorer, captions=["the dog", "der hund", "le chien"], language="de")
+    assert ["constraint" in image.problems for image in found.images] == [True, False, True]
+
+
+def test_scripts_are_compared_without_py3langid_and_this_is_said_once(absent, caplog, capsys):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            mask = check_candidates([["two cats", "zwei Katzen", "один кот"]], [["a cat"]], AlbumSettings())
+    assert mask.tolist() == [True, True, False]
+    assert [record.message.count("py3langid is not installed") for record in caplog.records] == [1]
+    caplog.clear()
+    caption_language._report_missing.cache_clear()
+    assert check_candidates([["один кот"]], [["a cat"]], AlbumSettings(language="any")).all()
+    assert check_candidates([["один кот"]], [[]], AlbumSettings()).all()
+    assert caplog.records == [], "nothing was compared"
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hf-captionrl\[language\]'"):
+        load_language_identifier("en")
+    assert main(["album", "photos", "--model", "scenes:blip-mle", "--language", "de"]) != 0
+    assert "The language 'de' needs py3langid" in capsys.readouterr().err
+
+
+def test_languages_of_short_captions():
+    pytest.importorskip("py3langid", reason="no py3langid on this machine")
+    for language, mine in CAPTIONS.items():
+        # Each caption stands for the existing one of an image; all captions are candidates.
+        flat = [text for texts in CAPTIONS.values() for text in texts]
+        owner = np.array([name for name, texts in CAPTIONS.items() for _ in texts])
+        mask = meets_constraints([flat] * len(mine), [[text] for text in mine], AlbumSettings()).reshape(len(mine), -1)
+        assert mask[:, owner == language].all()
+        assert mask[:, owner != language].mean() < 0.1
+    # A language that is not among the usual ones.
+    assert meets_constraints([["un gos al sofà de casa", "a dog"]], [[]], AlbumSettings(language="ca")).tolist() == [
+        True,
+        False,
+    ]
+
+
+def test_mixed_albums_keep_the_language_of_each_image():
+    pytest.importorskip("py3langid", reason="no py3langid on this machine")
+    old = [["ein Hund auf einem Sofa"], ["a dog on a sofa"], ["zwei Katzen sitzen auf einem Stuhl"]]
+    candidates = [["drei Hunde schlafen", "three dogs sleeping"]] * 3
+    assert meets_constraints(candidates, old, AlbumSettings()).tolist() == [True, False, False, True, True, False]
