@@ -12,7 +12,7 @@ unexport PYTHONPATH
 # Compiled modules are kept, whatever the shell says: the tests start many interpreters.
 TESTING := $(OFFLINE) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help demo test test-slow test-machines test-versions check check-imports check-source check-types check-pages check-lint docs format install install-test release-check clean
+.PHONY: help demo test test-slow test-versions check docs format install install-test release-check clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -49,37 +49,16 @@ test: $(VENV)/.installed-test  ## All tests, offline
 	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations 10
 
 test-slow: $(VENV)/.installed-test  ## The long campaigns
-	$(TESTING) $(BIN)/python scripts/slow_tests.py
-
-test-machines: $(VENV)/.installed-test  ## The numerical tests with the instruction sets of other processors (70 minutes)
-	$(TESTING) $(BIN)/python scripts/test_machines.py
+	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile -m slow --timeout 3600 --durations 10
 
 test-versions: $(VENV)/.installed-test  ## Tests against the lowest, a middle and the newest releases of the libraries (one: ONLY=lowest)
 	$(TESTING) $(BIN)/python scripts/test_versions.py $(if $(ONLY),--only $(ONLY))
 
-check: $(VENV)/.installed-test  ## Lint, format, types, architecture, docstrings, configs
+check: $(VENV)/.installed-test  ## Lint, format, types, layers, budgets, configs, pages (a part: make check-types)
 	@$(BIN)/python scripts/check.py
 
-check-source: $(VENV)/.installed-test
-	$(OFFLINE) $(BIN)/python scripts/check_source.py --except modules configs
-
-check-imports: $(VENV)/.installed-test
-	$(OFFLINE) $(BIN)/python scripts/check_source.py --only modules configs
-
-check-types: $(VENV)/.installed-test
-	$(BIN)/mypy
-
-check-pages: $(VENV)/.installed-test
-	$(BIN)/python scripts/make_paper_index.py --check
-	$(OFFLINE) $(BIN)/python scripts/reproduce.py --check
-	$(OFFLINE) $(BIN)/python scripts/docs_pictures.py --check
-	$(OFFLINE) $(BIN)/python scripts/test_machines.py --check
-	$(OFFLINE) $(BIN)/python scripts/test_versions.py --check
-
-check-lint: $(VENV)/.installed-test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/bandit -q -c pyproject.toml -r hf_captionrl recipes scripts
+check-%: $(VENV)/.installed-test
+	@$(BIN)/python scripts/check.py $*
 
 docs: $(VENV)/.installed-test  ## The site, into outputs/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

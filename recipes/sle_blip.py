@@ -52,7 +52,7 @@ from hf_captionrl.apps.experiments.report import (
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, SAMPLE_COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 from hf_captionrl.utils.console import run_main

@@ -22,14 +22,13 @@ from typing import Any
 
 from hf_captionrl.apps.experiments.arguments import DataArguments, ModelArguments, output_folder, parse_arguments
 from hf_captionrl.apps.experiments.smile import (
-    VIDEO_COLUMNS,
     SmileArguments,
     SmileRecipeConfig,
     VideoEvaluator,
     compare_smile,
 )
 from hf_captionrl.evaluation.options import EvaluationArguments
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS, VIDEO_COLUMNS
 from hf_captionrl.utils.console import run_main
 
 __all__ = ["main", "parse_args"]

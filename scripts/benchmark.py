@@ -1,76 +1,131 @@
-"""Runs the benchmarks of the documentation: `python scripts/benchmark.py NAME [options]`.
+"""Times what this project claims to be fast, on a CPU or on a GPU.
 
-Each benchmark is a module of `scripts/benchmarks/` with `add_arguments(parser)` and `run(args) -> dict` (what goes into
-its JSON); a new module with these two is a new subcommand. A module that also has `markdown(result) -> str` keeps its
-section of docs/benchmarks.md with `--write`. `gpu` is everything that a GPU has to show; it writes its section and JSON
-by default.
+    python scripts/benchmark.py                                # everything, on one thread
+    python scripts/benchmark.py rl_step --shapes blip-base --rounds 9 --output rl_step.json
+    python scripts/benchmark.py --device cuda --minutes 8      # everything on a GPU, in bf16
+
+Works that are compared run in turn in one process on the same weights and data, after it was checked that they compute the same; a
+work that computes something else is not timed. Weights are random, in the shapes of published models. Times are CPU seconds, or CUDA
+events on a GPU; ratios are taken within a round: median [quartiles], and the bar that the median has to reach.
+`--device cpu --shapes tiny` runs all of the code anywhere; its times say nothing.
 """
 
+from __future__ import annotations
+
 import argparse
-import ast
-import importlib
-import json
+import functools
+import gc
 import sys
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
+import torch
 
-from hf_captionrl.utils.io import write_json  # noqa: E402
-from scripts.page_sections import write_section  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, only scripts/ is on the path
+
+from hf_captionrl.metrics.table import installed_versions
+from hf_captionrl.utils.io import write_json
+from scripts.benchmarks import data, models, reinforcement, smile
+from scripts.benchmarks.timing import Case, TooSlowError, in_a_line, measure
+from scripts.common import processor_name
+
+SECTIONS: dict[str, tuple[Callable[..., Case], Mapping[str, Any]]] = {
+    "smile_head": (functools.partial(smile.head_case, trainable=True), smile.HEADS),
+    "smile_head_frozen": (functools.partial(smile.head_case, trainable=False), smile.HEADS),
+    "smile_step": (smile.step_case, models.STEP_SHAPES),
+    "rl_step": (reinforcement.rl_case, models.RL_SHAPES),
+    "generation": (reinforcement.generation_case, {k: v for k, v in models.RL_SHAPES.items() if k != "scenes"}),
+    "metrics": (data.metrics_case, data.METRICS),
+    "loader": (data.loader_case, data.SIDES),
+}
+"""What makes the case of a shape, and the shapes."""
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+FOR_A_GPU = {"llama-3-8b", "llama-13b"}
 
 
-def benchmarks() -> dict[str, str]:
-    """Finds the benchmarks without importing them, because imports take seconds.
+def _measured(section: str, shape: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """The numbers of a shape, or why it was `left_out` or `failed`."""
+    started = time.monotonic()
+    try:
+        case = SECTIONS[section][0](shape, args.device, DTYPES[args.dtype], args.seed)
+        left = seconds - (time.monotonic() - started)
+        settings = {"rounds": args.rounds, "warm_up": args.warm_up, "seed": args.seed}
+        return measure(case, args.device, **settings, seconds=left)
+    except TooSlowError as error:
+        return {"left_out": str(error)}
+    except torch.OutOfMemoryError:
+        return {"left_out": "out of memory"}
+    except Exception as error:  # the others still have something to show
+        traceback.print_exc()
+        return {"failed": in_a_line(error)}
+    finally:
+        gc.collect()
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
 
-    Returns the first line of the docstring by name of the subcommand.
-    """
-    found = {}
-    for path in sorted((ROOT / "scripts" / "benchmarks").glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        if {"add_arguments", "run"} <= names:
-            found[path.stem] = (ast.get_docstring(tree) or "").split("\n", 1)[0]
-    return found
+
+def to_lines(section: str, shape: str, found: Mapping[str, Any]) -> list[str]:
+    """The numbers as text."""
+    if "works" not in found:
+        return [f"{section}, {shape}: {found}"]
+    lines = [f"{section}, {shape} ({found['size']}), {found['rounds']} rounds"]
+    for name, work in found["works"].items():
+        memory = f", {work['peak_bytes'] / 2**20:.0f} MiB" if "peak_bytes" in work else ""
+        what = f"{1e3 * work['seconds']['median']:.2f} ms{memory}" if "seconds" in work else str(work)
+        lines.append(f"  {name}: {what}")
+    for name, ratio in found["ratios"].items():
+        bar = "" if ratio["bar"] is None else f", at least {ratio['bar']:.2f}"
+        lines.append(f"  {name}: {ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]{bar}")
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one benchmark and prints its result."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    """Measure sections; 1 if something failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="update the section of docs/benchmarks.md")
+    shapes = sorted({shape for _, known in SECTIONS.values() for shape in known})
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)} (default: all)")
+    parser.add_argument("--shapes", nargs="+", choices=shapes, help="which ones (default: all that fit the device)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, help="of weights or autocast (default: fp32 on a CPU, else bf16)")
+    parser.add_argument("--rounds", type=int, default=9, help="timed ones (default: %(default)s)")
+    parser.add_argument("--warm_up", type=int, default=1, help="rounds before them (default: %(default)s)")
     parser.add_argument(
-        "--page", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page that --write updates"
+        "--minutes", type=float, default=float("inf"), help="for everything; what does not fit is left out"
     )
-    subcommands = parser.add_subparsers(dest="benchmark", required=True)
-    asked = {}
-    for name, summary in benchmarks().items():
-        subcommand = subcommands.add_parser(name, help=summary, description=summary)
-        if name in argv:
-            asked[name] = importlib.import_module(f"scripts.benchmarks.{name}")
-            asked[name].add_arguments(subcommand)
-            subcommand.add_argument(
-                "--output",
-                type=Path,
-                help=f"JSON file to write, such as docs/results/benchmark_{name}.json. Other shapes in it are kept by the "
-                "benchmarks of a training step.",
-            )
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON to write, after each shape")
     args = parser.parse_args(argv)
-    module = asked[args.benchmark]
-    result = module.run(args)
-    if args.output is not None:
-        write_json(args.output, result)
-    if not hasattr(module, "markdown"):
-        print(json.dumps(result, indent=2))
-        return 0
-    text = module.markdown(result)
-    print(text)
-    if args.write:
-        write_section(args.page, args.benchmark, text, title="Benchmarks")
-        print(f"\nUpdated the section {args.benchmark!r} of {args.page}.")
-    return 1 if result.get("failed") else 0
+    if unknown := set(args.sections) - SECTIONS.keys():
+        parser.error(f"no section {', '.join(sorted(unknown))}; use {', '.join(SECTIONS)}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device here; try the code with --device cpu --shapes tiny")
+    args.dtype = args.dtype or ("fp32" if args.device == "cpu" else "bf16")
+    wanted = args.shapes or [s for s in shapes if s != "tiny" and (args.device == "cuda" or s not in FOR_A_GPU)]
+    todo = [(name, shape) for name in args.sections or SECTIONS for shape in SECTIONS[name][1] if shape in wanted]
+    device = processor_name() if args.device == "cpu" else torch.cuda.get_device_name()
+    settings = {"dtype": args.dtype, "threads": args.threads, "seed": args.seed}
+    sections: dict[str, dict[str, Any]] = {}
+    result = {"device": device, **settings, "versions": installed_versions(), "sections": sections}
+    threads, deadline, failed = torch.get_num_threads(), time.monotonic() + 60 * args.minutes, False
+    torch.set_num_threads(args.threads)
+    try:
+        for number, (name, shape) in enumerate(todo):
+            # What a shape leaves of its time is shared by those after it.
+            found = _measured(name, shape, args, (deadline - time.monotonic()) / (len(todo) - number))
+            sections.setdefault(name, {})[shape] = found
+            failed |= "failed" in found or any("failed" in work for work in found.get("works", {}).values())
+            print(*to_lines(name, shape, found), sep="\n", flush=True)
+            if args.output is not None:
+                write_json(args.output, result)
+    finally:
+        torch.set_num_threads(threads)
+    return int(failed)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -69,11 +69,10 @@ def campaign() -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
 def generated_pages() -> dict[str, str]:
     """Markdown by file name."""
     from scripts import make_paper_index
-    from scripts.reproduction import checks, findings, leaderboard
-    from scripts.reproduction import page as reproduction
+    from scripts.reproduction import findings
+    from scripts.reproduction.pages import leaderboard_page, reproduction_page
 
     rows, runs, results = campaign()
-    checked = checks.current_checks(rows, RESULTS / "reproduction_rows.json")
     tables = [
         "# Full tables",
         "Every table of the embedded world with all its columns, by the name of its result. Click a heading to sort. R@1 is by the held-out scorer "
@@ -83,8 +82,8 @@ def generated_pages() -> dict[str, str]:
         tables += [f"## {path.stem}", full_table(path.stem)]
     return {
         "paper_index.md": make_paper_index.to_markdown(rows),
-        "reproduction.md": reproduction.to_markdown(rows, runs, results, RESULTS, checks=checked),
-        "leaderboard.md": leaderboard.page(runs, results),
+        "reproduction.md": reproduction_page(rows, runs, results, RESULTS),
+        "leaderboard.md": leaderboard_page(runs, results),
         "full_tables.md": "\n\n".join(tables) + "\n",
         **findings.pages(results),
     }
@@ -93,7 +92,7 @@ def generated_pages() -> dict[str, str]:
 @functools.cache
 def full_table(run: str) -> str:
     """The table of a result with all its columns, and what made it."""
-    from hf_captionrl.metrics.evaluate_modules.results_columns import (
+    from hf_captionrl.metrics.columns import (
         MORE_REFERENCES_COLUMNS,
         REWARD_COLUMNS,
         SAMPLE_COLUMNS,
@@ -124,9 +123,19 @@ def columns_of(table: str, headings: list[str]) -> str:
     return "\n".join([*rows, *table.splitlines()[len(lines) :]])
 
 
+def metrics_table() -> str:
+    """The metrics with their functions and main keys, as Markdown."""
+    from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
+
+    rows = ["| module | function | main keys |", "|:--|:--|:--|"]
+    for name, metric in all_metrics().items():
+        functions = ", ".join(f"`{function}`" for function in metric.functions)
+        rows.append(f"| `{name}` | {functions} | {metric.keys} |")
+    return "\n".join(rows) + "\n"
+
+
 def _table(name: str, arguments: str | None) -> str | None:
     """What a marker stands for."""
-    from scripts.metric_pages import metrics_table
     from scripts.reproduction import hacking
 
     if name == "table" and arguments:

@@ -72,20 +72,17 @@ def export(folder: Path, dataset_id: str) -> Path:
             file.parent.mkdir(parents=True, exist_ok=True)
             rows.to_parquet(str(file))
     write_json(folder / "digests.json", digests)
-    splits = ("train", "validation", "test")
+
+    def files(name: str) -> list[dict[str, str]]:
+        return [{"split": split, "path": f"{name}/{split}.parquet"} for split in ("train", "validation", "test")]
+
     metadata = DatasetCardData(
         language="en",
         license="apache-2.0",
         task_categories=["image-to-text"],
         pretty_name=dataset_id.rpartition("/")[2],
         tags=["image-captioning", "hf_captionrl", "synthetic"],
-        configs=[
-            {
-                "config_name": name,
-                "data_files": [{"split": split, "path": f"{name}/{split}.parquet"} for split in splits],
-            }
-            for name in CONFIGURATIONS
-        ],
+        configs=[{"config_name": name, "data_files": files(name)} for name in CONFIGURATIONS],
     )
     card = render_template(
         "scenes.md",

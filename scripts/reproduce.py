@@ -1,12 +1,10 @@
-"""Reproduces the papers' tables as far as the machine allows: docs/reproduction.md and the pages of findings.
+"""Reproduces the papers' tables as far as the machine allows. `make docs` shows the results.
 
     python scripts/reproduce.py --list                          # every row, and what is missing
-    python scripts/reproduce.py --processes 2                   # run what is missing, then write the pages
+    python scripts/reproduce.py --processes 2                   # run what is missing
     python scripts/reproduce.py --only smile-table-1            # rows or runs by name
     python scripts/reproduce.py --data_root DATA                # also rows on the papers' data
-    python scripts/reproduce.py --measure_again smile_blip_seeds  # new columns of finished runs; trains nothing
-    python scripts/reproduce.py --pages                         # write the pages of finished results; runs nothing
-    python scripts/reproduce.py --check                         # exit code 1 if pages are out of date or rows of tables are wrong
+    python scripts/reproduce.py --check                         # exit code 1 if results are stale or rows of tables are wrong
 
 docs/paper_index.yaml defines the runs. A finished result with the same command, seeds, package version and version of
 the embedded world is not computed again.
@@ -27,24 +25,16 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.utils.io import atomic_write_text  # noqa: E402
-from scripts import docs_tables  # noqa: E402
-from scripts.make_paper_index import ROWS, load_index, load_rows  # noqa: E402
-from scripts.reproduction import findings, hacking, index_rows, leaderboard  # noqa: E402
-from scripts.reproduction.again import measure_again  # noqa: E402
-from scripts.reproduction.checks import check_rows, current_checks, has_figure  # noqa: E402
-from scripts.reproduction.page import to_markdown  # noqa: E402
+from scripts import make_paper_index as index  # noqa: E402
 from scripts.reproduction.real import is_embedded, missing_of, result_path, run_preset, with_makers  # noqa: E402
 from scripts.reproduction.runs import Run, execute, finished, in_order, moved_targets, to_run  # noqa: E402
 
-DOCS = ROOT / "docs"
-RESULTS = DOCS / "results"
-CHECKS = "reproduction_rows.json"
+RESULTS = ROOT / "docs" / "results"
 
 
-def load_runs(path: Path = ROWS) -> dict[str, Run]:
+def load_runs(path: Path = index.ROWS) -> dict[str, Run]:
     """The runs of the embedded world by name; runs that others need come first."""
-    return {run["name"]: Run(**run) for run in load_index(path)["runs"]}
+    return {run["name"]: Run(**run) for run in index.load_index(path)["runs"]}
 
 
 def _seeds(run: Run, asked: Sequence[int] | None) -> Sequence[int]:
@@ -56,42 +46,19 @@ def _results(runs: Mapping[str, Run], output: Path, asked: Sequence[int] | None)
     return {name: record for name, record in found.items() if record is not None}
 
 
-def pages(
-    output: Path = RESULTS, *, seeds: Sequence[int] | None = None, reasons: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """The pages of what is finished.
-
-    Returns Markdown by file name; of docs/results, also the pages that show its tables or columns of them.
-    """
-    rows, runs = load_rows(), load_runs()
-    results = _results(runs, output, seeds)
-    checks = current_checks(rows, output / CHECKS)
-    made = {"reproduction.md": to_markdown(rows, runs, results, output, checks=checks, reasons=reasons)}
-    made |= findings.pages(results)
-    if output.resolve() != RESULTS.resolve():
-        return made
-    return made | docs_tables.pages() | leaderboard.page(runs, results) | hacking.page(results)
-
-
 def _asked(
     rows: Sequence[dict[str, Any]], only: Sequence[str] | None, runs: Mapping[str, Run]
-) -> list[dict[str, Any]]:
-    """The rows that --only names."""
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows that --only names, and the runs that they need, in the order of the file."""
     if not only:
-        return list(rows)
-    unknown = set(only) - {row["id"] for row in rows} - runs.keys()
-    if unknown:
+        return list(rows), list(runs)
+    if unknown := set(only) - {row["id"] for row in rows} - runs.keys():
         raise SystemExit(f"--only {' '.join(sorted(unknown))} is neither a row nor a run. See --list.")
-    return [row for row in rows if row["id"] in only]
-
-
-def _wanted(rows: Sequence[Mapping[str, Any]], only: Sequence[str] | None, runs: Mapping[str, Run]) -> list[str]:
-    """Runs of the rows, and the runs that they need, in the order of the file."""
+    rows = [row for row in rows if row["id"] in only]
     names = {entry["run"] for row in rows for entry in row.get("numbers", ()) if "run" in entry}
-    names |= set(runs) if not only else set(only) & runs.keys()
-    for name in list(names):
-        names |= set(runs[name].after)
-    return [name for name in runs if name in names]
+    names |= set(only) & runs.keys()
+    names |= {other for name in names for other in runs[name].after}
+    return rows, [name for name in runs if name in names]
 
 
 def _presets(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -105,23 +72,17 @@ def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argp
     left = {name for name, run in runs.items() if to_run(run, _seeds(run, args.seeds), args.output)}
     results = _results(runs, args.output, args.seeds)
     stale = {name for name, record in results.items() if "stale" in runs[name].changed(record).values()}
-    checks = current_checks(rows, args.output / CHECKS)
     table = Table("row", "status", "embedded world", "the paper's data")
     for row in rows:
         names = dict.fromkeys(entry["run"] for entry in row.get("numbers", ()) if "run" in entry)
-        said = [
-            f"{name}: {f'to run, about {runs[name].minutes} minutes' if name in left else 'finished'}"
-            + (", stale" if name in stale else "")
-            for name in names
-        ]
-        if not has_figure(row) and row["status"] in ("runs", "tested"):
-            said = ["done" if row["id"] in checks else "to run"]
+        said = []
+        for name in names:
+            state = f"to run, about {runs[name].minutes} minutes" if name in left else "finished"
+            said.append(f"{name}: {state}{', stale' if name in stale else ''}")
         presets = _presets([row])
         missing = list(dict.fromkeys(path for preset in presets for path in missing_of(preset, args.data_root)))
         theirs = ("missing: " + ", ".join(missing) if missing else "to run") if presets else ""
-        makers = [
-            name for name in with_makers(presets, args.data_root, index_rows.until_of(rows)) if name not in presets
-        ]
+        makers = [name for name in with_makers(presets, args.data_root, index.until_of(rows)) if name not in presets]
         theirs += f"; runs {', '.join(makers)} first" if makers else ""
         if presets and all(result_path(preset, args.output).exists() for preset in presets):
             theirs = "finished"
@@ -129,84 +90,42 @@ def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argp
     return table
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="ID", help="rows of the index, or runs")
-    parser.add_argument("--seeds", type=int, nargs="+", help="replace the seeds of each run; 0 for the papers' data")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=RESULTS,
-        help="folder of the results; pages of any folder other than docs/results are written into it",
-    )
-    parser.add_argument(
-        "--runs_dir", type=Path, default=ROOT / "outputs" / "reproduction", help="folder of the models"
-    )
-    parser.add_argument("--data_root", type=Path, help="folder of the papers' data and captioners")
-    parser.add_argument("--processes", type=int, default=1, help="runs at a time; use about one per core")
-    parser.add_argument(
-        "--measure_again",
-        nargs="+",
-        metavar="RUN",
-        help="measure the models of finished runs for columns that their tables did not have; trains nothing",
-    )
-    parser.add_argument("--list", action="store_true", help="show what is finished and what is missing; runs nothing")
-    parser.add_argument("--pages", action="store_true", help="write the pages of finished results; runs nothing")
-    parser.add_argument(
-        "--check", action="store_true", help="exit code 1 if the committed pages are out of date; writes nothing"
-    )
-    return parser
-
-
-def _stale() -> list[str]:
-    made = pages()
-    return [
-        name
-        for name, text in made.items()
-        if not (DOCS / name).exists() or (DOCS / name).read_text(encoding="utf-8") != text
-    ]
-
-
-def index_faults(rows: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
-    """What is wrong with the rows of the papers' tables in docs/paper_index.yaml."""
-    runs = load_runs()
-    return index_rows.faults(load_rows() if rows is None else rows, runs, _results(runs, RESULTS, None))
-
-
-def changed_presets() -> list[tuple[str, str, str]]:
-    """Committed results and presets that are "stale" or "unknown"."""
-    runs = load_runs()
+def check() -> tuple[list[str], list[str]]:
+    """What is out of date or wrong, and what is not known of the committed results."""
+    rows, runs = index.load_rows(), load_runs()
     results = _results(runs, RESULTS, None)
-    return [(name, *each) for name, record in results.items() for each in runs[name].changed(record).items()]
-
-
-def changed_targets() -> list[tuple[str, str, str]]:
-    """Committed results, their rows for which the number of another result has changed, and the other result."""
-    runs = load_runs()
-    results = _results(runs, RESULTS, None)
-    return [
-        (name, title, runs[name].until[title][0])
-        for name, record in results.items()
-        for title in moved_targets(runs[name], record, RESULTS)
-    ]
+    wrong, unknown = [], []
+    wrong += [f"docs/paper_index.yaml: {fault}" for fault in index.faults(rows, runs, results)]
+    for name, record in results.items():
+        for preset, why in runs[name].changed(record).items():
+            if why == "stale":
+                wrong.append(f"docs/results/{name}.json is stale: its preset {preset} changed after it was made.")
+            else:
+                unknown.append(f"docs/results/{name}.json does not say the settings of its preset {preset}.")
+        for title in moved_targets(runs[name], record, RESULTS):
+            wrong.append(
+                f"docs/results/{name}.json: {title} is where a curve reaches numbers of {runs[name].until[title][0]} that have "
+                f"changed. Run python scripts/reproduce.py --only {name}."
+            )
+    return wrong, unknown
 
 
 def _run_all(
-    rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace, console: Console
+    rows: Sequence[dict[str, Any]],
+    wanted: Sequence[str],
+    runs: Mapping[str, Run],
+    args: argparse.Namespace,
+    console: Console,
 ) -> dict[str, str]:
     """Run what is missing, with a progress bar; returns the reasons of runs that were not run, by name."""
     reasons: dict[str, str] = {}
-    wanted = [
-        name
-        for name in _wanted(rows, args.only, runs)
-        if to_run(runs[name], _seeds(runs[name], args.seeds), args.output)
-    ]
-    until = index_rows.until_of(rows)
+    wanted = [name for name in wanted if to_run(runs[name], _seeds(runs[name], args.seeds), args.output)]
+    until = index.until_of(rows)
     presets = with_makers(_presets(rows), args.data_root, until) if args.data_root else []
     folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("runs", total=len(wanted) + len(presets) + 1)
+        bar = progress.add_task("runs", total=len(wanted) + len(presets))
 
         def work(name: str) -> None:
             progress.update(bar, description=name)
@@ -219,73 +138,38 @@ def _run_all(
         in_order({name: set(runs[name].after) for name in wanted}, work, args.processes)
         for preset in presets:
             progress.update(bar, description=result_path(preset, args.output).stem)
-            why = run_preset(
-                *(preset, args.data_root, args.seeds or [0]),
-                until=until.get(preset),
-                told=progress.console.print,
-                **folders,
-            )
+            more = {"until": until.get(preset), "told": progress.console.print}
+            why = run_preset(preset, args.data_root, args.seeds or [0], **more, **folders)
             if why is not None:
                 reasons[preset] = why
             progress.advance(bar)
-        progress.update(bar, description="rows without a figure")
-        reasons |= check_rows(rows, args.output / CHECKS, folders["runs_dir"], told=progress.console.print)
-        progress.advance(bar)
     return reasons
-
-
-def _measure_all_again(runs: Mapping[str, Run], args: argparse.Namespace) -> dict[str, str]:
-    """Measure the models of finished runs again; returns the reasons of runs that could not be, by name."""
-    if unknown := set(args.measure_again) - runs.keys():
-        raise SystemExit(f"--measure_again {' '.join(sorted(unknown))}: there is no such run. See --list.")
-    folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}
-    found = {
-        name: measure_again(runs[name], _seeds(runs[name], args.seeds), others=runs, **folders)
-        for name in args.measure_again
-    }
-    return {name: why for name, why in found.items() if why is not None}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    args = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="ID", help="rows of the index, or runs")
+    parser.add_argument("--seeds", type=int, nargs="+", help="replace the seeds of each run; 0 for the papers' data")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    models = ROOT / "outputs" / "reproduction"
+    parser.add_argument("--runs_dir", type=Path, default=models, help="folder of the models")
+    parser.add_argument("--data_root", type=Path, help="folder of the papers' data and captioners")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time; use about one per core")
+    parser.add_argument("--list", action="store_true", help="show what is finished and what is missing; runs nothing")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if something is out of date or wrong")
+    args = parser.parse_args(argv)
     console = Console()
     if args.check:
-        stale, wrong = _stale(), index_faults()
-        print(
-            f"out of date: {', '.join(stale)}. Run python scripts/reproduce.py --pages."
-            if stale
-            else "The pages are up to date."
-        )
-        for fault in wrong:
-            print(f"docs/paper_index.yaml: {fault}")
-        changed = changed_presets()
-        for name, preset, why in changed:
-            said = f"stale: its preset {preset} changed after it was made"
-            if why != "stale":
-                said = f"unknown whether its preset {preset} changed after it was made"
-            print(f"docs/results/{name}.json: {said}.")
-        moved = changed_targets()
-        for name, title, other in moved:
-            print(
-                f"docs/results/{name}.json: {title} is where a curve reaches numbers of {other} that have changed. Run python "
-                f"scripts/reproduce.py --only {name}."
-            )
-        return int(bool(stale or wrong or moved or any(why == "stale" for *_, why in changed)))
+        wrong, unknown = check()
+        print(*wrong, *unknown, *([] if wrong else ["The results are up to date."]), sep="\n")
+        return int(bool(wrong))
     runs = load_runs()
-    rows = _asked(load_rows(), args.only, runs)
+    rows, wanted = _asked(index.load_rows(), args.only, runs)
     if args.list:
         console.print(_listing(rows, runs, args))
         return 0
-    if args.pages:
-        reasons = {}
-    elif args.measure_again:
-        reasons = _measure_all_again(runs, args)
-    else:
-        reasons = _run_all(rows, runs, args, console)
-    own = args.output.resolve() == RESULTS.resolve()
-    for name, text in pages(args.output, seeds=None if own else args.seeds, reasons=None if own else reasons).items():
-        atomic_write_text((DOCS if own else args.output) / name, text)
+    reasons = _run_all(rows, wanted, runs, args, console)
     for name, why in reasons.items():
         console.print(f"{name}: {why}", markup=False)
     return int(any("exit code" in why for why in reasons.values()))

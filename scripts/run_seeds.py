@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS
-from hf_captionrl.metrics.table import Column
+from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, Column
 from hf_captionrl.utils.io import atomic_write_text, write_json
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,58 +17,781 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    AutoTokenizer,
+    BatchEncoding,
+    BertTokenizer,
+    BlipConfig,
+    BlipForConditionalGeneration,
+    BlipImageProcessor,
+    BlipProcessor,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPProcessor,
+    GPT2Config,
+    GPT2LMHeadModel,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
+    SiglipProcessor,
+)
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from scripts.scenes_models.adapters import ADAPTERS, train_adapter
-from scripts.scenes_models.captioners import train_captioner, train_clipcap
-from scripts.scenes_models.parts import CHECKPOINTS
-from scripts.scenes_models.records import append_log, measure, write_card
-from scripts.scenes_models.scorers import train_held_out_scorer, train_language_model, train_reward_scorer
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, only scripts/ is on the path
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
+from hf_captionrl.captioners.pipeline import generate_captions
+from hf_captionrl.metrics import caption_perplexity
+from hf_captionrl.metrics.suites import smile_suite
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
+from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, annotate, vocabulary
+from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
+from hf_captionrl.scenes.world import (
+    EMOJI_KINDS,
+    FACT_VALUES,
+    Facts,
+    Scene,
+    sample_look_alikes,
+    sample_scene,
+    vary_scene,
+)
+from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.model_files import MODELS
+
+ROOT = Path(__file__).resolve().parents[1]
+CHECKPOINTS = ROOT / "hf_captionrl" / "scenes" / "checkpoints"
+HIDDEN, HEADS, MLP = 128, 4, 256
+MEAN = STD = [0.5, 0.5, 0.5]
+PATCH = 24
+"""Side of a patch in pixels. Smaller ones cost five times as many steps for the same accuracy."""
+
+NUM_GROUPS = 10_000
+"""Groups of four images that a model is trained on."""
+
+HEADS_OF: dict[str, tuple[Any, ...]] = {
+    **FACT_VALUES,
+    "kind": EMOJI_KINDS,
+    "second": ("", *EMOJI_KINDS),
+    "relation": ("", *FACT_VALUES["relation"]),
+}
+"""What a linear head can tell of each fact."""
+
+
+class ScenePool:
+    """Pictures that models are trained on: groups of one scene and three that differ from it in one fact, or cliques.
+
+    Drawing a picture takes longer than a step on it, so all of them are drawn once.
+    """
+
+    def __init__(self, seed: int, num_groups: int, num_look_alike_sets: int = 0) -> None:
+        rng = np.random.default_rng((seed, 0))
+        self.scenes: list[Scene] = []
+        for _ in range(num_groups - num_look_alike_sets):
+            base = sample_scene(rng)
+            self.scenes += [base, *(vary_scene(rng, base) for _ in range(3))]
+        for _ in range(num_look_alike_sets):
+            self.scenes += sample_look_alikes(rng, 4)
+        shape = (len(self.scenes), IMAGE_SIZE, IMAGE_SIZE, 3)
+        self.images: np.ndarray = np.empty(shape, dtype=np.uint8)
+        for image, scene in zip(self.images, self.scenes, strict=True):
+            image[...] = render_scene(scene)
+
+    def draw(self, rng: np.random.Generator, number: int) -> tuple[list[Scene], Tensor]:
+        """Scenes at random, and their pixels `(B, 3, IMAGE_SIZE, IMAGE_SIZE)` in [-1, 1]."""
+        return self.take(rng.choice(len(self.scenes), number, replace=False))
+
+    def draw_groups(self, rng: np.random.Generator, number: int) -> tuple[list[Scene], Tensor]:
+        """Whole groups at random, one after the other."""
+        groups = rng.choice(len(self.scenes) // 4, number, replace=False)
+        return self.take((groups[:, None] * 4 + np.arange(4)).ravel())
+
+    def take(self, rows: np.ndarray) -> tuple[list[Scene], Tensor]:
+        """Scenes of some rows."""
+        pixels = torch.from_numpy(self.images[rows]).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+        return [self.scenes[row] for row in rows], pixels
+
+
+def make_tokenizer(max_length: int, **special: str) -> BertTokenizer:
+    """The shared WordPiece tokenizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "vocab.txt"
+        file.write_text("\n".join(vocabulary()) + "\n", encoding="utf-8")
+        return BertTokenizer(str(file), model_max_length=max_length, do_lower_case=True, **special)
+
+
+def gpt2_config(tokenizer: BertTokenizer, *, positions: int, layers: int) -> GPT2Config:
+    """A tiny GPT-2 without dropout."""
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=positions,
+        n_embd=HIDDEN,
+        n_layer=layers,
+        n_head=HEADS,
+        n_inner=MLP,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def random_caption(rng: np.random.Generator, facts: Facts, verbosity: tuple[float, float] = (0.3, 3.0)) -> str:
+    """A caption of any verbosity in any style."""
+    annotator = Annotator(
+        float(rng.uniform(*verbosity)),
+        generic=0.1,
+        setting_first=bool(rng.random() < 0.3),
+        alt_text=bool(rng.random() < 0.2),
+    )
+    return annotate(rng, facts, annotator)
+
+
+def make_optimizers(
+    model: nn.Module, lr: float, weight_decay: float, *extra: nn.Module, slow: nn.Module | None = None
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the transformer layers that are trained, AdamW for all other parameters.
+
+    A tower learns the facts in half as many steps as with AdamW alone. Parameters of `slow` have 0.3 of the learning rate.
+    """
+    named = [(name, p) for module in (model, *extra) for name, p in module.named_parameters() if p.requires_grad]
+    is_slow = {id(p) for p in slow.parameters()} if slow is not None else set()
+
+    def groups(of_matrices: bool, rate: float) -> list[dict[str, Any]]:
+        chosen = [p for name, p in named if (p.ndim == 2 and ".layer" in name) == of_matrices]
+        parts = [([p for p in chosen if (id(p) in is_slow) == s], rate * (0.3 if s else 1.0)) for s in (False, True)]
+        return [{"params": params, "lr": lr} for params, lr in parts if params]
+
+    return [
+        torch.optim.AdamW(groups(False, lr), weight_decay=weight_decay),
+        torch.optim.Muon(groups(True, 10 * lr), weight_decay=weight_decay),
+    ]
+
+
+def one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """Linear warm-up over 5 % of the steps, then a cosine to zero."""
+    warm = max(1, steps // 20)
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda s: min((s + 1) / warm, 0.5 * (1 + np.cos(np.pi * min(1.0, s / steps))))
+    )
+
+
+def fit(
+    title: str,
+    steps: int,
+    loss_of: Callable[[], Tensor],
+    optimizers: list[torch.optim.Optimizer],
+    *,
+    clipped: Iterable[nn.Parameter] = (),
+    after: Callable[[], object] | None = None,
+    every: int = 100,
+) -> tuple[list[float], int]:
+    """The training loop of every model here.
+
+    Returns the losses, and CPU seconds.
+    """
+    schedulers = [one_cycle(optimizer, steps) for optimizer in optimizers]
+    clipped = list(clipped)
+    start = time.process_time()
+    losses: list[float] = []
+    for step in range(steps):
+        loss = loss_of()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        if clipped:
+            nn.utils.clip_grad_norm_(clipped, 1.0)
+        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+            optimizer.step()
+            scheduler.step()
+        if after is not None:
+            after()
+        losses.append(loss.item())
+        if step % every == 0:
+            mean, seconds = np.mean(losses[-every:]), time.process_time() - start
+            print(f"{title} {step:5d} loss {mean:.3f} cpu_s {seconds:.0f}", flush=True)
+    return losses, round(time.process_time() - start)
+
+
+def augment(pixels: Tensor, rng: np.random.Generator, largest: int = 2) -> Tensor:
+    """Move a batch of images by a few pixels, the same for all, and change the light of each; edges repeat."""
+    padded = F.pad(pixels, (largest,) * 4, mode="replicate")
+    y, x = rng.integers(2 * largest + 1, size=2)
+    moved = padded[..., y : y + pixels.shape[-2], x : x + pixels.shape[-1]]
+    light = torch.from_numpy(rng.uniform(0.85, 1.15, (len(pixels), 3, 1, 1)).astype(np.float32))
+    return ((moved + 1) * light - 1).clamp(-1, 1)
+
+
+def _in_cells(scenes: list[Scene]) -> dict[str, Tensor]:
+    """Kind, colour and orientation of the thing in each cell.
+
+    Indices `(B, 9)`; in an empty cell `second`, the kind, is 0, and the others are -100.
+    """
+    found = {"second": torch.zeros(len(scenes), 9, dtype=torch.long)}
+    found |= {name: torch.full((len(scenes), 9), -100) for name in ("colour", "orientation")}
+    for row, scene in enumerate(scenes):
+        facts = scene.facts
+        main = {"second": facts.kind, "colour": facts.colour, "orientation": facts.orientation}
+        cells = [(scene.row, scene.column + i, main) for i in range(facts.count)]
+        if (second := scene.second_cell()) is not None:
+            look = {"second": facts.second, "colour": facts.second_colour, "orientation": "upright"}
+            cells.append((*second, look))
+        for y, x, look in cells:
+            for name, value in look.items():
+                found[name][row, 3 * y + x] = HEADS_OF[name].index(value)
+    return found
+
+
+def learn_facts(
+    tower: nn.Module, pool: ScenePool, names: tuple[str, ...], width: int, seed: int, steps: int, log: dict[str, Any]
+) -> None:
+    """Teach a vision tower to see, with linear heads that are discarded: facts from its pooled output, things from its patches.
+
+    The tower's `pooler_output` is `(B, width)`; the last nine vectors of its `last_hidden_state` belong to the cells.
+    `log` receives the accuracy per fact on 1,000 fresh scenes, and CPU seconds.
+    """
+    rng = np.random.default_rng((seed, 0))
+    heads = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in names})
+    in_cells = _in_cells(pool.scenes)
+    if "orientation" not in names:
+        del in_cells["orientation"]
+    cells = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in in_cells})
+
+    def targets(scenes: list[Scene]) -> dict[str, Tensor]:
+        return {name: torch.tensor([HEADS_OF[name].index(getattr(s.facts, name)) for s in scenes]) for name in names}
+
+    pooled_targets = targets(pool.scenes)
+
+    def loss_of() -> Tensor:
+        rows = rng.choice(len(pool.scenes), 128, replace=False)
+        _, pixels = pool.take(rows)
+        out = tower(pixel_values=augment(pixels, rng))
+        patches = out.last_hidden_state[:, -9:]
+        seen = [F.cross_entropy(heads[n](out.pooler_output), t[rows]) for n, t in pooled_targets.items()]
+        seen += [
+            (4 if name == "second" else 1) * F.cross_entropy(cells[name](patches).flatten(0, 1), t[rows].flatten())
+            for name, t in in_cells.items()
+        ]
+        return torch.stack(seen).sum()
+
+    start = time.process_time()
+    fit(
+        "facts",
+        steps,
+        loss_of,
+        make_optimizers(tower, 2e-3, 0.01, heads, cells),
+        clipped=tower.parameters(),
+        every=250,
+    )
+    scenes, pixels = ScenePool(10_000 + seed, 250).take(np.arange(1000))
+    with torch.no_grad():
+        out = tower(pixel_values=pixels)
+        accuracy = {
+            n: (heads[n](out.pooler_output).argmax(-1) == t).float().mean().item() for n, t in targets(scenes).items()
+        }
+        kinds = _in_cells(scenes)["second"]
+        right = cells["second"](out.last_hidden_state[:, -9:]).argmax(-1) == kinds
+        accuracy["kind in its cell"] = right[kinds > 0].float().mean().item()
+    log["fact_accuracy"] = {n: round(a, 4) for n, a in accuracy.items()}
+    log["facts_cpu_s"] = round(time.process_time() - start)
+    print(log, flush=True)
+
+
+_TEXT_LENGTH = 40
+_SIZE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+_REWARD_FACTS = ("kind", "second", "background", "colour", "count")
+
+
+def swap_objects(facts: Facts) -> Facts:
+    """The facts with the two objects in each other's place, so that every relation and colour is bound wrongly."""
+    return replace(facts, kind=facts.second, second=facts.kind, colour=facts.second_colour, second_colour=facts.colour)
+
+
+def _towers(tokenizer: Any, width: int, mlp: int, heads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Configurations of the text and the vision tower."""
+    shared = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": 2, "num_attention_heads": heads}
+    text = {
+        **shared,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": _TEXT_LENGTH,
+        "bos_token_id": tokenizer.cls_token_id,
+        "eos_token_id": tokenizer.sep_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return text, {**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH}
+
+
+def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
+    """Train a CLIP on annotators' short captions: five facts first, then contrastive alignment."""
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
+    text_config, vision_config = _towers(tokenizer, HIDDEN, MLP, HEADS)
+    model = CLIPModel(CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=HIDDEN))
+    pool = ScenePool(seed, NUM_GROUPS)
+    log: dict[str, Any] = {"stage": "reward-scorer", "name": name, "seed": seed}
+    log |= {"fact_steps": fact_steps, "steps": steps}
+    learn_facts(model.vision_model, pool, _REWARD_FACTS, HIDDEN, seed, fact_steps, log)
+    optimizers = _optimizers(model)
+    rng = np.random.default_rng((seed, 1))
+
+    def loss_of() -> Tensor:
+        scenes, pixels = pool.draw(rng, 128)
+        # Captions from the web are loose about what belongs to which object.
+        loose = [swap_objects(s.facts) if s.facts.second and rng.random() < 0.2 else s.facts for s in scenes]
+        captions = [random_caption(rng, facts, (0.4, 1.2)) for facts in loose]
+        text = tokenizer(captions, padding=True, return_tensors="pt")
+        out = model(pixel_values=pixels, input_ids=text["input_ids"], attention_mask=text["attention_mask"])
+        # Identical captions share a target.
+        same = torch.tensor([[a == b for b in captions] for a in captions]).float()
+        target = same / same.sum(1, keepdim=True)
+        return (F.cross_entropy(out.logits_per_text, target) + F.cross_entropy(out.logits_per_image, target)) / 2
+
+    def bound_scale() -> None:
+        with torch.no_grad():
+            model.logit_scale.clamp_(max=np.log(100.0))
+
+    _, log["contrastive_cpu_s"] = fit(
+        "clip", steps, loss_of, optimizers, clipped=model.parameters(), after=bound_scale
+    )
+    image_processor = CLIPImageProcessor(size=_SIZE, do_center_crop=False, image_mean=MEAN, image_std=STD)
+    folder = CHECKPOINTS / name
+    model.half().save_pretrained(folder)  # scorers are read in fp32 whatever their file holds
+    CLIPProcessor(image_processor, tokenizer).save_pretrained(folder)
+    return log
+
+
+def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """The vision tower already sees, so it follows the text slowly."""
+    vision = list(model.vision_model.parameters())  # type: ignore[union-attr,operator]
+    ids = {id(p) for p in vision}
+    rest = [p for p in model.parameters() if id(p) not in ids]
+    return [torch.optim.AdamW([{"params": rest}, {"params": vision, "lr": 3e-4}], lr=1e-3, weight_decay=0.01)]
+
+
+def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
+    """Train a SigLIP on details: all facts first, then the sigmoid loss with similar pictures and swapped objects."""
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
+    width = 160
+    text_config, vision_config = _towers(tokenizer, width, 2 * width, 5)
+    text_config["projection_size"] = width
+    model = SiglipModel(SiglipConfig(text_config=text_config, vision_config=vision_config))
+    with torch.no_grad():  # as in the paper: most pairs do not fit
+        model.logit_scale.fill_(np.log(10.0))
+        model.logit_bias.fill_(-10.0)
+    pool = ScenePool(seed, NUM_GROUPS)
+    log: dict[str, Any] = {"stage": "held-out-scorer", "name": name, "seed": seed}
+    log |= {"fact_steps": fact_steps, "steps": steps}
+    learn_facts(model.vision_model, pool, tuple(HEADS_OF), width, seed, fact_steps, log)
+    optimizers = make_optimizers(model, 1e-3, 0.01, slow=model.vision_model)
+    pool = ScenePool(100 + seed, NUM_GROUPS, NUM_GROUPS // 2)
+    rng = np.random.default_rng((seed, 1))
+
+    def loss_of() -> Tensor:
+        scenes, pixels = pool.draw_groups(rng, 24)
+        facts = [scene.facts for scene in scenes]
+        is_full = rng.random(len(facts)) < 0.5
+        captions = [
+            full_caption(f) if full else random_caption(rng, f, (1.0, 4.0))
+            for f, full in zip(facts, is_full, strict=True)
+        ]
+        # Of pictures with two objects also the captions with swapped objects, which fit none of them.
+        wrong = [full_caption(swap_objects(f)) for f in facts[::2] if f.second]
+        text = tokenizer([*captions, *wrong], padding="max_length", max_length=_TEXT_LENGTH, return_tensors="pt")
+        logits = model(pixel_values=pixels, input_ids=text["input_ids"]).logits_per_text.T  # images, captions
+        fits = torch.eye(len(facts), logits.shape[1])
+        # Whether a short caption fits another image is not known without reading it. In its own group it is read; in other
+        # groups it is left out where the kind is the same. A full caption fits its own image alone: what it does not say
+        # is not there.
+        kinds = np.array([f.kind for f in facts])
+        counts = torch.ones_like(fits)
+        counts[:, : len(facts)] = torch.from_numpy((kinds[:, None] != kinds[None, :]) | is_full[None, :])
+        for at, mine in enumerate(facts):
+            start = at - at % 4
+            for other in range(start, start + 4):
+                if other == at or is_full[other]:
+                    counts[at, other] = 1.0
+                else:
+                    counts[at, other] = float(bool(check(captions[other], mine).wrong))
+        signs = 2 * fits - 1
+        return -(F.logsigmoid(signs * logits) * counts).sum() / len(facts)
+
+    _, log["contrastive_cpu_s"] = fit("siglip", steps, loss_of, optimizers, clipped=model.parameters())
+    image_processor = SiglipImageProcessor(size=_SIZE, image_mean=MEAN, image_std=STD)
+    folder = CHECKPOINTS / name
+    model.half().save_pretrained(folder)
+    SiglipProcessor(image_processor, tokenizer).save_pretrained(folder)
+    return log
+
+
+def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train a tiny GPT-2 on true captions of every verbosity; it measures fluency by perplexity."""
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer(64, bos_token="[CLS]", eos_token="[SEP]")
+    config = gpt2_config(tokenizer, positions=64, layers=2)
+    model = GPT2LMHeadModel(config)
+    rng = np.random.default_rng((seed, 2))
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)]
+
+    def loss_of() -> Tensor:
+        captions = [random_caption(rng, sample_scene(rng).facts) for _ in range(128)]
+        batch = tokenizer(captions, padding=True, return_tensors="pt")
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
+
+    losses, seconds = fit("lm", steps, loss_of, optimizers)
+    folder = CHECKPOINTS / name
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {
+        "stage": "language-model",
+        "name": name,
+        "seed": seed,
+        "steps": steps,
+        "last_loss": round(losses[-1], 4),
+        "cpu_s": seconds,
+    }
+
+
+_SEEN_FACTS = (
+    "kind",
+    "colour",
+    "size",
+    "position",
+    "background",
+    "pattern",
+    "weather",
+    "time",
+    "second",
+    "second_colour",
+)
+"""Facts that the captioner's tower is taught. It learns count, orientation and relation from captions, or not at all."""
+
+
+def _annotated(
+    pool: ScenePool, rng: np.random.Generator, tokenizer: BertTokenizer
+) -> tuple[np.ndarray, BatchEncoding]:
+    """Rows, and a fresh caption each: from five captions per image a captioner learns by heart who mentioned what."""
+    rows = rng.choice(len(pool.scenes), 96, replace=False)
+    texts = [annotate(rng, pool.scenes[row].facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for row in rows]
+    return rows, tokenizer(texts, padding=True, return_tensors="pt")
+
+
+@torch.no_grad()
+def _encode(pool: ScenePool, encode: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a frozen tower makes of the pool."""
+    rows = np.arange(len(pool.scenes))
+    return torch.cat([encode(pool.take(part)[1]) for part in np.split(rows, len(rows) // 500)])
+
+
+def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
+    """Train a tiny BLIP: facts first, then maximum likelihood on annotators' captions of fresh scenes, tower frozen."""
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer(48)
+    shared: dict[str, Any] = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": MLP,
+        "num_hidden_layers": 2,
+        "num_attention_heads": HEADS,
+    }
+    config = BlipConfig(
+        text_config={
+            **shared,
+            "vocab_size": len(tokenizer),
+            "encoder_hidden_size": HIDDEN,
+            "max_position_embeddings": 48,
+            "bos_token_id": tokenizer.convert_tokens_to_ids("[DEC]"),
+            "eos_token_id": tokenizer.sep_token_id,
+            "sep_token_id": tokenizer.sep_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            "label_smoothing": 0.0,
+        },
+        # BLIP's own default, 1e-10, leaves all positions alike: a tower trained from nothing then never learns where.
+        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH, "initializer_range": 0.02},
+        projection_dim=HIDDEN,
+        image_text_hidden_size=HIDDEN,
+    )
+    model = BlipForConditionalGeneration(config)
+    log: dict[str, Any] = {"stage": "captioner", "name": name, "seed": seed, "fact_steps": fact_steps, "steps": steps}
+    pool = ScenePool(seed, NUM_GROUPS)
+    learn_facts(model.vision_model, pool, _SEEN_FACTS, HIDDEN, seed, fact_steps, log)
+    model.vision_model.requires_grad_(False)
+
+    rng = np.random.default_rng((seed, 3))
+    optimizers = make_optimizers(model.text_decoder, 1e-3, 0.05)
+    encoded = _encode(pool, lambda pixels: model.vision_model(pixel_values=pixels).last_hidden_state)  # (N, M, D)
+    bos = config.text_config.bos_token_id
+
+    def loss_of() -> Tensor:
+        rows, batch = _annotated(pool, rng, tokenizer)
+        input_ids = batch["input_ids"].clone()
+        input_ids[:, 0] = bos  # BLIP's decoder starts with [DEC], not [CLS]
+        labels = input_ids.masked_fill(batch["attention_mask"] == 0, -100)
+        labels[:, 0] = -100
+        return model.text_decoder(
+            input_ids=input_ids,
+            attention_mask=batch["attention_mask"],
+            encoder_hidden_states=encoded[rows],
+            labels=labels,
+        ).loss
+
+    losses, seconds = fit("blip", steps, loss_of, optimizers, clipped=model.parameters())
+    log |= {"last_loss": round(float(np.mean(losses[-100:])), 4), "mle_cpu_s": seconds}
+    image_processor = BlipImageProcessor(
+        size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, image_mean=MEAN, image_std=STD
+    )
+    folder = CHECKPOINTS / name
+    model.requires_grad_(True)
+    model.save_pretrained(folder)
+    BlipProcessor(image_processor, tokenizer).save_pretrained(folder)
+    return log
+
+
+def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any]:
+    """Train a tiny ClipCap: the vision tower of a scorer, frozen, then maximum likelihood on fresh scenes.
+
+    As in DiscriTune, the embedding that the captions are made of is that of the scorer which rewards later.
+    """
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer(48, bos_token="[CLS]", eos_token="[SEP]")
+    scorer = CLIPModel.from_pretrained(CHECKPOINTS / tower, use_safetensors=True, dtype=torch.float32)
+    vision_config = scorer.config.vision_config
+    vision_config.projection_dim = scorer.config.projection_dim
+    config = ClipCapConfig(
+        vision_config, gpt2_config(tokenizer, positions=52, layers=2), prefix_length=5, normalize_image_embeds=True
+    )
+    model = ClipCapForConditionalGeneration(config)
+    encoder = model.vision_tower.encoder
+    encoder.vision_model.load_state_dict(scorer.vision_model.state_dict())
+    encoder.visual_projection.load_state_dict(scorer.visual_projection.state_dict())
+    model.vision_tower.requires_grad_(False)
+
+    pool = ScenePool(seed, NUM_GROUPS)
+    rng = np.random.default_rng((seed, 3))
+    optimizers = [torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3, weight_decay=0.05)]
+
+    def loss_of() -> Tensor:
+        rows, batch = _annotated(pool, rng, tokenizer)
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        return model(
+            pixel_values=pool.take(rows)[1],
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            labels=labels,
+        ).loss
+
+    losses, seconds = fit("clipcap", steps, loss_of, optimizers, clipped=model.parameters())
+    image_processor = CLIPImageProcessor(
+        size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, do_center_crop=False, image_mean=MEAN, image_std=STD
+    )
+    folder = CHECKPOINTS / name
+    model.requires_grad_(True)
+    model.save_pretrained(folder)
+    ClipCapProcessor(image_processor, tokenizer).save_pretrained(folder)
+    return {
+        "stage": "clipcap",
+        "name": name,
+        "seed": seed,
+        "tower": tower,
+        "steps": steps,
+        "last_loss": round(float(np.mean(losses[-100:])), 4),
+        "mle_cpu_s": seconds,
+    }
+
+
+BASE = "blip-mle"
+ADAPTERS = {"blip-smile": ("smile_blip", "smile/scenes/lora"), "blip-sr": ("self_retrieval_blip", "ndlb/scenes/lora")}
+"""Names, and the recipe and row of each."""
+
+_SHIPPED = (
+    *("adapter_config.json", "adapter_model.safetensors", "captioner.json"),
+    *("processor_config.json", "tokenizer.json", "tokenizer_config.json"),
+)
+
+
+def train_adapter(name: str, seed: int, checkpoints: Path) -> dict[str, Any]:
+    """Run the recipe and keep its adapter."""
+    recipe, row = ADAPTERS[name]
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, f"recipes/{recipe}.py", "--row", row, "--seed", str(seed)]
+        # One thread, so that the result is the same everywhere.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, env=environment)
+        keep_adapter(Path(folder) / "model", checkpoints / name)
+    return {
+        "stage": "adapter",
+        "name": name,
+        "seed": seed,
+        "base_model": BASE,
+        "recipe": f"recipes/{recipe}.py --row {row}",
+        "seconds": round(time.perf_counter() - start),
+    }
+
+
+def keep_adapter(source: Path, target: Path) -> None:
+    """Copy an adapter beside its base model, and let it say so."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in _SHIPPED:
+        shutil.copyfile(source / file, target / file)
+    config = json.loads((target / "adapter_config.json").read_text(encoding="utf-8"))
+    # The package may lie anywhere, so the base model is found from the adapter's own folder.
+    config["base_model_name_or_path"] = f"../{BASE}"
+    write_json(target / "adapter_config.json", config)
+
+
+def measure(name: str) -> dict[str, float]:
+    """What a shipped model reaches on the test split."""
+    test = load_scenes(num_train=0, num_validation=0)["test"]
+    folder = str(CHECKPOINTS / name)
+    full = list(test["full_caption"])
+    references = [row[2] for row in test["captions"]]
+    if name in ("clip-reward", "siglip-held-out"):
+        scorer = load_scorer(folder)
+        images = scorer.image_features(list(test["image"]))
+        numbers: dict[str, float] = {}
+        for kind, captions in {"full_caption": full, "reference": references}.items():
+            text = scorer.text_features(captions)
+            row = smile_suite(
+                captions,
+                text_features=text,
+                image_features=images,
+                bags={size: bags(list(test["bag_id"]), size) for size in BAG_SIZES},
+            )
+            numbers |= {
+                f"{kind}_{key}": row[key] for key in row if key.endswith("recall_at_1") and row[key] is not None
+            }
+        return numbers
+    if name.startswith("gpt2"):
+        model = GPT2LMHeadModel.from_pretrained(folder, use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        shuffled = [" ".join(np.random.default_rng(i).permutation(c.split())) for i, c in enumerate(full)]
+        texts = {"full_caption": full, "reference": references, "shuffled_full_caption": shuffled}
+        return {
+            f"{kind}_perplexity": caption_perplexity(captions, model, tokenizer)["perplexity"]
+            for kind, captions in texts.items()
+        }
+    captioner = load_captioner(folder, dtype=torch.float32)
+    captions = generate_captions(captioner, list(test["image"]), batch_size=250, num_beams=1, max_new_tokens=30)
+    held_out_scorer = load_scorer(str(CHECKPOINTS / "siglip-held-out"))
+    row = smile_suite(
+        captions,
+        text_features=held_out_scorer.text_features(captions),
+        image_features=held_out_scorer.image_features(list(test["image"])),
+        bags={size: bags(list(test["bag_id"]), size) for size in BAG_SIZES},
+        facts=list(test["facts"]),
+        check=check,
+        references=list(test["captions"]),
+    )
+    lengths = [len(c.split()) for group in test["captions"] for c in group]
+    return {
+        "length": row["length"],
+        "reference_length": float(np.mean(lengths)),
+        **{key: row[key] for key in ("hallucination", "fact_recall", "cider_d", "lexical_diversity")},
+        **{key: row[key] for key in row if key.endswith("recall_at_1")},
+    }
+
+
+CARD = """---
+license: apache-2.0
+library_name: transformers
+language: en
+tags: [hf_captionrl]
+---
+
+# {name}
+
+{what}
+
+A tiny model of the embedded world of hf_captionrl. It knows nothing else: do not use it on photographs.
+
+## Training
+
+`{command}`, on one CPU thread, without any other data than the world's rules.
+
+{settings}
+
+## Measured on the test split (1,000 scenes)
+
+{measured}
+
+Limitations: a vocabulary of {tokens} tokens; images of 72 x 72 pixels.
+"""
+
+
+def write_card(entry: dict[str, Any]) -> None:
+    """Write a checkpoint's model card from its log."""
+    settings = [f"- {key}: {v}" for key, v in entry.items() if key not in ("name", "stage", "measured", "command")]
+    measured = [f"- {key}: {value:.4f}" for key, value in entry["measured"].items()]
+    card = CARD.format(
+        name=entry["name"],
+        what=MODELS[entry["name"]],
+        command=entry["command"],
+        settings="\n".join(settings),
+        measured="\n".join(measured),
+        tokens=len(vocabulary()),
+    )
+    (CHECKPOINTS / entry["name"] / "README.md").write_text(card, encoding="utf-8")
+
+
+def append_log(entry: dict[str, Any]) -> None:
+    """Add a run to `training_log.json`; a run of the same name replaces the older one."""
+    file = CHECKPOINTS / "training_log.json"
+    entries = json.loads(file.read_text()) if file.exists() else []
+    entries = [e for e in entries if e["name"] != entry["name"]] + [{**entry, "torch": torch.__version__}]
+    file.write_text(json.dumps(sorted(entries, key=lambda e: e["name"]), indent=2) + "\n")
+
+
+STAGES: dict[str, tuple[str, int, Callable[[str, int, int, int], dict[str, Any]]]] = {
+    "reward-scorer": ("clip-reward", 1000, train_reward_scorer),
+    "held-out-scorer": ("siglip-held-out", 2500, train_held_out_scorer),
+    "captioner": ("blip-mle", 3000, train_captioner),
+    "clipcap": ("clipcap-mle", 2000, lambda name, seed, _, steps: train_clipcap(name, seed, "clip-reward", steps)),
+    "language-model": ("gpt2-perplexity", 600, lambda name, seed, _, steps: train_language_model(name, seed, steps)),
+    "adapter": ("", 0, lambda name, seed, *_: train_adapter(name, seed, CHECKPOINTS)),
+}
+"""Name and steps by default, and what trains; it gets name, seed, steps of facts, and steps."""
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "stage",
-        choices=["reward-scorer", "held-out-scorer", "language-model", "captioner", "clipcap", "adapter", "measure"],
-    )
+    parser.add_argument("stage", choices=[*STAGES, "measure"])
     parser.add_argument("--name")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fact_steps", type=int, default=2500)
     parser.add_argument("--steps", type=int)
     args = parser.parse_args()
-    if args.stage in ("measure", "adapter") and not args.name:
-        parser.error("--name is missing: the folder of the checkpoint.")  # checked before training
+    named = {"measure": [*MODELS], "adapter": [*ADAPTERS]}
+    known = named.get(args.stage, [args.name])
+    if args.name not in known:
+        parser.error(f"--name is {args.name!r}; use one of {known}.")  # before training
     torch.set_num_threads(1)  # enough for these models, and results do not depend on the number of cores
     if args.stage == "measure":
         file = CHECKPOINTS / "training_log.json"
         log = next(entry for entry in json.loads(file.read_text()) if entry["name"] == args.name)
-        log["measured"] = {key: round(value, 4) for key, value in measure(args.name).items()}
-        append_log(log)
-        write_card(log)
-        print(json.dumps(log["measured"], indent=2))
-        return
-    if args.stage == "reward-scorer":
-        log = train_reward_scorer(args.name or "clip-reward", args.seed, args.fact_steps, args.steps or 1000)
-    elif args.stage == "held-out-scorer":
-        log = train_held_out_scorer(args.name or "siglip-held-out", args.seed, args.fact_steps, args.steps or 2500)
-    elif args.stage == "captioner":
-        log = train_captioner(args.name or "blip-mle", args.seed, args.fact_steps, args.steps or 3000)
-    elif args.stage == "adapter":
-        if args.name not in ADAPTERS:
-            parser.error(f"--name is {args.name!r}; the adapters are {sorted(ADAPTERS)}.")
-        log = train_adapter(args.name, args.seed, CHECKPOINTS)
-    elif args.stage == "clipcap":
-        log = train_clipcap(args.name or "clipcap-mle", args.seed, "clip-reward", args.steps or 2000)
     else:
-        log = train_language_model(args.name or "gpt2-perplexity", args.seed, args.steps or 600)
-    log["command"] = "python scripts/train_scenes_models.py " + " ".join(sys.argv[1:])
-    append_log(log)  # a measurement that fails costs no training
+        name, steps, train = STAGES[args.stage]
+        log = train(args.name or name, args.seed, args.fact_steps, args.steps or steps)
+        log["command"] = "python scripts/train_scenes_models.py " + " ".join(sys.argv[1:])
+        append_log(log)  # a measurement that fails costs no training
     log["measured"] = {key: round(value, 4) for key, value in measure(log["name"]).items()}
     append_log(log)
     write_card(log)

@@ -45,19 +45,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.freeze()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """End with what was skipped, and the command that unskips it."""
-    reports = terminalreporter.stats.get("skipped", [])
-    reasons = [str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports]
-    if reasons:
-        from scripts.source_checks.skips import skip_commands, skip_summary
-
-        terminalreporter.section("skipped")
-        for line in skip_summary(reasons, skip_commands(Path(__file__).parents[1])):
-            terminalreporter.line(line)
-
-
 def pytest_sessionfinish() -> None:
     """Let them be collected when the process ends: some libraries report what is left as leaks."""
     gc.unfreeze()

@@ -11,6 +11,7 @@ import yaml
 
 import hf_captionrl
 from hf_captionrl.scenes.dataset import WORLD_VERSION
+from scripts.check import PARTS
 from scripts.release_check import REQUIRED, check_contents
 from scripts.test_versions import ENVIRONMENTS
 
@@ -62,9 +63,11 @@ def test_tested_python_versions_are_the_supported_ones():
 def test_pre_commit_runs_the_checks_of_make_check():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
     assert [hook["id"] for hook in hooks] == ["ruff", "ruff-format", "mypy", "source"]
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("$(BIN)/", ".venv/bin/")
-    for hook in hooks:
-        assert hook["entry"].removesuffix(" --fix") in makefile
+    commands = [" ".join(step) for steps in PARTS.values() for step in steps if not callable(step)]
+    for hook in hooks[:3]:
+        assert any(
+            step.startswith(hook["entry"].removeprefix(".venv/bin/").removesuffix(" --fix")) for step in commands
+        )
 
 
 def test_citation_names_the_version_and_the_four_papers():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -19,23 +18,21 @@ from hf_captionrl.data.columns import id_column, select_rows
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions, LoadedSplit, ids_digest, load_split
 from hf_captionrl.evaluation.caption_files import read_files
-from hf_captionrl.evaluation.options import held_out_scorer_name, load_evaluators
+from hf_captionrl.evaluation.options import clip_prefix, held_out_scorer_name, load_evaluators
 from hf_captionrl.evaluation.scored_captions import (
     BLOCK,
     REFERENCES,
+    CaptionScoring,
     ScoreStage,
-    add_scores,
-    count_copies,
-    empty_column,
-    human_captions,
+    columns_of_table,
     score_sources,
     write_inputs,
 )
-from hf_captionrl.retrieval import FeatureCache, TokenScorer, model_fingerprint
+from hf_captionrl.retrieval import FeatureCache, model_fingerprint
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.utils.io import json_digest, to_plain
 from hf_captionrl.utils.options import EngineOptions, option
-from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_shards, run_stage
+from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_tables, run_stage
 
 if TYPE_CHECKING:
     from hf_captionrl.evaluation.evaluator import Evaluator, ScoredCaptions, Table
@@ -137,47 +134,26 @@ class EvaluateOptions(EngineOptions, HeldOutScorerOptions, DatasetOptions):
     )
 
 
-# --- The parts of `captionrl evaluate` whose cost grows with the rows, as stages on shards ---------------------------
+# --- Features of images and scores of captions, whose cost grows with the rows; with --processes or --engine on shards ---
 
 _BLOCKS = 16
 _KEYS_AT_ONCE = 4096
-_DTYPES = {"text": np.float32, "clip_text": np.float32, "nats": np.float64}
 
 
-def check_shards(arguments: EvaluateOptions) -> None:
-    """Refuse options that do not fit, before anything slow."""
-    arguments.check_engine()
-    if arguments.uses_shards and launched()[1] > 1:
-        raise ValueError(
-            f"{launched()[1]} processes were launched, but one process writes the tables. Use --processes instead of `accelerate launch`."
-        )
-    _per_shard(arguments)
-
-
-def _per_shard(arguments: EvaluateOptions) -> int:
-    return rows_per_shard(arguments, _BLOCKS, BLOCK)
-
-
-def _digest(value: Any) -> str:
-    """Digest of an array, or of a value that JSON can represent."""
-    if isinstance(value, np.ndarray):
-        return hashlib.blake2b(np.ascontiguousarray(value), digest_size=8).hexdigest()
-    return json_digest(to_plain(value))
-
-
-def _shards(
-    arguments: EvaluateOptions, kind: str, settings: Mapping[str, Any], rows: int, per_shard: int
-) -> ShardFolder:
-    """The folder of a stage. Its name depends on the settings, so other captions or models have other folders."""
-    name = f"{kind}-{_digest({**settings, 'rows_per_shard': per_shard})}"
-    return ShardFolder(arguments.output_dir / "shards" / name, settings, num_rows=rows, rows_per_shard=per_shard)
-
-
-def _work(stage: Stage, shards: ShardFolder, arguments: EvaluateOptions) -> None:
+def _run(
+    arguments: EvaluateOptions, kind: str, settings: Mapping[str, Any], rows: int, make: Callable[[Path], Stage]
+) -> Path:
+    """Run a stage in a folder whose name depends on the settings, so other captions or models have other folders."""
     from tqdm import tqdm
 
+    per_shard = rows_per_shard(arguments, _BLOCKS, BLOCK)
+    name = f"{kind}-{json_digest(to_plain({**settings, 'rows_per_shard': per_shard}))}"
+    folder = arguments.output_dir / "shards" / name
+    shards = ShardFolder(folder, settings, num_rows=rows, rows_per_shard=per_shard)
+    stage = make(folder)
     with tqdm(total=len(shards.unfinished()), unit=" shards", disable=None) as progress:
         run_stage(stage, shards, arguments, progress=lambda rows: progress.update(1))
+    return folder
 
 
 def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer: Any) -> None:
@@ -199,11 +175,9 @@ def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer:
     for row in rows:
         images.update(keys[row].encode())
     settings = {"scorer": scorer.signature, "images": images.hexdigest()}
-    shards = _shards(arguments, "images", settings, len(rows), _per_shard(arguments))
     # Bad rows are not among the images here, but they are when another process loads them.
     stage = FeatureStage(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
-    _work(stage, shards, arguments)
-    fill_cache(cache, shards.folder, "image")
+    fill_cache(cache, _run(arguments, "images", settings, len(rows), lambda folder: stage), "image")
 
 
 def rows_to_encode(cache: FeatureCache, keys: Sequence[str]) -> np.ndarray:
@@ -214,62 +188,37 @@ def rows_to_encode(cache: FeatureCache, keys: Sequence[str]) -> np.ndarray:
     return missing[RowLookup(keys).first_rows()[missing] == missing]
 
 
-def score_on_shards(
-    arguments: EvaluateOptions,
-    sources: Sequence[ScoredCaptions],
-    scorer: Any,
-    language_model: tuple[Any, Any] | None,
-    *,
-    clip_prefix: str,
-    pools: Mapping[str, Any],
-) -> None:
-    """The same as `score_sources`, on shards of captions."""
-    captions = [source.first for source in sources]
-    columns = [*pools]
-    if scorer is not None:
-        columns += [
-            "text",
-            *(["clip_text"] if clip_prefix else []),
-            *(["tokens"] if isinstance(scorer, TokenScorer) else []),
-        ]
-    if language_model is not None:
-        columns += ["nats", "scored_tokens"]
-    if not columns:
-        return
-    per_shard = _per_shard(arguments)
+def _scored_parts(
+    arguments: EvaluateOptions, sources: Sequence[ScoredCaptions], scoring: CaptionScoring
+) -> Iterator[Mapping[str, np.ndarray]]:
+    """Columns of the first captions of all sources, computed on shards."""
+    captions, columns = [source.first for source in sources], scoring.columns()
+    per_shard = rows_per_shard(arguments, _BLOCKS, BLOCK)
     rows_per_source = -(-len(captions[0]) // per_shard) * per_shard
+    scorer, language_model = scoring.scorer, scoring.language_model
+
+    def digest(features: Any) -> str:
+        return hashlib.blake2b(np.ascontiguousarray(features), digest_size=8).hexdigest()
+
     settings = {
-        "captions": _digest(captions),
-        "pools": {name: _digest(np.asarray(features)) for name, features in pools.items()},
+        "captions": json_digest(to_plain(captions)),
+        "pools": {name: digest(features) for name, features in scoring.pools.items()},
         "scorer": None if scorer is None else scorer.signature,
         "language_model": None if language_model is None else model_fingerprint(language_model[0]),
-        "clip_prefix": clip_prefix,
+        "clip_prefix": scoring.clip_prefix,
         "columns": columns,
     }
-    shards = _shards(arguments, "captions", settings, len(sources) * rows_per_source, per_shard)
-    if shards.unfinished():
-        write_inputs(shards.folder, captions, pools)
     models = (arguments.dataset, arguments.scorer, arguments.language_model)
-    _work(ScoreStage(shards.folder, rows_per_source, models, clip_prefix, columns), shards, arguments)
-    rows = read_shards(shards.folder)
-    for source in sources:
-        add_scores(
-            source, _columns(rows, len(source.captions), arguments.output_dir), scorer, language_model, clip_prefix
-        )
+
+    def make(folder: Path) -> Stage:
+        write_inputs(folder, captions, scoring.pools)
+        return ScoreStage(folder, rows_per_source, models, scoring.clip_prefix, columns)
+
+    folder = _run(arguments, "captions", settings, len(sources) * rows_per_source, make)
+    return map(columns_of_table, read_tables(folder))
 
 
-def _columns(rows: Iterator[dict[str, Any]], number: int, folder: Path) -> dict[str, np.ndarray]:
-    """Columns of the next rows."""
-    found: dict[str, np.ndarray] = {}
-    for at, row in enumerate(itertools.islice(rows, number)):
-        for name, value in row.items():
-            if at == 0:
-                found[name] = empty_column((number, *np.shape(value)), _DTYPES.get(name, np.int64), folder)
-            found[name][at] = value
-    return found
-
-
-# --- `captionrl evaluate`: the papers' tables for several files of captions, side by side ----------------------------
+# --- The command -----------------------------------------------------------------------------------------------------
 
 _WORDS_TITLE = "Words that distinguish the sources (local mutual information)"
 
@@ -315,14 +264,12 @@ def _markdown(title: str, sections: Sequence[Section], words: Mapping[str, Any] 
     return f"{text}\n## {_WORDS_TITLE}\n\n{lines}"
 
 
-def _plain_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows as results.json has them, without the scores of single images."""
-    return [{key: value for key, value in row.items() if key not in ("per_sample", "groups", "ranks")} for row in rows]
-
-
 def _count_copies(evaluator: Evaluator, num_images: int) -> int:
-    """Number of images that are copies of others. Prints a warning if there are any."""
-    copies = 0 if evaluator.image_features is None else count_copies(evaluator.image_features)
+    """Number of images that are copies of earlier ones: false negatives of their captions. Prints a warning if there are any."""
+    from hf_captionrl.retrieval.ranking import duplicate_images
+
+    first = () if evaluator.image_features is None else duplicate_images(evaluator.image_features).tolist()
+    copies = sum(other != row for row, other in enumerate(first))
     if copies:
         print(
             f"captionrl evaluate: {copies} of {num_images} images are copies of others, which lowers the retrieval of both. "
@@ -335,26 +282,33 @@ def _count_copies(evaluator: Evaluator, num_images: int) -> int:
 def _sections(
     tables: Mapping[str, Table], scored: Sequence[ScoredCaptions], evaluator: Evaluator, reasons: Mapping[str, str]
 ) -> tuple[dict[str, Section], dict[str, Any]]:
-    """The chosen tables and the table of all captions, by name; and the signatures of their numbers."""
-    from hf_captionrl.evaluation.evaluator import CAPTIONS_TABLE, compare_with_first
+    """The chosen tables by name, and the signatures of their numbers."""
+    from hf_captionrl.evaluation.evaluator import compare_with_first
     from hf_captionrl.metrics.table import Section
 
     sections, signatures = {}, {}
-    for name, table in [*tables.items(), ("captions", CAPTIONS_TABLE)]:
+    for name, table in tables.items():
         rows = [{"name": source.name, **table.compute(source, evaluator)} for source in scored]
         compare_with_first(rows, seed=evaluator.seed)
         signatures[name] = rows[0]["signatures"]
         for row in rows:
-            row.pop("signatures", None)
+            for key in ("signatures", "per_sample", "groups", "ranks"):
+                row.pop(key, None)
             for key, reason in list(row.items()):
                 if key.endswith("_reason") and reason in reasons:
                     row[key] = reasons[reason]
-        sections[name] = Section(table.title, table.columns, _plain_rows(rows))
+        sections[name] = Section(table.title, table.columns, rows)
     return sections, signatures
 
 
-def _check_files(arguments: EvaluateOptions) -> None:
-    """Refuse bags and pools that are missing, or that no table would use."""
+def _check_options(arguments: EvaluateOptions) -> None:
+    """Refuse options that do not fit the engine, and bags and pools that are missing, or that no table would use."""
+    arguments.check_engine()
+    rows_per_shard(arguments, _BLOCKS, BLOCK)
+    if arguments.uses_shards and launched()[1] > 1:
+        raise ValueError(
+            f"{launched()[1]} processes were launched, but one process writes the tables. Use --processes instead of `accelerate launch`."
+        )
     for name, path, suite in (("bags", arguments.bags, "ndlb"), ("pool", arguments.pool, "smile")):
         if path is None:
             continue
@@ -368,51 +322,40 @@ def _check_files(arguments: EvaluateOptions) -> None:
             )
 
 
-def _score(
-    arguments: EvaluateOptions,
-    scored: Sequence[ScoredCaptions],
-    evaluator: Evaluator,
-    language_model: tuple[Any, Any] | None,
-    suites: Sequence[str],
-) -> None:
-    """Compute the numbers that several tables share, once, and only those that the suites need."""
-    from hf_captionrl.evaluation.options import clip_prefix
-
+def _scoring(
+    arguments: EvaluateOptions, evaluator: Evaluator, language_model: tuple[Any, Any] | None, suites: Sequence[str]
+) -> CaptionScoring:
+    """What computes the numbers that several tables share: only those that the suites need."""
     scorer, prefix = evaluator.held_out_scorer, ""
     pools: dict[str, Any] = {}
     if scorer is not None and {"smile", "ndlb"} & set(suites):
         pools = {"image_rank": evaluator.image_features}
-    if "smile" not in suites:
-        language_model = None
-    elif scorer is not None:
+    if scorer is not None and "smile" in suites:
         prefix = clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer)
         pools |= {} if evaluator.pool_features is None else {"pool_rank": evaluator.pool_features}
-    if not arguments.uses_shards:
-        score_sources(scored, scorer, language_model, clip_prefix=prefix, pools=pools, folder=arguments.output_dir)
-        return
-
-    score_on_shards(arguments, scored, scorer, language_model, clip_prefix=prefix, pools=pools)
+    return CaptionScoring(scorer, language_model if "smile" in suites else None, clip_prefix=prefix, pools=pools)
 
 
 def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
     files = read_files(arguments.captions, arguments.names)  # before anything slow
-    _check_files(arguments)
-    from hf_captionrl.data.columns import id_column
+    _check_options(arguments)
     from hf_captionrl.evaluation.evaluator import (
+        CAPTIONS_TABLE,
         PREFERENCES_TABLE,
         TABLES,
         Evaluator,
         ScoredCaptions,
+        human_captions,
         learned_table,
         pool_images,
         read_bags,
     )
     from hf_captionrl.evaluation.plots import write_length_histogram
+    from hf_captionrl.metrics.suites import spoken
     from hf_captionrl.metrics.table import installed_versions, plain_config, print_comparison
-    from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
+    from hf_captionrl.utils.io import atomic_write_text, write_json
 
-    check_shards(arguments)
     learned = learned_table(arguments.bleurt, arguments.nli, arguments.entropy_of)  # before anything slow
     folder = arguments.output_dir
     split = load_split(
@@ -441,13 +384,14 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     if human is not None:
         scored.append(human)
     names = [*TABLES] if arguments.suite == "all" else [arguments.suite]
-    _score(arguments, scored, evaluator, language_model, names)
+    scoring = _scoring(arguments, evaluator, language_model, names)
+    on_shards = arguments.uses_shards and bool(scoring.columns())
+    score_sources(scored, scoring, _scored_parts(arguments, scored, scoring) if on_shards else None, folder=folder)
 
     copies = _count_copies(evaluator, len(ids))
     tables = {name: TABLES[name] for name in names} | ({} if learned is None else {"learned": learned})
-    if evaluator.parts:
-        tables["preferences"] = PREFERENCES_TABLE
-    sections, signatures = _sections(tables, scored, evaluator, reasons)
+    tables |= {"preferences": PREFERENCES_TABLE} if evaluator.parts else {}
+    sections, signatures = _sections({**tables, "captions": CAPTIONS_TABLE}, scored, evaluator, reasons)
     shown = list(sections.values())
     words = _words(scored, evaluator.references) if "discritune" in names else None
 
@@ -467,7 +411,8 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     write_json(folder / "comparison.json", result)
     title = f"{len(ids)} images of {Path(arguments.dataset).name}"
     atomic_write_text(folder / "comparison.md", _markdown(title, shown, words))
-    write_length_histogram(folder / "lengths.png", {source.name: source.lengths for source in scored})
+    lengths = {source.name: [len(text.split()) for text in spoken(source.first)] for source in scored}
+    write_length_histogram(folder / "lengths.png", lengths)
     written = ["comparison.json", "comparison.md", "lengths.png"]
     if _draw_trade_off(folder / "trade_off.png", shown):
         written.append("trade_off.png")

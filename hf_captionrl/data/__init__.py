@@ -28,7 +28,14 @@ if TYPE_CHECKING:
         pool_frames,
     )
     from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, open_image, verify_image
-    from hf_captionrl.data.loading import SPLITS, ChosenSplit, choose_split, hash_split, load_caption_splits, load_captions
+    from hf_captionrl.data.loading import (
+        SPLITS,
+        ChosenSplit,
+        choose_split,
+        hash_split,
+        load_caption_splits,
+        load_captions,
+    )
     from hf_captionrl.data.quarantine import (
         ImageReader,
         QuarantineEntry,

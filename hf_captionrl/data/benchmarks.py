@@ -1,60 +1,61 @@
-"""Reads videos with captions in the formats of TGIF (a table of addresses) and MSR-VTT (JSON).
+"""Published benchmarks, read from their files. Nothing is downloaded, and pickles are never opened.
 
-TGIF (Li et al. 2016, "TGIF: A New Dataset and Benchmark on Animated GIF Description"): `tgif-v1.0.tsv` holds an address
-and a caption per line, `splits/train.txt`, `val.txt` and `test.txt` an address per line. Nothing is fetched: the GIF of
-`https://.../tumblr_a1.gif` is the file `tumblr_a1.gif`, in `gifs/` beside the table or in `image_root`. A table may also
-hold paths relative to that folder.
-
-MSR-VTT (Xu et al. 2016, "MSR-VTT: A Large Video Description Dataset for Bridging Video and Language"):
-`videodatainfo.json` holds `videos` with `video_id` and `split`, and `sentences` with `video_id` and `caption`; the film
-of `video7` is `video7.mp4` (or another kind of film), in `videos/` beside the file or in `image_root`, or in a folder of
-either. It also comes as two files, `train_val_videodatainfo.json` and `test_videodatainfo.json`, with separate film folders
-(`TrainValVideo/`, `TestVideo/`); all such files of a folder are read together.
+| data set | annotation file | images |
+|:--|:--|:--|
+| nocaps (Agrawal et al. 2019) | `nocaps_val_4500_captions.json`; its domains are splits | `images/` |
+| Concadia (Kreiss et al. 2022) | `wiki_split.json`, with a caption and a description per image | `images/` |
+| ImageCoDe (Krojer et al. 2022) | `valid_data.json` | `image-sets/`, one folder per set |
+| TGIF (Li et al. 2016) | `tgif-v1.0.tsv` and `splits/` | `gifs/` |
+| MSR-VTT (Xu et al. 2016) | `videodatainfo.json`, or one for train and validation and one for test | `videos/` |
+| TrueMatch (Gaur et al. 2024) | `benchmark/3.json`, `5.json`, `7.json` | COCO |
+| CapEnrich's hard pool | names as JSON, text or `.npy` | COCO |
+| Winoground (Thrush et al. 2022) | `examples.jsonl` | `images/` |
+| MMVP-VLM (Tong et al. 2024) | `Questions.csv` | `images/` |
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets
 
-from hf_captionrl.data.columns import CAPTIONS, SPLIT_NAMES, Row, Source, parse_json, read_text, to_caption_list
+from hf_captionrl.data.columns import (
+    CAPTIONS,
+    SPLIT_NAMES,
+    Source,
+    SourceArguments,
+    clean_caption,
+    parse_json,
+    read_json_lines,
+    read_text,
+    to_caption_list,
+)
 from hf_captionrl.data.images import refuse_outside
 from hf_captionrl.data.video import VIDEO_SUFFIXES
 
-# --- Published retrieval benchmarks, read from their files: TrueMatch's release, ImageCoDe, and the CapEnrich hard pool ---
-# The captioned data sets nocaps and Concadia are in `data/nocaps_concadia.py`. Nothing is downloaded, and pickles are never
-# opened.
+logger = logging.getLogger(__name__)
 
 IMAGECODE_SET_SIZE = 10
 """Number of images in each set of ImageCoDe."""
+NOCAPS_DOMAINS = ("in-domain", "near-domain", "out-domain")
+"""Domains of nocaps, from the object classes of COCO to objects that COCO's captions never name."""
+PUBLISHED = ("nocaps", "concadia", "imagecode")
 
 _STATIC = "open-images"  # in the name of a set of ten similar photographs; all others are frames of one video
 _COCO_NAME = re.compile(r"(?:.*_)?0*(\d+)(?:\.[A-Za-z]+)?")
 _FRAME = re.compile(r"img(\d+)\.jpe?g", re.IGNORECASE)
 
 
-def read_json(path: str | Path, what: str) -> Any:
-    """Read a JSON file; errors name the expected content.
-
-    Args:
-        path: The file.
-        what: The expected content.
-
-    Returns:
-        The value.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not JSON in UTF-8, for instance if it is truncated.
-    """
+def _read_json(path: str | Path, what: str) -> Any:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Use {what}.")
@@ -64,21 +65,67 @@ def read_json(path: str | Path, what: str) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}), so it is not {what}. Download it again.") from None
 
 
-# --- TrueMatch's release ------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _as_published(path: str | Path, what: str) -> Iterator[None]:
+    """Whatever of a file does not have the form that its reader expects becomes one error."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} does not have the form of {what} ({type(error).__name__}: {error}). Use the published file."
+        ) from error
+
+
+def _list(value: Any) -> list[Any]:
+    """A list that is not empty; a text or a mapping would be iterated too."""
+    if not isinstance(value, list) or not value:
+        raise TypeError(f"{value!r:.60} is not a list with values")
+    return value
+
+
+def _existing(path: Path, what: str) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Use the folder with {what}.")
+    return path
+
+
+def read_published(name: str, arguments: SourceArguments) -> Source:
+    """Read one of `PUBLISHED` from `data_dir`."""
+    if arguments.data_dir is None:
+        raise ValueError(f"dataset_name {name!r} needs the folder of its files. Set data_dir.")
+    folder = Path(arguments.data_dir).expanduser()
+    root = Path(arguments.image_root or folder / ("image-sets" if name == "imagecode" else "images"))
+    splits: dict[str, Any] = {}
+    column: Any = arguments.caption_column
+    if name == "nocaps":
+        domain: Any
+        for domain in NOCAPS_DOMAINS:
+            rows = load_nocaps(folder / "nocaps_val_4500_captions.json", root, domain=domain)
+            splits[domain.replace("-", "_")] = rows
+    elif name == "concadia":
+        for split in ("train", "validation", "test"):
+            text: Any = "caption" if column == "captions" else column
+            rows = load_concadia(folder / "wiki_split.json", root, split=split, text=text)
+            splits[split] = rows if column == "captions" else rows.rename_column("captions", column)
+    else:
+        sets = load_imagecode(folder / "valid_data.json", root)
+        texts: dict[int, list[str]] = {}
+        for row, description in zip(sets.targets, sets.descriptions, strict=True):
+            texts.setdefault(row, []).append(description)
+        columns = {
+            "image": [str(sets.paths[row]) for row in texts],
+            "image_id": [sets.image_ids[row] for row in texts],
+            "captions": list(texts.values()),
+        }
+        splits["validation"] = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    return Source(name, splits, root, "image")
+
+
+# --- COCO: the bags of TrueMatch, and the hard pool of CapEnrich -----------------------------------------------------
 
 
 def coco_id(name: Any) -> str:
-    """The number of a COCO image from any of its names.
-
-    Args:
-        name: `3310`, `"3310"`, `"000000003310.jpg"` or `"val2014/COCO_val2014_000000003310.jpg"`.
-
-    Returns:
-        `str`: `"3310"`.
-
-    Raises:
-        ValueError: If the name contains no number.
-    """
+    """The number of a COCO image from any of its names: 3310, or `"val2014/COCO_val2014_000000003310.jpg"`."""
     text = str(name).replace("\\", "/").rpartition("/")[2]
     found = None if isinstance(name, bool) else _COCO_NAME.fullmatch(text)
     if found is None:
@@ -87,38 +134,22 @@ def coco_id(name: Any) -> str:
 
 
 def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) -> dict[int, list[list[str]]]:
-    """The bags of the paper's release, as COCO ids.
+    """The bags of TrueMatch's release, as COCO ids, by size.
 
-    The release (the data set NDLB-TrueMatch-Benchmark of the paper's authors) describes its layout as a folder
-    `benchmark/` with one file per bag size, `3.json`, `5.json`, `7.json`, each a list of bags and each bag a list of COCO
-    ids; the paper's counts are 254, 104 and 93. Its description does not say whether ids are numbers or text, so both are
-    accepted, and not what its file of size 1 is for.
-
-    Args:
-        folder: The release, or its folder `benchmark`.
-        sizes: Bag sizes to load.
-
-    Returns:
-        `dict[int, list[list[str]]]`: The bags of each size.
-
-    Raises:
-        FileNotFoundError: If the file of a size does not exist.
-        ValueError: If a file has another format, a bag has another size, or an image is in two bags of one size.
+    The release (NDLB-TrueMatch-Benchmark of the paper's authors) describes its layout as a folder `benchmark/` with one
+    file per bag size, each a list of bags and each bag a list of COCO ids; the paper's counts are 254, 104 and 93. Its
+    description does not say whether ids are numbers or text, so both are accepted, and not what its file of size 1 is for.
     """
     folder = Path(folder)
     inside = folder / "benchmark" if (folder / "benchmark").is_dir() else folder
     found: dict[int, list[list[str]]] = {}
     for size in sizes:
         path = inside / f"{size}.json"
-        value = read_json(path, f"a list of bags of {size} COCO ids, as in the release's benchmark/{size}.json")
-        if not isinstance(value, list) or not value or not all(isinstance(bag, list) for bag in value):
-            raise ValueError(f"{path} must hold a list of bags, each a list of COCO ids, such as [[3310, 42, 7]].")
-        bags: list[list[str]] = []
+        what = f"a list of bags of {size} COCO ids, as in the release's benchmark/{size}.json"
         where: dict[str, int] = {}
-        for number, bag in enumerate(value):
-            if not all(isinstance(i, int | str) for i in bag):
-                raise ValueError(f"{path}: bag {number} is {bag!r:.80}; a bag is a list of COCO ids.")
-            ids = [coco_id(i) for i in bag]
+        with _as_published(path, what):
+            found[int(size)] = [[coco_id(i) for i in bag] for bag in _list(_read_json(path, what))]
+        for number, ids in enumerate(found[int(size)]):
             if len(set(ids)) != size or len(ids) != size:
                 raise ValueError(f"{path}: bag {number} holds {ids!r:.80}, which are not {size} different images.")
             for i in ids:
@@ -126,26 +157,13 @@ def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) ->
                     raise ValueError(
                         f"{path}: image {i} is in bags {where[i]} and {number}, but bags must be disjoint."
                     )
-            bags.append(ids)
-        found[int(size)] = bags
     return found
 
 
 def match_coco_ids(
     bags: Mapping[int, Sequence[Sequence[str]]], image_ids: Sequence[Any]
 ) -> dict[int, list[list[str]]]:
-    """Replace the COCO ids of bags by the ids of a data set.
-
-    Args:
-        bags: Bags of each size, from [`load_published_bags`].
-        image_ids: Ids of the data set, each with a COCO id in it.
-
-    Returns:
-        `dict[int, list[list[str]]]`: The same bags.
-
-    Raises:
-        ValueError: If an id of the data set is not a COCO image, two are the same image of a bag, or an image of a bag is missing.
-    """
+    """Bags of [`load_published_bags`] with the ids of a data set, each of which has a COCO id in it."""
     wanted = {i for group in bags.values() for bag in group for i in bag}
     own: dict[str, str] = {}
     for image_id in image_ids:
@@ -161,132 +179,22 @@ def match_coco_ids(
     return {size: [[own[i] for i in bag] for bag in group] for size, group in bags.items()}
 
 
-# --- ImageCoDe ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RetrievalSets:
-    """Descriptions, each of one image in a set of candidates.
-
-    Args:
-        image_ids: Id of each image: the name of its set and its position, such as `"open-images-12_ab/3"`.
-        paths: File of each image; empty without an image folder.
-        descriptions: Human descriptions.
-        targets: Row of the described image of each description, as the metric's `targets`.
-        sets: Rows of the candidates of each description, as the metric's `sets`.
-        is_video: Whether the candidates of each description are frames of one video.
-    """
-
-    image_ids: list[str]
-    paths: list[Path]
-    descriptions: list[str]
-    targets: list[int]
-    sets: list[list[int]]
-    is_video: list[bool]
-
-
-def load_imagecode(
-    path: str | Path,
-    image_root: str | Path | None = None,
-    *,
-    kind: Literal["all", "static", "video"] = "all",
-) -> RetrievalSets:
-    """Sets of ten similar images with descriptions of some of them (Krojer et al. 2022).
-
-    The annotation file (`valid_data.json`: 2,302 descriptions) maps the name of each set to its descriptions by the target's
-    position, `{"open-images-12_ab": {"5": "..."}}`. The images of a set are in a folder of the same name, `img0.jpg` to
-    `img9.jpg`; archives may use other numbers, so the images are sorted by number, as in the authors' loader. To evaluate
-    a captioner, caption image `targets[i]` and rank it in `sets[i]`.
-
-    Args:
-        path: `train_data.json`, `valid_data.json` or a file in the same format. The unlabelled test file has no targets.
-        image_root: The folder with one folder per set; None if only rows are needed.
-        kind: All sets, those of photographs (`open-images` in the name), or those of video frames.
-
-    Returns:
-        [`RetrievalSets`]: Rows of images, and descriptions with their targets and candidates.
-
-    Raises:
-        FileNotFoundError: If the file or the folder of a set does not exist.
-        ValueError: If the file has another format, or a set does not have ten images.
-    """
-    if kind not in ("all", "static", "video"):
-        raise ValueError(f"kind is {kind!r}. Use 'all', 'static' or 'video'.")
-    value = read_json(path, "ImageCoDe's valid_data.json")
-    shape = f'{path} must hold {{"SET": {{"POSITION": "DESCRIPTION"}}}} with positions from 0 to 9'
-    if not isinstance(value, dict) or not value:
-        raise ValueError(f"{shape}; it holds a {type(value).__name__}. Use a file with labels.")
-    found = RetrievalSets([], [], [], [], [], [])
-    for name, texts in value.items():
-        video = _STATIC not in name
-        if kind != "all" and video != (kind == "video"):
-            continue
-        if not isinstance(texts, dict) or not texts:
-            raise ValueError(f"{shape}; set {name!r} holds {texts!r:.60}. Use a file with labels.")
-        first = len(found.image_ids)
-        found.image_ids.extend(f"{name}/{i}" for i in range(IMAGECODE_SET_SIZE))
-        if image_root is not None:
-            found.paths.extend(_set_images(Path(image_root), name))
-        for position, text in texts.items():
-            if not (position.isdecimal() and int(position) < IMAGECODE_SET_SIZE):
-                raise ValueError(f"{shape}; set {name!r} has the position {position!r}.")
-            if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"{shape}; position {position} of set {name!r} is described by {text!r:.60}.")
-            found.descriptions.append(text)
-            found.targets.append(first + int(position))
-            found.sets.append(list(range(first, first + IMAGECODE_SET_SIZE)))
-            found.is_video.append(video)
-    if not found.descriptions:
-        raise ValueError(f"{path} has no {kind} sets. Use another kind.")
-    return found
-
-
-def _set_images(root: Path, name: str) -> list[Path]:
-    if not name or {"/", "\\"} & set(name) or name in (".", ".."):
-        raise ValueError(f"{name!r} is not a valid name of a set. Check the annotation file.")
-    folder = root / name
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"There is no folder {str(folder)!r} for set {name!r}. image_root holds one folder per set."
-        )
-    numbered = {int(match.group(1)): path for path in folder.iterdir() if (match := _FRAME.fullmatch(path.name))}
-    if len(numbered) != IMAGECODE_SET_SIZE:
-        raise ValueError(
-            f"{folder} holds {len(numbered)} images called img<number>.jpg, and a set has {IMAGECODE_SET_SIZE}. Unpack it "
-            "again."
-        )
-    return [numbered[number] for number in sorted(numbered)]
-
-
-# --- the hard pool of CapEnrich -----------------------------------------------------------------------------------
-
-
 def load_hard_pool(path: str | Path) -> list[str]:
-    """COCO ids of a retrieval pool, such as CapEnrich's 30,000 images (SMILE, section 4).
+    """COCO ids of a retrieval pool, such as CapEnrich's 30,000 images (SMILE, section 4), in the order of the file.
 
     The pool was published as a pickle of names and features. Pickles run code, so it is not opened: save its names as JSON
     (a list), as text (one per line) or as `.npy` without objects. They look like `COCO_val2014_000000003310` or
     `val2014/COCO_val2014_000000003310.jpg`; only their form is checked. With these images as the pool,
     `metrics.self_retrieval(..., targets=...)` ranks captions in it.
-
-    Args:
-        path: The file of names.
-
-    Returns:
-        `list[str]`: COCO ids in the order of the file.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is a pickle or has another format, or an image occurs twice.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Use a file with the names of the pool's images.")
     suffix = path.suffix.lower()
     remedy = "If you trust the pickle, save its list `imgids` as JSON, and use that file."
     names: Any
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Use a file with the names of the pool's images.")
     if suffix == ".json":
-        names = read_json(path, "a list of names of images")
+        names = _read_json(path, "a list of names of images")
     elif suffix == ".txt":
         names = [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     elif suffix == ".npy":
@@ -299,54 +207,98 @@ def load_hard_pool(path: str | Path) -> list[str]:
             raise ValueError(f"{path} holds no plain array of names ({error}). {remedy}") from None
     else:
         raise ValueError(f"{path} must end in .json, .txt or .npy; pickles are never opened. {remedy}")
-    if not isinstance(names, list) or not names or not all(isinstance(n, str | int) for n in names):
-        raise ValueError(f"{path} must hold a list of names of COCO images. {remedy}")
-    ids = [coco_id(name) for name in names]
-    seen: set[str] = set()
-    for name, i in zip(names, ids, strict=True):
-        if i in seen:
-            raise ValueError(f"{path}: image {name!r} occurs twice, and would be its own distractor. Keep one.")
-        seen.add(i)
+    with _as_published(path, "a list of names of COCO images"):
+        ids = [coco_id(name) for name in _list(names)]
+    if len(set(ids)) < len(ids):
+        twice = Counter(ids).most_common(1)[0][0]
+        raise ValueError(f"{path}: COCO image {twice} occurs twice, and would be its own distractor. Keep one.")
     return ids
 
 
-# --- Reads nocaps (by domain) and Concadia from their published files ------------------------------------------------
-
-NOCAPS_DOMAINS = ("in-domain", "near-domain", "out-domain")
-"""Domains of nocaps, from the object classes of COCO to objects that COCO's captions never name."""
+# --- ImageCoDe -------------------------------------------------------------------------------------------------------
 
 
-def _root(image_root: str | Path) -> Path:
+@dataclass(frozen=True)
+class RetrievalSets:
+    """Descriptions, each of one image in a set of candidates."""
+
+    image_ids: list[str]  # name of its set and position, such as "open-images-12_ab/3"
+    paths: list[Path]  # of each image; empty without an image folder
+    descriptions: list[str]
+    targets: list[int]  # row of the described image, as the metric's `targets`
+    sets: list[list[int]]  # rows of the candidates, as the metric's `sets`
+    is_video: list[bool]  # whether the candidates are frames of one video
+
+
+def load_imagecode(
+    path: str | Path, image_root: str | Path | None = None, *, kind: Literal["all", "static", "video"] = "all"
+) -> RetrievalSets:
+    """Sets of ten similar images with descriptions of some of them; all sets, photographs, or frames of videos.
+
+    The annotation file (`valid_data.json`: 2,302 descriptions) maps the name of each set to its descriptions by the target's
+    position, `{"open-images-12_ab": {"5": "..."}}`. The images of a set are in a folder of the same name, `img0.jpg` to
+    `img9.jpg`; archives may use other numbers, so the images are sorted by number, as in the authors' loader. To evaluate
+    a captioner, caption image `targets[i]` and rank it in `sets[i]`.
+    """
+    if kind not in ("all", "static", "video"):
+        raise ValueError(f"kind is {kind!r}. Use 'all', 'static' or 'video'.")
+    what = "ImageCoDe's valid_data.json, with labels"
+    found = RetrievalSets([], [], [], [], [], [])
+    with _as_published(path, what):
+        for name, texts in _read_json(path, what).items():
+            video = _STATIC not in name
+            if kind != "all" and video != (kind == "video"):
+                continue
+            first = len(found.image_ids)
+            found.image_ids.extend(f"{name}/{i}" for i in range(IMAGECODE_SET_SIZE))
+            if image_root is not None:
+                found.paths.extend(_set_images(Path(image_root), name))
+            for position, text in texts.items():
+                if position not in map(str, range(IMAGECODE_SET_SIZE)) or not text.strip():
+                    raise ValueError(
+                        f"{path}: set {name!r} has the description {text!r:.60} of position {position!r}; positions are 0 to "
+                        "9. Use a file with labels."
+                    )
+                found.descriptions.append(text)
+                found.targets.append(first + int(position))
+                found.sets.append(list(range(first, first + IMAGECODE_SET_SIZE)))
+                found.is_video.append(video)
+    if not found.descriptions:
+        raise ValueError(f"{path} has no {kind} sets. Use another kind.")
+    return found
+
+
+def _set_images(root: Path, name: str) -> list[Path]:
+    if not name or {"/", "\\"} & set(name) or name in (".", ".."):
+        raise ValueError(f"{name!r} is not a valid name of a set. Check the annotation file.")
+    folder = root / name
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {str(folder)!r} for set {name!r}. image_root holds one per set.")
+    numbered = {int(match.group(1)): path for path in folder.iterdir() if (match := _FRAME.fullmatch(path.name))}
+    if len(numbered) != IMAGECODE_SET_SIZE:
+        raise ValueError(
+            f"{folder} holds {len(numbered)} images called img<number>.jpg, and a set has {IMAGECODE_SET_SIZE}. Unpack it "
+            "again."
+        )
+    return [numbered[number] for number in sorted(numbered)]
+
+
+# --- nocaps and Concadia ---------------------------------------------------------------------------------------------
+
+
+def _dataset(rows: list[dict[str, Any]], split: str, image_root: str | Path, where: str) -> datasets.Dataset:
+    """Rows whose images are named relative to a folder."""
     root = Path(image_root)
     if not root.is_dir():
         raise FileNotFoundError(f"image_root ({str(root)!r}) is not a folder. Use the one that holds the images.")
-    return root
-
-
-def _file(root: Path, name: Any, where: str) -> str:
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{where} names no file: {name!r:.60}.")
-    return str(root / name)
-
-
-def _list_of(value: Any, key: str, path: str | Path) -> list[dict[str, Any]]:
-    rows = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} has no list {key!r} of objects. Use the published file.")
-    return rows
-
-
-def _raw(value: Any) -> str:
-    """Concadia's `{"raw": text, "tokens": [...]}` as clean text, empty where there is none."""
-    texts = to_caption_list(value if isinstance(value, dict) and "raw" in value else None)
-    return (texts[0] if texts else None) or ""
-
-
-def _dataset(columns: dict[str, list[Any]], split: str, root: Path, where: str) -> datasets.Dataset:
-    refuse_outside(columns["image"], root, where)
+    for row in rows:
+        if not isinstance(row["image"], str) or not row["image"]:
+            raise ValueError(f"{where}: image {row['image_id']!r} names no file: {row['image']!r:.60}.")
+        row["image"] = str(root / row["image"])
+    refuse_outside((row["image"] for row in rows), root, where)
     kinds = {"image": datasets.Image(), "captions": CAPTIONS}
-    features = datasets.Features({name: kinds.get(name, datasets.Value("string")) for name in columns})
-    return datasets.Dataset.from_dict(columns, features=features, split=datasets.NamedSplit(split))
+    features = datasets.Features({name: kinds.get(name, datasets.Value("string")) for name in rows[0]})
+    return datasets.Dataset.from_list(rows, features=features, split=datasets.NamedSplit(split))
 
 
 def load_nocaps(
@@ -355,58 +307,39 @@ def load_nocaps(
     *,
     domain: Literal["all", "in-domain", "near-domain", "out-domain"] = "all",
 ) -> datasets.Dataset:
-    """nocaps' validation images with their ten captions each, by domain (Agrawal et al. 2019).
+    """nocaps' validation images with their ten captions each, by domain: `image`, `image_id`, `captions`, `domain`.
 
-    The annotation file (`nocaps_val_4500_captions.json`) is COCO's layout: `images` with `id`, `file_name` and `domain`, and
-    `annotations` with `image_id` and `caption`. DiscriTune reports near- and out-domain.
-
-    Args:
-        path: The annotation file. The test file has no captions.
-        image_root: The folder that `file_name` is relative to.
-        domain: Domain of the images.
-
-    Returns:
-        `datasets.Dataset`: `image`, `image_id`, `captions`, `domain`; images are decoded on access.
-
-    Raises:
-        FileNotFoundError: If the file or folder does not exist.
-        ValueError: If the file has another format, an image has no caption or domain, or a caption no image.
+    The annotation file is COCO's layout: `images` with `id`, `file_name` and `domain`, and `annotations` with `image_id`
+    and `caption`. DiscriTune reports near- and out-domain. The test file has no captions.
     """
     if domain not in ("all", *NOCAPS_DOMAINS):
         raise ValueError(f"domain is {domain!r}. Use 'all' or one of {NOCAPS_DOMAINS}.")
-    value = read_json(path, "nocaps_val_4500_captions.json")
-    images, annotations = _list_of(value, "images", path), _list_of(value, "annotations", path)
-    root = _root(image_root)
-    captions: dict[Any, list[Any]] = {}
-    for image in images:
-        image_id = image.get("id")
-        if not isinstance(image_id, int | str) or image_id in captions:
-            raise ValueError(f"{path}: an image has the id {image_id!r}, which is missing or repeated.")
-        if image.get("domain") not in NOCAPS_DOMAINS:
-            raise ValueError(
-                f"{path}: image {image_id!r} has the domain {image.get('domain')!r}, not {NOCAPS_DOMAINS}."
-            )
-        captions[image_id] = []
-    for number, entry in enumerate(annotations):
-        if entry.get("image_id") not in captions:
-            raise ValueError(
-                f"{path}: annotation {number} is of image {entry.get('image_id')!r}, which does not exist."
-            )
-        captions[entry["image_id"]].append(entry.get("caption"))
-    columns: dict[str, list[Any]] = {"image": [], "image_id": [], "captions": [], "domain": []}
-    for image in images:
-        if domain not in ("all", image["domain"]):
-            continue
-        texts = [text for text in to_caption_list(captions[image["id"]]) if text]
-        if not texts:
-            raise ValueError(f"{path}: image {image['id']!r} has no caption. The file of the test images has none.")
-        columns["image"].append(_file(root, image.get("file_name"), f"{path}: image {image['id']!r}"))
-        columns["image_id"].append(str(image["id"]))
-        columns["captions"].append(texts)
-        columns["domain"].append(image["domain"])
-    if not columns["image"]:
+    what = "nocaps_val_4500_captions.json"
+    rows = []
+    with _as_published(path, what):
+        value = _read_json(path, what)
+        captions: dict[Any, list[Any]] = {image["id"]: [] for image in _list(value["images"])}
+        if len(captions) < len(value["images"]):
+            raise ValueError(f"{path}: images have the same id. Use the published file.")
+        for entry in _list(value["annotations"]):
+            captions[entry["image_id"]].append(entry["caption"])
+        for image in value["images"]:
+            if image["domain"] not in NOCAPS_DOMAINS:
+                raise ValueError(
+                    f"{path}: image {image['id']!r} has the domain {image['domain']!r}, not {NOCAPS_DOMAINS}."
+                )
+            if domain not in ("all", image["domain"]):
+                continue
+            texts = [text for text in to_caption_list(captions[image["id"]]) if text]
+            if not texts:
+                raise ValueError(
+                    f"{path}: image {image['id']!r} has no caption. The file of the test images has none."
+                )
+            row = {"image": image["file_name"], "image_id": str(image["id"]), "captions": texts}
+            rows.append({**row, "domain": image["domain"]})
+    if not rows:
         raise ValueError(f"{path} has no images of domain {domain!r}.")
-    return _dataset(columns, "validation", root, str(path))
+    return _dataset(rows, "validation", image_root, str(path))
 
 
 def load_concadia(
@@ -416,54 +349,38 @@ def load_concadia(
     split: str = "test",
     text: Literal["caption", "description"] = "caption",
 ) -> datasets.Dataset:
-    """Concadia: images of Wikipedia with a caption and a description each (Kreiss et al. 2022).
+    """Images of Wikipedia with one text each: `image`, `image_id` (the file's name), `captions`, `context`.
 
-    The annotation file (`wiki_split.json`) holds `images` with `filename`, `split` (train, val, test), and `caption`,
-    `description` and `context`, each with the text in `raw`. DiscriTune evaluates on the captions; descriptions replace
-    the image for blind readers.
-
-    Args:
-        path: The annotation file.
-        image_root: The folder with the images, named `filename`.
-        split: `"train"`, `"validation"` or `"test"`.
-        text: The text in the column `captions`.
-
-    Returns:
-        `datasets.Dataset`: `image`, `image_id` (the file's name), `captions` (one each), `context`.
-
-    Raises:
-        FileNotFoundError: If the file or folder does not exist.
-        ValueError: If the file has another format, or lacks the split or text.
+    The annotation file holds `images` with `filename`, `split` (train, val, test), and `caption`, `description` and
+    `context`, each with the text in `raw`. DiscriTune evaluates on the captions; descriptions replace the image for blind
+    readers.
     """
     if text not in ("caption", "description"):
         raise ValueError(f"text is {text!r}. Use 'caption' or 'description'.")
-    value = read_json(path, "Concadia's wiki_split.json")
-    images, root = _list_of(value, "images", path), _root(image_root)
-    columns: dict[str, list[Any]] = {"image": [], "image_id": [], "captions": [], "context": []}
+
+    what = "Concadia's wiki_split.json"
+    rows: list[dict[str, Any]] = []
     seen: set[str] = set()
-    for number, image in enumerate(images):
-        where = f"{path}: image {number}"
-        if image.get("split") not in SPLIT_NAMES:
-            raise ValueError(f"{where} has the split {image.get('split')!r}; known are train, val and test.")
-        if SPLIT_NAMES[image["split"]] != SPLIT_NAMES.get(split, split):
-            continue
-        source = _file(root, image.get("filename"), where)
-        if image["filename"] in seen:
-            raise ValueError(f"{where}: {image['filename']!r} occurs twice. Keep one.")
-        seen.add(image["filename"])
-        written = _raw(image.get(text))
-        if not written:
-            raise ValueError(f"{where} has no {text}: {image.get(text)!r:.60}. It must be {{'raw': '...'}}.")
-        columns["image"].append(source)
-        columns["image_id"].append(image["filename"])
-        columns["captions"].append([written])
-        columns["context"].append(_raw(image.get("context")))
-    if not columns["image"]:
+    with _as_published(path, what):
+        for image in _list(_read_json(path, what)["images"]):
+            name, where = image["filename"], f"{path}: image {image['filename']!r}"
+            if image["split"] not in SPLIT_NAMES:
+                raise ValueError(f"{where} has the split {image['split']!r}; known are train, val and test.")
+            if SPLIT_NAMES[image["split"]] != SPLIT_NAMES.get(split, split):
+                continue
+            if name in seen:
+                raise ValueError(f"{where} occurs twice. Keep one.")
+            seen.add(name)
+            written, context = (clean_caption(image.get(key, {}).get("raw") or "") for key in (text, "context"))
+            if not written:
+                raise ValueError(f"{where} has no {text}: {image.get(text)!r:.60}. It must be {{'raw': '...'}}.")
+            rows.append({"image": name, "image_id": name, "captions": [written], "context": context})
+    if not rows:
         raise ValueError(f"{path} has no images of the split {split!r}.")
-    return _dataset(columns, SPLIT_NAMES.get(split, split), root, str(path))
+    return _dataset(rows, SPLIT_NAMES.get(split, split), image_root, str(path))
 
 
-# --- Winoground and MMVP-VLM: two images and two captions that a scorer must match, read from their files ------------
+# --- Winoground and MMVP-VLM: two images and two captions that a scorer must match -----------------------------------
 
 
 @dataclass(frozen=True)
@@ -475,45 +392,33 @@ class ImagePair:
     category: str
 
 
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no image {str(path)!r}. Use a folder with the images of the benchmark.")
-    return path
-
-
 def load_winoground(folder: str | Path) -> list[ImagePair]:
-    """Winoground's 400 pairs (Thrush et al. 2022): `examples.jsonl` and `images/`, also in a folder `data`.
+    """Winoground's 400 pairs: `examples.jsonl` and `images/`, also in a folder `data`.
 
     The `category` of a pair is `collapsed_tag`: Object, Relation or Both.
     """
     root = Path(folder)
     root = root / "data" if (root / "data" / "examples.jsonl").is_file() else root
-    path = root / "examples.jsonl"
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Use the folder with Winoground's examples.jsonl.")
+    path = _existing(root / "examples.jsonl", "Winoground's examples.jsonl")
     found = []
-    for number, line in enumerate(filter(None, path.read_text(encoding="utf-8").split("\n")), 1):
-        row = json.loads(line)
-        missing = [
-            key for key in ("image_0", "image_1", "caption_0", "caption_1") if not isinstance(row.get(key), str)
-        ]
-        if missing:
-            raise ValueError(f"{path}, line {number}, lacks {missing}. Use Winoground's examples.jsonl as published.")
-        images = tuple(_existing(root / "images" / f"{row[f'image_{i}'].removesuffix('.png')}.png") for i in (0, 1))
-        found.append(ImagePair(images, (row["caption_0"], row["caption_1"]), str(row.get("collapsed_tag", ""))))  # type: ignore[arg-type]
+    with _as_published(path, "Winoground's examples.jsonl"):
+        for row in read_json_lines(path):
+            one, other = (
+                _existing(root / "images" / f"{row[key].removesuffix('.png')}.png", "the images")
+                for key in ("image_0", "image_1")
+            )
+            captions = (row["caption_0"], row["caption_1"])
+            found.append(ImagePair((one, other), captions, str(row.get("collapsed_tag", ""))))
     return found
 
 
 def load_mmvp(folder: str | Path) -> list[ImagePair]:
-    """MMVP-VLM's 135 pairs (Tong et al. 2024): `Questions.csv` (id, type, statement) and a folder of images per type.
+    """MMVP-VLM's 135 pairs: `Questions.csv` (id, type, statement) and a folder of images per type.
 
-    Consecutive rows form a pair. The images are `<type>/<id>.jpg` in `images` or `MLLM_VLM Images`.
-
-    The `category` of a pair is the type of the statement.
+    Consecutive rows form a pair, whose `category` is the type of the statement. The images are `<type>/<id>.jpg` in
+    `images` or `MLLM_VLM Images`.
     """
-    path = Path(folder) / "Questions.csv"
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Use the folder with MMVP-VLM's Questions.csv.")
+    path = _existing(Path(folder) / "Questions.csv", "MMVP-VLM's Questions.csv")
     places = [Path(folder) / name for name in ("images", "MLLM_VLM Images") if (Path(folder) / name).is_dir()]
     if not places:
         raise FileNotFoundError(f"{folder} has no folder 'images'. Use the folder of MMVP-VLM with its images.")
@@ -529,21 +434,15 @@ def load_mmvp(folder: str | Path) -> list[ImagePair]:
             raise ValueError(
                 f"{path}: questions {first[0]} and {second[0]} are of different types. Use the published file."
             )
-        images = (
-            _existing(places[0] / first[1] / f"{first[0]}.jpg"),
-            _existing(places[0] / second[1] / f"{second[0]}.jpg"),
-        )
-        found.append(ImagePair(images, (first[2], second[2]), first[1]))
+        one, other = (_existing(places[0] / row[1] / f"{row[0]}.jpg", "the images") for row in (first, second))
+        found.append(ImagePair((one, other), (first[2], second[2]), first[1]))
     return found
 
 
-# --- Reads videos with captions in the formats of TGIF (a table of addresses) and MSR-VTT (JSON) ---------------------
-
-logger = logging.getLogger(__name__)
+# --- TGIF and MSR-VTT ------------------------------------------------------------------------------------------------
 
 _PARTS = "*videodatainfo*.json"  # of which there may be several
 _PATTERNS = {"tgif": ("tgif*.tsv", "*.tsv"), "msr-vtt": (_PARTS, "*.json")}
-_SPLIT_FILES = ("train", "val", "test")
 
 
 def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None) -> list[Path]:
@@ -568,94 +467,96 @@ def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None
 
 
 def read_video_source(paths: list[Path], root: Path | None) -> Source:
-    """Read the files that describe a set of videos."""
-    if paths[0].suffix.lower() == ".tsv":
-        return _read_tgif(paths[0], root or _folder(paths[0], "gifs"))
-    return _read_msr_vtt(paths, root or _folder(paths[0], "videos"))
+    """Read the files that describe a set of videos, which are in `root` or beside the first file."""
+    read, usual = (_read_tgif, "gifs") if paths[0].suffix.lower() == ".tsv" else (_read_msr_vtt, "videos")
+    beside = paths[0].parent / usual
+    root = root or (beside if beside.is_dir() else paths[0].parent)
+    name = ", ".join(map(str, paths))
+    splits: dict[str, Any] = {}
+    for file, image_id, captions, split in read(paths, root):
+        if split not in SPLIT_NAMES:
+            raise ValueError(f"{name} has a split {split!r}; known are {sorted(SPLIT_NAMES)}. Rename it in the file.")
+        row = {"image": file, "image_id": image_id, "captions": captions}
+        splits.setdefault(SPLIT_NAMES[split], []).append(row)
+    if not splits:
+        raise ValueError(f"{name} holds no captioned videos. Check that it is the right file.")
+    return Source(name, splits, root, "image", has_videos=True)
 
 
-def _folder(path: Path, name: str) -> Path:
-    return path.parent / name if (path.parent / name).is_dir() else path.parent
+Video = tuple[str, str, list[Any], str]
+"""File, id, captions and split."""
 
 
-def _lines(path: Path) -> list[str]:
-    return [line.rstrip("\r") for line in read_text(path).split("\n")]
+def _read_tgif(paths: list[Path], root: Path) -> Iterable[Video]:
+    """TGIF: an address and a caption per line, and in each of the files of splits an address per line.
 
+    Nothing is fetched: the GIF of `https://.../tumblr_a1.gif` is the file `tumblr_a1.gif`. A table may also hold paths.
+    """
 
-def _local(address: str) -> str:
-    """File name of an address; a path is returned unchanged."""
-    return address.split("?")[0].rstrip("/").rpartition("/")[2] if "://" in address else address
+    def lines(path: Path) -> list[str]:
+        return [line.rstrip("\r") for line in read_text(path).split("\n")]
 
+    def local(address: str) -> str:
+        return address.split("?")[0].rstrip("/").rpartition("/")[2] if "://" in address else address
 
-def _read_tgif(path: Path, root: Path) -> Source:
+    path = paths[0]
     captions: dict[str, list[str]] = {}
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(lines(path), start=1):
         if not line.strip():
             continue
         address, tab, caption = line.partition("\t")
         if not tab:
             raise ValueError(f"Line {number} of {path} has no tab. Write an address or path, a tab and a caption.")
-        if not Path(_local(address.strip())).name:
+        if not Path(local(address.strip())).name:
             raise ValueError(
                 f"Line {number} of {path} does not name a file: {address!r}. Write an address or path before the tab."
             )
         captions.setdefault(address.strip(), []).append(caption)
     files: dict[str, str] = {}
     for address in captions:
-        if files.setdefault(_local(address), address) != address:
+        if files.setdefault(local(address), address) != address:
             raise ValueError(
-                f"{path}: {files[_local(address)]!r} and {address!r} have the same file name. Save them under different "
+                f"{path}: {files[local(address)]!r} and {address!r} have the same file name. Save them under different "
                 "names and write those names instead of the addresses."
             )
     split_of: dict[str, str] = {}
-    for name in _SPLIT_FILES:
-        for folder in (path.parent / "splits", path.parent):
-            if (folder / f"{name}.txt").is_file():
-                split_of |= {line.strip(): name for line in _lines(folder / f"{name}.txt") if line.strip()}
-                break
-    if split_of:
-        lost = [address for address in captions if address not in split_of]
-        if lost:
-            logger.warning("%s: %d videos are not in any split and are skipped (%s, ...).", path, len(lost), lost[0])
-    rows = (
-        (_local(address), str(Path(_local(address)).with_suffix("")), texts, split_of.get(address, "train"))
-        for address, texts in captions.items()
-        if not split_of or address in split_of
-    )
-    return _source(str(path), root, rows)
+    for name in ("train", "val", "test"):
+        places = (path.parent / "splits" / f"{name}.txt", path.parent / f"{name}.txt")
+        if (found := next((place for place in places if place.is_file()), None)) is not None:
+            split_of |= {line.strip(): name for line in lines(found) if line.strip()}
+    lost = [address for address in captions if split_of and address not in split_of]
+    if lost:
+        logger.warning("%s: %d videos are not in any split and are skipped (%s, ...).", path, len(lost), lost[0])
+    for address, texts in captions.items():
+        if not split_of or address in split_of:
+            name = local(address)
+            yield name, str(Path(name).with_suffix("")), texts, split_of.get(address, "train")
 
 
-def _read_json(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Videos and sentences of an MSR-VTT file."""
-    content = parse_json(read_text(path), str(path))
-    parts: Any = [content.get(key) for key in ("videos", "sentences")] if isinstance(content, dict) else [None]
-    if not all(
-        isinstance(part, list) and all(isinstance(row, dict) and "video_id" in row for row in part) for part in parts
-    ):
-        raise ValueError(
-            f"{path} has no lists 'videos' and 'sentences' with a video_id per row. Use videodatainfo.json."
-        )
-    return parts[0], parts[1]
+def _read_msr_vtt(paths: list[Path], root: Path) -> Iterable[Video]:
+    """MSR-VTT: `videos` with `video_id` and `split`, and `sentences` with `video_id` and `caption`.
 
-
-def _read_msr_vtt(paths: list[Path], root: Path) -> Source:
+    The film of `video7` is `video7.mp4` (or another kind of film), in the folder of videos or in a folder of it
+    (`TrainValVideo/`, `TestVideo/`).
+    """
     captions: dict[str, list[Any]] = {}
     split_of: dict[str, str] = {}
     file_of: dict[str, Path] = {}
     for path in paths:
-        videos, sentences = _read_json(path)
-        for row in videos:
-            name = str(row["video_id"])
-            if name in file_of:
-                raise ValueError(
-                    f"{name} is twice in {path}. Remove one of the two."
-                    if file_of[name] == path
-                    else f"{name} is in {file_of[name]} and in {path}. Use only one of these files as dataset_name."
-                )
-            file_of[name] = path
-            split_of[name] = row.get("split", "train")
-        for row in sentences:
-            captions.setdefault(str(row["video_id"]), []).append(row.get("caption"))
+        with _as_published(path, "videodatainfo.json, with the lists 'videos' and 'sentences'"):
+            content = parse_json(read_text(path), str(path))
+            for row in content["videos"]:
+                name = str(row["video_id"])
+                if name in file_of:
+                    raise ValueError(
+                        f"{name} is twice in {path}. Remove one of the two."
+                        if file_of[name] == path
+                        else f"{name} is in {file_of[name]} and in {path}. Use only one of these files as dataset_name."
+                    )
+                file_of[name] = path
+                split_of[name] = row.get("split", "train")
+            for row in content["sentences"]:
+                captions.setdefault(str(row["video_id"]), []).append(row.get("caption"))
     present: dict[str, str] = {}
     for file in sorted(root.rglob("*")):
         if file.suffix.lower() in VIDEO_SUFFIXES | {".gif"} and file.stem in split_of:
@@ -664,20 +565,5 @@ def _read_msr_vtt(paths: list[Path], root: Path) -> Source:
                 raise ValueError(
                     f"{root} holds {present[file.stem]} and {found}. Keep one of them, or set image_root to its folder."
                 )
-    rows = (
-        (present.get(name, f"{name}.mp4"), name, captions.get(name, []), split) for name, split in split_of.items()
-    )
-    return _source(", ".join(map(str, paths)), root, rows)
-
-
-def _source(name: str, root: Path, rows: Iterable[tuple[str, str, list[str], str]]) -> Source:
-    """A source from rows of file, id, captions and split."""
-    splits: dict[str, Any] = {}
-    for file, image_id, captions, split in rows:
-        if split not in SPLIT_NAMES:
-            raise ValueError(f"{name} has a split {split!r}; known are {sorted(SPLIT_NAMES)}. Rename it in the file.")
-        row: Row = {"image": file, "image_id": image_id, "captions": captions}
-        splits.setdefault(SPLIT_NAMES[split], []).append(row)
-    if not splits:
-        raise ValueError(f"{name} holds no captioned videos. Check that it is the right file.")
-    return Source(name, splits, root, "image", has_videos=True)
+    for name, split in split_of.items():
+        yield present.get(name, f"{name}.mp4"), name, captions.get(name, []), split

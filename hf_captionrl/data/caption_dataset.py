@@ -1,4 +1,4 @@
-"""Converts the data sets given to trainers to the columns that trainers read."""
+"""Training examples: one caption per image and epoch, or all of them; also from streams and from the data sets of users."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
 from hf_captionrl.data.loading import load_captions
 from hf_captionrl.data.video import frames_of
 from hf_captionrl.retrieval.feature_cache import RowLookup
-
-# --- One caption per image and epoch, the same in every process, worker and platform; or all captions of every image ---
+from hf_captionrl.utils.options import Positive, check_values
 
 
 class CaptionItem(TypedDict):
@@ -54,22 +53,10 @@ class CaptionItem(TypedDict):
 
 
 def draw_caption(num_captions: int, *, seed: int, epoch: int, image_id: str) -> int:
-    """Choose the training caption of an image in an epoch.
+    """Number of the training caption of an image in an epoch, in `range(num_captions)`.
 
-    The choice is a hash, so processes, workers and resumed runs need no shared random state, and the caption of an
-    image does not depend on the other images of the data set.
-
-    Args:
-        num_captions (`int`): Number of captions of the image.
-        seed (`int`): Seed of the run.
-        epoch (`int`): Epoch, from 0.
-        image_id (`str`): Id of the image.
-
-    Returns:
-        `int`: Number of the caption in `range(num_captions)`, uniform over seeds, epochs and images.
-
-    Raises:
-        ValueError: If the image has no caption.
+    The choice is a hash, uniform over seeds, epochs and images, so processes, workers and resumed runs need no shared
+    random state, and the caption of an image does not depend on the other images of the data set.
     """
     if num_captions < 1:
         raise ValueError(
@@ -85,9 +72,6 @@ class CaptionDraw:
 
     The epoch is in shared memory: `set_epoch` in the main process reaches workers that are already running, so
     `persistent_workers=True` is safe. Call it between epochs, before iterating: prefetched items do not change.
-
-    Args:
-        seed (`int`): Seed of the draw.
     """
 
     def __init__(self, seed: int) -> None:
@@ -100,23 +84,11 @@ class CaptionDraw:
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, here and in every running worker.
-
-        Args:
-            epoch (`int`): Epoch, from 0.
-        """
+        """Set the epoch, from 0, here and in every running worker."""
         self._epoch.fill_(int(epoch))
 
     def draw(self, captions: Sequence[str], image_id: str) -> str:
-        """The caption of the current epoch.
-
-        Args:
-            captions (`Sequence[str]`): All captions of the image.
-            image_id (`str`): Id of the image.
-
-        Returns:
-            `str`: One of `captions`.
-        """
+        """The caption of the current epoch."""
         return captions[draw_caption(len(captions), seed=self._seed, epoch=self.epoch, image_id=image_id)]
 
 
@@ -213,9 +185,14 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
             number = item - int(self._ends[index])  # from the end: -1 is the last caption
         row = self._rows[index]
         image_id = str(row["image_id"])
-        image, features = None, None
+        image: Image.Image | torch.Tensor | None = None
+        features = None
         if self._image_features is None:
-            image = self._open(index, row, image_id)
+            try:
+                image = self._pixels[index] if self._pixels is not None else self._open(row["image"])
+            except ImageError as error:
+                error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
+                raise
         else:
             # Copied, because memory maps are read-only and a view would pickle the whole map.
             row_features = self._image_features[index]
@@ -223,7 +200,8 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
                 features = row_features.detach().clone()
             else:
                 features = torch.from_numpy(np.array(row_features))
-        captions = _as_list(row["captions"])
+        captions = row["captions"] or []
+        captions = [captions] if isinstance(captions, str) else captions
         return {
             "image": image,
             "image_features": features,
@@ -232,19 +210,9 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
             "index": index,
         }
 
-    def _open(self, index: int, row: dict[str, Any], image_id: str) -> Image.Image | torch.Tensor:
-        try:
-            if self._pixels is not None:
-                return self._pixels[index]
-            image = open_image(row["image"], max_pixels=self._max_pixels)
-        except ImageError as error:
-            error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
-            raise
+    def _open(self, value: Any) -> Image.Image:
+        image = open_image(value, max_pixels=self._max_pixels)
         return image if self._transform is None else self._transform(image)
-
-
-def _as_list(captions: str | Sequence[str] | None) -> Sequence[str]:
-    return [captions] if isinstance(captions, str) else captions or []
 
 
 # --- Captions of iterable data sets ----------------------------------------------------------------------------------
@@ -254,16 +222,7 @@ class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
     """Images of an iterable data set with one caption each, as items of a `CaptionDataset`.
 
     Images are opened by the collator, because with several processes each reads the whole stream and keeps its rows.
-    The workers of a DataLoader share the shards of the stream.
-
-    Args:
-        rows (`datasets.IterableDataset`): An image column and one of captions. Ids come from `image_id`, else they are the
-            row numbers.
-        seed (`int`): Seed of the draw of a caption.
-        name (`str`): Name of the data in messages.
-
-    Raises:
-        ValueError: If a column is missing or ambiguous, or images are paths in a text column.
+    The workers of a DataLoader share the shards of the stream. Ids come from `image_id`, else they are the row numbers.
     """
 
     def __init__(self, rows: datasets.IterableDataset, *, seed: int = 0, name: str = "train_dataset") -> None:
@@ -323,12 +282,7 @@ class Collates(Protocol):
         image_features: torch.Tensor | None = None,
         max_length: int = 40,
     ) -> dict[str, Any]:
-        """Make one batch.
-
-        Args:
-            images (`Sequence`, *optional*): B images, or their prepared pixels, `(3, H, W)` each.
-            image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): In place of the images.
-        """
+        """Make one batch of B images, or their prepared pixels, `(3, H, W)` each, or `(B, M, D)` features in their place."""
         ...
 
 
@@ -341,46 +295,41 @@ class CaptionCollator:
         max_length (`int`): Longest caption in tokens, with the prompt (40 in the papers).
 
     Raises:
-        ValueError: If `max_length` is below 1.
+        ValueError: If `max_length` is below 1, or a batch has both images and features, or features of several shapes.
     """
 
     captioner: Collates
-    max_length: int = 40
+    max_length: Positive = 40
 
     def __post_init__(self) -> None:
-        if self.max_length < 1:
-            raise ValueError(f"max_length ({self.max_length}) must be 1 or more. The papers use 40.")
+        check_values(self)
 
     def __call__(self, items: Sequence[CaptionItem]) -> dict[str, Any]:
         """Collate B items, all with images or all with features of the same shape."""
         captions = [item["caption"] for item in items]
         features = [item["image_features"] for item in items if item["image_features"] is not None]
-        if not features:
-            # Images of a stream are decoded here.
-            images = [
-                item["image"] if isinstance(item["image"], Image.Image | torch.Tensor) else open_image(item["image"])
-                for item in items
-                if item["image"] is not None
-            ]
-            if len(images) != len(items):
+        if features:
+            shapes = sorted({tuple(feature.shape) for feature in features})
+            if len(features) != len(items) or len(shapes) > 1:
                 raise ValueError(
-                    f"{len(items) - len(images)} of {len(items)} items have neither image nor image_features, "
-                    f"and each needs one. Use the items of a CaptionDataset."
+                    f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs them "
+                    f"for all, of one shape. Use one CaptionDataset and one image processor for the whole run."
                 )
-            return self.captioner.collate(images, captions, image_features=None, max_length=self.max_length)
-        shapes = sorted({tuple(feature.shape) for feature in features})
-        if len(features) != len(items) or len(shapes) > 1:
+            stacked = torch.stack(features)
+            return self.captioner.collate(None, captions, image_features=stacked, max_length=self.max_length)
+        if missing := sum(item["image"] is None for item in items):
             raise ValueError(
-                f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs them "
-                f"for all, of one shape. Use one CaptionDataset and one image processor for the whole run."
+                f"{missing} of {len(items)} items have neither image nor image_features, and each needs one. Use the "
+                "items of a CaptionDataset."
             )
-        return self.captioner.collate(None, captions, image_features=torch.stack(features), max_length=self.max_length)
+        # Images of a stream are opened here.
+        images: list[Any] = [item["image"] for item in items]
+        images = [image if isinstance(image, Image.Image | torch.Tensor) else open_image(image) for image in images]
+        return self.captioner.collate(images, captions, image_features=None, max_length=self.max_length)
 
 
-# --- Converts the data sets given to trainers to the columns that trainers read --------------------------------------
+# --- The data sets given to trainers ---------------------------------------------------------------------------------
 
-_COLUMNS = {"image", "image_id", "captions"}
-_TEXT = ("string", "large_string")
 _Stream = datasets.IterableDataset | datasets.IterableDatasetDict
 _checked: set[str] = set()
 
@@ -388,22 +337,13 @@ _checked: set[str] = set()
 def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None = None) -> Any:
     """Training data in the columns that trainers read; every row is checked for captions before training.
 
-    Args:
-        dataset (`Any`): What `load_captions` accepts: a `datasets.Dataset`, also with other usual column names and
-            without ids; a `DatasetDict`, of which `train` is used; a name or path. Or a `datasets.IterableDataset`.
-            None stays None.
-        args (`TrainingArguments`, *optional*): `max_steps` must be set for an iterable data set; its
-            `accelerator_config.dispatch_batches` becomes False, because batches of captions differ in length.
-        whole_set_for (`str`, *optional*): Why a trainer with rewards needs the whole data set; iterable data are
-            then refused, and captions may be missing.
+    `dataset` is what `load_captions` accepts: a `datasets.Dataset`, also with other usual column names and without ids;
+    a `DatasetDict`, of which `train` is used; a name or path. It is returned as it is if it has our columns. A
+    `datasets.IterableDataset` becomes [`StreamedCaptions`]; the `TrainingArguments` then need `max_steps`, and their
+    `accelerator_config.dispatch_batches` becomes False, because batches of captions differ in length. None stays None.
 
-    Returns:
-        `datasets.Dataset` with `image`, `image_id` and `captions`, the same object if it has them; or
-        [`StreamedCaptions`].
-
-    Raises:
-        ValueError: If a column is missing or ambiguous, a row has no caption or an empty one, or iterable data cannot be
-            used.
+    `whole_set_for` says why a trainer with rewards needs the whole data set; iterable data are then refused, and captions
+    may be missing.
     """
     if dataset is None or isinstance(dataset, StreamedCaptions):
         return dataset
@@ -414,9 +354,16 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
     rows = _with_columns(dataset, "training", "train", require_captions=not rewarded)
     if not len(rows):
         raise ValueError("The training data hold no rows. Use a data set with at least one image.")
-    if whole_set_for is not None:
-        _refuse_repeated(rows, whole_set_for)
-    if not rewarded and rows._fingerprint not in _checked:
+    if rewarded:
+        ids = id_column(rows)
+        is_repeated = np.bincount(RowLookup(ids).first_rows()) > 1
+        if is_repeated.any():
+            raise ValueError(
+                f"image_id {ids[int(is_repeated.argmax())]!r} occurs in several rows of the training data, and {whole_set_for}: "
+                "an image would be its own distractor. Use one row per image, or load the data with load_captions, which "
+                "joins such rows."
+            )
+    elif rows._fingerprint not in _checked:
         _refuse_empty(rows)
         _checked.add(rows._fingerprint)
     return rows
@@ -425,15 +372,8 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
 def evaluation_rows(dataset: Any) -> Any:
     """Evaluation data in the columns that trainers read; captions may be missing.
 
-    Args:
-        dataset (`Any`): As for `training_rows`; of a `DatasetDict`, `validation` is used. In a dict of several data sets,
-            each is converted. None stays None.
-
-    Returns:
-        `datasets.Dataset`, or a dict of such.
-
-    Raises:
-        ValueError: If a column is missing or ambiguous, or the data are iterable.
+    `dataset` is as for `training_rows`; of a `DatasetDict`, `validation` is used. In a dict of several data sets, each is
+    converted.
     """
     if dataset is None or (isinstance(dataset, str) and not Path(dataset).exists()):
         return dataset  # transformers' `eval_dataset` may also be the name of one of several
@@ -444,45 +384,31 @@ def evaluation_rows(dataset: Any) -> Any:
     return _with_columns(dataset, "evaluation", "validation", require_captions=False)
 
 
-def _with_columns(dataset: Any, data: str, split: str, **source: Any) -> datasets.Dataset:
+def _with_columns(dataset: Any, data: str, split: str, *, require_captions: bool) -> datasets.Dataset:
     if isinstance(dataset, datasets.Dataset):
-        if _is_ready(dataset):
-            return dataset
-        missing = [
-            name
-            for name, names in (("image", USUAL_NAMES["image_column"]), ("captions", USUAL_NAMES["caption_column"]))
-            if not set(names) & set(dataset.column_names) and (name == "image" or source.get("require_captions", True))
-        ]
+        names, usual = set(dataset.column_names), USUAL_NAMES
+        if names >= {"image", "image_id", "captions"}:
+            captions = dataset.features["captions"]
+            is_text = isinstance(getattr(captions, "feature", captions), datasets.Value)
+            if is_text and getattr(dataset.features["image"], "dtype", None) not in ("string", "large_string"):
+                return dataset
+        missing = [] if names & set(usual["image_column"]) else ["image"]
+        missing += [] if names & set(usual["caption_column"]) or not require_captions else ["captions"]
         if missing:
             raise ValueError(
                 f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. Rename the columns, or "
-                "load the data with hf_captionrl.data.loading, which takes image_column and caption_column."
+                "load the data with hf_captionrl.data.load_captions, which takes image_column and caption_column."
             )
         split = split if by_split_column(dataset) else "all"
-    found: Any = load_captions(dataset, split=split, **source)
+    found: Any = load_captions(dataset, split=split, require_captions=require_captions)
     given = dataset.get(split) if isinstance(dataset, datasets.DatasetDict) else dataset
-    return _with_own_names(found, given) if isinstance(given, datasets.Dataset) else found
-
-
-def _is_ready(rows: datasets.Dataset) -> bool:
-    """Whether the columns have the types that `load_captions` returns: images instead of paths, texts instead of mappings."""
-    if not set(rows.column_names) >= _COLUMNS:
-        return False
-    captions = rows.features["captions"]
-    texts = getattr(captions, "feature", captions)
-    return isinstance(texts, datasets.Value) and getattr(rows.features["image"], "dtype", None) not in _TEXT
-
-
-def _with_own_names(rows: datasets.Dataset, given: datasets.Dataset) -> datasets.Dataset:
-    """Rows with the captions also under the caller's name, because reward functions use the column names of the data."""
-    names = [
-        name for name in USUAL_NAMES["caption_column"] if name in set(given.column_names) - set(rows.column_names)
-    ]
-    if len(rows) != len(given):  # rows of one image were joined
-        return rows
-    for name in names:
-        rows = replace_column(rows, name, ColumnView(given, name), given.features[name])
-    return rows
+    if not isinstance(given, datasets.Dataset) or len(found) != len(given):  # rows of one image were joined
+        return found
+    # The captions also under the caller's name, because reward functions use the column names of the data.
+    for name in USUAL_NAMES["caption_column"]:
+        if name in given.column_names and name not in found.column_names:
+            found = replace_column(found, name, ColumnView(given, name), given.features[name])
+    return found
 
 
 def _refused(name: str, dataset: Any, reason: str) -> str:
@@ -514,16 +440,6 @@ def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCapti
         args.accelerator_config.dispatch_batches = False
     seed = args.seed if args.data_seed is None else args.data_seed
     return StreamedCaptions(dataset, seed=seed)
-
-
-def _refuse_repeated(rows: datasets.Dataset, whole_set_for: str) -> None:
-    ids = id_column(rows)
-    is_repeated = np.bincount(RowLookup(ids).first_rows()) > 1
-    if is_repeated.any():
-        raise ValueError(
-            f"image_id {ids[int(is_repeated.argmax())]!r} occurs in several rows of the training data, and {whole_set_for}: an image "
-            "would be its own distractor. Use one row per image, or load the data with load_captions, which joins such rows."
-        )
 
 
 def _refuse_empty(rows: datasets.Dataset) -> None:

@@ -1,6 +1,6 @@
-"""Images as the vision tower reads them, before normalisation: from a memory-mapped file, or decoded on access.
+"""Cached features and pixels of images and videos, by the bytes of their files.
 
-Legend: N images, H x W the input size of the vision tower.
+Legend: N rows, F frames of a video, n videos of a batch, H x W the input size of the vision tower.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import datasets
 import numpy as np
@@ -30,8 +30,6 @@ from hf_captionrl.data.video import frames_of, sample_frames, video_hash
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
 from hf_captionrl.retrieval.feature_cache import progress_bar
 
-# --- Keys of images from the bytes of their files, so that no image is decoded to find it in a cache -----------------
-
 T = TypeVar("T")
 
 _ROWS_AT_ONCE = 256
@@ -39,6 +37,9 @@ _FILES_AT_ONCE = 16_384
 _UNREADABLE = "00" * 16  # in place of a hash
 # A file that changes twice within the resolution of its file system's clock keeps its modification time.
 _SETTLED_NS = 2_000_000_000
+
+
+# --- Keys of images from the bytes of their files, so that no image is decoded to find it in a cache -----------------
 
 
 class _Keys(Sequence[str]):
@@ -50,12 +51,6 @@ class _Keys(Sequence[str]):
     def __len__(self) -> int:
         return len(self._digests)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> _Keys: ...
-    @overload
-    def __getitem__(self, index: list[int]) -> list[str]: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, list):
             return [self[row] for row in index]
@@ -98,10 +93,9 @@ def source_keys(
 ) -> Sequence[str]:
     """One key per row: the hash of its image's bytes.
 
-    A file that was hashed before is known by its path, size and modification time, and is not read again.
-
-    `directory` is the root of the feature caches. Raises ImageError for a row without image, or whose file does not
-    exist; with `skip_unreadable`, such rows have one key in common.
+    A file that was hashed before is known by its path, size and modification time, and is not read again. `directory` is
+    the root of the feature caches. With `skip_unreadable`, rows without a readable file have one key in common instead of
+    raising an `ImageError`.
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
     known: FeatureCache | None = None
@@ -209,8 +203,7 @@ def _file_hash(path: str) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-# --- Features of a data set's images or videos, each encoded once ----------------------------------------------------
-# Legend: N rows, F frames of a video, n videos of a batch.
+# --- Features --------------------------------------------------------------------------------------------------------
 
 FramePooling = Literal["mean", "concat", "ordered"]
 """How features of frames are combined to features of a video."""
@@ -219,25 +212,13 @@ VideoPooling = FramePooling | Literal["native"]
 
 
 def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") -> Tensor:
-    r"""Features of videos from features of their frames.
+    r"""Features of videos, `(n, M, D)` or `(n, D)` fp32, from those of their frames, `(n * F, M, D)` or `(n * F, D)`.
 
     `"mean"`: $\frac1F\sum_f x_f$, position by position (Chen and Jin 2020, section 5.1). `"concat"`: the image tokens of
-    all frames, $(x_1, \ldots, x_F)$, for decoders that attend to any number of them, as in BLIP (Li et al. 2022, section
-    5.6). Neither encodes the order of the frames: cross-attention sees no difference if a video is played backwards.
-    `"ordered"` is `"concat"` with sinusoidal position encodings (Vaswani et al. 2017, section 3.5) of the frame added to
-    its tokens; a captioner pretrained on images has to learn to use them.
-
-    Args:
-        features (`torch.Tensor` or array of shape `(n * F, M, D)` or `(n * F, D)`): The frames of a video are
-            consecutive.
-        num_frames (`int`): F.
-        pooling (`"mean"`, `"concat"` or `"ordered"`): See above.
-
-    Returns:
-        `torch.Tensor` of shape `(n, M, D)` or `(n, D)`; but for `"mean"` `(n, F * M, D)` or `(n, F, D)`; fp32.
-
-    Raises:
-        ValueError: If `pooling` is none of them.
+    all frames, $(x_1, \ldots, x_F)$, `(n, F * M, D)` or `(n, F, D)`, for decoders that attend to any number of them, as in
+    BLIP (Li et al. 2022, section 5.6). Neither encodes the order of the frames: cross-attention sees no difference if a
+    video is played backwards. `"ordered"` is `"concat"` with sinusoidal position encodings (Vaswani et al. 2017, section
+    3.5) of the frame added to its tokens; a captioner pretrained on images has to learn to use them.
     """
     if pooling not in ("mean", "concat", "ordered"):
         raise ValueError(f"frame_pooling is {pooling!r}. Use 'mean', 'concat' or 'ordered'.")
@@ -245,16 +226,11 @@ def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") 
     if pooling == "mean":
         return frames.mean(1)
     if pooling == "ordered":
-        code = _place_code(num_frames, frames.size(-1)).to(frames.device)  # (F, D)
+        place = torch.arange(frames.size(-1))
+        angles = torch.arange(num_frames)[:, None] * 10000.0 ** (-(place // 2 * 2) / len(place))  # (F, D)
+        code = torch.where(place % 2 == 0, angles.sin(), angles.cos()).to(frames.device)
         frames = frames + code.view(1, num_frames, *[1] * (frames.dim() - 3), -1)
     return frames.flatten(1, 2) if frames.dim() > 3 else frames
-
-
-def _place_code(num_frames: int, width: int) -> Tensor:
-    """Sinusoidal encodings of the positions 0 to F - 1, `(F, D)`; sines and cosines alternate."""
-    rates = 10000.0 ** (-(torch.arange(width) // 2 * 2) / width)  # (D,), radians a place
-    angles = torch.arange(num_frames)[:, None] * rates  # (F, D)
-    return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
 
 
 def cached_features(
@@ -294,9 +270,19 @@ def cached_features(
         ImageError: If an image or video cannot be read.
         ValueError: If there are no rows.
     """
-    if frames_of(dataset):
-        return _video_features(cache, dataset, encode, batch_size, progress, unit_length, pooling)
-    return image_rows(cache, dataset, open_image, encode, batch_size=batch_size, progress=progress)
+    F = frames_of(dataset)
+    if not F:
+        return image_rows(cache, dataset, open_image, encode, batch_size=batch_size, progress=progress)
+    column = dataset.select_columns("image")
+    name = f"unit {pooling}" if unit_length else pooling
+    keys = [f"{video_hash(row['image'])}/{name} of {F} frames" for row in column]
+
+    def compute(rows: list[int]) -> Tensor:
+        found = encode([frame for i in rows for frame in sample_frames(column[i]["image"], F)])
+        features = torch.as_tensor(found).float() if pooling == "native" else pool_frames(found, F, pooling)
+        return torch.nn.functional.normalize(features, dim=-1) if unit_length else features
+
+    return cache.get_or_compute(keys, compute, batch_size=max(1, batch_size // F), progress=progress)
 
 
 def image_rows(
@@ -319,30 +305,7 @@ def image_rows(
         return cache.get_or_compute(keys, compute, batch_size=batch_size, progress=progress)
 
 
-def _video_features(
-    cache: FeatureCache,
-    dataset: datasets.Dataset,
-    encode: Callable[[list[Image.Image]], Any],
-    batch_size: int,
-    progress: str | bool,
-    unit_length: bool,
-    pooling: VideoPooling,
-) -> FeatureView:
-    F = frames_of(dataset)
-    column = dataset.select_columns("image")
-    name = f"unit {pooling}" if unit_length else pooling
-    keys = [f"{video_hash(row['image'])}/{name} of {F} frames" for row in column]
-
-    def compute(rows: list[int]) -> Tensor:
-        frames = [frame for i in rows for frame in sample_frames(column[i]["image"], F)]
-        found = encode(frames)
-        features = torch.as_tensor(found).float() if pooling == "native" else pool_frames(found, F, pooling)
-        return torch.nn.functional.normalize(features, dim=-1) if unit_length else features
-
-    return cache.get_or_compute(keys, compute, batch_size=max(1, batch_size // F), progress=progress)
-
-
-# --- Images as the vision tower reads them, before normalisation: from a memory-mapped file, or decoded on access ----
+# --- Pixels as the vision tower reads them, before normalisation -----------------------------------------------------
 
 PixelForm = Literal["uint8", "jpeg"]
 """How pixels are stored: exactly, or as JPEGs in about a tenth of the space."""
@@ -356,29 +319,18 @@ class Prepares(Protocol):
     """First part of an image processor; `Captioner.prepared_pixels` is one."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """(3, H, W)."""
-        ...
+    def shape(self) -> tuple[int, ...]: ...  # (3, H, W)
 
     @property
-    def signature(self) -> str:
-        """Hash of all that determines the pixels."""
-        ...
+    def signature(self) -> str: ...  # hash of all that determines the pixels
 
-    def prepare(self, image: Image.Image | Tensor) -> Tensor:
-        """Pixels of an image, `(3, H, W)` uint8."""
-        ...
+    def prepare(self, image: Image.Image | Tensor) -> Tensor: ...  # `(3, H, W)` uint8
 
 
 class DecodedPixels(Sequence[Tensor]):
-    """Prepared pixels of images that are decoded when they are indexed, JPEGs by torchvision.
+    """Prepared pixels of images that are decoded when they are indexed; they equal those of [`CachedPixels`].
 
-    The pixels equal those of [`CachedPixels`]. Compared with images, they take less CPU time, and the workers of a `DataLoader`
-    transfer less data.
-
-    Args:
-        dataset (`datasets.Dataset`): With an `image` column.
-        processor: First part of an image processor, `captioner.prepared_pixels`.
+    Compared with images, they take less CPU time, and the workers of a `DataLoader` transfer less data.
     """
 
     def __init__(self, dataset: datasets.Dataset, processor: Prepares) -> None:
@@ -396,8 +348,7 @@ class DecodedPixels(Sequence[Tensor]):
 class CachedPixels(Sequence[Tensor]):
     """Prepared pixels of images, read when they are indexed. Pickles contain the file name, not the content.
 
-    Args:
-        rows ([`FeatureView`] of shape `(N, 3, H, W)` or `(N, bytes)`): uint8: the pixels, or their JPEGs padded to one length.
+    The rows of the view are the pixels, `(N, 3, H, W)` uint8, or their JPEGs padded to one length, `(N, bytes)`.
     """
 
     def __init__(self, rows: FeatureView) -> None:

@@ -1,4 +1,4 @@
-"""Remembers which images decode, by the bytes of their files, so that the next check does not decode them."""
+"""Opens images from untrusted sources: any file, bytes or PIL image becomes RGB or raises an `ImageError`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from hf_captionrl.retrieval import FeatureCache
 
-# --- Checks the files named by rows: only files below the folder of the data are allowed -----------------------------
+# --- Files named by rows: only those below the folder of the data are allowed ----------------------------------------
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -33,37 +33,23 @@ def is_address(path: str) -> bool:
     return _ADDRESS.match(path) is not None
 
 
-def resolved(path: str, folders: dict[str, str]) -> str:
-    """The target of a path, with every link and `..` resolved."""
-    folder, name = os.path.split(path)
-    if name in ("", ".", "..") or os.path.islink(path):
-        return os.path.realpath(path)
-    if folder not in folders:
-        folders[folder] = os.path.realpath(folder)
-    return os.path.join(folders[folder], name)
-
-
-def _caches() -> list[str]:
-    """Folders of the files that `datasets` and the Hub client downloaded and unpacked."""
-    return [
-        *(str(getattr(datasets.config, name)) for name in ("HF_DATASETS_CACHE", "EXTRACTED_DATASETS_PATH")),
-        huggingface_hub.constants.HF_HUB_CACHE,
-    ]
-
-
 def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: str) -> None:
     """Refuse rows that name files elsewhere: a list of images from others must not show or publish other files.
 
     Links are resolved as they are now. The root may be a link, and a path may be absolute, as long as it leads below the
     root or into the caches of `datasets` and the Hub.
     """
-    roots = [*([] if root is None else [str(root)]), *_caches()]
+    caches = (str(getattr(datasets.config, name)) for name in ("HF_DATASETS_CACHE", "EXTRACTED_DATASETS_PATH"))
+    roots = [*([] if root is None else [str(root)]), *caches, huggingface_hub.constants.HF_HUB_CACHE]
     tops = tuple(os.path.join(os.path.realpath(top), "") for top in roots)
-    folders: dict[str, str] = {}
+    real_folder = functools.cache(os.path.realpath)
     for row, path in enumerate(paths):
         if not path or is_address(path) or "\0" in path:
             continue
-        if not resolved(path, folders).startswith(tops):
+        folder, name = os.path.split(path)
+        is_plain = name not in ("", ".", "..") and not os.path.islink(path)
+        target = os.path.join(real_folder(folder), name) if is_plain else os.path.realpath(path)
+        if not target.startswith(tops):
             below = f"image_root ({str(root)!r})" if root is not None else "any folder of the data (there is none)"
             raise ValueError(
                 f"{where}: row {row} names the file {path!r}, which is not below {below}. Set image_root to the folder "
@@ -84,7 +70,7 @@ def paths_without_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return nothing if paths.null_count == len(paths) else paths
 
 
-# --- Opens images from untrusted sources: any file, bytes or PIL image becomes RGB or raises an `ImageError` ---------
+# --- Opening ---------------------------------------------------------------------------------------------------------
 
 MAX_PIXELS = 89_478_485
 """Largest accepted width * height: Pillow's default limit (a quarter of a GiB as RGB)."""
@@ -111,12 +97,7 @@ _DRAFT_SIDE = 32
 
 
 class ImageError(ValueError):
-    """An image that cannot be used.
-
-    Args:
-        reason (`str`): What is wrong, a key of `IMAGE_REMEDIES`.
-        detail (`str`): The value and the rule it broke.
-    """
+    """An image that cannot be used: the reason, a key of `IMAGE_REMEDIES`, and the value with the rule it broke."""
 
     remedies: ClassVar[dict[str, str]] = IMAGE_REMEDIES
 
@@ -228,15 +209,6 @@ def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
         )
 
 
-def check_all_frames(size: tuple[int, int], count: int, name: str, most: int) -> None:
-    """Refuse a video that would take too long to decode; `size` is width and height in pixels."""
-    if size[0] * size[1] * count > most:
-        raise ImageError(
-            "image_too_large",
-            f"{name} is {size[0]} x {size[1]} pixels in {count} frames, and all frames may have {most} together",
-        )
-
-
 def _deep_to_8_bit(image: Image.Image) -> Image.Image:
     """Greyscale of 16 or 32 bits or floats to 8 bits; Pillow's conversion would clip most of it to white."""
     values = np.nan_to_num(np.asarray(image).astype(np.float32), posinf=0.0, neginf=0.0)
@@ -245,10 +217,6 @@ def _deep_to_8_bit(image: Image.Image) -> Image.Image:
     limits = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
     scale = next((limit for limit in limits if top <= limit), top)
     return Image.fromarray((values.clip(0, scale) * (255.0 / scale)).round().astype(np.uint8), "L")
-
-
-def _has_rgba_palette(image: Image.Image) -> bool:
-    return image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -260,7 +228,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = _deep_to_8_bit(image)
     if image.mode == "La":
         image = image.convert("LA")  # Pillow cannot convert premultiplied grey to RGBA directly
-    if image.mode in {"RGBA", "RGBa", "LA", "PA"} or "transparency" in image.info or _has_rgba_palette(image):
+    has_rgba_palette = image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
+    if image.mode in {"RGBA", "RGBa", "LA", "PA"} or "transparency" in image.info or has_rgba_palette:
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, layer)
@@ -298,15 +267,7 @@ def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pixels: int = MAX_PIXELS) -> None:
     """Check that `open_image` would accept an image, faster than opening it.
 
-    Args:
-        value (`Any`): As for `open_image`.
-        mode (`"header"` or `"full"`): Read only the header (format and size), or also decode the pixels, which detects
-            truncated files.
-        max_pixels (`int`): As for `open_image`.
-
-    Raises:
-        ImageError: As `open_image` would.
-        ValueError: If `mode` is neither `"header"` nor `"full"`.
+    `"header"` reads only format and size; `"full"` also decodes the pixels, which detects truncated files.
     """
     if mode not in ("header", "full"):
         raise ValueError(f"mode ({mode!r}) must be 'header' or 'full'. Choose one of them.")
@@ -318,13 +279,11 @@ def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pi
             image.load()
 
 
-# --- Decodes JPEGs with torchvision: the pixels of `open_image`, without copies between Pillow, NumPy and torch ------
-
 _ORIENTATION = 0x0112
 
 
 def decode_image(value: Any) -> Tensor:
-    """`(3, H, W)` uint8: the pixels of `open_image`, which opens the images that torchvision might decode differently."""
+    """`(3, H, W)` uint8: the pixels of `open_image`; plain JPEGs by torchvision, without copies between Pillow, NumPy, torch."""
     source, name = media_source(value)
     if not isinstance(source, Image.Image):
         data = source.getvalue() if isinstance(source, io.BytesIO) else Path(source).read_bytes()
@@ -348,11 +307,7 @@ def _is_plain_jpeg(data: bytes, name: str) -> bool:
         return False
 
 
-# --- Remembers which images decode, by the bytes of their files, so that the next check does not decode them ---------
-
-
 def checked_images(cache_dir: str | os.PathLike[str] | None, max_pixels: int = MAX_PIXELS) -> FeatureCache:
-    """Rows `(1,)` uint8 by the keys of `source_keys`: 1 for an image that decodes."""
-    return FeatureCache(
-        cache_dir, model_id="checked_images", revision=f"1|{max_pixels}", what="is_good", dtype="uint8"
-    )
+    """Which images decode, by the keys of `source_keys`: rows `(1,)` uint8, 1 for an image that does."""
+    revision = f"1|{max_pixels}"
+    return FeatureCache(cache_dir, model_id="checked_images", revision=revision, what="is_good", dtype="uint8")

@@ -6,6 +6,7 @@ import functools
 import glob
 import hashlib
 import itertools
+import json
 import logging
 import os
 import posixpath
@@ -20,14 +21,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from hf_captionrl.data.benchmarks import (
-    NOCAPS_DOMAINS,
-    find_video_source,
-    load_concadia,
-    load_imagecode,
-    load_nocaps,
-    read_video_source,
-)
+from hf_captionrl.data.benchmarks import PUBLISHED, find_video_source, read_published, read_video_source
 from hf_captionrl.data.columns import (
     SPLIT_NAMES,
     Row,
@@ -36,7 +30,6 @@ from hf_captionrl.data.columns import (
     arrow_column,
     by_split_column,
     id_column,
-    is_json_lines,
     merge_rows_of_one_image,
     parse_json,
     read_json_lines,
@@ -53,15 +46,13 @@ from hf_captionrl.data.images import image_formats
 from hf_captionrl.data.video import VIDEO_FRAMES
 from hf_captionrl.retrieval.feature_cache import RowLookup
 
-# --- Lists the files of image folders, with or without metadata ------------------------------------------------------
-# The reader of `datasets` (`imagefolder`) is not used because it reads folder names as labels, follows links, drops files
-# without metadata silently, and does not report why it skips a file.
-
 logger = logging.getLogger(__name__)
 
-METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
-"""Metadata files of a folder of images."""
+# --- Folders of images -----------------------------------------------------------------------------------------------
+# Not by `imagefolder` of `datasets`: it takes folder names for labels and words in file names for splits, follows links,
+# drops files without metadata silently, and does not report why it skips a file.
 
+METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 # Files that systems add: resource forks of macOS, thumbnails of network drives, the recycle bin of Windows.
 _SYSTEM_NAMES = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
 _SHOWN = 5
@@ -80,38 +71,30 @@ class FolderListing:
 
     images: list[str] = field(default_factory=list)  # paths relative to the folder, sorted, with `/`
     metadata: list[str] = field(default_factory=list)  # paths of metadata files
-    # Number of other files by suffix; hidden files and those of systems are not counted.
-    others: Counter[str] = field(default_factory=Counter)
-    # Files and folders that could not be read, by the reason.
-    left_out: dict[str, list[str]] = field(default_factory=dict)
+    others: Counter[str] = field(default_factory=Counter)  # number of other files by suffix
+    left_out: dict[str, list[str]] = field(default_factory=dict)  # what could not be read, by the reason
 
     def describe_others(self) -> str:
-        """Describe the other files."""
         order = sorted(self.others.items(), key=lambda item: (-item[1], not item[0], item[0]))
         kinds = ", ".join(f"{number} {kind or 'without a suffix'}" for kind, number in order[:_SHOWN])
         more = ", ..." if len(self.others) > _SHOWN else ""
         return f"{sum(self.others.values())} other files ({kinds}{more})" if self.others else "no other files"
 
-    def report(self, where: str) -> None:
-        """Log the files that are not used."""
+    def report(self, where: str, read: Iterable[str] = ()) -> None:
+        """Log what is not used; `read` are the metadata files that are read."""
+        if unread := [path for path in self.metadata if path not in read]:
+            logger.warning("%s: %s is not read. Set data_dir to its folder to use it.", where, " and ".join(unread))
         for reason, names in self.left_out.items():
             logger.warning("%s: %d %s, such as %s.", where, len(names), reason, names[0])
-        if self.others:
-            logger.warning("%s: %s are not images and are not used.", where, self.describe_others())
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _SYSTEM_NAMES
 
 
 def list_images(folder: Path) -> FolderListing:
-    """List the files of a folder and its subfolders.
+    """List the files of a folder and its subfolders, without hidden ones and those of systems.
 
-    Hidden files and folders and those of systems (`__MACOSX`, `Thumbs.db`, ...) are skipped. Links to files are listed;
-    the code that opens them checks their targets. Links to folders are reported and not followed.
+    Links to files are listed; the code that opens them checks their targets. Links to folders are reported and not
+    followed.
     """
     found = FolderListing()
-    suffixes = image_suffixes()
     waiting = [""]
     while waiting:
         below = waiting.pop()
@@ -122,10 +105,11 @@ def list_images(folder: Path) -> FolderListing:
             found.left_out.setdefault("folders cannot be read", []).append(f"{below!r} ({error.strerror})")
             continue
         for entry in entries:
-            if _is_hidden(entry.name):
+            if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_NAMES:
                 continue
             path = below + entry.name
-            if not _is_text(path):
+            suffix = os.path.splitext(entry.name)[1].lower()
+            if path.encode("utf-8", "ignore").decode() != path:  # other bytes have no place in a table of text
                 found.left_out.setdefault("names are not UTF-8 (rename them)", []).append(ascii(path))
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append(path + "/")
@@ -133,7 +117,7 @@ def list_images(folder: Path) -> FolderListing:
                 found.left_out.setdefault("links to folders are not followed", []).append(repr(path))
             elif entry.name in METADATA_FILES:
                 found.metadata.append(path)
-            elif (suffix := os.path.splitext(entry.name)[1].lower()) in suffixes:
+            elif suffix in image_suffixes():
                 found.images.append(path)
             else:
                 found.others[suffix] += 1
@@ -142,17 +126,7 @@ def list_images(folder: Path) -> FolderListing:
     return found
 
 
-def _is_text(path: str) -> bool:
-    # A name of other bytes has no place in a table of text.
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def metadata_file(folder: Path) -> Path | None:
-    """The metadata file of a folder."""
+def _metadata_file(folder: Path) -> Path | None:
     found = [folder / name for name in METADATA_FILES if (folder / name).is_file()]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
@@ -160,86 +134,89 @@ def metadata_file(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def report_unnamed(folder: Path, rows_of: Mapping[Path, Iterable[Row]]) -> None:
+def _metadata_files(folder: Path) -> dict[str, Path]:
+    """The metadata file of a folder, under an empty name, or those of its split folders."""
+    children = sorted(child for child in folder.iterdir() if child.name in SPLIT_NAMES and child.is_dir())
+    parts = {child.name: path for child in children if (path := _metadata_file(child)) is not None}
+    whole = _metadata_file(folder)
+    if whole is not None and parts:
+        others = " and ".join(str(path.relative_to(folder)) for path in parts.values())
+        raise ValueError(f"{folder} has {whole.name} and {others}, and only one can be read. Remove the others.")
+    return {"": whole} if whole is not None else parts
+
+
+def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) -> Source:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"data_dir ({str(folder)!r}) is not a folder. Set it to a folder of images.")
+    if not (files := _metadata_files(folder)):
+        return _read_bare_folder(folder, list_images(folder), root, require_captions)
+    rows_of = {name: read_rows(path) for name, path in files.items()}
+    splits: dict[str, list[Row]] = {}
+    for name, rows in rows_of.items():
+        if not rows:
+            raise ValueError(f"{files[name]} holds no rows. Check that it is the right file.")
+        for row in rows if name and root is None else ():
+            # Paths are relative to their metadata file; the name of the folder makes them unique over splits.
+            if isinstance(row.get("file_name"), str):
+                row["file_name"] = f"{name}/{row['file_name']}"
+        splits.setdefault(SPLIT_NAMES.get(name, ""), []).extend(rows)
+    if root is None:
+        _report_unnamed(folder, files, splits.values())
+    if "" in splits:
+        return source_of_rows(str(folder), splits[""], str(files[""]), root or folder, "file_name")
+    return Source(str(folder), splits, root or folder, "file_name")
+
+
+def _report_unnamed(folder: Path, files: Mapping[str, Path], tables: Iterable[list[Row]]) -> None:
     """Log images of a folder that no row of its metadata names, and metadata files that are not read."""
     listing = list_images(folder)
-    texts = {value for rows in rows_of.values() for row in rows for value in row.values() if isinstance(value, str)}
+    texts = {value for rows in tables for row in rows for value in row.values() if isinstance(value, str)}
     named = {posixpath.normpath(text) for text in texts}
-    unnamed = [path for path in listing.images if path not in named]
-    if unnamed:
+    read = [path.relative_to(folder).as_posix() for path in files.values()]
+    if unnamed := [path for path in listing.images if path not in named]:
         logger.warning(
             "%s: %d of %d images are not named by any row of %s and are not used, such as %r.",
-            *(folder, len(unnamed), len(listing.images)),
-            *(" and ".join(str(path.relative_to(folder)) for path in rows_of), unnamed[0]),
+            *(folder, len(unnamed), len(listing.images), " and ".join(read), unnamed[0]),
         )
-    used = {path.relative_to(folder).as_posix() for path in rows_of}
-    if unread := [path for path in listing.metadata if path not in used]:
-        logger.warning("%s: %s is not read. Set data_dir to its folder to use it.", folder, " and ".join(unread))
-    for reason, names in listing.left_out.items():
-        logger.warning("%s: %d %s, such as %s.", folder, len(names), reason, names[0])
+    listing.report(str(folder), read)
 
 
-def metadata_rows(path: Path) -> list[Row]:
-    """The rows of a metadata file."""
-    rows = read_rows(path)
-    if not rows:
-        raise ValueError(f"{path} holds no rows. Check that it is the right file.")
-    return rows
+def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, require_captions: bool) -> Source:
+    """All images of a folder without metadata; they have no captions."""
+    found = sorted(child.name for child in folder.iterdir())
+    content = f"{found[:10]}{' ...' if len(found) > 10 else ''}" if found else "nothing"
+    if not listing.images:
+        raise ValueError(
+            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)} and no images (.jpg, .png, .webp and others); it "
+            f"has {content}, {listing.describe_others()}. Set data_dir to a folder of images."
+        )
+    if require_captions:
+        raise ValueError(
+            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}, nor train/, validation/, test/ with "
+            f"one, so its {len(listing.images)} images have no captions; it has {content}. Write one line per image into "
+            f'metadata.jsonl: {{"file_name": "a.jpg", "captions": ["...", "..."]}}.'
+        )
+    listing.report(str(folder))
+    if listing.others:
+        logger.warning("%s: %s are not images and are not used.", folder, listing.describe_others())
+    # image_root, to which links may lead, can differ from the folder that the names are relative to.
+    rows: list[Row] = [
+        {"file_name": path if root is None else str((folder / path).absolute()), "image_id": path}
+        for path in listing.images
+    ]
+    if {path.split("/")[0] if "/" in path else "" for path in listing.images} <= set(SPLIT_NAMES):
+        for row in rows:
+            row["split"] = row["image_id"].partition("/")[0]
+    return source_of_rows(str(folder), rows, str(folder), root or folder, "file_name", has_captions=False)
 
 
-# --- Published data sets by name, in their published layouts: nocaps, Concadia and the described images of ImageCoDe ---
-# nocaps     nocaps_val_4500_captions.json and images/; its domains are the splits in_domain, near_domain and out_domain
-# concadia   wiki_split.json and images/; caption_column is "caption" (the default) or "description"
-# imagecode  valid_data.json and image-sets/, one folder per set; only described images, as the split validation
-
-PUBLISHED = ("nocaps", "concadia", "imagecode")
-
-
-def read_published(name: str, arguments: SourceArguments) -> Source:
-    """Read one of `PUBLISHED` from `data_dir`."""
-    if arguments.data_dir is None:
-        raise ValueError(f"dataset_name {name!r} needs the folder of its files. Set data_dir.")
-    folder = Path(arguments.data_dir).expanduser()
-    root = Path(arguments.image_root or folder / ("image-sets" if name == "imagecode" else "images"))
-    splits: dict[str, Any] = {}
-    if name == "nocaps":
-        domain: Any
-        for domain in NOCAPS_DOMAINS:
-            rows = load_nocaps(folder / "nocaps_val_4500_captions.json", root, domain=domain)
-            splits[domain.replace("-", "_")] = rows
-    elif name == "concadia":
-        text: Any = "caption" if arguments.caption_column == "captions" else arguments.caption_column
-        for split in ("train", "validation", "test"):
-            rows = load_concadia(folder / "wiki_split.json", root, split=split, text=text)
-            named = arguments.caption_column != "captions"
-            splits[split] = rows.rename_column("captions", arguments.caption_column) if named else rows
-    else:
-        splits["validation"] = _described(folder / "valid_data.json", root)
-    return Source(name, splits, root, "image")
-
-
-def _described(path: Path, root: Path) -> datasets.Dataset:
-    """The described images of ImageCoDe, with their descriptions."""
-    sets = load_imagecode(path, root)
-    texts: dict[int, list[str]] = {}
-    for row, text in zip(sets.targets, sets.descriptions, strict=True):
-        texts.setdefault(row, []).append(text)
-    columns = {
-        "image": [str(sets.paths[row]) for row in texts],
-        "image_id": [sets.image_ids[row] for row in texts],
-        "captions": list(texts.values()),
-    }
-    return datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
-
-
-# --- Reads a source of captions (folder, Karpathy JSON, table, Hub) into splits of raw rows --------------------------
+# --- Files and data sets ---------------------------------------------------------------------------------------------
 
 _ROW_FILES = {".json", ".jsonl", ".ndjson", ".csv"}
 _SAVED_FILES = ("state.json", "dataset_dict.json")  # of `save_to_disk`
 _DATA_SUFFIXES = {".parquet", ".arrow", ".tar"}  # files of a data set; a .csv or .zip may be anything
 _HUB_FILES = "hf://"
 _LOADERS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json", ".csv": "csv"}
-_SUFFIXES = ".jpg, .png, .webp"
 
 
 def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
@@ -249,46 +226,50 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
     if root is not None and not root.is_dir():
         raise FileNotFoundError(f"image_root ({str(root)!r}) is not a folder. Use the folder that holds the images.")
     path = Path(dataset_name).expanduser()
-    if dataset_name.startswith(_HUB_FILES):
-        return _read_with_datasets(dataset_name, path, arguments, root)
     if dataset_name == "imagefolder":
         if data_dir is None:
             raise ValueError("dataset_name 'imagefolder' needs a folder. Set data_dir to a folder of images.")
         return _read_image_folder(Path(data_dir).expanduser(), root, require_captions)
     if dataset_name in PUBLISHED:
         return read_published(dataset_name, arguments)
-    if video_source := find_video_source(dataset_name, path, data_dir):
-        return read_video_source(video_source, root)
-    if path.is_file() and path.suffix.lower() in _ROW_FILES:
-        return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))
-    if path.is_dir() and _holds_metadata(path):
-        return _read_image_folder(path, root, require_captions)
-    if path.is_dir() and (listing := _is_bare_folder(path)) is not None:
-        return _read_bare_folder(path, listing, root, require_captions)
-    if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
-        raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
+    if not dataset_name.startswith(_HUB_FILES):
+        if video_source := find_video_source(dataset_name, path, data_dir):
+            return read_video_source(video_source, root)
+        if path.is_file() and path.suffix.lower() in _ROW_FILES:
+            return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))
+        if path.is_dir() and _metadata_files(path):
+            return _read_image_folder(path, root, require_captions)
+        if path.is_dir() and not any((path / name).is_file() for name in _SAVED_FILES):
+            listing = list_images(path)
+            if listing.images and not listing.others.keys() & _DATA_SUFFIXES:
+                return _read_bare_folder(path, listing, root, require_captions)
+        if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
+            raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
     return _read_with_datasets(dataset_name, path, arguments, root)
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
-
-
 def _read_row_file(path: Path, root: Path | None) -> Source:
-    if path.suffix.lower() == ".json":
-        text = read_text(path)
-        # Many files called .json hold one object per line.
-        lines = text.lstrip().startswith("{") and is_json_lines(text)
-        content = read_json_lines(path) if lines else parse_json(text, str(path))
-        if isinstance(content, dict):
-            return _read_karpathy(content, path, root)
-        if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
-            raise ValueError(
-                f"{path} must contain a list of objects, one per image. Write it that way, or as JSON lines."
-            )
-        rows = content
-    else:
-        rows = read_rows(path)
+    if path.suffix.lower() != ".json":
+        return source_of_rows(str(path), read_rows(path), str(path), root or path.parent)
+    text = read_text(path)
+    rows = read_json_lines(path) if _is_json_lines(text) else parse_json(text, str(path))
+    if isinstance(rows, dict):
+        return _read_karpathy(rows, path, root)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} must contain a list of objects, one per image. Write it that way, or as JSON lines.")
     return source_of_rows(str(path), rows, str(path), root or path.parent)
+
+
+def _is_json_lines(text: str) -> bool:
+    """Many files called .json hold one object per line."""
+    first, _, rest = text.strip().partition("\n")
+    if not first.startswith("{") or not rest.strip():
+        return False
+    try:
+        json.loads(first)
+    except (json.JSONDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
@@ -311,13 +292,12 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
     rows = []
     for image in images:
         parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
-        named = isinstance(image.get("filename"), str)
         # cocoid first: imgid is a position in the file, and other files use the same numbers for other images.
         ids = [image[key] for key in ("cocoid", "imgid", "filename") if image.get(key) is not None]
         sentences = image.get("sentences")
         rows.append(
             {
-                "image": "/".join(parts) if named else None,
+                "image": "/".join(parts) if isinstance(image.get("filename"), str) else None,
                 "image_id": str(ids[0]) if ids else None,
                 "captions": sentences if isinstance(sentences, list) else [],
                 "split": image.get("split", "train"),
@@ -326,96 +306,10 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
     return source_of_rows(str(path), rows, str(path), root, "image")
 
 
-# --- folders ------------------------------------------------------------------------------------------------------
-
-
-def _split_folders(folder: Path) -> dict[str, Path]:
-    return {
-        child.name: metadata
-        for child in sorted(folder.iterdir())
-        if child.is_dir() and child.name in SPLIT_NAMES and (metadata := metadata_file(child)) is not None
-    }
-
-
-def _holds_metadata(folder: Path) -> bool:
-    return metadata_file(folder) is not None or bool(_split_folders(folder))
-
-
-def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) -> Source:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"data_dir ({str(folder)!r}) is not a folder. Set it to a folder of images.")
-    metadata, parts = metadata_file(folder), _split_folders(folder)
-    if metadata is not None and parts:
-        others = " and ".join(str(path.relative_to(folder)) for path in parts.values())
-        raise ValueError(f"{folder} has {metadata.name} and {others}, and only one can be read. Remove the others.")
-    if metadata is not None:
-        rows = metadata_rows(metadata)
-        if root is None:
-            report_unnamed(folder, {metadata: rows})
-        return source_of_rows(str(folder), rows, str(metadata), root or folder, "file_name")
-    if not parts:
-        return _read_bare_folder(folder, list_images(folder), root, require_captions)
-    splits: dict[str, datasets.Dataset | list[Row]] = {}
-    rows_of: dict[Path, list[Row]] = {}
-    for name, metadata in parts.items():
-        rows = rows_of[metadata] = metadata_rows(metadata)
-        for row in rows:
-            # Paths are relative to their metadata file; the name of the folder makes them unique over splits.
-            if root is None and isinstance(row.get("file_name"), str):
-                row["file_name"] = f"{name}/{row['file_name']}"
-        splits.setdefault(SPLIT_NAMES[name], []).extend(rows)  # type: ignore[union-attr]
-    if root is None:
-        report_unnamed(folder, rows_of)
-    return Source(str(folder), splits, root or folder, "file_name")
-
-
-def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, require_captions: bool) -> Source:
-    """All images of a folder without metadata; they have no captions."""
-    found = sorted(child.name for child in folder.iterdir())
-    content = f"{found[:10]}{' ...' if len(found) > 10 else ''}" if found else "nothing"
-    if not listing.images:
-        raise ValueError(
-            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)} and no images ({_SUFFIXES} and others); it has "
-            f"{content}, {listing.describe_others()}. Set data_dir to a folder of images."
-        )
-    if require_captions:
-        raise ValueError(
-            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}, nor train/, validation/, test/ with "
-            f"one, so its {len(listing.images)} images have no captions; it has {content}. Write one line per image into "
-            f'metadata.jsonl: {{"file_name": "a.jpg", "captions": ["...", "..."]}}.'
-        )
-    listing.report(str(folder))
-    if listing.metadata:
-        logger.warning(
-            "%s: %s is not read. Set data_dir to its folder to use it.", folder, " and ".join(listing.metadata)
-        )
-    rows: list[Row] = []
-    for path in listing.images:
-        # image_root, to which links may lead, can differ from the folder that the names are relative to.
-        file_name = path if root is None else str((folder / path).absolute())
-        rows.append({"file_name": file_name, "image_id": path})
-    tops = {path.partition("/")[0] if "/" in path else "" for path in listing.images}
-    if tops <= set(SPLIT_NAMES):
-        for row in rows:
-            row["split"] = row["image_id"].partition("/")[0]
-    source = source_of_rows(str(folder), rows, str(folder), root or folder, "file_name")
-    return replace(source, has_captions=False)
-
-
-def _is_bare_folder(folder: Path) -> FolderListing | None:
-    """The files of a folder that contains images and no other data; None for any other folder."""
-    if any((folder / name).is_file() for name in _SAVED_FILES):
-        return None
-    listing = list_images(folder)
-    return listing if listing.images and not listing.others.keys() & _DATA_SUFFIXES else None
-
-
-# --- everything else ----------------------------------------------------------------------------------------------
-
-
 def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArguments, root: Path | None) -> Source:
+    is_hub_file = dataset_name.startswith(_HUB_FILES)
     try:
-        if is_hub_file := dataset_name.startswith(_HUB_FILES):
+        if is_hub_file:
             if path.suffix not in _LOADERS:
                 raise ValueError(f"hf:// needs files that end in {', '.join(_LOADERS)}, or leave hf://datasets/ out")
             if arguments.revision is not None:
@@ -447,23 +341,45 @@ def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArgument
         ) from error
     # datasets names a file, and a data set saved without splits, "train".
     named = isinstance(loaded, dict) and not path.is_file() and not is_hub_file
-    if not isinstance(loaded, dict):
-        loaded = {"train": loaded}
-    splits: dict[str, datasets.Dataset | list[Row]] = {}
-    for name, rows in loaded.items():
+    splits: dict[str, Any] = {}
+    for name, rows in (loaded if isinstance(loaded, dict) else {"train": loaded}).items():
         ours = SPLIT_NAMES.get(str(name), str(name))
-        earlier = splits.get(ours)
-        splits[ours] = rows if earlier is None else datasets.concatenate_datasets([earlier, rows])
+        splits[ours] = rows if ours not in splits else datasets.concatenate_datasets([splits[ours], rows])
     if len(splits) == 1 and (parts := by_split_column(*splits.values())):
         splits, named = parts, True
     return Source(dataset_name, splits, path if root is None and path.is_dir() else root, has_named_splits=named)
 
 
-# --- Splits of a data set: parsing of requested splits, joining, and dividing by the hash of the image ids -----------
+def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
+    """A data set in memory; the parts of a `DatasetDict` under our names."""
+    root = None if image_root is None else Path(image_root)
+    if isinstance(data, datasets.IterableDataset | datasets.IterableDatasetDict):
+        raise ValueError(
+            f"The data are an {type(data).__name__}, which is read row by row, but all rows are needed at once. Pass it to "
+            "SmileTrainer with max_steps, or convert it to a Dataset: Dataset.from_list(list(data.take(n)))."
+        )
+    if not isinstance(data, datasets.Dataset | datasets.DatasetDict):
+        raise ValueError(
+            f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name."
+        )
+    named = isinstance(data, datasets.DatasetDict)
+    splits: dict[str, Any] = {}
+    for name, rows in (data if named else {"train": data}).items():
+        ours = SPLIT_NAMES.get(str(name), str(name))
+        if ours in splits:
+            raise ValueError(f"The data have two splits for {ours!r}: {list(data)}. Rename or join them.")
+        splits[ours] = rows
+    if len(splits) == 1 and (parts := by_split_column(*splits.values())):
+        splits, named = parts, True
+    return Source("the data set", splits, root, has_named_splits=named, in_memory=True)
+
+
+# --- Splits ----------------------------------------------------------------------------------------------------------
 
 SPLITS = ("train", "validation", "test")
 """The splits that every recipe uses."""
-
+SPLIT_SHARES = (0.8, 0.1, 0.1)
+"""Shares of train, validation and test for training on data without splits."""
 ALL = "all"
 """Name for all splits together."""
 
@@ -472,7 +388,7 @@ _OVERLAP_PROBES = 100
 
 
 def parse_split(split: str) -> tuple[str, ...]:
-    """Parse `--split` and `split=`: a split, several (`"validation+test"`), or `"all"`."""
+    """The names in `--split` and `split=`: a split, several (`"validation+test"`), or none for `"all"`."""
     names = [name.strip() for name in split.split("+")]
     if names == [ALL]:
         return ()
@@ -486,7 +402,7 @@ def parse_split(split: str) -> tuple[str, ...]:
 
 
 def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], where: str) -> datasets.Dataset:
-    """Several splits as one data set."""
+    """Several splits as one data set; all without names."""
     names = list(names) or list(splits)
     for name in names:
         if name not in splits:
@@ -499,39 +415,29 @@ def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], wh
     # If one split has addresses among its paths, no image is decoded on access.
     if not all(getattr(part.features["image"], "decode", False) for part in parts):
         parts = [undecoded(part) for part in parts]
-    different = {
-        column
-        for one, other in itertools.combinations(parts, 2)
-        for column in set(one.column_names) & set(other.column_names)
-        if one.features[column] != other.features[column]
-    }
+    kinds = [(name, str(kind)) for part in parts for name, kind in part.features.items()]
+    times = Counter(name for name, _ in set(kinds))
+    different = sorted(name for name, number in times.items() if number > 1)
     if different:
-        logger.warning("%s: the columns %s differ between splits and are left out.", where, sorted(different))
+        logger.warning("%s: the columns %s differ between splits and are left out.", where, different)
     parts = [part.remove_columns([name for name in part.column_names if name in different]) for part in parts]
     joined = datasets.concatenate_datasets(parts)
     return with_split(merge_rows_of_one_image(joined, where), "+".join(names))
 
 
 def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
-    """Divide a data set by the hash of its image ids.
+    """Divide a data set by the hash of its image ids into the parts that are not empty.
 
-    Images are ranked by hash and divided at the fractions: sizes are exact, the order of the rows does not matter, and
-    adding images moves only those near the boundaries. A fraction above 0 gets at least one image, if there are enough.
-
-    Args:
-        ds (`datasets.Dataset`): Data set with unique `image_id`s.
-        fractions (`dict[str, float]`): Share of each part in [0, 1], with sum 1. The first above 0 gets the remainder.
-        seed (`int`): Seed of the hash.
-
-    Returns:
-        `dict[str, datasets.Dataset]`: The parts that are not empty, with rows in their original order.
-
-    Raises:
-        ValueError: If the fractions are not in [0, 1] or do not add up to 1.
+    Images are ranked by hash and divided at the fractions, which add up to 1: sizes are exact, the order of the rows does
+    not matter, and adding images moves only those near the boundaries. A fraction above 0 gets at least one image, if
+    there are enough; the first above 0 gets the remainder.
     """
     _check_fractions(fractions)
-
-    order = np.lexsort(_hash_ranks(ds, seed).T[::-1])
+    ranks: np.ndarray = np.empty((len(ds), 2), ">u8")  # (N, 2): the higher and the lower number of the hash
+    for row, image_id in enumerate(id_column(ds)):
+        digest = hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        ranks[row] = np.frombuffer(digest, ranks.dtype)
+    order = np.lexsort(ranks.T[::-1])
     names = [name for name, share in fractions.items() if share > 0]
     parts = {}
     start = 0
@@ -541,15 +447,6 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
         start += size
     parts[names[0]] = order[start:]
     return {name: select_rows(ds, np.sort(parts[name])) for name in names if len(parts[name])}
-
-
-def _hash_ranks(ds: datasets.Dataset, seed: int) -> np.ndarray:
-    """16 bytes per row that depend on the id and the seed, as a higher and a lower number: `(N, 2)`."""
-    ranks: np.ndarray = np.empty((len(ds), 2), ">u8")
-    for row, image_id in enumerate(id_column(ds)):
-        digest = hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        ranks[row] = np.frombuffer(digest, ranks.dtype)
-    return ranks
 
 
 def _check_fractions(fractions: dict[str, float]) -> None:
@@ -566,10 +463,9 @@ def carve_missing(
     if "train" not in splits or not any(shares[name] for name in missing):
         return splits
     _check_fractions(shares)
-    wanted = {name: shares[name] for name in missing}
     # The share of an existing split stays in train.
-    train = shares["train"] + sum(shares[name] for name in SPLITS[1:] if name not in missing)
-    used = {"train": train, **wanted}
+    kept = sum(share for name, share in shares.items() if name not in missing)
+    used = {"train": kept, **{name: shares[name] for name in missing}}
     parts = hash_split(splits["train"], used, seed=seed)
     logger.warning(
         "%s has no split %s: its %d images are divided by the hash of image_id (seed %d) into %s.",
@@ -580,85 +476,42 @@ def carve_missing(
     return {**{name: split for name, split in splits.items() if name != "train"}, **parts}
 
 
-def tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:
+def _tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:
     """Make ids unique over the splits: cached features and reports identify images by id only."""
     ids = {name: id_column(ds) for name, ds in splits.items()}
     lookups = {name: RowLookup(column) for name, column in ids.items()}
-    shared = {}
     for one, other in itertools.combinations(splits, 2):
         rows = lookups[other].rows(ids[one])  # (N,) row in `other` of each row of `one`
-        if len(common := np.flatnonzero(rows >= 0)):
-            probes = common[:_OVERLAP_PROBES]
-            shared[one, other] = len(common), list(zip(probes.tolist(), rows[probes].tolist(), strict=True))
-    for (one, other), (number, pairs) in shared.items():
+        if not len(common := np.flatnonzero(rows >= 0)):
+            continue
         left, right = (undecoded(splits[name]).select_columns("image") for name in (one, other))
-        if any(left[row] != right[same] for row, same in pairs):
+        if any(left[row] != right[int(rows[row])] for row in common[:_OVERLAP_PROBES].tolist()):
             logger.warning("%s: splits use the same ids for different images; image_id becomes '<split>/<id>'.", where)
+            text = datasets.Value("string")
             return {
                 name: replace_column(
-                    ds,
-                    "image_id",
-                    arrow_column((f"{name}/{i}" for i in ids[name]), pa.string()),
-                    datasets.Value("string"),
+                    ds, "image_id", arrow_column((f"{name}/{i}" for i in ids[name]), pa.string()), text
                 )
                 for name, ds in splits.items()
             }
         logger.warning(
             "%s: %d images are in %s and in %s (%s, ...): results on one split include images of the other.",
-            *(where, number, one, other, ids[one][pairs[0][0]]),
+            *(where, len(common), one, other, ids[one][int(common[0])]),
         )
     return splits
 
 
-# --- Loads images with captions from any source, with the same columns -----------------------------------------------
+# --- What users call -------------------------------------------------------------------------------------------------
 
-SPLIT_SHARES = (0.8, 0.1, 0.1)
-"""Shares of train, validation and test for training on data without splits."""
-
-_WHOLE = (1.0, 0.0, 0.0)
 _EMBEDDED = ("scenes", "moving_scenes")
 
 
-def _scenes_captions(rows: datasets.Dataset, column: str) -> datasets.Dataset:
-    """The embedded data, with the detailed captions instead of the annotators' if `column` is `full_caption`."""
-    if column == "captions":
-        return rows
-    if column != "full_caption":
-        raise ValueError(
-            f"caption_column is {column!r}, but the embedded data have 'captions' (five annotators) and 'full_caption'."
-        )
-    texts = [[text] for text in rows[column]]
-    return rows.remove_columns("captions").add_column("captions", texts, feature=rows.features["captions"])
-
-
-def _with_frames(splits: datasets.DatasetDict, num_frames: int) -> datasets.DatasetDict:
-    """Splits of videos with the column `VIDEO_FRAMES`."""
-    return datasets.DatasetDict(
-        {
-            name: replace_column(rows, VIDEO_FRAMES, [num_frames] * len(rows), datasets.Value("int32"))
-            for name, rows in splits.items()
-        }
-    )
-
-
-@dataclass
-class _Splits:
-    """Every split as the source has it, in our columns; `train` is not divided."""
-
-    name: str
-    splits: dict[str, datasets.Dataset]
-    has_named_splits: bool = True
-    has_captions: bool = True
-    in_memory: bool = False
-
-
-def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...]) -> _Splits:
+def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...]) -> Source:
     from hf_captionrl.scenes import load_moving_scenes, load_scenes  # late: only this branch needs the artwork
     from hf_captionrl.scenes.dataset import CONFIGURATIONS
 
-    num_frames, caption_column = arguments.num_frames, arguments.caption_column
+    num_frames, column, moving = arguments.num_frames, arguments.caption_column, name == "moving_scenes"
     config = arguments.dataset_config or "captions"
-    moving = name == "moving_scenes"
     if config not in (["captions"] if moving else CONFIGURATIONS):
         raise ValueError(
             f"dataset_config is {config!r}, but {name!r} has {'only captions' if moving else sorted(CONFIGURATIONS)}. Use one of "
@@ -669,63 +522,42 @@ def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...
             f"num_frames is {num_frames}, but {name!r} are {'clips of 6 frames' if moving else 'images'}. "
             f"Use {'4' if moving else '0'}."
         )
-    if moving:
-        made = load_moving_scenes()
-    else:
-        # The test split is drawn first, so it is the same without the others, and 10 times faster.
-        sizes: dict[str, Any] = {"num_train": 0, "num_validation": 0} if splits == ("test",) else {}
-        made = load_scenes(**CONFIGURATIONS[config], **sizes)
-    made = datasets.DatasetDict({n: _scenes_captions(rows, caption_column) for n, rows in made.items()})
-    return _Splits(name, dict(_with_frames(made, num_frames) if moving else made))
-
-
-def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
-    """A data set in memory; the parts of a `DatasetDict` under our names."""
-    root = None if image_root is None else Path(image_root)
-    if isinstance(data, datasets.IterableDataset | datasets.IterableDatasetDict):
+    if column not in ("captions", "full_caption"):
         raise ValueError(
-            f"The data are an {type(data).__name__}, which is read row by row, but all rows are needed at once. Pass it to "
-            "SmileTrainer with max_steps, or convert it to a Dataset: Dataset.from_list(list(data.take(n)))."
+            f"caption_column is {column!r}, but the embedded data have 'captions' (five annotators) and 'full_caption'."
         )
-    if isinstance(data, datasets.Dataset):
-        parts = by_split_column(data)
-        return Source("the data set", parts or {"train": data}, root, has_named_splits=bool(parts))
-    if not isinstance(data, datasets.DatasetDict):
-        raise ValueError(
-            f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name."
-        )
-    splits: dict[str, Any] = {}
-    for name, rows in data.items():
-        ours = SPLIT_NAMES.get(str(name), str(name))
-        if ours in splits:
-            raise ValueError(f"The data have two splits for {ours!r}: {list(data)}. Rename or join them.")
-        splits[ours] = rows
-    if len(splits) == 1:
-        splits = by_split_column(*splits.values()) or splits
-    return Source("the data set", splits, root)
+    # The test split is drawn first, so it is the same without the others, and 10 times faster.
+    sizes: dict[str, Any] = {"num_train": 0, "num_validation": 0} if splits == ("test",) else {}
+    made = dict(load_moving_scenes() if moving else load_scenes(**CONFIGURATIONS[config], **sizes))
+    for split, rows in made.items():
+        if column == "full_caption":
+            texts = [[text] for text in rows[column]]
+            rows = rows.remove_columns("captions").add_column("captions", texts, feature=rows.features["captions"])
+        if moving:
+            rows = replace_column(rows, VIDEO_FRAMES, [num_frames] * len(rows), datasets.Value("int32"))
+        made[split] = rows
+    return Source(name, made)
 
 
-def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] = ()) -> _Splits:
-    """Every split as the source has it; of the embedded data perhaps only those `wanted`."""
+def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] = ()) -> Source:
+    """Every split as the source has it, in our columns; of the embedded data perhaps only those `wanted`."""
     if isinstance(data, str) and data in _EMBEDDED:
         return _load_embedded(data, arguments, wanted)
-    in_memory = not isinstance(data, str | Path)
-    source = _source_in_memory(data, arguments.image_root) if in_memory else read_source(str(data), arguments)
+    is_named = isinstance(data, str | Path)
+    source = read_source(str(data), arguments) if is_named else _source_in_memory(data, arguments.image_root)
     if source.has_videos and not arguments.num_frames:
         raise ValueError(f"{str(data)!r} holds videos. Set num_frames to the number of frames per video, e.g. 8.")
     arguments = replace(arguments, image_root=source.root)
     if arguments.image_column == "image" and source.image_column is not None:
         # The usual name in this kind of source; files without it fall back to the other usual names.
         head = next(iter(source.splits.values()))
-        names = head.column_names if isinstance(head, datasets.Dataset) else set().union(*head)
-        if source.image_column in names:
+        if source.image_column in (head.column_names if isinstance(head, datasets.Dataset) else set().union(*head)):
             arguments = replace(arguments, image_column=source.image_column)
     splits = {
-        name: to_caption_columns(rows, arguments, split=name, where=source.name, in_memory=in_memory)
+        name: to_caption_columns(rows, arguments, split=name, where=source.name, in_memory=source.in_memory)
         for name, rows in source.splits.items()
     }
-    splits = tell_splits_apart(splits, source.name)
-    return _Splits(source.name, _in_order(splits), source.has_named_splits, source.has_captions, in_memory)
+    return replace(source, splits=_in_order(_tell_splits_apart(splits, source.name)))
 
 
 def _in_order(splits: Mapping[str, datasets.Dataset]) -> dict[str, datasets.Dataset]:
@@ -757,7 +589,8 @@ def load_caption_splits(
     - a data set on the Hub.
     - a `datasets.Dataset` or `DatasetDict` in memory. Files of an image column are opened wherever they are; paths in a
       text column need `image_root`.
-    - `"tgif"` or `"msr-vtt"` with `data_dir`, or their `.tsv` or `videodata*.json` itself: see `data/tgif_msrvtt.py`.
+    - `"nocaps"`, `"concadia"`, `"imagecode"`, `"tgif"` or `"msr-vtt"` with `data_dir`, in their published layouts: see
+      `hf_captionrl.data.benchmarks`.
 
     With `num_frames`, the image column of any source contains videos.
 
@@ -781,11 +614,11 @@ def load_caption_splits(
     return _carved(_read_splits(dataset_name, SourceArguments(**source)), split_fractions, seed)
 
 
-def _carved(found: _Splits, split_fractions: tuple[float, float, float] | None, seed: int) -> datasets.DatasetDict:
+def _carved(found: Source, fractions: tuple[float, float, float] | None, seed: int) -> datasets.DatasetDict:
     """Every split; missing ones are split off `train`."""
     if found.name in _EMBEDDED:
         return datasets.DatasetDict(found.splits)
-    fractions = split_fractions or (_WHOLE if found.in_memory else SPLIT_SHARES)
+    fractions = fractions or ((1.0, 0.0, 0.0) if found.in_memory else SPLIT_SHARES)
     splits = carve_missing(found.splits, fractions, seed, found.name)
     return datasets.DatasetDict({name: with_split(rows, name) for name, rows in _in_order(splits).items()})
 
@@ -820,24 +653,18 @@ def load_captions(
         return load_caption_splits(dataset_name, split_fractions=split_fractions, seed=seed, **source)
     names = parse_split(split)  # before anything is read
     found = _read_splits(dataset_name, SourceArguments(**source), names)
-    if not names:
-        return join_splits(found.splits, (), found.name)
-    return join_splits(_carved(found, split_fractions, seed), names, found.name)
+    return join_splits(_carved(found, split_fractions, seed) if names else found.splits, names, found.name)
 
 
 @dataclass(frozen=True)
 class ChosenSplit:
-    """Images that a command uses.
-
-    Args:
-        dataset (`datasets.Dataset`): The images.
-        split (`str`): Their name: a split, several joined by `+`, or `"all"`.
-        sizes (`dict[str, int]`): Number of images of every split of the source; only `"all"` if it has no splits.
-    """
+    """Images that a command uses."""
 
     dataset: datasets.Dataset
     split: str
+    """Their name: a split, several joined by `+`, or `"all"`."""
     sizes: dict[str, int]
+    """Number of images of every split of the source; only `"all"` if it has no splits."""
 
 
 def choose_split(
@@ -848,29 +675,15 @@ def choose_split(
     seed: int = 0,
     **source: Any,
 ) -> ChosenSplit:
-    """Load images to caption, evaluate, mine or show. Unlike in training, data are only divided on request.
+    """Load images to caption, evaluate, mine or show; unlike in training, data are only divided on request.
 
-    Args:
-        dataset_name (`Any`): As for `load_captions`.
-        split (`str`, *optional*): As for `load_captions`. None: `"test"` of data with several splits, else `"all"`.
-        split_fractions (`tuple[float, float, float]`): Shares for a requested split that the source does not have.
-        seed (`int`): Seed of the hash that then divides the data; use that of the training run.
-        source (`Any`): As for `load_captions`.
-
-    Returns:
-        `ChosenSplit`: The images.
-
-    Raises:
-        FileNotFoundError: If a file or folder does not exist.
-        ValueError: As `load_captions`, or if `split` is None and the data have several splits, but not `"test"`.
+    Without `split`, `"test"` of data with several splits, else `"all"`. The other arguments are those of `load_captions`.
     """
     embedded = isinstance(dataset_name, str) and dataset_name in _EMBEDDED
     names = ("test",) if split is None and embedded else parse_split(split or ALL)
     found = _read_splits(dataset_name, SourceArguments(**source), names)
     splits = found.splits
-    sizes = (
-        {name: len(rows) for name, rows in splits.items()} if found.has_named_splits else {ALL: len(splits["train"])}
-    )
+    sizes = {n: len(rows) for n, rows in splits.items()} if found.has_named_splits else {ALL: len(splits["train"])}
     if split is None and found.has_named_splits and found.has_captions and len(splits) > 1:
         names = ("test",)
         if "test" not in splits:
@@ -878,8 +691,6 @@ def choose_split(
                 f"{found.name} has the splits {sizes} and no 'test'. Set split (--split) to one of them, to several "
                 "('a+b') or to 'all'; 'test' is split off train, as in training."
             )
-    if embedded or not names:
-        return ChosenSplit(join_splits(splits, names, found.name), "+".join(names) or ALL, sizes)
-    if any(name not in splits for name in names) or not found.has_named_splits:
+    if names and not embedded and (any(name not in splits for name in names) or not found.has_named_splits):
         splits = carve_missing(splits, split_fractions, seed, found.name)
-    return ChosenSplit(join_splits(splits, names, found.name), "+".join(names), sizes)
+    return ChosenSplit(join_splits(splits, names, found.name), "+".join(names) or ALL, sizes)

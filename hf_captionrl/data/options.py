@@ -9,9 +9,9 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from hf_captionrl.utils.options import CommandOptions, option, positive, share
+from hf_captionrl.utils.options import CommandOptions, Fraction, Positive, Share, option
 
 if TYPE_CHECKING:
     import datasets
@@ -20,73 +20,64 @@ if TYPE_CHECKING:
     from hf_captionrl.retrieval.feature_cache import RowLookup
 
 
-# --- Arguments that name a data set and how it is split, shared by the commands and by training ----------------------
+def _shown(metavar: str, text: str) -> dict[str, str]:
+    """What a field of commands and training shows; every other key would reach argparse when training parses it."""
+    return {"help": text, "metavar": metavar}
 
 
 @dataclass
 class SplitArguments:
-    """Where images and captions come from, and how they are split."""
+    """Where images and captions come from, and how they are split; shared by the commands and by training."""
 
     heading: ClassVar[str] = "data set"
 
     dataset_config: str | None = field(
-        default=None,
-        metadata={
-            "help": "Configuration of a data set on the Hub; of scenes: alt_text or shapes.",
-            "metavar": "NAME",
-        },
+        default=None, metadata=_shown("NAME", "Configuration of a data set on the Hub; of scenes: alt_text or shapes.")
     )
     dataset_revision: str | None = field(
-        default=None, metadata={"help": "Branch, tag or commit of a data set on the Hub.", "metavar": "REV"}
+        default=None, metadata=_shown("REV", "Branch, tag or commit of a data set on the Hub.")
     )
     data_dir: str | None = field(
         default=None,
-        metadata={
-            "help": "Folder of a local data set, such as the images of 'imagefolder' with their metadata.jsonl.",
-            "metavar": "DIR",
-        },
+        metadata=_shown(
+            "DIR", "Folder of a local data set, such as the images of 'imagefolder' with their metadata.jsonl."
+        ),
     )
-    image_root: str | None = field(
-        default=None, metadata={"help": "Folder that image paths are relative to.", "metavar": "DIR"}
-    )
-    image_column: str = field(default="image", metadata={"help": "Column with the images.", "metavar": "NAME"})
+    image_root: str | None = field(default=None, metadata=_shown("DIR", "Folder that image paths are relative to."))
+    image_column: str = field(default="image", metadata=_shown("NAME", "Column with the images."))
     caption_column: str = field(
-        default="captions",
-        metadata={"help": "Column with the captions, a string or a list of strings.", "metavar": "NAME"},
+        default="captions", metadata=_shown("NAME", "Column with the captions, a string or a list of strings.")
     )
-    validation_share: Annotated[float, share] = field(
+    validation_share: Share = field(
         default=0.1,
-        metadata={
-            "help": "Share of the images, in [0, 1), that becomes the validation split of data without one, by a hash of the "
+        metadata=_shown(
+            "X",
+            "Share of the images, in [0, 1), that becomes the validation split of data without one, by a hash of the "
             "image ids (commands: only if --split names a missing split).",
-            "metavar": "X",
-        },
+        ),
     )
-    test_share: Annotated[float, share] = field(
+    test_share: Share = field(
         default=0.1,
-        metadata={
-            "help": "Share of the images, in [0, 1), that becomes the test split of data without one, by a hash of the image "
+        metadata=_shown(
+            "X",
+            "Share of the images, in [0, 1), that becomes the test split of data without one, by a hash of the image "
             "ids (commands: only if --split names a missing split).",
-            "metavar": "X",
-        },
+        ),
     )
     split_seed: int = field(
         default=0,
-        metadata={
-            "help": "Seed of the hash that splits the data; independent of --seed, so that all runs and commands split alike.",
-            "metavar": "N",
-        },
+        metadata=_shown(
+            "N",
+            "Seed of the hash that splits the data; independent of --seed, so that all runs and commands split alike.",
+        ),
     )
-    max_bad_fraction: float = field(
+    max_bad_fraction: Fraction = field(
         default=0.05,
-        metadata={
-            "help": "Largest share of invalid rows, in [0, 1]. Invalid rows are left out and listed; a larger share is an error.",
-            "metavar": "X",
-        },
+        metadata=_shown(
+            "X",
+            "Largest share of invalid rows, in [0, 1]. Invalid rows are left out and listed; a larger share is an error.",
+        ),
     )
-
-
-# --- Options that several commands share, and loading of the images that they name -----------------------------------
 
 
 def device_option(**settings: Any) -> Any:
@@ -123,7 +114,7 @@ class DatasetOptions(SplitArguments, CommandOptions):
         "'all')",
     )
     image_id_column: str | None = option(None, metavar="NAME", help="column with the image ids")
-    max_images: int | None = option(None, parse=positive, metavar="N", help="use only the first N images")
+    max_images: Positive | None = option(None, metavar="N", help="use only the first N images")
 
 
 @dataclass
@@ -156,7 +147,7 @@ class SimilarityOptions(CommandOptions):
         "multimodal", help="images and their captions, as in the paper, or images alone"
     )
     device: str | None = device_option()
-    batch_size: int = option(64, parse=positive, metavar="N", help="images encoded at once")
+    batch_size: Positive = option(64, metavar="N", help="images encoded at once")
     cache_dir: str | None = cache_dir_option()
 
 
@@ -196,14 +187,13 @@ class PublicationOptions(CommandOptions):
         return self.source_license or ("apache-2.0" if dataset == "scenes" else "see there")
 
 
-class LoadedSplit:
+class LoadedSplit(NamedTuple):
     """Checked images of a split."""
 
-    def __init__(self, dataset: datasets.Dataset, all_ids: RowLookup, split: str, sizes: dict[str, int]) -> None:
-        self.dataset = dataset
-        self.all_ids = all_ids
-        self.split = split
-        self.sizes = sizes
+    dataset: datasets.Dataset
+    all_ids: RowLookup
+    split: str
+    sizes: dict[str, int]
 
 
 def load_split(
@@ -231,16 +221,9 @@ def load_split(
         )
     source: dict[str, Any] = {}
     if not embedded:
-        source = {
-            "dataset_config": arguments.dataset_config,
-            "revision": arguments.dataset_revision,
-            "data_dir": arguments.data_dir,
-            "image_root": arguments.image_root,
-            "image_column": arguments.image_column,
-            "caption_column": arguments.caption_column,
-            "image_id_column": arguments.image_id_column,
-            "require_captions": require_captions,
-        }
+        names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column", "image_id_column")
+        source = {name: getattr(arguments, name) for name in names}
+        source |= {"revision": arguments.dataset_revision, "require_captions": require_captions}
     validation, test = arguments.validation_share, arguments.test_share
     if validation + test >= 1:
         raise ValueError(
@@ -257,7 +240,13 @@ def load_split(
     rows: Any = chosen.dataset
     all_ids = RowLookup(id_column(rows))
     if not embedded and expected_ids is None:
-        print(f"captionrl: {_described(arguments, len(rows), chosen.sizes)}", file=sys.stderr)
+        folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
+        which = f"{len(rows):,} images, split {chosen.split!r}"
+        which = f"all {len(rows):,} images" if chosen.split == "all" else which
+        of = ", ".join(f"{size:,} {split}" for split, size in chosen.sizes.items())
+        whole = "" if list(chosen.sizes) == ["all"] and chosen.split == "all" else f" (there are {of})"
+        first = "" if arguments.max_images is None else f"; --max_images takes the first {arguments.max_images:,}"
+        print(f"captionrl: {Path(str(folder)).name}: {which}{whole}{first}.", file=sys.stderr)
     if arguments.max_images is not None:
         rows = rows.select(range(min(arguments.max_images, len(rows))))
     if not embedded and quarantine_path is not None:
@@ -302,14 +291,3 @@ def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:
         digest.update(((", " if row else "") + json.dumps(text)).encode())
     digest.update(b"]")
     return digest.hexdigest()
-
-
-def _described(arguments: DatasetOptions | argparse.Namespace, number: int, sizes: dict[str, int]) -> str:
-    """Which images are used, and how many there are."""
-    folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
-    name = Path(str(folder)).name
-    which = f"all {number:,} images" if arguments.split == "all" else f"{number:,} images, split {arguments.split!r}"
-    of = ", ".join(f"{size:,} {split}" for split, size in sizes.items())
-    whole = "" if list(sizes) == ["all"] and arguments.split == "all" else f" (there are {of})"
-    first = "" if arguments.max_images is None else f"; --max_images takes the first {arguments.max_images:,}"
-    return f"{name}: {which}{whole}{first}."

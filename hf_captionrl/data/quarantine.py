@@ -1,8 +1,7 @@
-"""Opens the images of a data set one by one and records those that cannot be read."""
+"""Checks every row before training: invalid rows are quarantined and reported; too many of them stop the run."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -15,13 +14,13 @@ from typing import Any, Literal, TypeVar
 
 import datasets
 import numpy as np
-import pyarrow as pa
 from PIL import Image
 
 from hf_captionrl.data.columns import (
     CAPTION_REMEDIES,
     CAPTIONS,
     MAX_CAPTION_WORDS,
+    TEXTS,
     ColumnView,
     arrow_column,
     caption_fault,
@@ -37,9 +36,9 @@ from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_REMEDIES, verify_video
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.utils.io import atomic_write_text
 
-# --- Checks every row before training: invalid rows are quarantined and reported; too many of them stop the run ------
-
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ROWS_AT_ONCE = 256
 _REMEDIES = {**IMAGE_REMEDIES, **VIDEO_REMEDIES, **CAPTION_REMEDIES}
@@ -47,27 +46,16 @@ _REMEDIES = {**IMAGE_REMEDIES, **VIDEO_REMEDIES, **CAPTION_REMEDIES}
 
 @dataclass(frozen=True)
 class QuarantineEntry:
-    """A row or caption that was removed.
+    """A row or caption that was removed."""
 
-    Args:
-        row (`int`): Row of the data set that was checked, from 0.
-        image_id (`str`): Id of the image.
-        split (`str`): Split of the row.
-        column (`str`): `"image"` or `"captions"`.
-        reason (`str`): A key of `IMAGE_REMEDIES`, `VIDEO_REMEDIES` or `CAPTION_REMEDIES`.
-        detail (`str`): The value and the rule it broke.
-        remedy (`str`): Recommended correction.
-        dropped (`str`): `"row"`, or `"caption"` if the row has valid captions and is kept.
-    """
-
-    row: int
+    row: int  # of the data set that was checked, from 0
     image_id: str
     split: str
-    column: str
-    reason: str
-    detail: str
+    column: str  # "image" or "captions"
+    reason: str  # a key of `IMAGE_REMEDIES`, `VIDEO_REMEDIES` or `CAPTION_REMEDIES`
+    detail: str  # the value and the rule it broke
     remedy: str
-    dropped: Literal["row", "caption"]
+    dropped: Literal["row", "caption"]  # "caption" if the row has valid captions and is kept
 
 
 @dataclass(frozen=True)
@@ -85,14 +73,7 @@ class QuarantineReport:
     path: Path | None = None
 
     def bad_rows(self, split: str | None = None) -> int:
-        """Count the rows that were removed.
-
-        Args:
-            split (`str`, *optional*): Only those of one split.
-
-        Returns:
-            `int`: Number of rows.
-        """
+        """Number of rows that were removed, of one split or all."""
         return sum(entry.dropped == "row" and split in (None, entry.split) for entry in self.entries)
 
     @property
@@ -101,36 +82,17 @@ class QuarantineReport:
         return sum(entry.dropped == "caption" for entry in self.entries)
 
     def bad_fraction(self, split: str | None = None) -> float:
-        """Share of rows that were removed.
-
-        Args:
-            split (`str`, *optional*): One split; None for all.
-
-        Returns:
-            `float`: In [0, 1]; 0 if there are no rows.
-        """
+        """Share of rows that were removed, of one split or all; 0 if there are no rows."""
         total = sum(self.rows.values()) if split is None else self.rows[split]
         return self.bad_rows(split) / total if total else 0.0
 
     def counts(self, dropped: Literal["row", "caption"] = "row", split: str | None = None) -> dict[str, int]:
-        """Count by reason, the most frequent first.
-
-        Args:
-            dropped (`"row"` or `"caption"`): Removed rows, or captions removed from rows that are kept.
-            split (`str`, *optional*): Only those of one split.
-
-        Returns:
-            `dict[str, int]`: Reason to count.
-        """
+        """Removed rows, or captions removed from rows that are kept, by reason; the most frequent first."""
         found = Counter(e.reason for e in self.entries if e.dropped == dropped and split in (None, e.split))
         return dict(found.most_common())
 
     def summary(self) -> str:
-        """One sentence for a log.
-
-        Returns:
-            `str`: Counts by reason, and the path of the list.
-        """
+        """One sentence for a log: counts by reason, and the path of the list."""
         total = sum(self.rows.values())
         if not self.entries:
             return f"All {total} rows are valid."
@@ -153,12 +115,7 @@ class QuarantineReport:
 
 
 class QuarantineError(ValueError):
-    """Too many invalid rows to train on.
-
-    Args:
-        message (`str`): Counts by reason and the remedy.
-        report (`QuarantineReport`): The complete result.
-    """
+    """Too many invalid rows to train on: counts by reason and the remedy, with the complete report."""
 
     def __init__(self, message: str, report: QuarantineReport) -> None:
         super().__init__(message)
@@ -190,58 +147,33 @@ def _image_faults(
         return None
 
     images = undecoded(ds).select_columns("image")
-    if cache_dir is not None and mode == "full" and not is_video and len(ds):
-        yield from _remembered_faults(images.with_format(None), fault, max_pixels, cache_dir)
+    if cache_dir is None or mode != "full" or is_video or not len(ds):
+        # Threads: Pillow's decoders release the interpreter lock, and nothing has to be copied to other processes.
+        with ThreadPoolExecutor(max(num_workers, 1)) as pool:
+            for batch in images.iter(_ROWS_AT_ONCE):
+                yield from (map if num_workers < 2 else pool.map)(fault, batch["image"])
         return
-    # Threads: Pillow's decoders release the interpreter lock, and nothing has to be copied to other processes.
-    pool = ThreadPoolExecutor(num_workers) if num_workers > 1 else contextlib.nullcontext()
-    with pool as workers:
-        for batch in images.iter(_ROWS_AT_ONCE):
-            yield from map(fault, batch["image"]) if workers is None else workers.map(fault, batch["image"])
-
-
-def _remembered_faults(
-    images: datasets.Dataset,
-    fault: Callable[[Any], ImageError | None],
-    max_pixels: int,
-    cache_dir: str | os.PathLike[str],
-) -> Iterator[ImageError | None]:
-    """Faults of images; those that were found good before are known by the bytes of their files, and are not decoded."""
+    # Images that were found good before are known by the bytes of their files, and are not decoded.
     keys = source_keys(images, cache_dir, progress="Checking image files", skip_unreadable=True)
-    known = checked_images(cache_dir, max_pixels)
     with workers() as pool:
 
         def is_good(rows: list[int]) -> np.ndarray:
             found = pool.map(fault, images[rows]["image"])
             return np.array([[error is None] for error in found], np.uint8)
 
+        known = checked_images(cache_dir, max_pixels)
         verdicts = known.get_or_compute(keys, is_good, batch_size=_ROWS_AT_ONCE, progress="Checking images")
     for row in range(len(images)):
         # A bad image is read again, for the reason.
         yield None if verdicts[row][0] else fault(images[row]["image"])
 
 
-def _caption_faults(captions: list[str | None], max_words: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """The valid captions, and the reason and detail of the others."""
-    good, bad = [], []
-    for number, caption in enumerate(captions):
-        fault = caption_fault(caption, max_words=max_words)
-        if fault is None and caption is not None:
-            good.append(caption)
-        elif fault is not None:
-            bad.append((fault[0], f"captions[{number}]: {fault[1]}"))
-    return good, bad
-
-
 def _check_split(
     ds: datasets.Dataset,
     split: str,
     max_caption_words: int,
-    check_images: Literal["header", "full"] | None,
-    max_pixels: int,
-    num_workers: int,
     require_captions: bool,
-    cache_dir: str | os.PathLike[str] | None,
+    image_faults: Callable[[datasets.Dataset], Iterator[ImageError | None]],
 ) -> tuple[datasets.Dataset, list[QuarantineEntry]]:
     missing = sorted({"image", "image_id", "captions"} - set(ds.column_names))
     if missing:
@@ -251,41 +183,38 @@ def _check_split(
         )
     ds = ds.with_format(None)
     ids = id_column(ds)
-    first = RowLookup(ids).first_rows()  # (N,)
-    times = np.bincount(first)
+    times = np.bincount(RowLookup(ids).first_rows())
     if len(ds) and times.max() > 1:
         row = int(times.argmax())
         raise ValueError(
             f"Split {split!r}: image_id {ids[row]!r} is in {times[row]} rows; an id must name one image with all "
             f"its captions. Load it with load_captions, which joins such rows, or set another image_id_column."
         )
-    image_faults: Iterator[ImageError | None]
-    if check_images is None:
-        image_faults = iter([None] * len(ds))
-    else:
-        image_faults = _image_faults(ds, check_images, max_pixels, num_workers, cache_dir)
     is_kept: np.ndarray = np.zeros(len(ds), bool)
     changed = False
     entries: list[QuarantineEntry] = []
 
-    def good_captions() -> Iterator[list[str]]:
+    def good_captions() -> Iterator[list[str | None]]:
         nonlocal changed
-        for row, (value, fault) in enumerate(zip(ColumnView[Any](ds, "captions"), image_faults, strict=True)):
-            good, bad = _caption_faults(to_caption_list(value), max_caption_words)
+        for row, (value, fault) in enumerate(zip(ColumnView[Any](ds, "captions"), image_faults(ds), strict=True)):
+            texts = to_caption_list(value)
+            faults = [caption_fault(text, max_words=max_caption_words) for text in texts]
+            good = [text for text, found in zip(texts, faults, strict=True) if found is None]
+            bad = [(found[0], f"captions[{n}]: {found[1]}") for n, found in enumerate(faults) if found is not None]
             changed |= good != value
-            if fault is None and (good or not require_captions):
-                is_kept[row] = True
+            is_kept[row] = fault is None and bool(good or not require_captions)
+            if fault is not None:
+                entries.append(quarantine_entry(row, ids[row], split, "image", fault.reason, fault.detail, "row"))
+            elif is_kept[row]:
                 for reason, detail in bad:
                     entries.append(quarantine_entry(row, ids[row], split, "captions", reason, detail, "caption"))
-            elif fault is not None:
-                entries.append(quarantine_entry(row, ids[row], split, "image", fault.reason, fault.detail, "row"))
             else:
                 reason = bad[0][0] if bad else "caption_missing"
                 detail = "; ".join(detail for _, detail in bad) or "the row has no caption"
                 entries.append(quarantine_entry(row, ids[row], split, "captions", reason, detail, "row"))
             yield good
 
-    captions = arrow_column(good_captions(), pa.list_(pa.string()))
+    captions = arrow_column(good_captions(), TEXTS)
     if changed:
         ds = replace_column(ds, "captions", captions, CAPTIONS)
     return (ds if is_kept.all() else select_rows(ds, np.flatnonzero(is_kept))), entries
@@ -350,15 +279,19 @@ def check_captions(
         )
     if check_images not in (True, False, "header", "full"):
         raise ValueError(f"check_images ({check_images!r}) is not known. Use True, False, 'header' or 'full'.")
-    mode: Literal["header", "full"] | None = "header" if check_images == "header" else "full" if check_images else None
+
+    def image_faults(rows: datasets.Dataset) -> Iterator[ImageError | None]:
+        if not check_images:
+            return iter([None] * len(rows))
+        mode: Any = "full" if check_images is True else check_images
+        return _image_faults(rows, mode, max_pixels, num_workers, cache_dir)
+
     single = isinstance(ds, datasets.Dataset)
     splits = {str(ds.split or "train"): ds} if single else dict(ds)
     good: dict[str, datasets.Dataset] = {}
     entries: list[QuarantineEntry] = []
     for name, rows in splits.items():
-        good[name], found = _check_split(
-            rows, name, max_caption_words, mode, max_pixels, num_workers, require_captions, cache_dir
-        )
+        good[name], found = _check_split(rows, name, max_caption_words, require_captions, image_faults)
         entries += found
     path = None if quarantine_path is None else Path(quarantine_path)
     report = QuarantineReport({name: len(rows) for name, rows in splits.items()}, tuple(entries), path)
@@ -389,21 +322,8 @@ def stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: flo
     )
 
 
-# --- Opens the images of a data set one by one and records those that cannot be read ---------------------------------
-
-T = TypeVar("T")
-
-
 class ImageReader:
-    """Opens each image of a data set once, and records the images that cannot be read.
-
-    Args:
-        ds (`datasets.Dataset`): Columns `image` and `image_id`.
-        split (`str`): Name of the split, for the report.
-        quarantine_path (`str` or `Path`, *optional*): Where `report` writes its entries.
-        max_bad_fraction (`float`): Largest share of unreadable images, in [0, 1].
-        max_pixels (`int`): As for `open_image`.
-    """
+    """Opens each image of a data set once, and records the images that cannot be read."""
 
     def __init__(
         self,
@@ -423,48 +343,20 @@ class ImageReader:
         self._entries: dict[int, QuarantineEntry] = {}
 
     def open(self, row: int) -> Image.Image | None:
-        """The image of a row.
-
-        Args:
-            row (`int`): From 0.
-
-        Returns:
-            `PIL.Image.Image | None`: RGB; `None` if it cannot be read (see `report`).
-
-        Raises:
-            QuarantineError: As `read`.
-        """
+        """The image of a row as RGB; `None` if it cannot be read (see `report`)."""
         return self.read(row, self._open)
 
     def open_all(self, rows: Sequence[int]) -> dict[int, Image.Image]:
-        """The readable images of several rows, which are decoded in as many threads as there are cores.
-
-        Args:
-            rows (`Sequence[int]`): From 0.
-
-        Returns:
-            `dict[int, PIL.Image.Image]`: RGB, by row, in the order of `rows`; without those that cannot be read (see `report`).
-
-        Raises:
-            QuarantineError: As `read`.
-        """
+        """The readable images of several rows, by row in the order of `rows`; decoded in as many threads as there are cores."""
         return self.read_all(rows, in_threads(self._open))
 
     def _open(self, value: Any) -> Image.Image:
         return open_image(value, max_pixels=self._max_pixels)
 
     def read(self, row: int, decode: Callable[[Any], T]) -> T | None:
-        """Apply a function to the undecoded image of a row.
+        """The result of a function of the undecoded image of a row; `None` if it raises `ImageError` (see `report`).
 
-        Args:
-            row (`int`): From 0.
-            decode (`Callable`): From the undecoded image, a path or bytes; raises `ImageError` if it cannot be read.
-
-        Returns:
-            The result of `decode`; `None` if the image cannot be read (see `report`).
-
-        Raises:
-            QuarantineError: If more images cannot be read than `max_bad_fraction` allows. The list is written before.
+        Too many images that cannot be read raise `QuarantineError`; the list is written before.
         """
         try:
             return decode(self._images[row]["image"])
@@ -473,18 +365,9 @@ class ImageReader:
         return None
 
     def read_all(self, rows: Sequence[int], decode: Callable[[list[Any]], Sequence[T | ImageError]]) -> dict[int, T]:
-        """Apply a function to the undecoded images of several rows.
+        """The results of a function of the undecoded images of several rows, by row in the order of `rows`.
 
-        Args:
-            rows (`Sequence[int]`): From 0.
-            decode (`Callable`): From the undecoded images, paths or bytes, to one result each; an `ImageError` is the result of
-                an image that cannot be read.
-
-        Returns:
-            `dict[int, T]`: Results by row, in the order of `rows`; without images that cannot be read (see `report`).
-
-        Raises:
-            QuarantineError: As `read`.
+        The function gives an `ImageError` for an image that cannot be read; its row is left out (see `report`).
         """
         found = {}
         for row, result in zip(rows, decode(self._images[list(rows)]["image"]), strict=True):
@@ -495,7 +378,6 @@ class ImageReader:
         return found
 
     def _add(self, row: int, error: ImageError) -> None:
-        """Record an image that cannot be read; stops if there are too many."""
         self._entries[row] = quarantine_entry(
             row, self.ids[row], self._split, "image", error.reason, error.detail, "row"
         )
@@ -507,10 +389,6 @@ class ImageReader:
             raise
 
     def report(self) -> QuarantineReport:
-        """The images that could not be read so far.
-
-        Returns:
-            `QuarantineReport`: Not written yet.
-        """
+        """The images that could not be read so far; not written yet."""
         entries = tuple(self._entries[row] for row in sorted(self._entries))
         return QuarantineReport({self._split: len(self.ids)}, entries, self._path)

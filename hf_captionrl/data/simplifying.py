@@ -15,19 +15,26 @@ from typing import Any, Literal, get_args
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from hf_captionrl.data.columns import CAPTIONS, arrow_column, caption_column, id_column, replace_column, select_rows
+from hf_captionrl.data.columns import (
+    CAPTIONS,
+    TEXTS,
+    arrow_column,
+    caption_column,
+    id_column,
+    replace_column,
+    select_rows,
+)
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.text.tokenize import indefinite_article, load_spacy
 
-# --- Shortens captions to their subject, or to subject, verb and object, for SMILE's ablation with simpler captions ---
+logger = logging.getLogger(__name__)
+
+# --- Captions shortened to their subject, or to subject, verb and object, for SMILE's ablation -----------------------
 # Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation",
 # section 4.4 and Figure 4(b): Simplest-COCO ("a girl") and Simpler-COCO ("a man working"), both made with spaCy. The paper
 # gives no exact rules; [`spacy_simplifier`] describes those used here.
-
-logger = logging.getLogger(__name__)
 
 Level = Literal["simplest", "simpler"]
 """`simplest`: the subject with an article; `simpler`: subject, verb and object."""
@@ -48,15 +55,10 @@ def _check_level(level: str) -> None:
         raise ValueError(f"level is {level!r}. Use one of {list(LEVELS)}.")
 
 
-def _noun(token: Any) -> str:
-    """A noun with its compound nouns: "fire hydrant"."""
-    parts = [child for child in token.lefts if child.dep_ == "compound"]
-    return " ".join(part.text.lower() for part in [*parts, token])
-
-
 def _with_article(token: Any, *, always: bool) -> str:
-    """A noun with its article, which is adjusted to the shortened phrase."""
-    noun = _noun(token)
+    """A noun with its compound nouns ("fire hydrant") and its article, which is adjusted to the shortened phrase."""
+    parts = [child for child in token.lefts if child.dep_ == "compound"]
+    noun = " ".join(part.text.lower() for part in [*parts, token])
     if token.pos_ == "PRON":
         return noun
     own = next((child.text.lower() for child in token.lefts if child.dep_ == "det"), "")
@@ -134,12 +136,8 @@ def scene_simplifier(level: Level) -> Simplifier:
         if claims is None:
             return None
         one = claims.count == 1
-        kept = SceneClaims(claims.kind, count=int(one), several=not one)
-        if level == "simpler":
-            kept = SceneClaims(
-                claims.kind, count=int(one), several=not one, second=claims.second, relation=claims.relation
-            )
-        return write_claims(kept)
+        more = {"second": claims.second, "relation": claims.relation} if level == "simpler" else {}
+        return write_claims(SceneClaims(claims.kind, count=int(one), several=not one, **more))
 
     return lambda captions: map(shorten, captions)
 
@@ -162,7 +160,7 @@ def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> data
             rest = iter(short)
             yield from ([text for _ in group if (text := next(rest)) is not None] for group in block)
 
-    column = arrow_column(shortened(), datasets.Features({"captions": CAPTIONS}).arrow_schema.field(0).type)
+    column = arrow_column(shortened(), TEXTS)
     kept = np.flatnonzero(pc.list_value_length(column).to_numpy())
     if not len(kept):
         raise ValueError(f"No caption of {len(dataset)} rows has a subject. Check that they are English sentences.")
@@ -175,7 +173,7 @@ def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> data
     return dataset if len(kept) == len(dataset) else select_rows(dataset, kept)
 
 
-# --- Replaces the captions of a data set by those of a file: boosted, simplified, or from another captioner ----------
+# --- Captions of a file: boosted, simplified, or from another captioner ----------------------------------------------
 
 _READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 _ROWS_AT_ONCE = 1024
@@ -239,6 +237,5 @@ def exchange_captions(
             yield from texts[at[kept[start : start + _ROWS_AT_ONCE]].tolist()]
 
     feature = dataset.features["captions"]
-    kind = datasets.Features({"captions": feature}).arrow_schema.field("captions").type
-    captions: pa.ChunkedArray = arrow_column(new_captions(), kind)
+    captions = arrow_column(new_captions(), datasets.Features({"captions": feature}).arrow_schema.field(0).type)
     return replace_column(select_rows(dataset, kept), "captions", captions, feature)

@@ -21,15 +21,12 @@ from PIL import Image
 from hf_captionrl.data.images import (
     MAX_PIXELS,
     ImageError,
-    check_all_frames,
     check_size,
     media_source,
     open_image,
     opened_image,
     to_rgb,
 )
-
-# --- Video files: formats, faults and their remedies, and the frames on screen at given times ------------------------
 
 VIDEO_REMEDIES: dict[str, str] = {
     "video_unreadable": "re-export the video as GIF or MP4, or remove the row",
@@ -50,12 +47,7 @@ _NOT_VIDEO_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf
 
 
 class VideoError(ImageError):
-    """A video that cannot be used.
-
-    Args:
-        reason (`str`): What is wrong, a key of `VIDEO_REMEDIES`.
-        detail (`str`): The value and the rule it broke.
-    """
+    """A video that cannot be used: the reason, a key of `VIDEO_REMEDIES`, and the value with the rule it broke."""
 
     remedies: ClassVar[dict[str, str]] = VIDEO_REMEDIES
 
@@ -110,6 +102,15 @@ def opened_video(value: Any) -> Iterator[tuple[BinaryIO, str]]:
         yield file, name
 
 
+def _refuse_many_pixels(size: tuple[int, int], count: int, name: str, most: int) -> None:
+    """Refuse a video that would take too long to decode; `size` is width and height in pixels."""
+    if size[0] * size[1] * count > most:
+        raise ImageError(
+            "image_too_large",
+            f"{name} is {size[0]} x {size[1]} pixels in {count} frames, and all frames may have {most} together",
+        )
+
+
 def frames_on_screen(starts: list[int], end: int, num_frames: int, how: str) -> list[int]:
     """Frames on screen at the F times of `sample_frames`, in integer arithmetic: no frame is missed by rounding."""
     if how == "uniform":
@@ -119,7 +120,7 @@ def frames_on_screen(starts: list[int], end: int, num_frames: int, how: str) -> 
     return [max(bisect.bisect_right(starts, moment) - 1, 0) for moment in moments]
 
 
-# --- Decodes films with PyAV, from the start; only the requested frames are kept -------------------------------------
+# --- Films -----------------------------------------------------------------------------------------------------------
 
 # Films whose last frames are never shown, or whose header counts too many frames, are common and harmless.
 _ENOUGH = 0.9
@@ -140,13 +141,18 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
         # The format is given: by guessing, FFmpeg would also accept playlists, which contain addresses.
         with av.open(file, mode="r", format=kind) as container:
             if not container.streams.video:
-                raise VideoError("video_no_frames", f"{name} has no pictures, only {_streams(container)}")
+                kinds = [stream.type for stream in container.streams]
+                number = f"{len(kinds)} stream{'s' if len(kinds) != 1 else ''} of {' and '.join(sorted(set(kinds)))}"
+                raise VideoError(
+                    "video_no_frames", f"{name} has no pictures, only {number if kinds else 'an empty container'}"
+                )
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 raise VideoError(
                     "video_unreadable", f"{name} has pictures in a codec that this FFmpeg does not support"
                 )
-            check_size((stream.codec_context.width, stream.codec_context.height), name, max_pixels)
+            size = stream.codec_context.width, stream.codec_context.height
+            check_size(size, name, max_pixels)
             tick = stream.time_base or Fraction(1, 1)  # seconds
             starts, end = _packet_times(container, stream)
             announced = max(stream.frames, len(starts))
@@ -156,8 +162,7 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
                     "video_truncated" if announced else "video_no_frames",
                     f"{name} holds no frame ({announced} announced)",
                 )
-            size = stream.codec_context.width, stream.codec_context.height
-            check_all_frames(size, len(starts), name, _MAX_FILM_PIXELS)
+            _refuse_many_pixels(size, len(starts), name, _MAX_FILM_PIXELS)
             # Matroska stores the duration, not the number of frames; in other formats sound may be longer.
             plays = stream.duration
             if plays is None and container.duration and len(container.streams) == 1:
@@ -192,7 +197,11 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
     except Exception as error:
         # FFmpeg's errors are OSError, ValueError and more, by their number.
         reason = "video_truncated" if isinstance(error, EOFError) or kind in ("mp4", "mov") else "video_unreadable"
-        raise VideoError(reason, f"{name} does not decode beyond {read} ({_said(error)})") from error
+        said = (
+            getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+        )  # without number and path
+        first = said.splitlines()[0].rstrip(".")
+        raise VideoError(reason, f"{name} does not decode beyond {read} ({first})") from error
 
 
 def _packet_times(container: Any, stream: Any) -> tuple[list[int], int]:
@@ -213,20 +222,7 @@ def _packet_times(container: Any, stream: Any) -> tuple[list[int], int]:
     return starts, starts[-1] + usual
 
 
-def _streams(container: Any) -> str:
-    """For instance "1 stream of audio"."""
-    kinds = [stream.type for stream in container.streams]
-    number = f"{len(kinds)} stream{'s' if len(kinds) != 1 else ''}"
-    return f"{number} of {' and '.join(sorted(set(kinds)))}" if kinds else "an empty container"
-
-
-def _said(error: BaseException) -> str:
-    """The error message of FFmpeg without its number and path."""
-    said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-    return said.splitlines()[0].rstrip(".")
-
-
-# --- Videos as a few frames: GIF, WebP and PNG animations through Pillow, films through PyAV -------------------------
+# --- Videos ----------------------------------------------------------------------------------------------------------
 
 VIDEO_FRAMES = "video_frames"
 """Column of data sets of videos: the number of frames that are sampled from each video."""
@@ -238,14 +234,7 @@ _BROWSER_MS = 100  # browsers play a delay of 0 or 10 ms as 100 ms
 
 
 def is_video(value: Any) -> bool:
-    """Whether a value is a video: by its first bytes, or by its name if the file does not exist.
-
-    Args:
-        value (`Any`): Path, bytes, or `{"bytes": ..., "path": ...}`; anything else is not a video.
-
-    Returns:
-        `bool`: True for GIFs (of one frame too), animated WebP and PNG, MP4, MOV, WebM, Matroska, AVI, MPEG and FLV.
-    """
+    """Whether a value is a video (a GIF of one frame too): by its first bytes, or by its name if the file does not exist."""
     try:
         with opened_video(value) as (file, _):
             return video_format(file.read(HEAD_BYTES)) is not None
@@ -308,9 +297,6 @@ def sample_frames(
         return sample_film(file, kind, name, num_frames, how, max_pixels)
 
 
-# --- animations ---------------------------------------------------------------------------------------------------
-
-
 def _gif_delays(data: bytes, name: str) -> list[int]:
     """Milliseconds of each frame of a GIF, from its blocks: Pillow does not detect a file that ends early."""
     delays: list[int] = []
@@ -357,12 +343,12 @@ def _sample_animation(
     with opened_image(value, max_pixels, "video") as image:
         if delays is None:
             delays = []
-            check_all_frames(image.size, getattr(image, "n_frames", 1), name, MAX_ANIMATION_PIXELS)
+            _refuse_many_pixels(image.size, getattr(image, "n_frames", 1), name, MAX_ANIMATION_PIXELS)
             for k in range(getattr(image, "n_frames", 1)):
                 image.seek(k)
                 image.load()  # WebP knows the time of a frame only then
                 delays.append(int(image.info.get("duration") or _BROWSER_MS))
-        check_all_frames(image.size, len(delays), name, MAX_ANIMATION_PIXELS)
+        _refuse_many_pixels(image.size, len(delays), name, MAX_ANIMATION_PIXELS)
         starts = [0, *itertools.accumulate(delays[:-1])]
         chosen = frames_on_screen(starts, sum(delays), num_frames, how)
         frames = {}
@@ -373,39 +359,15 @@ def _sample_animation(
     return [frames[k] for k in chosen]
 
 
-# --- uses ---------------------------------------------------------------------------------------------------------
-
-
 def verify_video(value: Any, *, mode: Literal["header", "full"] = "full", max_pixels: int = MAX_PIXELS) -> None:
-    """Check that `sample_frames` would read a video.
-
-    Args:
-        value (`Any`): As for `sample_frames`.
-        mode (`"header"` or `"full"`): Read up to the first frame, or decode to the last.
-        max_pixels (`int`): As for `sample_frames`.
-
-    Raises:
-        ImageError: As `sample_frames` would.
-        ImportError: If it is a film and PyAV is not installed.
-        ValueError: If `mode` is neither `"header"` nor `"full"`.
-    """
+    """Check that `sample_frames` would read a video: up to its first frame (`"header"`), or to its last (`"full"`)."""
     if mode not in ("header", "full"):
         raise ValueError(f"mode ({mode!r}) must be 'header' or 'full'. Choose one of them.")
     sample_frames(value, 2 if mode == "full" else 1, how="ends", max_pixels=max_pixels)
 
 
 def video_hash(value: Any) -> str:
-    """Content hash of a video file: the same file has the same key under any name.
-
-    Args:
-        value (`Any`): As for `sample_frames`.
-
-    Returns:
-        `str`: 32 hex digits, BLAKE2b over the bytes.
-
-    Raises:
-        ImageError: If there is no such file.
-    """
+    """BLAKE2b over the bytes of a video, 32 hex digits: the same file has the same key under any name."""
     digest = hashlib.blake2b(b"video\n", digest_size=16)
     with opened_video(value) as (file, _):
         while block := file.read(1 << 20):
@@ -414,32 +376,12 @@ def video_hash(value: Any) -> str:
 
 
 def open_still(row: Mapping[str, Any]) -> Image.Image:
-    """The picture that represents a row: its image, or the middle frame of its video.
-
-    Args:
-        row (`Mapping`): With `image`, and with `VIDEO_FRAMES` where that is a video.
-
-    Returns:
-        `PIL.Image.Image`: RGB.
-
-    Raises:
-        ImageError: As `open_image` or `sample_frames`.
-    """
+    """The picture that represents a row, as RGB: its image, or the middle frame of its video (a row with `VIDEO_FRAMES`)."""
     return sample_frames(row["image"], 1)[0] if row.get(VIDEO_FRAMES) else open_image(row["image"])
 
 
 def frames_of(dataset: datasets.Dataset) -> int:
-    """Number of frames that are sampled from each row.
-
-    Args:
-        dataset (`datasets.Dataset`): As `load_captions` gives it.
-
-    Returns:
-        `int`: F, or 0 if the rows are images.
-
-    Raises:
-        ValueError: If rows differ.
-    """
+    """Number of frames F that are sampled from each row, or 0 if the rows are images."""
     if VIDEO_FRAMES not in dataset.column_names:
         return 0
     numbers = set(dataset[VIDEO_FRAMES][:])

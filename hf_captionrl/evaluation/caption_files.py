@@ -1,4 +1,9 @@
-"""Names and contents of the caption files and captioners that commands take."""
+"""Files of captions: JSON lines, or folders of Parquet shards; and their names in tables.
+
+A line is `{"image_id": ..., "caption": ..., "captions": [...]}`. `captions` is present if an image has several; `caption` is then
+the first of them. Lines are appended and flushed batch by batch. If a killed run left an incomplete last line, the next run
+truncates it.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from hf_captionrl.data.columns import ChunkView, arrow_column
+from hf_captionrl.data.columns import TEXTS, in_arrow
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 from hf_captionrl.utils.io import LineFile, to_plain
 from hf_captionrl.utils.parts import MANIFEST, read_shards
-
-# --- Files of captions: one JSON object per line, `{"image_id": ..., "caption": ..., "captions": [...]}`; folders of Parquet shards ---
-# `captions` is present if an image has several; `caption` is then the first of them. Lines are appended and flushed batch by
-# batch. If a killed run left an incomplete last line, the next run truncates it.
 
 _SHAPE = 'A line is {"image_id": "...", "caption": "..."}, or has "captions": ["...", ...] instead.'
 
@@ -49,7 +48,7 @@ class CaptionFile:
                 "the file, or compare fewer images with --max_images."
             )
         try:
-            return ChunkView(arrow_column((self.captions[i] for i in image_ids), pa.list_(pa.string())))
+            return in_arrow((self.captions[i] for i in image_ids), TEXTS)
         except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
             return [self.captions[i] for i in image_ids]
 
@@ -94,12 +93,6 @@ def _parse_all(data: bytes, path: Path, *, is_repeatable: bool = False) -> dict[
     return found
 
 
-def _read_folder(folder: Path) -> dict[str, list[str]]:
-    """Captions of the Parquet shards of a finished folder, without images that could not be read."""
-    rows = read_shards(folder, ["image_id", "captions"])
-    return {row["image_id"]: row["captions"] for row in rows if row["captions"] is not None}
-
-
 def read_caption_file(
     path: str | os.PathLike[str], *, name: str | None = None, is_repeatable: bool = False
 ) -> CaptionFile:
@@ -109,7 +102,8 @@ def read_caption_file(
     """
     path = Path(path)
     if (path / MANIFEST).is_file():
-        captions = _read_folder(path)
+        rows = read_shards(path, ["image_id", "captions"])
+        captions = {row["image_id"]: row["captions"] for row in rows if row["captions"] is not None}
         if not captions:
             raise ValueError(f"{path} holds no captions: no image could be read. Read its quarantine.jsonl.")
         return CaptionFile(name or path.name, path, captions)
@@ -169,9 +163,6 @@ class CaptionWriter(LineFile):
         self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
 
 
-# --- Names and contents of the caption files and captioners that commands take ---------------------------------------
-
-
 def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> list[str]:
     """Names of the sources: `--names`, or the names of files and models."""
     if names and len(names) != len(sources):
@@ -208,5 +199,4 @@ def _own_name(source: str | Path) -> str:
 
 def read_files(paths: Sequence[Path], names: Sequence[str] | None) -> list[CaptionFile]:
     """Read files of captions under the given names; by default, the names of the files."""
-
     return [read_caption_file(path, name=name) for path, name in zip(paths, source_names(paths, names), strict=True)]

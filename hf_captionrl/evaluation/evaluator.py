@@ -1,4 +1,4 @@
-"""A table of `captionrl evaluate` that needs further models: BLEURT, entailment, and the entropy of a captioner on the captions."""
+"""Numbers of captions: the rows of a recipe's table, and the tables of `captionrl evaluate`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -21,18 +21,25 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import LazyImages, scorer_features
 from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
-from hf_captionrl.data.columns import MappedRows, caption_column, id_column
+from hf_captionrl.data.columns import TEXTS, caption_column, id_column, in_arrow
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.metrics import caption_perplexity, paired_test, self_retrieval
 from hf_captionrl.metrics.bootstrap import signature
+from hf_captionrl.metrics.columns import (
+    BY_SCORER,
+    MORE_REFERENCES_COLUMNS,
+    PAPERS,
+    SUITES,
+    Column,
+    by_reward_scorer,
+    table_columns,
+    variants,
+)
 from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
-from hf_captionrl.metrics.evaluate_modules.metric import all_metrics, table_columns
-from hf_captionrl.metrics.evaluate_modules.results_columns import MORE_REFERENCES_COLUMNS, by_reward_scorer, variants
+from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
 from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.nlg import bleurt, entailment, load_pair_model
 from hf_captionrl.metrics.suites import SuiteRow, discritune_suite, ndlb_suite, sle_suite, smile_suite, spoken
-from hf_captionrl.metrics.table import Column
-from hf_captionrl.metrics.words import length_statistics
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.retrieval.bags import load_bags
 from hf_captionrl.retrieval.feature_cache import RowLookup
@@ -90,109 +97,56 @@ def read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
     """Bags as rows of images with these ids."""
     if not path.exists():
         raise FileNotFoundError(f"There is no file {str(path)!r} with bags. Use a file of `captionrl bags`.")
+    named: Mapping[int, list[list[str]]]
+    lookup = RowLookup(ids)
     if path.is_dir():
-        return _rows_of_bags(match_coco_ids(load_published_bags(path), ids), RowLookup(ids))
-    if path.suffix == ".parquet":
-        return load_bags(path, image_ids=ids).rows(ids)
+        named = match_coco_ids(load_published_bags(path), ids)
+    else:
+        value = None if path.suffix == ".parquet" else _parsed_bags(path)
+        if value is None:
+            return load_bags(path, image_ids=ids).rows(ids)
+        named = {int(size): [[str(i) for i in bag] for bag in group] for size, group in value.items()}
+        strange = set(lookup.missing([i for group in named.values() for bag in group for i in bag]))
+        for size, group in named.items():
+            for number, bag in enumerate(group):
+                where, unknown = f"{path}: bag {number} of size {size} holds", [i for i in bag if i in strange]
+                if unknown:
+                    raise ValueError(f"{where} image {unknown[0]!r}, which is not used here.")
+                if not len(bag) == len(set(bag)) == size:
+                    raise ValueError(f"{where} {len(bag)} images, {len(set(bag))} different.")
+    rows = iter(lookup.rows([i for group in named.values() for bag in group for i in bag]).tolist())
+    return {size: [list(islice(rows, len(bag))) for bag in group] for size, group in named.items() if group}
+
+
+def _parsed_bags(path: Path) -> dict[str, list[list[Any]]] | None:
+    """Lists of ids by the size of the bags; None for a file of `captionrl bags`."""
     shape = f'{path} must hold bags of `captionrl bags`, or {{"3": [["id", "id", "id"], ...]}}, lists by their size'
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{shape}; it is not JSON ({error}).") from None
     if isinstance(value, dict) and "bags" in value:
-        return load_bags(path, image_ids=ids).rows(ids)
+        return None
     if not isinstance(value, dict) or not all(
         size.isdigit() and isinstance(bags, list) and all(isinstance(bag, list) for bag in bags)
         for size, bags in value.items()
     ):
         raise ValueError(f"{shape}.")
-    lookup = RowLookup(ids)
-    return _rows_of_bags(_checked_bags(path, value, lookup), lookup)
+    return value
 
 
-def _rows_of_bags(bags: Mapping[int, list[list[str]]], lookup: RowLookup) -> dict[int, list[list[int]]]:
-    rows = iter(lookup.rows([i for group in bags.values() for bag in group for i in bag]).tolist())
-    return {size: [list(islice(rows, len(bag))) for bag in group] for size, group in bags.items()}
-
-
-def _checked_bags(path: Path, value: Mapping[str, Any], lookup: RowLookup) -> dict[int, list[list[str]]]:
-    found: dict[int, list[list[str]]] = {}
-    strange = set(lookup.missing([str(i) for group in value.values() for bag in group for i in bag]))
-    for size, group in value.items():
-        for number, bag in enumerate(group):
-            names = [str(i) for i in bag]
-            if unknown := [name for name in names if name in strange]:
-                raise ValueError(
-                    f"{path}: bag {number} of size {size} holds image {unknown[0]!r}, which is not used here."
-                )
-            if not len(names) == len(set(names)) == int(size):
-                raise ValueError(
-                    f"{path}: bag {number} of size {size} holds {len(names)} images, {len(set(names))} different."
-                )
-            found.setdefault(int(size), []).append(names)
-    return found
-
-
-# --- Numbers of the tables of individual papers, in addition to those of every results table -------------------------
+# --- The rows of a recipe's table ------------------------------------------------------------------------------------
 
 MORE_REFERENCES = "more_references"
 """Column of the test split with a second set of references, such as HolisticCaps."""
 
-_COLUMNS: dict[str, tuple[Column, ...]] = {
-    "discritune": table_columns("blocks_recall_at_1", "bleu_4", "meteor", "spice", short=True),
-    "ndlb": table_columns("bleu_4", "ndlb_clip_score", "vocabulary_size", short=True),
-    "sle": table_columns("meteor", "spice", short=True),
-}
-_BY_SCORER = ("blocks_recall_at_1", "ndlb_clip_score")
-"""Columns that depend on the scorer; the papers compute them with the scorer of the reward."""
-
 
 def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references: bool) -> tuple[Column, ...]:
     """Columns of a paper, of its retrieval by the reward scorer, and of a second set of references."""
-    found = _COLUMNS[paper] if paper else ()
+    found = table_columns(*PAPERS[paper], short=True) if paper else ()
     if has_reward_scorer:
-        found += by_reward_scorer(*(column for column in found if column.key in _BY_SCORER))
-    if has_more_references:
-        found += MORE_REFERENCES_COLUMNS
-    return found
-
-
-def paper_numbers(paper: str | None, captions: Sequence[str], features: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Numbers of `_COLUMNS`, with intervals and reasons.
-
-    `features` has `references`, `text_features` and `image_features` of the suites, of the captions without prefix.
-    """
-    if paper is None:
-        return {}
-    if paper == "ndlb":
-        found = ndlb_suite(captions, **features, seed=seed)
-        found |= {key.replace("clip_score", "ndlb_clip_score"): value for key, value in found.items() if "clip" in key}
-    else:
-        found = discritune_suite(captions, **features, meteor=meteor, spice=spice, seed=seed)
-    wanted = [column.key for column in _COLUMNS[paper]]
-    return {key: value for key, value in found.items() if key.removesuffix("_ci").removesuffix("_reason") in wanted}
-
-
-def reward_numbers(paper: str | None, captions: Sequence[str], text: Any, images: Any) -> dict[str, Any]:
-    """The retrieval columns of a paper by the reward scorer, without intervals: `reward_<key>` and reasons."""
-    features = {"references": None, "text_features": text, "image_features": images}
-    found = paper_numbers(paper, captions, features, seed=0)
-    kept = {key for key in found if key.removesuffix("_reason") in _BY_SCORER}
-    return {f"reward_{key}": found[key] for key in kept}
-
-
-def references_numbers(
-    captions: Sequence[str], references: Sequence[Sequence[str]] | None, seed: int
-) -> dict[str, Any]:
-    """`more_cider_d`: CIDEr-D against the second set of references."""
-    if references is None:
-        return {}
-    row = SuiteRow(captions, seed)
-    row.cider_d(references)
-    return {f"more_{key}": value for key, value in row.numbers.items() if key.startswith("cider_d")}
-
-
-# --- Evaluates the captions of a recipe: the rows of its table -------------------------------------------------------
+        found += by_reward_scorer(*(column for column in found if column.key in BY_SCORER))
+    return found + (MORE_REFERENCES_COLUMNS if has_more_references else ())
 
 
 class Evaluator:
@@ -204,7 +158,6 @@ class Evaluator:
         language_model: `(model, tokenizer)` for perplexity, or None.
         seed: Seed of the bootstrap and of random choices.
         cache_dir: Folder of the feature cache; None for the default.
-
         reward_scorer: Scorer of the reward in training, shown beside the held-out scorer; None for none.
         learning_curves: Whether a run is also measured at each of its evaluations.
     """
@@ -228,7 +181,13 @@ class Evaluator:
         self.references: Sequence[list[str]] = caption_column(dataset)
         columns = dataset.column_names
         self.facts = list(dataset["facts"]) if "facts" in columns else None
-        self.parts = preference_parts(dataset)
+        self.check = None if self.facts is None else check
+        self.parts: dict[str, list[bool]] = {}
+        if (
+            "against_preferences" in columns
+        ):  # the embedded world, where some images go against what their kind prefers
+            against = list(dataset["against_preferences"])
+            self.parts = {"with_preferences": [not value for value in against], "against_preferences": against}
         self.bags: dict[int, list[list[int]]] = {}
         if "bag_id" in columns:
             ids = list(dataset["bag_id"])
@@ -275,42 +234,28 @@ class Evaluator:
         Returns:
             [`Evaluator`]: Ready to evaluate captions.
         """
-        language_model = None
         name = arguments.perplexity_name_or_path
-        if name and name != "none":
-            language_model = load_language_model(name)
         evaluator = cls(
             dataset,
             optional_scorer(arguments.held_out_scorer_name_or_path),
-            language_model,
+            load_language_model(name) if name and name != "none" else None,
             seed=seed,
             cache_dir=cache_dir,
             reward_scorer=reward_scorer,
             learning_curves=arguments.learning_curves,
         )
-        evaluator.arguments = arguments
-        evaluator._add_images(splits or {})
+        evaluator.arguments, splits = arguments, splits or {}
+        others = [rows for split, rows in splits.items() if split != "test"]
+        if arguments.pool is not None and evaluator.held_out_scorer is not None:
+            rest = joined_images(others) if others else dataset.select([])
+            evaluator.pool_features = evaluator.features_of(pool_images(Path(arguments.pool), dataset, rest))
+        if arguments.bags is not None:
+            found = bags_and_images(Path(arguments.bags), dataset, splits.get("validation"))
+            evaluator.bags, evaluator.bag_images = found
         return evaluator
 
-    def _add_images(self, splits: Mapping[str, datasets.Dataset]) -> None:
-        """Find the images of `pool` and `bags` in the other splits."""
-        others = [rows for name, rows in splits.items() if name != "test"]
-        if self.arguments.pool is not None and self.held_out_scorer is not None:
-            rest = joined_images(others) if others else self.dataset.select([])
-            self.pool_features = self.features_of(pool_images(Path(self.arguments.pool), self.dataset, rest))
-        if self.arguments.bags is not None:
-            path, validation = Path(self.arguments.bags), splits.get("validation")
-            self.bags, self.bag_images = bags_and_images(path, self.dataset, validation)
-
     def features_of(self, dataset: datasets.Dataset) -> Any:
-        """Features of images by the held-out scorer.
-
-        Args:
-            dataset (`datasets.Dataset`): M images.
-
-        Returns:
-            `torch.Tensor` of shape `(M, D)`: Unit length.
-        """
+        """Features of M images by the held-out scorer, `(M, D)` of unit length."""
         assert self.held_out_scorer is not None  # nosec B101
         return scorer_features(self.held_out_scorer, dataset, cache_dir=self._cache_dir)
 
@@ -344,48 +289,41 @@ class Evaluator:
             text = _text_features(self.held_out_scorer, captions)
             if prefix:
                 clip_text = _text_features(self.held_out_scorer, captions, prefix)
+        inputs: dict[str, Any] = {
+            "references": references or self.references,
+            "text_features": text,
+            "image_features": self.image_features,
+            "seed": self.seed,
+        }
         numbers = smile_suite(
             captions,
-            references=references or self.references,
-            text_features=text,
-            image_features=self.image_features,
             pool_features=self.pool_features,
             clip_features=clip_text,
             clip_prefix=prefix,
             perplexity=self.perplexity,
             facts=self.facts,
-            check=check if self.facts is not None else None,
+            check=self.check,
             bags=self.bags if self.bag_images is None else {},
             parts=self.parts,
-            seed=self.seed,
+            **inputs,
         )
         if "ranks" in numbers:
             self.ranks[name] = numbers.pop("ranks")
         numbers["degenerate"] = sum(degenerate(captions)) / max(len(captions), 1)
         if self.arguments.bags is not None:
             numbers |= self._in_bags(self.held_out_scorer, text, self.image_features, more_captions, "")
-            sizes = {
-                key: None for key in (f"bag_{size}_truth_recall_at_1" for size in BAG_SIZES) if key not in numbers
-            }
-            numbers |= sizes | {f"{key}_reason": "no facts to check captions with" for key in sizes}
-        features = {"references": references or self.references, "text_features": text}
-        numbers |= paper_numbers(
-            self.arguments.paper, captions, {**features, "image_features": self.image_features}, self.seed
-        )
-        numbers |= references_numbers(captions, self.more_references, self.seed)
+            keys = [key for key in (f"bag_{size}_truth_recall_at_1" for size in BAG_SIZES) if key not in numbers]
+            numbers |= dict.fromkeys(keys) | {f"{key}_reason": "no facts to check captions with" for key in keys}
+        paper = PAPERS.get(self.arguments.paper or "", ())
+        numbers |= _numbers(SuiteRow(captions=captions, meteor=meteor, spice=spice, **inputs), *paper)
+        if self.more_references is not None:
+            more = SuiteRow(captions=captions, references=self.more_references, seed=self.seed)
+            numbers |= {f"more_{key}": value for key, value in _numbers(more, "cider_d").items()}
         numbers |= self._by_the_reward(captions, more_captions)
         return {"name": name, **numbers, **self.more_numbers(captions, references)}
 
     def more_numbers(self, captions: Sequence[str], references: Sequence[list[str]] | None) -> dict[str, Any]:
-        """Numbers that a subclass adds to each row.
-
-        Args:
-            captions: One caption per test image.
-            references: Used instead of all references of the test split; None for those.
-
-        Returns:
-            `dict`: Of a table's columns.
-        """
+        """Numbers of a table's columns that a subclass adds to each row; `references` as in [`row`]."""
         return {}
 
     def _clip_prefix(self) -> str:
@@ -412,21 +350,19 @@ class Evaluator:
         return numbers
 
     def _by_the_reward(self, captions: Sequence[str], more_captions: Sequence[str]) -> dict[str, Any]:
-        """Retrieval by the reward scorer."""
+        """Retrieval by the reward scorer, without intervals: `reward_<key>` and reasons."""
         if self.reward_scorer is None:
             return {}
         text, images = _text_features(self.reward_scorer, captions), self.reward_image_features
-        numbers = reward_numbers(self.arguments.paper, captions, text, images)
-        if len(captions) >= 100:
-            found = self_retrieval(text, images, num_distractors=99, ks=(1,))
-            numbers["reward_rd100_recall_at_1"] = float(found["recall_at_1"])
-        else:
-            numbers |= {"reward_rd100_recall_at_1": None, "reward_rd100_recall_at_1_reason": "fewer than 100 images"}
+        row = SuiteRow(captions=captions, text_features=text, image_features=images, bags=self.bags)
+        paper = PAPERS.get(self.arguments.paper or "", ())
+        found = _numbers(row, *(key for key in paper if key in BY_SCORER)) | _numbers(row, "rd100_recall_at_1")
+        if self.arguments.bags is None:
+            row.set_bag_recalls(bag_keys := [f"bag_{size}_recall_at_1" for size in self.bags])
+            found |= {key: row.numbers[key] for key in bag_keys}
+        numbers = {f"reward_{key}": value for key, value in found.items() if not key.endswith("_ci")}
         if self.arguments.bags is not None:
-            return numbers | self._in_bags(self.reward_scorer, text, images, more_captions, "reward_")
-        for size, members in self.bags.items():
-            found = self_retrieval(text, images, bags=members, ks=(1,))
-            numbers[f"reward_bag_{size}_recall_at_1"] = float(found["recall_at_1"])
+            numbers |= self._in_bags(self.reward_scorer, text, images, more_captions, "reward_")
         return numbers
 
     def reference_row(self) -> tuple[dict[str, Any], list[str]]:
@@ -442,8 +378,7 @@ class Evaluator:
         if self.bag_images is not None:
             more = _first(draw_references(caption_column(self.bag_images), self.seed))
         if all(len(group) > 1 for group in drawn):
-            others = MappedRows(drawn, lambda _, group: group[1:])
-            return self.row("references", captions, others, more_captions=more), captions
+            return self.row("references", captions, _others(drawn), more_captions=more), captions
         row = self.row("references", captions, more_captions=more)
         for key in ("cider_d", "emscore_references"):
             if row.get(key) is not None:
@@ -452,24 +387,22 @@ class Evaluator:
         return row, captions
 
 
-def preference_parts(dataset: datasets.Dataset) -> dict[str, list[bool]]:
-    """Which images follow the preferences of the embedded world and which go against them; empty for other data."""
-    if "against_preferences" not in dataset.column_names:
-        return {}
-    against = list(dataset["against_preferences"])
-    return {"with_preferences": [not value for value in against], "against_preferences": against}
+def _numbers(row: SuiteRow, *keys: str) -> dict[str, Any]:
+    """Some numbers of a row, with intervals and reasons."""
+    found = row.compute(*keys).numbers
+    return {key: value for key, value in found.items() if key.removesuffix("_ci").removesuffix("_reason") in keys}
 
 
 def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list[str]]:
-    """The references of each image, a random one first (SMILE, Table 1); computed when they are read."""
+    """The references of each image, a random one first (SMILE, Table 1)."""
     rng = random.Random(seed)
     sizes = map(len, references)
     chosen = np.fromiter((rng.randrange(size) if size else 0 for size in sizes), np.int64, len(references))
-    return MappedRows(references, lambda row, group: _moved_first(group, int(chosen[row])))
 
+    def moved_first(group: list[str], place: int) -> list[str]:
+        return group[place : place + 1] + group[:place] + group[place + 1 :]
 
-def _moved_first(group: list[str], place: int) -> list[str]:
-    return group[place : place + 1] + group[:place] + group[place + 1 :]
+    return in_arrow(map(moved_first, references, chosen.tolist()), TEXTS)
 
 
 def _first(drawn: Sequence[list[str]]) -> list[str]:
@@ -477,12 +410,17 @@ def _first(drawn: Sequence[list[str]]) -> list[str]:
     return [group[0] if group else "" for group in drawn]
 
 
+def _others(drawn: Sequence[list[str]]) -> Sequence[list[str]]:
+    """The references of each image after the first."""
+    return in_arrow((group[1:] for group in drawn), TEXTS)
+
+
 def _text_features(scorer: Scorer, captions: Sequence[str], prefix: str = "") -> torch.Tensor:
     """On the CPU, where the cached features of the images are, `(N, D)`."""
     return scorer.text_features([prefix + caption for caption in spoken(captions)]).cpu()
 
 
-# --- The papers' tables: their columns, and how a row is computed from one file of captions --------------------------
+# --- The tables of `captionrl evaluate` ------------------------------------------------------------------------------
 
 
 @dataclass
@@ -504,8 +442,6 @@ class ScoredCaptions:
     max_text_tokens: int | None = None  # largest number of tokens that the scorer reads
     # Function from captions to the result of `caption_perplexity`, or None.
     perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
-    # Number of words in each first caption, set by the table of captions.
-    lengths: list[int] = field(default_factory=list)
 
     @property
     def first(self) -> list[str]:
@@ -517,6 +453,34 @@ class ScoredCaptions:
         """The references if every image has one; metrics of references are left out otherwise."""
         return self.references if all(self.references) else None
 
+    def inputs(self, evaluator: Evaluator) -> dict[str, Any]:
+        """What [`SuiteRow`] takes beside captions and bags."""
+        return {
+            "references": self.given_references,
+            "text_features": self.text,
+            "image_features": evaluator.image_features,
+            "pool_features": evaluator.pool_features,
+            "image_ranks": self.image_ranks,
+            "pool_ranks": self.pool_ranks,
+            "clip_features": self.clip_text,
+            "clip_prefix": self.clip_prefix,
+            "perplexity": self.perplexity,
+            "meteor": meteor,
+            "spice": spice,
+            "facts": evaluator.facts,
+            "check": evaluator.check,
+            "scorer": self.scorer,
+            "seed": evaluator.seed,
+        }
+
+
+def human_captions(evaluator: Evaluator) -> ScoredCaptions | None:
+    """One random reference per image, compared with the others (SMILE, Table 1); None if an image has one reference."""
+    drawn = draw_references(evaluator.references, evaluator.seed)
+    if not all(len(group) > 1 for group in drawn):
+        return None
+    return ScoredCaptions("references", drawn, _others(drawn), is_human=True)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -527,124 +491,61 @@ class Table:
     compute: Callable[[ScoredCaptions, Evaluator], dict[str, Any]]
 
 
-def _shared(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    """Arguments of every suite with retrieval."""
-    return {
-        "references": scored.given_references,
-        "text_features": scored.text,
-        "image_features": evaluator.image_features,
-        "scorer": scored.scorer,
-        "seed": evaluator.seed,
-        "details": True,
-        "facts": evaluator.facts,
-        "check": check if evaluator.facts is not None else None,
-    }
-
-
 def _smile(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    return smile_suite(
-        scored.first,
-        pool_features=evaluator.pool_features,
-        image_ranks=scored.image_ranks,
-        pool_ranks=scored.pool_ranks,
-        clip_features=scored.clip_text,
-        clip_prefix=scored.clip_prefix,
-        perplexity=scored.perplexity,
-        **_shared(scored, evaluator),
-    )
+    return smile_suite(scored.first, details=True, **scored.inputs(evaluator))
 
 
 def _discritune(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    return discritune_suite(scored.first, meteor=meteor, spice=spice, **_shared(scored, evaluator))
+    return discritune_suite(scored.first, details=True, **scored.inputs(evaluator))
 
 
 def _ndlb(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    return ndlb_suite(scored.first, bags=evaluator.bags, image_ranks=scored.image_ranks, **_shared(scored, evaluator))
+    return ndlb_suite(scored.first, bags=evaluator.bags, details=True, **scored.inputs(evaluator))
 
 
 def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     if min(len(group) for group in scored.captions) < 2:
-        empty = SuiteRow(scored.first, evaluator.seed)
-        empty.missing("one caption per image; this table needs several", *(c.key for c in TABLES["sle"].columns))
-        return empty.result(details=True)
-    if not scored.is_human:
-        return sle_suite(scored.captions, references=scored.given_references, seed=evaluator.seed, details=True)
-    row = sle_suite(scored.captions, seed=evaluator.seed, details=True)
+        empty = SuiteRow(captions=scored.first)
+        empty.missing("one caption per image; this table needs several", *SUITES["sle"])
+        return empty.result()
+    references = None if scored.is_human else scored.given_references
+    row = sle_suite(scored.captions, references=references, seed=evaluator.seed, details=True)
     reason = "the references are the captions"
-    return row | {"cider_d_reason": reason, "best_cider_d_reason": reason}
+    return row | ({"cider_d_reason": reason, "best_cider_d_reason": reason} if scored.is_human else {})
 
 
 def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    tokens = scored.tokens
-    counted = None if tokens is None else iter(tokens)
-    found = length_statistics(
-        spoken(scored.first),
-        count_tokens=None if counted is None else lambda block: list(islice(counted, len(block))),
-    )
-    scored.lengths = found["words"].tolist()
-    row = SuiteRow(scored.first, evaluator.seed)
-    row.mean("mean_words", found["words"])
-    row.number("std_words", found["std_words"])
-    row.number("max_words", found["max_words"])
-    if tokens is None:
-        row.missing("no scorer, or one that does not count tokens", "mean_tokens", "std_tokens", "captions_truncated")
-    else:
-        row.mean("mean_tokens", found["tokens"])
-        row.number("std_tokens", found["std_tokens"])
-        row.mean("captions_truncated", found["tokens"] > (scored.max_text_tokens or np.inf), is_share=True)
+    counts = {"token_counts": scored.tokens, "max_text_tokens": scored.max_text_tokens}
+    row = SuiteRow(captions=scored.first, seed=evaluator.seed, **counts).compute(*SUITES["lengths"])  # type: ignore[arg-type]
     for metric in _CAPTION_METRICS:
-        result = metric.compute(spoken(scored.first))
+        result = metric.compute(row.texts)
         for column in metric.columns:
             row.mean(column.key, result["per_sample"], signature=result["signature"], is_share=column.is_fraction)
-    return row.result(details=True)
+    return row.result()
 
 
 def _preferences(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    shared = _shared(scored, evaluator)
-    row = SuiteRow(scored.first, evaluator.seed, scored.scorer)
-    if scored.text is not None and evaluator.image_features is not None:
-        row.random_distractors((1,), scored.text, evaluator.image_features, scored.image_ranks)
-    row.faithfulness(shared["facts"], shared["check"])
-    row.parts(evaluator.parts)
-    return row.result(details=True)
-
-
-_FAITHFULNESS = ("hallucination", "fact_recall")
+    row = SuiteRow(captions=scored.first, parts=evaluator.parts, **scored.inputs(evaluator))
+    row.compute(*(["rd100_recall_at_1"] if row.has_features else []), "hallucination", "fact_recall")
+    row.set_parts()
+    return row.result()
 
 
 TABLES: dict[str, Table] = {
-    "smile": Table(
-        "SMILE",
-        table_columns(
-            *("length", "lexical_diversity", "pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1"),
-            *("rd100_recall_at_5", "clip_score", "perplexity", "cider_d", *_FAITHFULNESS),
-        ),
-        _smile,
-    ),
-    "discritune": Table(
-        "DiscriTune",
-        table_columns("blocks_recall_at_1", "bleu_4", "meteor", "cider_d", "spice", *_FAITHFULNESS),
-        _discritune,
-    ),
+    "smile": Table("SMILE", table_columns(*SUITES["smile"]), _smile),
+    "discritune": Table("DiscriTune", table_columns(*SUITES["discritune"]), _discritune),
     "sle": Table(
         "SLE (several captions per image)",
-        (
-            *table_columns("captions_per_image"),
-            replace(*table_columns("cider_d"), header="CIDEr-D, mean over an image's captions"),
-            *table_columns("best_cider_d", "div_1", "div_2", "mbleu_4_per_image", "mbleu_4", "unique_captions"),
+        tuple(
+            replace(c, header="CIDEr-D, mean over an image's captions") if c.key == "cider_d" else c
+            for c in table_columns(*SUITES["sle"])
         ),
         _sle,
     ),
     "ndlb": Table(
         "No Detail Left Behind",
-        (
-            *table_columns(
-                "bag_3_recall_at_1", "bag_5_recall_at_1", "bag_7_recall_at_1", "rd100_recall_at_1", "bleu_4"
-            ),
-            *table_columns("cider_d"),
-            replace(*table_columns("ndlb_clip_score"), key="clip_score"),
-            *table_columns("vocabulary_size", *_FAITHFULNESS),
-        ),
+        # Of the two conventions of CLIPScore, this suite has one.
+        tuple(replace(c, key=c.key.removeprefix("ndlb_")) for c in table_columns(*SUITES["ndlb"])),
         _ndlb,
     ),
 }
@@ -666,16 +567,7 @@ _CAPTION_METRICS = [metric for metric in all_metrics().values() if metric.in_cap
 
 CAPTIONS_TABLE = Table(
     "Captions",
-    (
-        Column("mean_words", "Words, mean", None, digits=2),
-        Column("std_words", "Words, standard deviation", None, digits=2),
-        Column("max_words", "Words, longest", None, digits=0),
-        Column("mean_tokens", "Scorer's tokens, mean", None, digits=2),
-        Column("std_tokens", "Scorer's tokens, standard deviation", None, digits=2),
-        Column("captions_truncated", "Truncated at the scorer's text limit", "lower", is_fraction=True),
-        Column("empty_captions", "Empty captions", "lower", digits=0),
-        *(column for metric in _CAPTION_METRICS for column in metric.columns),
-    ),
+    (*table_columns(*SUITES["lengths"]), *(column for metric in _CAPTION_METRICS for column in metric.columns)),
     _captions,
 )
 """Printed below every suite: lengths of the captions, and how many the scorer truncated (NDLB Table 9)."""
@@ -694,19 +586,23 @@ def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
                 row[f"{key}_mark"] = "**" if found["p_value"] < 0.01 else "*"
 
 
-# --- A table of `captionrl evaluate` that needs further models: BLEURT, entailment, and the entropy of a captioner on the captions ---
-
-
 def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name: str | None) -> Table | None:
-    """The table of the named models, which are loaded immediately; None if no model is named.
+    """BLEURT, entailment, and the entropy of a captioner on the captions, by models that are loaded immediately; None if none
+    is named.
 
     Raises FileNotFoundError without weights, and ValueError for a model of another kind.
     """
     numbers: dict[str, Callable[[ScoredCaptions, Evaluator], dict[str, Any]]] = {}
-    if bleurt_name is not None:
-        numbers["bleurt"] = _by_references(bleurt, _loaded(bleurt_name, "--bleurt"))
-    if nli_name is not None:
-        numbers["entailment"] = _by_references(entailment, _loaded(nli_name, "--nli"))
+    named = {"bleurt": (bleurt, bleurt_name, "--bleurt"), "entailment": (entailment, nli_name, "--nli")}
+    for key, (metric, name, option) in named.items():
+        if name is not None:
+            try:
+                model = load_pair_model(name)
+            except RuntimeError as error:
+                raise FileNotFoundError(f"{option}: {str(error).removeprefix('not run: ')}") from error
+            numbers[key] = lambda scored, _, metric=metric, model=model: metric(  # type: ignore[misc]
+                spoken(scored.first), scored.references, model=model
+            )
     if captioner_name is not None:
         captioner = load_captioner(model_path(captioner_name))
 
@@ -720,24 +616,13 @@ def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name:
     columns = table_columns(*numbers)
 
     def compute(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-        row = SuiteRow(scored.first, evaluator.seed)
+        row = SuiteRow(captions=scored.first, seed=evaluator.seed)
         for column, number in zip(columns, numbers.values(), strict=True):
             if column.key != "caption_entropy" and scored.given_references is None:
                 row.missing("an image has no reference", column.key)
                 continue
             found = number(scored, evaluator)
             row.mean(column.key, found["per_sample"], signature=found["signature"], is_share=column.is_fraction)
-        return row.result(details=True)
+        return row.result()
 
     return Table("Learned metrics", columns, compute) if numbers else None
-
-
-def _loaded(name: str, option: str) -> Any:
-    try:
-        return load_pair_model(name)
-    except RuntimeError as error:
-        raise FileNotFoundError(f"{option}: {str(error).removeprefix('not run: ')}") from error
-
-
-def _by_references(metric: Any, model: Any) -> Callable[[ScoredCaptions, Evaluator], dict[str, Any]]:
-    return lambda scored, _: metric(spoken(scored.first), scored.references, model=model)

@@ -1,4 +1,4 @@
-"""Scorer and language model of `captionrl evaluate`."""
+"""Which models evaluate captions, and which select checkpoints."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import logging
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.utils.model_files import model_path
-
-# --- Which models evaluate captions, and which select checkpoints ----------------------------------------------------
+from hf_captionrl.utils.options import check_values
 
 logger = logging.getLogger(__name__)
 
 EMBEDDED = ("scenes", "moving_scenes")
 """Data sets of the embedded world."""
-
-PAPERS = ("discritune", "ndlb", "sle")
-"""Papers whose tables have additional columns."""
 
 _CLIP = "openai/clip-vit-base-patch32"  # the scorer that evaluates in the papers
 _GPT2 = "openai-community/gpt2"  # the language model of the papers
@@ -69,7 +65,7 @@ class EvaluationArguments:
             "release, whose images of the validation split are captioned too. None: the column bag_id."
         },
     )
-    paper: str | None = field(
+    paper: Literal["discritune", "ndlb", "sle"] | None = field(
         default=None,
         metadata={
             "help": "Add the columns of a paper's tables: 'discritune' (P@1 in blocks of 100, BLEU-4, METEOR, SPICE), 'ndlb' "
@@ -83,8 +79,7 @@ class EvaluationArguments:
     )
 
     def __post_init__(self) -> None:
-        if self.paper not in (None, *PAPERS):
-            raise ValueError(f"paper is {self.paper!r}. Use one of {list(PAPERS)}, or leave it out.")
+        check_values(self)
         if self.pool is not None and self.held_out_scorer_name_or_path == "none":
             raise ValueError(
                 f"pool is {self.pool!r}, but held_out_scorer_name_or_path is 'none', so no caption is ranked. Use a held-out "
@@ -116,35 +111,17 @@ class EvaluationArguments:
 
 
 def optional_scorer(name: str | None) -> Scorer | None:
-    """Load a scorer by name.
-
-    Args:
-        name: A name for `load_scorer`, a shipped model, or `"none"`.
-
-    Returns:
-        [`Scorer`] or None: None for `"none"`.
-    """
+    """Load a scorer by a name for `load_scorer`, or a shipped model; None for `"none"`."""
     return None if name in (None, "none") else load_scorer(model_path(str(name)))
 
 
 def clip_prefix(given: str | None, dataset: str, scorer_name: str | None) -> str:
-    """Text before each caption for CLIPScore; scorers of the embedded world were trained without one.
-
-    Args:
-        given: The text, or None for the default.
-        dataset: Data set, which decides if no scorer is named.
-        scorer_name: Name of the scorer, or None.
-
-    Returns:
-        `str`: The text, perhaps empty.
-    """
+    """Text before each caption for CLIPScore: the given one, or the paper's, but none for scorers of the embedded world, which
+    were trained without; the data set decides if no scorer is named."""
     if given is not None:
         return score_prefix("hessel", given)
     embedded = dataset == "scenes" if scorer_name is None else scorer_name.startswith("scenes:")
     return "" if embedded else score_prefix("hessel")
-
-
-# --- Scorer and language model of `captionrl evaluate` ---------------------------------------------------------------
 
 
 def _shown(name: str) -> str:
@@ -154,7 +131,6 @@ def _shown(name: str) -> str:
 
 def held_out_scorer_name(dataset: str, name: str | None) -> str:
     """The scorer that evaluates; None stands for the default of the data set."""
-
     wanted = EvaluationArguments(held_out_scorer_name_or_path=name)
     wanted.resolve(dataset, is_training=False)
     return str(wanted.held_out_scorer_name_or_path)
@@ -167,7 +143,6 @@ def load_evaluators(
 
     Returns the scorer or None, `(model, tokenizer)` or None, and the reasons why one could not be loaded, for the tables.
     """
-
     wanted = EvaluationArguments(held_out_scorer_name_or_path=scorer_name, perplexity_name_or_path=language_model_name)
     wanted.resolve(dataset, is_training=False)
     reasons: dict[str, str] = {}

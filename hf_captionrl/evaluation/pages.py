@@ -1,7 +1,7 @@
-"""Several captions per captioner for a few images, side by side in one HTML file.
+"""Self-contained HTML pages: a gallery of images and captions, and all captions of a few images side by side.
 
-The file is self-contained, has no script, and its content security policy forbids requests. Captions come from models and
-people; they are always escaped.
+A page includes images, style and script, and its content security policy forbids requests and other scripts. Captions come from
+models and people; they are always escaped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from markupsafe import Markup
 from PIL import Image
 
 from hf_captionrl.utils.io import atomic_write_text
-
-# --- Renders self-contained HTML pages: all values are escaped, and a content security policy allows only our style and script ---
 
 TEMPLATES = Path(__file__).parent / "templates"
 """Folder of this package's templates, styles and scripts; products keep theirs in their folders."""
@@ -69,8 +67,6 @@ def content_hash(text: str) -> str:
 
 
 # --- A gallery of images and captions as one HTML file ---------------------------------------------------------------
-# The file is self-contained: it includes images, style and script, and its content security policy forbids requests and
-# other scripts. Captions come from models and people; they are always escaped.
 
 Verdict = Literal["right", "wrong", "misbound"]
 """Verdict on a claim; a misbound claim is wrong, but true of another object in the scene."""
@@ -158,16 +154,8 @@ def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> tuple[
 
     A claim is found if its words occur in the caption in order, with at most one other word between two of them
     ("on blue background" in "on a blue background"). Each claim marks its first free position; wrong claims come first,
-    so that a longer true claim hides no error.
-
-    Args:
-        text: The caption.
-        right: True claims.
-        wrong: False claims.
-
-    Returns:
-        `tuple[list[Piece], list[Piece]]`: The caption in pieces (their joined texts are `text`), and the claims that
-        do not occur in it literally.
+    so that a longer true claim hides no error. Returns the caption in pieces, whose joined texts are `text`, and the claims that
+    do not occur in it literally.
     """
     taken: list[tuple[int, int, Verdict]] = []
     absent: list[Piece] = []
@@ -186,19 +174,7 @@ def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> tuple[
 
 
 def split_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Piece]]:
-    """Split a caption at its claims. If two overlap, the wrong one is marked, so that no error is hidden.
-
-    Args:
-        text: The caption.
-        marks: Its claims.
-
-    Returns:
-        `tuple[list[Piece], list[Piece]]`: The caption in pieces (their joined texts are `text`), and the claims that
-        are not marked in it.
-
-    Raises:
-        ValueError: If a claim's position is not in the caption.
-    """
+    """Split a caption at its claims, as `mark_claims`. If two overlap, the wrong one is marked, so that no error is hidden."""
     taken: list[tuple[int, int, Verdict]] = []
     absent: list[Piece] = []
     for mark in sorted(marks, key=lambda mark: mark.verdict == "right"):
@@ -335,36 +311,18 @@ def _gallery_card(item: GalleryItem, methods: dict[str, int], pixelated: bool | 
 
 
 def embedded_image(image: Image.Image, pixelated: bool | None = None) -> dict[str, Any]:
-    """Values of a template that embeds an image.
-
-    Args:
-        image: The image.
-        pixelated: Whether to enlarge with visible pixels; None: only if it has up to 128 pixels per side.
-
-    Returns:
-        `dict`: `source` for a `src`, `width`, `height`, `pixelated`.
-    """
-    small = max(image.size) <= _PIXEL_ART_SIDE
+    """Values of a template that embeds an image: `source` for a `src` (PNG, or JPEG for a photograph), `width`, `height`,
+    `pixelated`, by default only of images of up to 128 pixels per side."""
+    small, buffer = image.convert("RGB"), io.BytesIO()
+    small.thumbnail((_MAX_SIDE, _MAX_SIDE))
+    kind = "png" if small.width * small.height <= _PNG_PIXELS else "jpeg"
+    small.save(buffer, kind, **({"optimize": True} if kind == "png" else {"quality": 85}))
     return {
-        "source": _data_uri(image),
+        "source": f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}",
         "width": image.width,
         "height": image.height,
-        "pixelated": small if pixelated is None else pixelated,
+        "pixelated": max(image.size) <= _PIXEL_ART_SIDE if pixelated is None else pixelated,
     }
-
-
-def _data_uri(image: Image.Image) -> str:
-    """The image inside a `src`: PNG, or JPEG for a photograph."""
-    image = image.convert("RGB")
-    image.thumbnail((_MAX_SIDE, _MAX_SIDE))
-    buffer = io.BytesIO()
-    if image.width * image.height <= _PNG_PIXELS:
-        image.save(buffer, "PNG", optimize=True)
-        kind = "png"
-    else:
-        image.save(buffer, "JPEG", quality=85)
-        kind = "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
 # --- Several captions per captioner for a few images, side by side in one HTML file ----------------------------------
@@ -391,14 +349,12 @@ def write_panel(path: str | os.PathLike[str], items: Sequence[PanelItem], title:
         raise ValueError("There are no items. Pass at least one image with captions.")
     names = list(items[0].captions)
     for item in items:
-        if list(item.captions) != names or not all(item.captions.values()):
+        if not names or list(item.captions) != names or not all(item.captions.values()):
             found = {name: len(captions) for name, captions in item.captions.items()}
             raise ValueError(
                 f"Image {item.image_id!r} has captions by {found}; every image needs at least one by each of {names}. Pass "
                 "them in this order."
             )
-    if not names:
-        raise ValueError(f"Image {items[0].image_id!r} has no captioner. Pass at least one with its captions.")
     html = render_page(
         "panel.html.j2",
         styles=("gallery.css", "panel.css"),

@@ -1,11 +1,11 @@
-"""Plots of caption sets: lengths, and retrieval against faithfulness."""
+"""Plots: numbers over training, quality against diversity, lengths, and retrieval against faithfulness."""
 
 from __future__ import annotations
 
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +16,6 @@ from matplotlib.ticker import MaxNLocator
 
 from hf_captionrl.utils.io import atomic_write_bytes
 
-# --- Style of all plots: colours, markers, axes, and how PNG files are written ---------------------------------------
-
 COLOURS = ("#7a7f8a", "#e69f00", "#0072b2", "#cc79a7", "#009e73", "#d55e00", "#56b4e9", "#b8a400")
 """Okabe and Ito's colours, which colour-blind readers can distinguish, in the order of the gallery."""
 
@@ -26,6 +24,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 LINES = ("-", "--", "-", "-.")
 """Styles of lines."""
+
+Point = Mapping[str, Any]
+"""Numbers at one evaluation of a run, or at one temperature."""
 
 
 def plain_label(name: str) -> str:
@@ -70,10 +71,48 @@ def tidy(axis: Any, *, grid: Literal["both", "x", "y"] = "both") -> None:
     axis.spines["bottom"].set_color("#b9b6ae")
 
 
-# --- Curves over training: what the trainer's evaluation measures, or all that a results table has -------------------
+def _style(index: int) -> dict[str, Any]:
+    """Colour, marker and line of the captioner with a number; what lies behind is drawn first."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": LINES[index % len(LINES)],
+        "zorder": 3 + index,
+    }
 
-History = Sequence[Mapping[str, Any]]
-"""Evaluations of one method over training."""
+
+def _check_points(
+    curves: Mapping[str, Sequence[Point]],
+    keys: Sequence[str],
+    fractions: Collection[str],
+    *,
+    may_lack: Collection[str] = (),
+) -> None:
+    """Refuse points that would be drawn wrong or not at all; numbers of `may_lack` may be None."""
+    if not curves or not all(curves.values()):
+        raise ValueError(
+            f"{[name for name, points in curves.items() if not points]} have no point. Pass at least one each."
+        )
+    for name, points in curves.items():
+        for index, point in enumerate(points):
+            for key in keys:
+                value = point.get(key)
+                if value is None and key in may_lack and key in point:
+                    continue
+                if value is None or not math.isfinite(value):
+                    raise ValueError(f"{key} of {name!r} is {value} at point {index}; it must be a finite number.")
+                if key in fractions and not 0.0 <= value <= 1.0:
+                    raise ValueError(
+                        f"{key} of {name!r} is {value} at point {index}; fractions are in [0, 1], never percent."
+                    )
+
+
+def _legend_below(figure: Figure) -> None:
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+
+
+# --- Curves over training: what the trainer's evaluation measures, or all that a results table has -------------------
 
 Panels = Sequence[tuple[str, str]]
 """Key and title of each panel."""
@@ -93,7 +132,7 @@ CURVES: Panels = (
 
 def write_curves(
     path: str | os.PathLike[str],
-    histories: Mapping[str, History],
+    histories: Mapping[str, Sequence[Point]],
     *,
     x: str = "epoch",
     title: str | None = None,
@@ -117,10 +156,11 @@ def write_curves(
         `pathlib.Path`: The file written.
 
     Raises:
-        ValueError: If there is no method, a method has no evaluation, a key is missing, or a number is not finite.
+        ValueError: If a method has no evaluation, a key is missing, or a number is not finite.
     """
     path = check_png(path)
-    _check_curves(histories, x, panels)
+    keys = [key for key, _ in panels]
+    _check_points(histories, [x, *keys], {key for key in keys if key.endswith("recall_at_1")}, may_lack=keys)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = new_figure(9.5, 4.0 if rows == 1 else 2.8 * rows, columns=columns, rows=rows)
@@ -131,23 +171,13 @@ def write_curves(
         for index, (name, history) in enumerate(histories.items()):
             points = sorted((point for point in history if point[key] is not None), key=lambda point: point[x])
             positions = [point[x] for point in points]
-            colour = COLOURS[index % len(COLOURS)]
-            axis.plot(
-                positions,
-                [point[key] for point in points],
-                label=plain_label(name),
-                color=colour,
-                marker=MARKERS[index % len(MARKERS)],
-                linestyle=LINES[index % len(LINES)],
-                linewidth=2,
-                markersize=5,
-                # Points on the axis (epoch 0) are drawn completely.
-                clip_on=False,
-                zorder=3 + index,
-            )
+            values = [point[key] for point in points]
+            # Without clipping, points on the axis (epoch 0) are drawn completely.
+            style = {**_style(index), "linewidth": 2, "markersize": 5, "clip_on": False}
+            axis.plot(positions, values, label=plain_label(name), **style)
             if points and all(point.get(f"{key}_ci") is not None for point in points):
                 low, high = zip(*(point[f"{key}_ci"] for point in points), strict=True)  # type: ignore[misc]
-                axis.fill_between(positions, low, high, color=colour, alpha=0.15, linewidth=0)
+                axis.fill_between(positions, low, high, color=style["color"], alpha=0.15, linewidth=0)
         if not any(len(line.get_xdata()) for line in axis.lines):
             axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="#5d6370")
         axis.set_title(label, loc="left", fontsize=11, color="#1d1f23")
@@ -157,35 +187,11 @@ def write_curves(
         if x == "step" or all(float(point[x]).is_integer() for history in histories.values() for point in history):
             axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         tidy(axis, grid="y")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+    _legend_below(figure)
     return save_figure(path, figure, title=title, text=text)
 
 
-def _check_curves(histories: Mapping[str, History], x: str, panels: Panels) -> None:
-    if not histories:
-        raise ValueError("There are no histories. Pass at least one method with one evaluation.")
-    for name, history in histories.items():
-        if not history:
-            raise ValueError(f"{name!r} has no evaluation. Leave the method out, or evaluate it at least once.")
-        for index, point in enumerate(history):
-            for key in (x, *(key for key, _ in panels)):
-                if key not in point:
-                    raise ValueError(f"Evaluation {index} of {name!r} has no {key!r}; it has {sorted(point)}.")
-                if point[key] is None and key != x:
-                    continue
-                if point[key] is None or not math.isfinite(point[key]):
-                    raise ValueError(f"{key} of {name!r} is {point[key]} at evaluation {index}; it must be finite.")
-                if key.endswith("recall_at_1") and not 0.0 <= point[key] <= 1.0:
-                    raise ValueError(
-                        f"{key} of {name!r} is {point[key]} at evaluation {index}; fractions are in [0, 1], never percent."
-                    )
-
-
 # --- Quality of several captions per image against their diversity ---------------------------------------------------
-
-Point = Mapping[str, Any]
-"""Numbers at one temperature."""
 
 _TRADEOFF_PANELS = (
     ("div_2", "Div-2 of the captions of an image", True),
@@ -224,28 +230,20 @@ def write_diversity_tradeoff(
     cannot distinguish a better captioner from one that samples from a narrower distribution.
     """
     path = check_png(path)
-    _check_tradeoff(curves, precision[0])
+    fractions = [key for key, _, _ in _TRADEOFF_PANELS]
+    _check_points(curves, [precision[0], *fractions], fractions)
     figure, axes = new_figure(10.0, 4.5, columns=2)
     for axis, (key, label, rises) in zip(axes, _TRADEOFF_PANELS, strict=True):
         for index, (name, points) in enumerate(curves.items()):
-            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-            _error_bars(axis, points, key, precision[0], colour)
+            style = _style(index)
+            _error_bars(axis, points, key, precision[0], style["color"])
             pairs = [(float(point[key]), float(point[precision[0]])) for point in points]
             best = frontier([(x if rises else -x, y) for x, y in pairs])
-            axis.plot(
-                [pairs[i][0] for i in best],
-                [pairs[i][1] for i in best],
-                color=colour,
-                marker=marker,
-                linestyle=LINES[index % len(LINES)],
-                linewidth=2,
-                markersize=6,
-                label=plain_label(name),
-                zorder=3 + index,
-            )
+            line = [pairs[i] for i in best]
+            axis.plot(*zip(*line, strict=True), linewidth=2, markersize=6, label=plain_label(name), **style)
             rest = [pair for i, pair in enumerate(pairs) if i not in best]
             if rest:
-                axis.scatter(*zip(*rest, strict=True), color=colour, marker=marker, s=26, alpha=0.4)
+                axis.scatter(*zip(*rest, strict=True), color=style["color"], marker=style["marker"], s=26, alpha=0.4)
             for point, pair in zip(points, pairs, strict=True):
                 if point.get("temperature") is not None:
                     shown = f"{point['temperature']:g}"
@@ -255,8 +253,7 @@ def write_diversity_tradeoff(
             axis.invert_xaxis()
         tidy(axis)
     axes[0].set_ylabel(precision[1])
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+    _legend_below(figure)
     return save_figure(path, figure, title=title, text=text)
 
 
@@ -267,23 +264,6 @@ def _error_bars(axis: Any, points: Sequence[Point], x: str, y: str, colour: Any)
             axis.plot(ends[x], [point[y]] * 2, color=colour, linewidth=1, alpha=0.45, zorder=2)
         if ends[y]:
             axis.plot([point[x]] * 2, ends[y], color=colour, linewidth=1, alpha=0.45, zorder=2)
-
-
-def _check_tradeoff(curves: Mapping[str, Sequence[Point]], precision: str) -> None:
-    if not curves:
-        raise ValueError("There are no captioners. Pass at least one with one point.")
-    for name, points in curves.items():
-        if not points:
-            raise ValueError(f"{name!r} has no point. Leave the captioner out, or sample from it.")
-        for index, point in enumerate(points):
-            for key in (precision, *(key for key, _, _ in _TRADEOFF_PANELS)):
-                value = point.get(key)
-                if value is None or not math.isfinite(value):
-                    raise ValueError(f"{key} of {name!r} is {value} at point {index}; it must be a finite number.")
-                if key != precision and not 0.0 <= value <= 1.0:
-                    raise ValueError(
-                        f"{key} of {name!r} is {value} at point {index}; fractions are in [0, 1], never percent."
-                    )
 
 
 # --- Plots of caption sets: lengths, and retrieval against faithfulness ----------------------------------------------
@@ -306,11 +286,9 @@ def write_length_histogram(
     counted = {}
     for name, values in lengths.items():
         array = np.asarray(values)
-        if array.size == 0:
-            raise ValueError(f"{name!r} has no captions. Leave the source out.")
-        if not np.isfinite(array).all() or (array < 0).any() or (array != np.floor(array)).any():
+        if array.size == 0 or not np.isfinite(array).all() or (array < 0).any() or (array != np.floor(array)).any():
             raise ValueError(
-                f"Lengths of {name!r} must be integers of 0 or more {unit}. Pass the length of each caption."
+                f"Lengths of {name!r} must be integers of 0 or more {unit}, at least one. Pass the length of each caption."
             )
         counted[name] = array.astype(np.int64)
     longest = max(int(array.max()) for array in counted.values())

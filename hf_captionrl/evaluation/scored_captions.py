@@ -1,36 +1,41 @@
-"""Captions with the numbers that several tables need."""
+"""Scores of captions by a scorer and a language model, computed once for all tables, in blocks: in this process, or on shards.
+
+Because of rounding, features and losses depend on the batch, and batches depend on all captions of a call. Both ways therefore
+process the same blocks of captions, and their numbers are bit-identical.
+
+Legend: N captions of a source, one per image; B of them in a block; M images of a pool, D features.
+"""
 
 from __future__ import annotations
 
+import io
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from hf_captionrl.metrics.perplexity import caption_losses
+from hf_captionrl.metrics.perplexity import CaptionLosses, caption_losses, perplexity_of
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import TokenScorer
 from hf_captionrl.retrieval.ranking import duplicate_images, ranks, unit_rows
+from hf_captionrl.utils.io import atomic_write_bytes
 from hf_captionrl.utils.parts import Stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hf_captionrl.evaluation.evaluator import Evaluator, ScoredCaptions
+    from hf_captionrl.evaluation.evaluator import ScoredCaptions
     from hf_captionrl.retrieval import Scorer
-
-
-# --- Scores of captions by a scorer and a language model, in blocks: in this process, or as a stage on shards --------
-# Because of rounding, features and losses depend on the batch, and batches depend on all captions of a call. Both ways therefore
-# process the same blocks of captions, and their numbers are bit-identical.
-#
-# Legend: N captions of a source, one per image; B of them in a block; M images of a pool, D features.
 
 BLOCK = 256
 """Captions that are encoded together."""
+
+REFERENCES = "references"
+"""Name of the human captions."""
 
 _IN_MEMORY = 2**28
 """Bytes of a column from which it is in a file."""
@@ -60,25 +65,41 @@ class CaptionScoring:
         pools: Mapping[str, Any] | None = None,
     ) -> None:
         self.scorer, self.language_model, self.clip_prefix = scorer, language_model, clip_prefix
-        self._pools = {}
-        for name, features in (pools or {}).items():
-            unit = unit_rows(torch.as_tensor(features).to(getattr(scorer, "device", "cpu")))
-            self._pools[name] = (unit, duplicate_images(unit))
+        self.pools = pools or {}
 
-    def __call__(self, captions: Sequence[str], first: int) -> dict[str, np.ndarray]:
-        """Columns of a block; `first` is the image of its first caption."""
-        texts, found = spoken(captions), {}
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        found = [*self.pools]
+        if self.scorer is not None:
+            found += ["text", *(["clip_text"] if self.clip_prefix else [])]
+            # Other implementations of a scorer need not count tokens.
+            found += ["tokens"] if isinstance(self.scorer, TokenScorer) else []
+        return found + (["nats", "scored_tokens"] if self.language_model is not None else [])
+
+    @cached_property
+    def _unit_pools(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Features of unit length, and the first image equal to each."""
+        device = getattr(self.scorer, "device", "cpu")
+        units = {name: unit_rows(torch.as_tensor(features).to(device)) for name, features in self.pools.items()}
+        return {name: (unit, duplicate_images(unit)) for name, unit in units.items()}
+
+    def blocks(self, captions: Sequence[str], first: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """Columns of captions whose images are `first`, `first + 1`, ..., block by block; `first` is a multiple of `BLOCK`."""
+        for at in range(0, len(captions), BLOCK):
+            yield self._block(spoken(captions[at : at + BLOCK]), first + at)
+
+    def _block(self, texts: list[str], first: int) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {}
         if self.scorer is not None:
             text = self.scorer.text_features(texts)
             found["text"] = text.float().cpu().numpy()
             if self.clip_prefix:
                 prefixed = self.scorer.text_features([self.clip_prefix + caption for caption in texts])
                 found["clip_text"] = prefixed.float().cpu().numpy()
-            # Other implementations of a scorer need not count tokens.
             if isinstance(self.scorer, TokenScorer):
                 found["tokens"] = np.asarray(self.scorer.count_tokens(texts), dtype=np.int64)
             targets = torch.arange(first, first + len(texts))
-            for name, (images, first_row) in self._pools.items():
+            for name, (images, first_row) in self._unit_pools.items():
                 rows = unit_rows(text.float().to(images.device))
                 found[name] = ranks(rows, images, targets, duplicate_of=first_row).numpy()
         if self.language_model is not None:
@@ -87,23 +108,23 @@ class CaptionScoring:
         return found
 
 
-def score_captions_in_blocks(
-    scoring: CaptionScoring, captions: Sequence[str], first: int = 0, *, folder: Path | None = None
+def whole_columns(
+    parts: Iterable[Mapping[str, np.ndarray]], number: int, folder: Path | None = None
 ) -> dict[str, np.ndarray]:
-    """Columns of captions whose images are `first`, `first + 1`, ...; `first` is a multiple of `BLOCK`.
-
-    `folder` is for [`empty_column`].
-    """
+    """Columns of the next `number` captions, from parts of them; large ones are in temporary files of `folder`."""
     found: dict[str, np.ndarray] = {}
-    for at in range(0, len(captions), BLOCK):
-        for name, values in scoring(captions[at : at + BLOCK], first + at).items():
+    given, at = iter(parts), 0
+    while at < number:
+        part = next(given)
+        for name, values in part.items():
             if at == 0:
-                found[name] = empty_column((len(captions), *values.shape[1:]), values.dtype, folder)
+                found[name] = _empty_column((number, *values.shape[1:]), values.dtype, folder)
             found[name][at : at + len(values)] = values
+        at += len(next(iter(part.values())))
     return found
 
 
-def empty_column(shape: tuple[int, ...], dtype: Any, folder: Path | None) -> np.ndarray:
+def _empty_column(shape: tuple[int, ...], dtype: Any, folder: Path | None) -> np.ndarray:
     """An array to be filled; a large one in a temporary file of `folder`, so that the system can release its pages."""
     if folder is None or np.prod(shape, dtype=np.int64) * np.dtype(dtype).itemsize < _IN_MEMORY:
         return np.empty(shape, dtype)
@@ -112,15 +133,49 @@ def empty_column(shape: tuple[int, ...], dtype: Any, folder: Path | None) -> np.
         return np.memmap(file, dtype, "w+", shape=shape)
 
 
-def write_inputs(folder: Path, captions: Sequence[Sequence[str]], pools: Mapping[str, Any]) -> None:
-    """Write what the processes of [`ScoreStage`] read: the captions of each source, and the features of the images."""
-    import io
+def score_sources(
+    sources: Sequence[ScoredCaptions],
+    scoring: CaptionScoring,
+    parts: Iterable[Mapping[str, np.ndarray]] | None = None,
+    *,
+    folder: Path | None = None,
+) -> None:
+    """Add the columns of a scoring to the first captions of each source.
 
+    `parts` are columns of all sources, one after the other, that other processes computed; None: they are computed here.
+    """
+    scorer = scoring.scorer
+    if not scoring.columns():
+        return
+    given = iter(parts or (part for source in sources for part in scoring.blocks(source.first)))
+    for source in sources:
+        found = whole_columns(given, len(source.captions), folder)
+        if scorer is not None:
+            source.text = torch.from_numpy(found["text"])
+            source.max_text_tokens, source.scorer = scorer.max_text_tokens, scorer.signature
+            source.tokens = found["tokens"].tolist() if "tokens" in found else None
+        if "clip_text" in found:
+            source.clip_text, source.clip_prefix = torch.from_numpy(found["clip_text"]), scoring.clip_prefix
+        source.image_ranks, source.pool_ranks = found.get("image_rank"), found.get("pool_rank")
+        if scoring.language_model is not None:
+            losses = CaptionLosses(torch.from_numpy(found["nats"]), torch.from_numpy(found["scored_tokens"]), None)
+            source.perplexity = _known_perplexity(losses, scoring.language_model[0])
+
+
+def _known_perplexity(losses: CaptionLosses, model: Any) -> Any:
+    return lambda captions: perplexity_of(losses, model)
+
+
+# --- The same in several processes -----------------------------------------------------------------------------------
+
+
+def write_inputs(folder: Path, captions: Sequence[Sequence[str]], pools: Mapping[str, Any]) -> None:
+    """Write what the processes of [`ScoreStage`] read, if it is not there: the captions of each source, and features of images."""
     import pyarrow as pa
     import pyarrow.parquet
 
-    from hf_captionrl.utils.io import atomic_write_bytes
-
+    if (folder / _CAPTIONS).exists():
+        return
     for name, features in pools.items():
         buffer = io.BytesIO()
         np.save(buffer, torch.as_tensor(features).cpu().numpy())
@@ -137,27 +192,27 @@ class ScoreStage(Stage):
     Each source begins with a new shard: row `s * rows_per_source + i` of the stage is caption i of source s, and rows after
     the last caption of a source have no result.
 
-    `rows_per_source` is a multiple of the rows per shard, at least the number of captions.
+    `rows_per_source` is a multiple of the rows per shard, at least the number of captions; `models` are the data set, and the
+    names of scorer and language model, of `load_evaluators`.
     """
 
     def __init__(
         self,
         folder: Path,
         rows_per_source: int,
-        models: Sequence[str | None],
+        models: tuple[str, str | None, str | None],
         clip_prefix: str,
         columns: Sequence[str],
     ) -> None:
         self.folder, self.rows_per_source = folder.absolute(), rows_per_source
-        self.models, self.clip_prefix, self._columns = tuple(models), clip_prefix, tuple(columns)
+        self.models, self.clip_prefix, self._columns = models, clip_prefix, tuple(columns)
 
     def load(self) -> None:
         import pyarrow.parquet
 
         from hf_captionrl.evaluation.options import load_evaluators
 
-        dataset, scorer_name, language_model_name = self.models
-        scorer, language_model, _ = load_evaluators(str(dataset), scorer_name, language_model_name)
+        scorer, language_model, _ = load_evaluators(*self.models)
         pools = {name: np.load(self.folder / file) for name, file in _POOLS.items() if name in self._columns}
         self._scoring = CaptionScoring(scorer, language_model, clip_prefix=self.clip_prefix, pools=pools)
         self._captions = pyarrow.parquet.read_table(self.folder / _CAPTIONS)
@@ -180,76 +235,16 @@ class ScoreStage(Stage):
     def __call__(self, rows: range) -> list[dict[str, Any]]:
         source, first = divmod(rows.start, self.rows_per_source)
         captions = self._captions.column(source).slice(first, len(rows)).to_pylist()
-        found = score_captions_in_blocks(self._scoring, captions, first)
-        values = zip(*(found[name] for name in self._columns), strict=True)
+        blocks = self._scoring.blocks(captions, first)
+        values = (row for found in blocks for row in zip(*(found[name] for name in self._columns), strict=True))
         return [dict(zip(self._columns, row, strict=True)) for row in values]
 
 
-# --- Captions with the numbers that several tables need --------------------------------------------------------------
-
-REFERENCES = "references"
-"""Name of the human captions."""
-
-
-def score_sources(
-    sources: Sequence[ScoredCaptions],
-    scorer: Any,
-    language_model: tuple[Any, Any] | None = None,
-    *,
-    clip_prefix: str = "",
-    pools: Mapping[str, Any] | None = None,
-    folder: Path | None = None,
-) -> None:
-    """Add the scores of the first captions by scorer and language model, computed once for all tables; see `CaptionScoring`.
-
-    Large columns are in temporary files of `folder`.
-    """
-
-    scoring = CaptionScoring(scorer, language_model, clip_prefix=clip_prefix, pools=pools)
-    for source in sources:
-        add_scores(
-            source, score_captions_in_blocks(scoring, source.first, folder=folder), scorer, language_model, clip_prefix
-        )
-
-
-def add_scores(
-    scored: ScoredCaptions,
-    found: Mapping[str, np.ndarray],
-    scorer: Any,
-    language_model: tuple[Any, Any] | None = None,
-    clip_prefix: str = "",
-) -> None:
-    """Add the columns of `CaptionScoring` to the captions they were computed from, with the same models."""
-    import torch
-
-    from hf_captionrl.metrics.perplexity import CaptionLosses, perplexity_of
-
-    if scorer is not None:
-        scored.text = torch.from_numpy(found["text"])
-        scored.max_text_tokens, scored.scorer = scorer.max_text_tokens, scorer.signature
-        scored.tokens = found["tokens"].tolist() if "tokens" in found else None
-    if "clip_text" in found:
-        scored.clip_text, scored.clip_prefix = torch.from_numpy(found["clip_text"]), clip_prefix
-    scored.image_ranks, scored.pool_ranks = found.get("image_rank"), found.get("pool_rank")
-    if language_model is not None:
-        model = language_model[0]
-        losses = CaptionLosses(torch.from_numpy(found["nats"]), torch.from_numpy(found["scored_tokens"]), None)
-        scored.perplexity = lambda captions: perplexity_of(losses, model)
-
-
-def count_copies(image_features: Any) -> int:
-    """Number of images in a pool of features `(M, D)` that are copies of an earlier one: false negatives of its captions."""
-    from hf_captionrl.retrieval.ranking import duplicate_images
-
-    return sum(first != row for row, first in enumerate(duplicate_images(image_features).tolist()))
-
-
-def human_captions(evaluator: Evaluator) -> ScoredCaptions | None:
-    """One random reference per image, compared with the others (SMILE, Table 1); None if an image has one reference."""
-    from hf_captionrl.data.columns import MappedRows
-    from hf_captionrl.evaluation.evaluator import ScoredCaptions, draw_references
-
-    drawn = draw_references(evaluator.references, evaluator.seed)
-    if not all(len(group) > 1 for group in drawn):
-        return None
-    return ScoredCaptions(REFERENCES, drawn, MappedRows(drawn, lambda _, group: group[1:]), is_human=True)
+def columns_of_table(table: pa.Table) -> dict[str, np.ndarray]:
+    """The columns of a shard of [`ScoreStage`]."""
+    found = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        is_list = hasattr(column, "flatten") and column.type.num_fields
+        found[name] = column.flatten().to_numpy().reshape(len(column), -1) if is_list else column.to_numpy()
+    return found

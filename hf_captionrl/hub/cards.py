@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 from huggingface_hub import DatasetCardData, EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
@@ -28,13 +28,9 @@ from hf_captionrl.hub.push import (
     push_folder,
     write_manifest,
 )
-from hf_captionrl.metrics.table import Column, check_rows, escape_markdown, format_cell, results_markdown
+from hf_captionrl.metrics.columns import Column
+from hf_captionrl.metrics.table import check_rows, escape_markdown, format_cell, results_markdown
 from hf_captionrl.utils.io import atomic_write_text, write_json
-
-if TYPE_CHECKING:
-    from hf_captionrl.apps.boosting.boost import BoostedFile
-    from hf_captionrl.apps.boosting.options import BoostOptions
-
 
 # --- Renders the templates of `hub_cards/` ---------------------------------------------------------------------------
 
@@ -203,7 +199,7 @@ def read_facts(folder: str | os.PathLike[str]) -> ModelCardFacts:
 def _columns() -> tuple[Column, ...]:
     """Columns of the results table."""
     # Imported here, because the declarations of the metrics import torch, which other parts of the package do not need.
-    from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+    from hf_captionrl.metrics.columns import COLUMNS
 
     return COLUMNS
 
@@ -730,7 +726,7 @@ def _name(folder: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
 
 
-def write_boosted(arguments: BoostOptions, written: BoostedFile, made_by: Mapping[str, Any]) -> Path:
+def write_boosted(arguments: Any, written: Any, made_by: Mapping[str, Any]) -> Path:
     """Write `boosting.json` and the card beside the captions; `made_by`: model and revision of both backends."""
     import pyarrow.parquet
 

@@ -15,25 +15,18 @@ from typing import Any
 from hf_captionrl.hub.cards import render_template, template_folder
 from hf_captionrl.hub.push import check_card, check_text, public_versions, push_folder
 from hf_captionrl.metrics.evaluate_modules import MODULES, path
+from hf_captionrl.metrics.evaluate_modules.load import class_name
 from hf_captionrl.metrics.evaluate_modules.metric import Metric, load_metric
 from hf_captionrl.utils.io import atomic_write_text
 
 # --- The files of a metric's Space, generated from its declaration ---------------------------------------------------
 
 _MODULE = '''\
-"""{title} as a module of `evaluate`. Generated from hf_captionrl/metrics/evaluate_modules/declarations/{name}.py."""
+"""{title} as a module of `evaluate`."""
 
-import evaluate
-
-from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric
+from hf_captionrl.metrics.evaluate_modules.{name} import {kind}
 
 __all__ = ["{kind}"]
-
-
-class {kind}(DeclaredMetric, evaluate.Metric):
-    """{title}."""
-
-    declaration = "{name}"
 '''
 
 _APP = '''\
@@ -117,11 +110,6 @@ _CITATION = """
 """
 
 _PARENTHESES_OR_NAME = re.compile(r"\((?:[^()]|\([^()]*\))*\)|\w+")
-
-
-def class_name(name: str) -> str:
-    """Name of the class of a metric's module, from which `evaluate` derives the metric's name."""
-    return "".join(part.title() for part in name.split("_"))
 
 
 def space_files(name: str) -> dict[str, str]:
@@ -247,13 +235,13 @@ def render_metric_card(name: str, repo_id: str, *, revision: str = "main") -> st
     Raises:
         ValueError: If there is no such module, the Space has another name, or the card must not be published.
     """
-    folder = Path(path(name))
+    path(name)  # refuses other names
     owner, slash, last = repo_id.partition("/")
     if not (owner and slash) or last != name:
         raise ValueError(
             f"repo_id is {repo_id!r}, but evaluate.load finds {name}.py only in OWNER/{name}. Use that name."
         )
-    text = (folder / "README.md").read_text(encoding="utf-8").replace(f"{_OWNER}/", f"{owner}/")
+    text = render_card(name, load_metric(name)).replace(f"{_OWNER}/", f"{owner}/")
     _, metadata, body = text.split("---\n", 2)
     card = render_template(
         "metric.md",
@@ -284,9 +272,8 @@ def write_space(name: str, folder: str | os.PathLike[str], repo_id: str) -> Path
     card = render_metric_card(name, repo_id)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for file in (f"{name}.py", "app.py", "tests.py", "requirements.txt"):
-        shutil.copyfile(Path(path(name)) / file, folder / file)
-    atomic_write_text(folder / "README.md", card)
+    for file, text in {**space_files(name), "README.md": card}.items():
+        atomic_write_text(folder / file, text)
     return folder
 
 

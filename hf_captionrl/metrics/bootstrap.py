@@ -5,18 +5,16 @@ Legend: N samples (captions), R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-# --- A signature as in sacrebleu: one line that states how a number was computed -------------------------------------
-
 
 def signature(**parts: Any) -> str:
-    """Everything that a result depends on, such as `"pool:5000|ties:against|dtype:float32|hf_captionrl:0.1.0"`."""
+    """Everything that a result depends on, on one line as in sacrebleu: `"pool:5000|ties:against|hf_captionrl:0.1.0"`."""
     written = []
     for name, value in parts.items():
         if value is None or value == "":
@@ -31,8 +29,6 @@ def signature(**parts: Any) -> str:
         version = "unknown"
     return "|".join([*written, f"hf_captionrl:{version}"])
 
-
-# --- Bootstrap intervals over images or bags, exact intervals of proportions, and a paired test of two captioners ----
 
 # Draws per block: limits the memory to 64 MiB for any N and R.
 _DRAWS = 2**22
@@ -96,19 +92,26 @@ def _by_group(values: np.ndarray, groups: Sequence[Any] | None) -> np.ndarray:
         raise ValueError(
             f"groups must hold one label for each of {len(values)} samples, got {len(groups)}. Pass one per sample."
         )
-    return np.bincount(_numbers(groups), values)
-
-
-def _numbers(labels: Sequence[Any]) -> np.ndarray:
-    """A number per label, equal for equal labels, `(N,)`."""
-    array = np.asarray(labels) if hasattr(labels, "tolist") else None
-    if array is None and all(issubclass(kind, int | np.integer) for kind in set(map(type, labels))):
-        array = np.asarray(labels)
-    if array is not None and array.dtype.kind in "iub":
-        return np.unique(array, return_inverse=True)[1]
+    labels = groups.tolist() if hasattr(groups, "tolist") else groups
+    if all(issubclass(kind, int | np.integer) for kind in set(map(type, labels))):
+        return np.bincount(np.unique(np.asarray(labels), return_inverse=True)[1], values)
     # Other labels are not converted to an array, which would split tuples and make 1 and "1" equal.
     numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(x, len(numbers)) for x in (labels if array is None else array.tolist())])
+    return np.bincount([numbers.setdefault(label, len(numbers)) for label in labels], values)
+
+
+def _blocks(num_resamples: int, width: int) -> Iterator[int]:
+    """Numbers of resamples to draw at once."""
+    rows = max(_DRAWS // width, 1)
+    return (min(rows, num_resamples - start) for start in range(0, num_resamples, rows))
+
+
+def _check_options(confidence: float, num_resamples: int = 1) -> None:
+    if not 0 < confidence < 1 or num_resamples < 1:
+        raise ValueError(
+            f"confidence is {confidence} and num_resamples {num_resamples}. Use a confidence between 0 and 1, and at least one "
+            "resample."
+        )
 
 
 def bootstrap_interval(
@@ -139,10 +142,7 @@ def bootstrap_interval(
     numbers, sizes = _values_and_weights(values, weights)
     if (sizes < 0).any() or sizes.sum() == 0:
         raise ValueError("weights must not be negative, and not all 0. Leave out samples without weight.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
-    if num_resamples < 1:
-        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}.")
+    _check_options(confidence, num_resamples)
     (above_exponent, (numbers,)), (below_exponent, (sizes,)) = _scaled(numbers), _scaled(sizes)
     numerators, denominators = _by_group(numbers, groups), _by_group(sizes, groups)
     total = len(numerators)
@@ -150,9 +150,7 @@ def bootstrap_interval(
     few = len(pairs) * _SAMPLES_PER_VALUE <= total
     generator = np.random.default_rng(seed)
     found = []
-    rows = max(_DRAWS // (len(pairs) if few else total), 1)
-    for start in range(0, num_resamples, rows):
-        size = min(rows, num_resamples - start)
+    for size in _blocks(num_resamples, len(pairs) if few else total):
         if few:
             counts = generator.multinomial(total, times / total, size=size)
             above, below = counts @ pairs.real, counts @ pairs.imag
@@ -190,16 +188,12 @@ def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> 
     """
     from scipy.special import betaincinv
 
-    if (
-        not (isinstance(successes, Integral) and isinstance(trials, Integral))
-        or not 0 <= successes <= trials
-        or trials < 1
-    ):
+    is_whole = isinstance(successes, Integral) and isinstance(trials, Integral)
+    if not is_whole or not 0 <= successes <= trials or trials < 1:
         raise ValueError(
             f"{successes} successes of {trials} trials. Use integers with 0 <= successes <= trials and at least one trial."
         )
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
+    _check_options(confidence)
     tail = (1 - confidence) / 2
     failures = trials - successes
     lower = 0.0 if successes == 0 else float(betaincinv(successes, failures + 1, tail))
@@ -284,7 +278,6 @@ def paired_test(
     Raises:
         ValueError: If lengths differ or a score is not finite.
     """
-
     first, second = check_values(a, "a"), check_values(b, "b")
     if len(first) != len(second):
         raise ValueError(f"a has {len(first)} scores and b {len(second)}. Pass scores of the same images in both.")
@@ -301,9 +294,7 @@ def paired_test(
     at_least = 0
     sizes, times = np.unique(np.abs(sums), return_counts=True)
     few = len(sizes) * _SAMPLES_PER_VALUE <= len(sums)
-    rows = max(_DRAWS // (len(sizes) if few else len(sums)), 1)
-    for start in range(0, num_resamples, rows):
-        number = min(rows, num_resamples - start)
+    for number in _blocks(num_resamples, len(sizes) if few else len(sums)):
         if few:
             tossed = np.abs((2.0 * generator.binomial(times, 0.5, size=(number, len(sizes))) - times) @ sizes)
         else:

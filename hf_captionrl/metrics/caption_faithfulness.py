@@ -128,26 +128,10 @@ def chair(
 # Words for which the rules of `_singular` are wrong: -ies of -ie, -ses of -s, -ches of -che, -is of -i, and exceptions.
 _IRREGULAR = {"men": "man", "women": "woman", "people": "person", "children": "child", "feet": "foot", "mice": "mouse"}
 _IRREGULAR |= {"geese": "goose", "teeth": "tooth", "knives": "knife", "leaves": "leaf", "shelves": "shelf"}
-_IRREGULAR |= {
-    "scarves": "scarf",
-    "loaves": "loaf",
-    "wolves": "wolf",
-    "calves": "calf",
-    "sheep": "sheep",
-    "canvas": "canvas",
-    "alias": "alias",
-    "atlas": "atlas",
-    "lens": "lens",
-    "tvs": "tv",
-    "busses": "bus",
-    "gases": "gas",
-    "lenses": "lens",
-    "canvases": "canvas",
-    "irises": "iris",
-    "moustaches": "moustache",
-    "mustaches": "mustache",
-    "quiches": "quiche",
-}
+_IRREGULAR |= {"scarves": "scarf", "loaves": "loaf", "wolves": "wolf", "calves": "calf", "tvs": "tv", "busses": "bus"}
+_IRREGULAR |= {"gases": "gas", "lenses": "lens", "canvases": "canvas", "irises": "iris", "quiches": "quiche"}
+_IRREGULAR |= {"moustaches": "moustache", "mustaches": "mustache"}
+_IRREGULAR |= {word: word for word in ("sheep", "canvas", "alias", "atlas", "lens")}
 _IRREGULAR |= {
     f"{word}es": word
     for word in (

@@ -1,6 +1,6 @@
-"""EMScore: a caption is matched with the frames of a video, and with reference captions.
+"""CLIPScore, RefCLIPScore, EMScore and the matching of pairs, from features of any scorer.
 
-Legend: N captions, F frames of a video, T tokens of a caption, D features.
+Legend: N captions, R references of a caption, F frames of a video, T tokens of a caption, D features, P pairs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from torch import Tensor
 
 from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.retrieval.ranking import as_features, check_features, unit_length
-
-# --- CLIPScore and RefCLIPScore from features of any scorer ----------------------------------------------------------
-# Legend: N captions, D features, R references of a caption.
 
 _ROWS_AT_ONCE = 4096
 
@@ -58,25 +55,24 @@ def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
             f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)} must have equal shapes. Pass one row per caption in both."
         )
     found = torch.empty(len(first), dtype=torch.float64)
-    for start in range(
-        0, len(first), _ROWS_AT_ONCE
-    ):  # copies in fp64 would take four times the memory of the features
+    # Copies in fp64 of all rows would take four times the memory of the features.
+    for start in range(0, len(first), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         # Not cosine_similarity, which treats rows shorter than 1e-8 as longer.
         found[rows] = (unit_length(first[rows].double()) * unit_length(second[rows].double())).sum(dim=1)
     return found.clamp_(-1, 1)
 
 
-def _check_scale(scale: float) -> float:
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale is {scale}; it must be a finite number above 0. Use 2.5, as in the paper.")
-    return scale
-
-
 def _preset(name: str) -> ClipScorePreset:
     if name not in CLIP_SCORE_PRESETS:
         raise ValueError(f"preset must be one of {sorted(CLIP_SCORE_PRESETS)}, got {name!r}.")
     return CLIP_SCORE_PRESETS[name]
+
+
+def _check_scale(scale: float) -> float:
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale is {scale}; it must be a finite number above 0. Use 2.5, as in the paper.")
+    return scale
 
 
 def score_prefix(preset: str, prefix: str | None = None) -> str:
@@ -187,12 +183,8 @@ def ref_clip_score(
     }
 
 
-# --- Does a scorer match two images with their two captions? Winoground and MMVP-VLM ---------------------------------
-# Legend: P pairs.
-
-
 def pair_matching(similarity: Any) -> dict[str, float]:
-    """Text, image and group score.
+    """Text, image and group score: does a scorer match two images with their two captions?
 
     Reference: Thrush et al. 2022, "Winoground", section 3. A tie is not a success. `image_score` is the pair accuracy of
     MMVP-VLM (Tong et al. 2024), as in the code of No Detail Left Behind.
@@ -219,7 +211,7 @@ def pair_matching(similarity: Any) -> dict[str, float]:
     }
 
 
-# --- EMScore: a caption is matched with the frames of a video, and with reference captions ---------------------------
+# --- EMScore ---------------------------------------------------------------------------------------------------------
 
 _NAMES = ("precision", "recall", "f", "fine_precision", "fine_recall", "fine_f", "coarse")
 
@@ -260,16 +252,11 @@ def emscore(
         raise ValueError(
             f"{len(token_features)} captions and {len(frame_features)} videos. Pass one video per caption, at least one."
         )
-    if idf is not None and len(idf) != len(token_features):
-        raise ValueError(
-            f"{len(token_features)} captions and {len(idf)} lists of idf weights. Pass one list per caption."
-        )
-    if reference_features is not None and (
-        len(reference_features) != len(token_features) or not all(len(texts) for texts in reference_features)
-    ):
-        raise ValueError(
-            f"reference_features lacks references. Pass at least one for each of the {len(token_features)} captions."
-        )
+    for name, given in (("idf", idf), ("reference_features", reference_features)):
+        if given is not None and not (len(given) == len(token_features) and all(map(len, given))):
+            raise ValueError(
+                f"{name} is incomplete. Pass at least one for each of the {len(token_features)} captions."
+            )
     rows, with_references = [], []
     for i, (tokens_i, frames_i) in enumerate(zip(token_features, frame_features, strict=True)):
         tokens = _unit(tokens_i, f"token_features[{i}]")

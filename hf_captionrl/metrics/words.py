@@ -1,7 +1,4 @@
-"""Diversity of captions: of the captions of an image, and of a whole set.
-
-Legend: B images, G captions per image, N captions.
-"""
+"""Words, lengths and diversity of captions: of a set, of the captions of an image, and compared between sources."""
 
 from __future__ import annotations
 
@@ -21,9 +18,6 @@ from hf_captionrl.metrics.caption_checks import as_sequence, check_captions, che
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu, sibling_bleu
 from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share, group_blocks
 from hf_captionrl.text.tokenize import encode_captions, load_spacy, ptb_tokenize
-
-# --- Words that distinguish caption sources, and lengths of captions -------------------------------------------------
-# Legend: S sources (captioners, people), L lemmas.
 
 Tagger = Callable[[Sequence[str]], Iterable[Sequence[tuple[str, str]]]]
 """Maps captions to the (lemma, part of speech) pairs of each; parts of speech are those of Universal Dependencies."""
@@ -177,8 +171,6 @@ def length_statistics(
         result |= {f"max_{unit}": int(numbers.max()), unit: numbers}
     return result | {"signature": signature(metric="length_statistics", words="whitespace", std="population")}
 
-
-# --- Diversity of captions: of the captions of an image, and of a whole set ------------------------------------------
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 

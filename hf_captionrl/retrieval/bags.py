@@ -1,11 +1,11 @@
-"""Files of bags and of ranked neighbours, with image ids (not row numbers) and the signature of the scorer.
+"""Bags of similar images: candidates, TrueMatch's curation, disjoint bags for training; files of bags and of neighbours.
 
-Legend: N images, k ranked neighbours per image, K images per bag, T bags.
+Reference: No Detail Left Behind, Algorithms 1 and 2 and section B.2.
+Legend: N images, D features, k ranked neighbours per image, K images per bag, T bags.
 """
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +19,7 @@ from torch import Tensor
 
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.neighbours import nearest_neighbours, normalised
-from hf_captionrl.utils.io import atomic_write_bytes, write_json
-
-# --- Bags of similar images: candidates, TrueMatch's curation, and disjoint bags for training ------------------------
-# Reference: No Detail Left Behind, Algorithms 1 and 2 and section B.2.
-# Legend: N images, D features, k ranked neighbours per image, K images per bag, T bags.
+from hf_captionrl.utils.io import atomic_file, atomic_write_bytes, write_json
 
 _AT_ONCE = 4096
 
@@ -111,19 +107,7 @@ def bag_similarities(features: Any, bags: Any) -> Tensor:
 
 
 def check_neighbours(neighbours: Any, num_images: int | None = None) -> np.ndarray:
-    """Check ranked neighbours, and return them as an array.
-
-    Args:
-        neighbours (array or tensor of shape `(N, k)`): Rows of the nearest images of each image, most similar first.
-        num_images: Number of images of the data set; by default that of the neighbours.
-
-    Returns:
-        `np.ndarray` of shape `(N, k)`: Integers, not copied if possible.
-
-    Raises:
-        ValueError: If they are not integers, do not have `num_images` rows, or if an image has a neighbour that does not
-            exist, is the image itself, or occurs twice.
-    """
+    """Ranked neighbours `(N, k)` as an array, most similar first; raises ValueError if they are not of `num_images` images."""
     array = neighbours.detach().cpu().numpy() if isinstance(neighbours, Tensor) else np.asarray(neighbours)
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "iu":
         raise ValueError(
@@ -273,7 +257,7 @@ def _near_by_graph(neighbours: np.ndarray, left: list[int], bag_size: int, free:
         yield bag
 
 
-# --- Files of bags and of ranked neighbours, with image ids (not row numbers) and the signature of the scorer --------
+# --- Files, with image ids (not row numbers) and the signature of the scorer -----------------------------------------
 
 BAG_FORMATS = (".parquet", ".json")
 """Suffixes of bag files."""
@@ -282,6 +266,7 @@ Features = Literal["image", "multimodal"]
 """Features that define the similarity: of the images alone, or of images and captions."""
 
 _KEY = b"captionrl"  # key of the metadata in a Parquet file
+_REMEDY = "Create it again with `captionrl bags`."
 
 
 @dataclass(frozen=True)
@@ -374,10 +359,8 @@ def save_bags(path: str | Path, file: BagFile) -> Path:
         "signature": file.signature,
     }
     if path.suffix == ".json":
-        rows = [
-            {"image_ids": bag, "similarity": score} for bag, score in zip(file.bags, file.similarities, strict=True)
-        ]
-        return write_json(path, {**head, "bags": rows})
+        bags = zip(file.bags, file.similarities, strict=True)
+        return write_json(path, {**head, "bags": [{"image_ids": bag, "similarity": score} for bag, score in bags]})
     import pyarrow
     from pyarrow import parquet
 
@@ -386,9 +369,9 @@ def save_bags(path: str | Path, file: BagFile) -> Path:
         metadata={_KEY: json.dumps(head)},
     )
     columns = {"size": [len(b) for b in file.bags], "image_ids": file.bags, "similarity": file.similarities}
-    buffer = io.BytesIO()
-    parquet.write_table(pyarrow.table(columns, schema=schema), buffer)
-    return atomic_write_bytes(path, buffer.getvalue())
+    with atomic_file(path) as opened:
+        parquet.write_table(pyarrow.table(columns, schema=schema), opened)
+    return path
 
 
 def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signature: str | None = None) -> BagFile:
@@ -408,8 +391,7 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
     """
     path = Path(path)
     _check_ending(path, BAG_FORMATS)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Create it with `captionrl bags`.")
+    _check_exists(path, "captionrl bags")
     try:
         if path.suffix == ".json":
             head = json.loads(path.read_text(encoding="utf-8"))
@@ -421,17 +403,10 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
             table = parquet.read_table(path)
             head = json.loads(table.schema.metadata[_KEY])
             bags, scores = table["image_ids"].to_pylist(), table["similarity"].to_pylist()
-        file = BagFile(
-            [[str(i) for i in bag] for bag in bags],
-            [float(score) for score in scores],
-            head["signature"],
-            head["features"],
-            head["kind"],
-        )
+        named = [[str(i) for i in bag] for bag in bags]
+        file = BagFile(named, list(map(float, scores)), head["signature"], head["features"], head["kind"])
     except (KeyError, TypeError, ValueError, OSError) as error:
-        raise ValueError(
-            f"{path} is not a bag file ({type(error).__name__}: {error}). Create one with `captionrl bags`."
-        ) from error
+        raise ValueError(f"{path} is not a bag file ({type(error).__name__}: {error}). {_REMEDY}") from error
     _check_bag_file(file, str(path))
     _check_signature(file.signature, signature, str(path))
     if image_ids is not None:
@@ -498,8 +473,7 @@ def load_neighbours(
 
     path = Path(path)
     _check_ending(path, (".safetensors",))
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Create it with `captionrl bags --mode neighbours`.")
+    _check_exists(path, "captionrl bags --mode neighbours")
     try:
         with safe_open(path, framework="pt") as opened:
             head = opened.metadata() or {}
@@ -507,10 +481,7 @@ def load_neighbours(
             names = json.loads(opened.get_tensor("image_ids").numpy().tobytes())
         found, features = head["signature"], head["features"]
     except (KeyError, ValueError, SafetensorError) as error:
-        raise ValueError(
-            f"{path} is not a neighbour file ({type(error).__name__}: {error}). Create one with `captionrl bags --mode "
-            "neighbours`."
-        ) from error
+        raise ValueError(f"{path} is not a neighbour file ({type(error).__name__}: {error}). {_REMEDY}") from error
     _check_signature(found, signature, str(path))
     check_neighbours(indices, len(names))
     if image_ids is not None:
@@ -518,11 +489,9 @@ def load_neighbours(
         to = torch.from_numpy(lookup.rows(names))  # row of the data set of each row of the file
         unknown = (to < 0).nonzero()
         if len(unknown) or len(names) != len(lookup):
-            some = "some images are not in the file"
-            which = f"image {names[int(unknown[0])]!r} is not in the data set" if len(unknown) else some
+            which = f"image {names[int(unknown[0])]!r} is not in the data set" if len(unknown) else "some are missing"
             raise ValueError(
-                f"{path} has neighbours of {len(names)} images, but the data set has {len(lookup)} images: {which}. Create "
-                "the file again for this data set."
+                f"{path} has neighbours of {len(names)} images, but the data set has {len(lookup)} images: {which}. {_REMEDY}"
             )
         order = to.argsort()
         indices, similarities, names = to[indices][order], similarities[order], [names[i] for i in order.tolist()]
@@ -547,6 +516,11 @@ def _check_ending(path: Path, endings: Sequence[str]) -> None:
         raise ValueError(f"The name of {str(path)!r} has an unsupported suffix. Use {' or '.join(endings)}.")
 
 
+def _check_exists(path: Path, command: str) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {str(path)!r}. Create it with `{command}`.")
+
+
 def _check_revision(signature: str, name: str) -> None:
     model, _, revision = signature.partition("@")
     if not model or not revision:
@@ -555,33 +529,24 @@ def _check_revision(signature: str, name: str) -> None:
 
 def _check_signature(found: str, expected: str | None, name: str) -> None:
     if expected is not None and found != expected and not (expected and found.startswith(f"{expected}|")):
-        raise ValueError(
-            f"{name} was created with features of {found!r}, but the scorer is {expected!r}. Create it again with this "
-            "scorer, or use the other one."
-        )
+        raise ValueError(f"{name} was created with features of {found!r}, but the scorer is {expected!r}. {_REMEDY}")
 
 
 def _check_bag_file(file: BagFile, name: str) -> None:
     _check_revision(file.signature, name)
-    if len(file.bags) != len(file.similarities):
+    if not file.bags or len(file.bags) != len(file.similarities):
         raise ValueError(
-            f"{name}: there are {len(file.bags)} bags and {len(file.similarities)} similarities. Use one similarity per "
-            "bag."
+            f"{name} has {len(file.bags)} bags and {len(file.similarities)} similarities. Use at least one bag, and one "
+            "similarity per bag."
         )
-    if not file.bags:
-        raise ValueError(f"{name} has no bags. Use bags that are smaller than the number of images.")
     where: dict[tuple[int, str], int] = {}
     for number, bag in enumerate(file.bags):
-        if len(bag) < 2:
-            raise ValueError(f"{name}: bag {number} has {len(bag)} image(s). Use at least 2 images per bag.")
-        if len(set(bag)) < len(bag):
-            twice = next(i for i in bag if bag.count(i) > 1)
+        if len(bag) < 2 or len(set(bag)) < len(bag):
             raise ValueError(
-                f"{name}: bag {number} contains image {twice!r} twice, so the copy would be a distractor of it. Remove it."
+                f"{name}: bag {number} is {bag}. Use at least 2 images per bag, each once, because a copy would be a distractor "
+                "of its image."
             )
-        if file.kind == "candidates":
-            continue
-        for image_id in bag:
+        for image_id in bag if file.kind != "candidates" else ():
             first = where.setdefault((len(bag), image_id), number)
             if first != number:
                 raise ValueError(
@@ -594,11 +559,8 @@ def _known_rows(bags: Sequence[Sequence[str]], lookup: RowLookup, name: str) -> 
     """Row of each image of each bag, one after the other."""
     rows = lookup.rows([image_id for bag in bags for image_id in bag])
     if (rows < 0).any():
-        place = int((rows < 0).argmax())
-        number = int(np.searchsorted(np.cumsum([len(bag) for bag in bags]), place, side="right"))
-        image_id = bags[number][place - sum(map(len, bags[:number]))]
+        number, image_id = next((n, i) for n, bag in enumerate(bags) for i in bag if i not in lookup)
         raise ValueError(
-            f"{name}: bag {number} contains image {image_id!r}, which is not in the data set of {len(lookup)} images. "
-            "Create the bags again for this data set."
+            f"{name}: bag {number} contains image {image_id!r}, which is not in the data set of {len(lookup)} images. {_REMEDY}"
         )
     return rows

@@ -17,124 +17,13 @@ from torch import Tensor
 from hf_captionrl.retrieval.ranking import default_block_size, unit_rows
 from hf_captionrl.utils.io import atomic_write_bytes
 
-# --- Nearest neighbours from compressed features: faiss' IVF-PQ finds candidates, exact similarities rank them -------
-# Legend: N images, D features, Q queries, k neighbours.
-
-_CANDIDATES = 4
-"""Candidates per neighbour, whose exact similarities are computed."""
-_QUERIES_AT_ONCE = 64
-_TRAINING_ROWS = 40
-"""Smallest number of training rows per list and per code; faiss recommends 39."""
-
-
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError(
-            "Compressed neighbours need faiss, which is not installed. Run `pip install 'hf-captionrl[faiss]'`."
-        ) from error
-    return faiss
-
-
-def build_compressed_index(features: np.ndarray, path: str | os.PathLike[str], *, seed: int = 0) -> Path:
-    """Train an IVF-PQ index and write it; codes take up to 64 bytes per row, half of it below 10,240 rows.
-
-    Args:
-        features (array of shape `(N, D)`): Rows of unit length, float32; may be memory-mapped.
-        path (`str` or `Path`): The file.
-        seed (`int`): Seed of the clustering and of the choice of its training rows.
-
-    Returns:
-        `Path`: The file.
-
-    Raises:
-        ImportError: If faiss is not installed.
-        ValueError: If there are fewer than 640 rows, too few for 16 codes.
-    """
-    faiss = _faiss()
-    count, width = features.shape
-    bits = 8 if count >= _TRAINING_ROWS * 2**8 else 4
-    if count < _TRAINING_ROWS * 2**bits:
-        raise ValueError(f"There are {count} rows, but IVF-PQ needs {_TRAINING_ROWS * 2**bits}. Use the exact search.")
-    lists = max(1, min(int(4 * count**0.5), count // _TRAINING_ROWS))
-    parts = next(n for n in (64, 48, 32, 16, 8, 4, 2, 1) if width % n == 0)
-    index = faiss.IndexIVFPQ(faiss.IndexFlatIP(width), width, lists, parts, bits, faiss.METRIC_INNER_PRODUCT)
-    index.cp.seed = index.pq.cp.seed = seed
-    some = np.random.default_rng(seed).permutation(count)[: 256 * max(lists, 256)]
-    index.train(np.ascontiguousarray(features[np.sort(some)]))
-    for start in range(0, count, 65_536):
-        index.add(np.ascontiguousarray(features[start : start + 65_536]))
-    index.nprobe = min(32, lists)
-    return atomic_write_bytes(path, faiss.serialize_index(index).tobytes())
-
-
-class CompressedIndex:
-    """Searches an index that `build_compressed_index` wrote.
-
-    Args:
-        path (`str` or `Path`): The file.
-        features (array of shape `(N, D)`): The rows of the index, of unit length; memory-mapped, read only for candidates.
-
-    Raises:
-        ImportError: If faiss is not installed.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], features: np.ndarray) -> None:
-        faiss = _faiss()
-        # Mapped: the processes of a machine share one copy of the codes.
-        self._index = faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP)
-        self.features = features
-
-    def search(self, rows: Any, k: int) -> tuple[Tensor, Tensor]:
-        """The k most similar other images of some images, among the candidates of the index.
-
-        Args:
-            rows (sequence of Q integers): The images.
-            k (`int`): Neighbours per image.
-
-        Returns:
-            `tuple` of two tensors of shape `(Q, k)`: int64 rows, most similar first, and float32 cosine similarities in [-1, 1].
-
-        Raises:
-            ValueError: If the searched lists have fewer than k other images.
-        """
-        queries = np.asarray(rows, dtype=np.int64)
-        indices = torch.empty(len(queries), k, dtype=torch.long)
-        similarities = torch.empty(len(queries), k)
-        for start in range(0, len(queries), _QUERIES_AT_ONCE):
-            own = queries[start : start + _QUERIES_AT_ONCE]  # (q,)
-            unit = np.ascontiguousarray(self.features[own])  # (q, D)
-            candidates = np.sort(self._index.search(unit, min(_CANDIDATES * k + 1, len(self.features)))[1], axis=1)
-            scores = np.einsum("qd,qcd->qc", unit, self.features[np.maximum(candidates, 0)])  # (q, c)
-            scores[(candidates == own[:, None]) | (candidates < 0)] = -np.inf
-            # Stable: of equal similarities, the image in the first row.
-            best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-            values = np.take_along_axis(scores, best, axis=1)
-            if not np.isfinite(values).all():
-                raise ValueError(f"The lists around row {own[0]} have fewer than {k} other images. Lower --top.")
-            indices[start : start + len(own)] = torch.from_numpy(np.take_along_axis(candidates, best, axis=1))
-            similarities[start : start + len(own)] = torch.from_numpy(values)
-        return indices, similarities.clamp_(-1.0, 1.0)
-
-
-# --- Nearest images of each image: exact with blocked matrix products, approximate with faiss; multimodal features ---
-
 # Columns per group; only groups with large maxima are searched. A plain top-200 of 118,000 columns takes a sixth of the
 # time of the product.
 _GROUP = 32
 
 
 def normalised(features: Any, name: str = "features") -> Tensor:
-    """Features scaled to length 1, in fp32.
-
-    Args:
-        features (array or tensor of shape `(N, D)`): Features, not necessarily normalised.
-        name: Their name in error messages.
-
-    Returns:
-        `torch.Tensor` of shape `(N, D)`: float32, each row of norm 1.
-    """
+    """Features `(N, D)` scaled to length 1, in fp32; `name` is theirs in error messages."""
     return unit_rows(features, name).float()  # normalise first: float64 can represent values that float32 cannot
 
 
@@ -211,26 +100,10 @@ def nearest_neighbours(
 
 
 def rank_rows(unit: Tensor, k: int, *, rows: Any = None, block_size: int | None = None) -> tuple[Tensor, Tensor]:
-    """[`nearest_neighbours`] of normalised rows, without checks of the features.
-
-    Args:
-        unit (`torch.Tensor` of shape `(N, D)`): From [`normalised`], on the device of the products.
-        k: Neighbours per image.
-        rows (sequence of `Q` integers, *optional*): Only find the neighbours of these images.
-        block_size: Images per block.
-
-    Returns:
-        `tuple`: See [`nearest_neighbours`].
-
-    Raises:
-        ValueError: If a number is out of range.
-    """
+    """[`nearest_neighbours`] of rows from [`normalised`], on their device."""
     count = len(unit)
     _check_k(k, count)
-    if block_size is None:
-        block_size = default_block_size(count)
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}. Use at least 1.")
+    block_size = block_size or default_block_size(count)
     queries = torch.arange(count) if rows is None else torch.as_tensor(rows, dtype=torch.long)
     if queries.ndim != 1 or (len(queries) and not 0 <= int(queries.min()) <= int(queries.max()) < count):
         raise ValueError(f"rows must be a list of numbers in [0, {count}), the rows of the features.")
@@ -312,21 +185,11 @@ def approximate_neighbours(
         ImportError: If faiss is not installed.
         ValueError: If features are invalid, or a number is out of range.
     """
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError(
-            "approximate_neighbours needs faiss, which is not installed. Run `pip install 'hf-captionrl[faiss]'`, or use "
-            "nearest_neighbours, which is exact and fast enough for about 200,000 images."
-        ) from error
+    faiss = _faiss()
     unit = normalised(features).cpu()
     count, width = unit.shape
     _check_k(k, count)
-    if num_probes < 1 or recall_rows < 1:
-        raise ValueError(f"num_probes ({num_probes}) and recall_rows ({recall_rows}) must be at least 1.")
     lists = max(1, min(int(4 * count**0.5), count // 39)) if num_clusters is None else num_clusters
-    if not 1 <= lists <= count:
-        raise ValueError(f"num_clusters is {lists}, but must be between 1 and {count}, the number of images.")
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, lists, faiss.METRIC_INNER_PRODUCT)
     index.cp.seed = seed
     index.cp.min_points_per_centroid = 1  # cluster small sets too, without a warning on stderr
@@ -356,12 +219,84 @@ def neighbour_recall(found: Any, exact: Any) -> float:
 
     Returns:
         `float`: In [0, 1], higher is better.
-
-    Raises:
-        ValueError: If the shapes disagree or are empty.
     """
     found, exact = torch.as_tensor(found), torch.as_tensor(exact)
-    if found.shape != exact.shape or found.ndim != 2 or 0 in found.shape:
-        raise ValueError(f"found has shape {tuple(found.shape)} and exact {tuple(exact.shape)}; both must be (N, k).")
     hits = sum(len(set(a).intersection(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True))
     return hits / exact.numel()
+
+
+# --- Nearest neighbours from compressed features: faiss' IVF-PQ finds candidates, exact similarities rank them -------
+
+_CANDIDATES = 4
+"""Candidates per neighbour, whose exact similarities are computed."""
+_QUERIES_AT_ONCE = 64
+_TRAINING_ROWS = 40
+"""Smallest number of training rows per list and per code; faiss recommends 39."""
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError(
+            "Approximate neighbours need faiss, which is not installed. Run `pip install 'hf-captionrl[faiss]'`, or use "
+            "nearest_neighbours, which is exact and fast enough for about 200,000 images."
+        ) from error
+    return faiss
+
+
+def build_compressed_index(features: np.ndarray, path: str | os.PathLike[str], *, seed: int = 0) -> Path:
+    """Train an IVF-PQ index of rows `(N, D)` of unit length, float32, and write it; the rows may be memory-mapped.
+
+    Codes take up to 64 bytes per row, half of it below 10,240 rows; 640 rows are the minimum. `seed` is that of the clustering
+    and of the choice of its training rows.
+    """
+    faiss = _faiss()
+    count, width = features.shape
+    bits = 8 if count >= _TRAINING_ROWS * 2**8 else 4
+    if count < _TRAINING_ROWS * 2**bits:
+        raise ValueError(f"There are {count} rows, but IVF-PQ needs {_TRAINING_ROWS * 2**bits}. Use the exact search.")
+    lists = max(1, min(int(4 * count**0.5), count // _TRAINING_ROWS))
+    parts = next(n for n in (64, 48, 32, 16, 8, 4, 2, 1) if width % n == 0)
+    index = faiss.IndexIVFPQ(faiss.IndexFlatIP(width), width, lists, parts, bits, faiss.METRIC_INNER_PRODUCT)
+    index.cp.seed = index.pq.cp.seed = seed
+    some = np.random.default_rng(seed).permutation(count)[: 256 * max(lists, 256)]
+    index.train(np.ascontiguousarray(features[np.sort(some)]))
+    for start in range(0, count, 65_536):
+        index.add(np.ascontiguousarray(features[start : start + 65_536]))
+    index.nprobe = min(32, lists)
+    return atomic_write_bytes(path, faiss.serialize_index(index).tobytes())
+
+
+class CompressedIndex:
+    """Searches an index that `build_compressed_index` wrote; `features` are its rows, read only for candidates."""
+
+    def __init__(self, path: str | os.PathLike[str], features: np.ndarray) -> None:
+        faiss = _faiss()
+        # Mapped: the processes of a machine share one copy of the codes.
+        self._index = faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP)
+        self.features = features
+
+    def search(self, rows: Any, k: int) -> tuple[Tensor, Tensor]:
+        """The k most similar other images of Q images, among the candidates of the index.
+
+        Returns rows `(Q, k)`, most similar first, and cosine similarities. Raises ValueError if the searched lists have fewer
+        than k other images.
+        """
+        queries = np.asarray(rows, dtype=np.int64)
+        indices = torch.empty(len(queries), k, dtype=torch.long)
+        similarities = torch.empty(len(queries), k)
+        for start in range(0, len(queries), _QUERIES_AT_ONCE):
+            own = queries[start : start + _QUERIES_AT_ONCE]  # (q,)
+            unit = np.ascontiguousarray(self.features[own])  # (q, D)
+            candidates = np.sort(self._index.search(unit, min(_CANDIDATES * k + 1, len(self.features)))[1], axis=1)
+            scores = np.einsum("qd,qcd->qc", unit, self.features[np.maximum(candidates, 0)])  # (q, c)
+            scores[(candidates == own[:, None]) | (candidates < 0)] = -np.inf
+            # Stable: of equal similarities, the image in the first row.
+            best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+            values = np.take_along_axis(scores, best, axis=1)
+            if not np.isfinite(values).all():
+                raise ValueError(f"The lists around row {own[0]} have fewer than {k} other images. Lower --top.")
+            indices[start : start + len(own)] = torch.from_numpy(np.take_along_axis(candidates, best, axis=1))
+            similarities[start : start + len(own)] = torch.from_numpy(values)
+        return indices, similarities.clamp_(-1.0, 1.0)

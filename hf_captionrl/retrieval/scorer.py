@@ -1,6 +1,6 @@
-"""Frozen image-text scorers: CLIP, SigLIP and other dual encoders of transformers; loads any scorer by name.
+"""Frozen image-text scorers, which map captions and images to unit vectors: CLIP, SigLIP and other dual encoders.
 
-Legend: N captions, T tokens.
+Legend: N captions, B images, T tokens, D features.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ from hf_captionrl.utils.model_files import (
     usable_revision,
 )
 
-# --- Interface and base class of scorers: frozen models that map captions and images to unit vectors -----------------
-# Legend: N captions, B images, D features.
-
 _DTYPES = {
     **dict.fromkeys(("float32", "fp32", "torch.float32"), torch.float32),
     **dict.fromkeys(("float16", "fp16", "torch.float16"), torch.float16),
@@ -62,36 +59,15 @@ class Scorer(Protocol):
         ...
 
     def text_features(self, captions: Sequence[str]) -> Tensor:
-        """Captions as unit vectors.
-
-        Args:
-            captions: N captions; empty captions are allowed, because a policy may generate them.
-
-        Returns:
-            `torch.Tensor` of shape `(N, D)`: float32, each row of norm 1.
-        """
+        """N captions as unit vectors `(N, D)`, float32; empty captions are allowed, because a policy may generate them."""
         ...
 
     def image_features(self, images: Sequence[Image.Image]) -> Tensor:
-        """Images as unit vectors.
-
-        Args:
-            images: B PIL images.
-
-        Returns:
-            `torch.Tensor` of shape `(B, D)`: float32, each row of norm 1.
-        """
+        """B PIL images as unit vectors `(B, D)`, float32."""
         ...
 
     def count_truncated(self, captions: Sequence[str]) -> int:
-        """Number of captions that are longer than `max_text_tokens`.
-
-        Args:
-            captions: N captions.
-
-        Returns:
-            `int`: Between 0 and N.
-        """
+        """Number of captions that are longer than `max_text_tokens`."""
         ...
 
 
@@ -100,38 +76,17 @@ class TokenScorer(Scorer, Protocol):
     """A scorer that also returns the tokens of captions and their features, such as `HFScorer` and `OpenClipScorer`."""
 
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
-        """Number of tokens of captions, before truncation.
-
-        Args:
-            captions: N captions.
-
-        Returns:
-            `list[int]`: N numbers, including special tokens.
-        """
+        """Number of tokens of each caption before truncation, including special tokens."""
         ...
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        """Token ids of captions, after truncation.
-
-        Args:
-            captions: N captions.
-
-        Returns:
-            `list[list[int]]`: At most `max_text_tokens` ids per caption, including start and end token.
-        """
+        """At most `max_text_tokens` token ids of each caption, including start and end token."""
         ...
 
     def token_features(self, captions: Sequence[str]) -> list[Tensor]:
-        """Features of each token in the space of the image features.
+        """Features of each token in the space of the image features: N tensors `(T, D)`, float32, not normalised.
 
-        Args:
-            captions: N captions.
-
-        Returns:
-            `list[torch.Tensor]`: N tensors of shape `(T, D)`, float32, not normalised; one row per id of `token_ids`.
-
-        Raises:
-            ValueError: If the model has no such features.
+        One row per id of `token_ids`. Raises ValueError if the model has no such features.
         """
         ...
 
@@ -144,18 +99,9 @@ class DualEncoder(TokenScorer, abc.ABC):
 
     Args:
         model: Dual encoder; it is frozen, set to eval mode, cast and moved in place.
-        model_id: Name in the signature.
         fingerprint: Hash of weights, config and image processor.
         revision: Short revision in the signature (a commit, or the beginning of the fingerprint).
-        logit_scale: Factor on the cosine similarity.
-        max_text_tokens: Longer captions are truncated.
-        dtype: Data type of the weights: `"float32"`, `"float16"`, `"bfloat16"` or the torch dtype.
-        device: By default the GPU if there is one.
-        batch_size: Captions or images per forward pass.
         extra: More parts of the signature.
-
-    Raises:
-        ValueError: If `dtype` or `batch_size` is not supported.
     """
 
     def __init__(
@@ -174,8 +120,6 @@ class DualEncoder(TokenScorer, abc.ABC):
     ):
         if str(dtype) not in _DTYPES:
             raise ValueError(f"dtype is {dtype!r}. Use 'float32', 'float16' or 'bfloat16'.")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}. Use at least 1.")
         self.dtype = _DTYPES[str(dtype)]
         self.device = torch.device(device) if device is not None else _default_device()
         self.model: Any = model.requires_grad_(False).eval().to(device=self.device, dtype=self.dtype)
@@ -199,14 +143,7 @@ class DualEncoder(TokenScorer, abc.ABC):
         return f"{type(self).__name__}({self.signature!r}, device={str(self.device)!r})"
 
     def to(self, device: str | torch.device) -> DualEncoder:
-        """Move the model.
-
-        Args:
-            device: The new device.
-
-        Returns:
-            `DualEncoder`: The same object.
-        """
+        """Move the model; returns the same object."""
         self.device = torch.device(device)
         self.model.to(self.device)
         return self
@@ -327,10 +264,6 @@ def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
     return unit_length(features)
 
 
-# --- Scorers from open_clip models -----------------------------------------------------------------------------------
-# Legend: N captions, B images, T tokens.
-
-
 class OpenClipScorer(DualEncoder):
     """Scorer from an open_clip model.
 
@@ -423,9 +356,8 @@ class OpenClipScorer(DualEncoder):
         return [next((i for i, token in enumerate(row) if i and token in ends), len(row) - 1) + 1 for row in rows]
 
     def _tokenize(self, captions: list[str]) -> list[dict[str, list[int]]]:
-        tokens = self.tokenizer(
-            captions, context_length=self.context_length
-        )  # (N, context); EOS is kept in truncated captions
+        # (N, context); EOS is kept in truncated captions
+        tokens = self.tokenizer(captions, context_length=self.context_length)
         if not self._trim:
             return [{"input_ids": row} for row in tokens.tolist()]
         eos = self.tokenizer.eot_token_id
@@ -507,8 +439,6 @@ def _open_clip_model(name: str, pretrained: str | None) -> tuple[Any, str, str]:
     except (RuntimeError, FileNotFoundError, ValueError) as error:
         raise ValueError(f"The open_clip scorer {name!r} cannot be loaded: {error}") from error
 
-
-# --- Frozen image-text scorers: CLIP, SigLIP and other dual encoders of transformers; loads any scorer by name -------
 
 logger = logging.getLogger(__name__)
 

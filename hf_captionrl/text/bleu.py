@@ -11,7 +11,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, group_blocks, positions
+from hf_captionrl.text.ngrams import (
+    NgramCounts,
+    TokenBatch,
+    check_references,
+    count_ngrams,
+    group_blocks,
+    positions,
+    slots_of,
+)
 
 # pycocoevalcap's constants, which prevent division by zero.
 _SMALL = 1e-9
@@ -42,12 +50,6 @@ def _closest(lengths: Tensor, reference_lengths: Tensor, there: Tensor) -> Tenso
     return reference_lengths.gather(1, best)[:, 0]
 
 
-def _slots(groups: Tensor, num_groups: int) -> Tensor:
-    """Index of each caption in its group, from 0; groups must be sorted."""
-    sizes = torch.bincount(groups, minlength=num_groups)
-    return torch.arange(len(groups), device=groups.device) - (torch.cumsum(sizes, 0) - sizes)[groups]
-
-
 def _clipped(counts: NgramCounts, limit: Tensor, entries: Tensor) -> Tensor:
     """Matches of each caption and order, `(N, n)`, with its n-gram counts clipped at `limit` (E',)."""
     width = counts.max_order
@@ -65,16 +67,7 @@ def bleu_matches(
     the arguments of [`bleu_scores`]: matches and totals `(N, n)`, lengths of captions and of the closest references
     `(N,)`.
     """
-    if len(batch) != len(candidate_groups) + len(reference_groups):
-        raise ValueError(
-            f"{len(batch)} captions, but {len(candidate_groups)} candidates and {len(reference_groups)} references. Pass one group per caption."
-        )
-    sizes = torch.bincount(reference_groups, minlength=int(candidate_groups.max()) + 1)
-    missing = torch.nonzero(sizes[candidate_groups] == 0).flatten()
-    if len(missing):
-        raise ValueError(
-            f"Candidate {int(missing[0])} belongs to an image without a reference. Pass at least one per image."
-        )
+    check_references(batch, candidate_groups, reference_groups)
     blocks = group_blocks(batch, candidate_groups, reference_groups)
     return _joined(_reference_matches(part, ours, theirs, max_order) for part, (ours, theirs) in blocks)
 
@@ -94,7 +87,7 @@ def _reference_matches(
     num_groups = int(groups.max()) + 1
     sizes = torch.bincount(reference_groups, minlength=num_groups)
     slots = torch.full_like(groups, -1)
-    slots[num:] = _slots(reference_groups, num_groups)
+    slots[num:] = slots_of(reference_groups)
     counts = count_ngrams(batch, max_order, groups)
     most = counts.table(slots).amax(dim=1)  # (C,) of an n-gram in any one reference
     ours = positions(counts.rows < num)
@@ -122,10 +115,8 @@ def pairwise_bleu(batch: TokenBatch, group_size: int, max_order: int = 4) -> Ten
     reference.
     """
     num = len(batch)
-    if group_size < 1 or num == 0 or num % group_size:
-        raise ValueError(
-            f"{num} captions cannot be divided into groups of {group_size}. Pass the same number of captions per image."
-        )
+    if num == 0 or num % group_size:
+        raise ValueError(f"{num} captions cannot be divided into groups of {group_size}. Pass equally many per image.")
     device = batch.tokens.device
     position = torch.arange(num, device=device)
     groups = torch.div(position, group_size, rounding_mode="floor")
@@ -137,9 +128,8 @@ def pairwise_bleu(batch: TokenBatch, group_size: int, max_order: int = 4) -> Ten
     both = torch.minimum(part[:, :, None], part[:, None, :]).view(len(shared), group_size**2)
     segment = counts.column_groups[shared] * max_order + counts.orders(counts.column_ids[shared])
     matches = torch.zeros(num // group_size * max_order, group_size**2, dtype=torch.float64, device=device)
-    matches = (
-        matches.index_add_(0, segment, both).view(-1, max_order, group_size, group_size).permute(0, 2, 3, 1).clone()
-    )
+    matches.index_add_(0, segment, both)
+    matches = matches.view(-1, max_order, group_size, group_size).permute(0, 2, 3, 1).clone()
     totals = counts.totals().view(-1, group_size, max_order)
     own = torch.arange(group_size, device=device)
     matches[:, own, own] = totals.double()
@@ -159,18 +149,15 @@ def sibling_bleu(batch: TokenBatch, groups: Tensor, max_order: int = 4) -> tuple
     `groups` `(N,)` is sorted, with at least two captions per image. Returns what [`bleu_matches`] does.
     """
     sizes = torch.bincount(groups)
-    lonely = torch.nonzero(sizes[groups] < 2).flatten()
-    if len(lonely):
-        raise ValueError(
-            f"Caption {int(lonely[0])} is the only one of its image. Pass at least two captions per image."
-        )
+    if len(lonely := torch.nonzero(sizes[groups] < 2).flatten()):
+        raise ValueError(f"Caption {int(lonely[0])} is the only one of its image. Pass at least two per image.")
     return _joined(_sibling_matches(part, own, max_order) for part, (own,) in group_blocks(batch, groups))
 
 
 def _sibling_matches(batch: TokenBatch, groups: Tensor, max_order: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """[`sibling_bleu`] of a block."""
     sizes = torch.bincount(groups)
-    slots = _slots(groups, len(sizes))
+    slots = slots_of(groups)
     counts = count_ngrams(batch, max_order, groups)
     table = counts.table(slots)  # (C, S)
     # The largest count in other captions is the row's maximum, or the second largest for the caption with the maximum.

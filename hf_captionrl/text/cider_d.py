@@ -23,11 +23,13 @@ from torch import Tensor
 from hf_captionrl.text.ngrams import (
     NgramCounts,
     TokenBatch,
+    check_references,
     count_documents,
     count_ngrams,
     encode_words,
     group_blocks,
     positions,
+    slots_of,
 )
 from hf_captionrl.utils.io import atomic_write_bytes
 
@@ -103,10 +105,6 @@ class DocumentFrequencies:
 
     def lookup(self, counts: NgramCounts) -> Tensor:
         """Number of documents that contain each distinct n-gram. Returns `(U,)`: int64, 0 for unknown n-grams."""
-        if counts.max_order > self.max_order:
-            raise ValueError(
-                f"n-grams of order {counts.max_order} were requested, but only orders up to {self.max_order} were counted. Lower max_order."
-            )
         found = torch.zeros_like(counts.words)
         position = torch.full_like(counts.words, -1)  # of each n-gram among the keys of its order
         for n in range(counts.max_order):
@@ -158,14 +156,12 @@ class DocumentFrequencies:
             with safe_open(os.fspath(path), framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+            if metadata.get("format") != _FORMAT:
+                raise ValueError(f"its format is {metadata.get('format')!r}, not {_FORMAT!r}")
+        except (SafetensorError, ValueError) as error:
             raise ValueError(
                 f"{os.fspath(path)} is not a file of document frequencies: {error}. Count them again."
             ) from error
-        if metadata.get("format") != _FORMAT:
-            raise ValueError(
-                f"{os.fspath(path)} has the format {metadata.get('format')!r}, not {_FORMAT!r}. Count them again."
-            )
         orders = range(int(metadata["max_order"]))
         words = None
         if "words" in tensors:
@@ -182,21 +178,15 @@ class DocumentFrequencies:
 
 
 def check_words(groups: Sequence[Sequence[Sequence[str]]], name: str) -> None:
-    """Raise unless `groups` is a list of lists of tokenised captions."""
+    """Refuse strings where lists of words belong, whose characters would be counted as words, and images without captions."""
     if len(groups) == 0:
         raise ValueError(f"There are no {name}. Pass one list per image.")
     for i, captions in enumerate(groups):
-        if isinstance(captions, str):
-            raise ValueError(
-                f"{name}[{i}] is a string, not a list of captions. Pass [[...], ...], one list per image."
-            )
-        if len(captions) == 0:
-            raise ValueError(f"{name}[{i}] is empty. Pass at least one per image.")
+        if isinstance(captions, str) or len(captions) == 0:
+            raise ValueError(f"{name}[{i}] is {captions!r}. Pass a list of at least one tokenised caption per image.")
         for j, caption in enumerate(captions):
             if isinstance(caption, str):
-                raise ValueError(
-                    f"{name}[{i}][{j}] is a string; its characters would be counted as words. Tokenise it first."
-                )
+                raise ValueError(f"{name}[{i}][{j}] is a string. Tokenise it first.")
 
 
 # --- CIDEr-D and plain CIDEr on integer n-grams, with document frequencies that are counted once ---------------------
@@ -228,12 +218,8 @@ class CiderScorer:
         sigma: float = 6.0,
         max_order: int = 4,
     ) -> None:
-        if variant not in ("cider_d", "cider"):
-            raise ValueError(f"variant must be 'cider_d' or 'cider', got {variant!r}.")
-        if not 1 <= max_order <= frequencies.max_order:
-            raise ValueError(
-                f"max_order ({max_order}) must be between 1 and the longest n-gram counted ({frequencies.max_order})."
-            )
+        if max_order > frequencies.max_order:
+            raise ValueError(f"max_order is {max_order}, but n-grams were counted up to {frequencies.max_order}.")
         if not sigma > 1e-100:  # its square must not underflow
             raise ValueError(f"sigma must be above 0 words, got {sigma}.")
         self.frequencies = frequencies
@@ -249,13 +235,10 @@ class CiderScorer:
         Returns `(N,)`: float64 scores in [0, 10] of all candidates, image after image; higher is better.
         """
         if self.frequencies.words is None:
-            raise ValueError(
-                "These frequencies are of token ids. Use score_tokens, or count the words of the references."
-            )
+            raise ValueError("These frequencies are of token ids. Use score_tokens, or count the words of references.")
         if len(candidates) != len(references):
             raise ValueError(
-                f"There are {len(candidates)} images with candidates and {len(references)} with references. Pass both for "
-                "every image."
+                f"{len(candidates)} images have candidates and {len(references)} references. Pass both for every image."
             )
         check_words(candidates, "candidates")
         check_words(references, "references")
@@ -275,24 +258,11 @@ class CiderScorer:
         The batch has N candidates, then R references; `candidate_images` `(N,)` and `reference_images` `(R,)`, sorted,
         are their images. Returns `(N,)`: float64 in [0, 10], higher is better.
         """
-        num_candidates, num_references = len(candidate_images), len(reference_images)
-        if len(batch) != num_candidates + num_references:
-            raise ValueError(
-                f"{len(batch)} captions, but {num_candidates} candidates and {num_references} references."
-            )
         device = batch.tokens.device
-        images = torch.cat([candidate_images, reference_images]).to(device)
-        num_images = int(images.max()) + 1
-        number = torch.bincount(images[num_candidates:], minlength=num_images)  # (M,) references of each image
-        missing = torch.nonzero(number[images[:num_candidates]] == 0).flatten()
-        if len(missing):
-            raise ValueError(
-                f"Candidate {int(missing[0])} belongs to image {int(images[missing[0]])}, which has no reference. Pass at least one per image."
-            )
-        if num_references > 1 and bool((images[num_candidates + 1 :] < images[num_candidates:-1]).any()):
-            raise ValueError("reference_images are not sorted. Sort the references by image.")
-        num_slots = int(number.max())
-        blocks = group_blocks(batch, images[:num_candidates], images[num_candidates:])
+        candidate_images, reference_images = candidate_images.to(device), reference_images.to(device)
+        check_references(batch, candidate_images, reference_images)
+        num_slots = int(torch.bincount(reference_images).max())
+        blocks = group_blocks(batch, candidate_images, reference_images)
         return torch.cat([self._scores(part, ours, theirs, num_slots) for part, (ours, theirs) in blocks])
 
     def _scores(self, batch: TokenBatch, candidate_images: Tensor, reference_images: Tensor, num_slots: int) -> Tensor:
@@ -303,7 +273,7 @@ class CiderScorer:
         number = torch.bincount(reference_images, minlength=int(images.max()) + 1)
         first = torch.cumsum(number, 0) - number
         slots = torch.full_like(images, -1)
-        slots[num_candidates:] = torch.arange(num_references, device=device) - first[images[num_candidates:]]
+        slots[num_candidates:] = slots_of(reference_images)
 
         counts = count_ngrams(batch, self.max_order, images)
         documents = self.frequencies.lookup(counts)
@@ -333,9 +303,8 @@ class CiderScorer:
         there = steps < number[image][:, None]
         at = num_candidates + (first[image][:, None] + steps).clamp(max=num_references - 1)
         scale = norms[:num_candidates, :, None] * norms[at].transpose(1, 2)  # (N, order, S)
-        similarity = torch.where(scale > 0, similarity / scale.clamp(min=1e-300), torch.zeros_like(similarity)).mean(
-            dim=1
-        )
+        cosines = torch.where(scale > 0, similarity / scale.clamp(min=1e-300), torch.zeros_like(similarity))
+        similarity = cosines.mean(dim=1)
         if self.variant == "cider_d":
             lengths = (counts.lengths - 1).clamp(min=0).double()
             delta = lengths[:num_candidates, None] - lengths[at]

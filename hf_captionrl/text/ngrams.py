@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import Literal
 
 import numpy as np
 import torch
@@ -174,14 +175,8 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
 
     `groups` `(N,)` are not negative; None: one group.
     """
-    if max_order < 1:
-        raise ValueError(f"max_order must be at least 1, got {max_order}.")
     tokens, lengths, device = batch.tokens.long(), batch.lengths, batch.tokens.device
     groups = torch.zeros_like(lengths) if groups is None else groups.to(device)
-    if groups.shape != lengths.shape:
-        raise ValueError(
-            f"groups must have shape ({len(lengths)},), got {tuple(groups.shape)}. Pass one group per caption."
-        )
     # index_select everywhere, because tensor[index] takes four times as long on the CPU.
     row = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
     starts = torch.arange(len(tokens), device=device)
@@ -228,6 +223,26 @@ def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = 
 
 def _is_sorted(values: Tensor) -> bool:
     return len(values) < 2 or not bool((values[1:] < values[:-1]).any())
+
+
+def slots_of(groups: Tensor) -> Tensor:
+    """Index of each caption in its group, from 0; groups are sorted."""
+    sizes = torch.bincount(groups)
+    return torch.arange(len(groups), device=groups.device) - (torch.cumsum(sizes, 0) - sizes)[groups]
+
+
+def check_references(batch: TokenBatch, candidates: Tensor, references: Tensor) -> None:
+    """Refuse images of candidates that have no reference, and references that are not sorted by image."""
+    if len(batch) != len(candidates) + len(references):
+        raise ValueError(f"{len(batch)} captions, but {len(candidates)} candidates and {len(references)} references.")
+    sizes = torch.bincount(references, minlength=int(candidates.max()) + 1)
+    if len(missing := torch.nonzero(sizes[candidates] == 0).flatten()):
+        image = int(candidates[missing[0]])
+        raise ValueError(
+            f"Candidate {int(missing[0])} belongs to image {image}, which has no reference. Pass at least one per image."
+        )
+    if not _is_sorted(references):
+        raise ValueError("The images of the references are not sorted. Sort the references by image.")
 
 
 def group_blocks(batch: TokenBatch, *groups: Tensor) -> Iterator[tuple[TokenBatch, tuple[Tensor, ...]]]:
@@ -341,15 +356,13 @@ def _sums(keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     return ordered.index_select(0, first), torch.diff(before, append=totals[-1:])
 
 
-def distinct_share(counts: NgramCounts, order: int, num_groups: int, *, per: str = "words") -> Tensor:
+def distinct_share(
+    counts: NgramCounts, order: int, num_groups: int, *, per: Literal["words", "ngrams"] = "words"
+) -> Tensor:
     """Distinct n-grams of each group of captions divided by its words (Div-n).
 
     Returns `(num_groups,)`: float64 shares in [0, 1]; 0 for a group without words.
     """
-    if per not in ("words", "ngrams"):
-        raise ValueError(f"per must be 'words' or 'ngrams', got {per!r}.")
-    if not 1 <= order <= counts.max_order:
-        raise ValueError(f"order must be between 1 and {counts.max_order}, the longest n-gram counted, got {order}.")
     wanted = (counts.column_ids >= counts.offsets[order - 1]) & (counts.column_ids < counts.offsets[order])
     distinct = torch.bincount(counts.column_groups[wanted], minlength=num_groups).double()
     sizes = counts.lengths if per == "words" else counts.totals()[:, order - 1]

@@ -52,13 +52,11 @@ def is_input_error(error: BaseException) -> bool:
     is_message = isinstance(error, OSError) and error.errno is None
     # A missing optional library is the user's to install; a missing module of this package is a broken installation.
     is_message |= isinstance(error, ImportError) and "hf_captionrl" not in str(error)
-    return (isinstance(error, _INPUT_ERRORS) or is_message) and not _is_in_training_loop(error)
-
-
-def _is_in_training_loop(error: BaseException) -> bool:
+    # In the training loop, a ValueError of another library is no bad input.
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_training = any(code.co_name in ("_inner_training_loop", "training_step") for code in frames)
-    return is_training and not frames[-1].co_filename.startswith(_PACKAGE + os.sep)
+    is_foreign = is_training and not frames[-1].co_filename.startswith(_PACKAGE + os.sep)
+    return (isinstance(error, _INPUT_ERRORS) or is_message) and not is_foreign
 
 
 def one_line(error: BaseException) -> str:
@@ -86,20 +84,17 @@ class CheckedOutput:
         self._try(self._stream.flush)
 
     def _try(self, action: Callable[[], object]) -> None:
-        if self._error is None:
-            try:
-                action()
-            except BrokenPipeError:
-                self._discard()
+        if self._error is not None:
+            return
+        try:
+            action()
+        except OSError as error:
+            # The rest of the buffer must not fail again when Python flushes it on exit.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if isinstance(error, BrokenPipeError):
                 raise
-            except OSError as error:
-                self._error = error
-                self._discard()
-
-    def _discard(self) -> None:
-        # The rest of the buffer must not fail again when Python flushes it on exit.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            self._error = error
 
     def finish(self, program: str, code: int) -> int:
         """Flush, and say in one line where the output could not be written."""
@@ -149,7 +144,7 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
 def _report(program: str, message: str) -> None:
     """Print an error once for all processes of a run: through the launcher, or with the number of the process."""
     folder, rank = os.environ.get(ERROR_FOLDER), os.environ.get("RANK", "0")
-    if folder is not None and Path(folder).is_dir():
+    if folder and Path(folder).is_dir():
         Path(folder, rank).write_text(f"{program}: {message}", encoding="utf-8")
     else:
         _say(f"{program}: {message}" if rank == "0" else f"{program}: process {rank}: {message}")

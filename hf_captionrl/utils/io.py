@@ -1,8 +1,7 @@
 """Atomic writes, and files that grow line by line.
 
-The package writes every file through this module: into a temporary file of the same folder, which is flushed to disk and
-renamed in one step. A killed run leaves the previous file intact. Files that grow line by line (captions, answers,
-decisions) are `LineFile`s.
+Every file is written to a temporary file of the same folder, flushed to disk and renamed. A killed run leaves the previous file
+intact. Files that grow line by line (captions, answers, decisions) are `LineFile`s.
 """
 
 from __future__ import annotations
@@ -88,8 +87,6 @@ class LineFile:
     The lock is on the file itself. `filelock` would need a second file beside each, because it truncates the file that
     it locks, and its release in a forked worker would also release the lock of the parent.
 
-    Args:
-        path: The file; created if missing. Its folder must exist.
     """
 
     busy = "Let it finish first."
@@ -164,12 +161,9 @@ class LineFile:
 
 
 class FolderLock(LineFile):
-    """Reserves a folder for one process and checks that it is writable; a context manager.
+    """Reserves a folder, created if missing, for one process and checks that it is writable; a context manager.
 
     The lock ends with the process, also if the process is killed.
-
-    Args:
-        folder: The folder; created if missing.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -179,8 +173,7 @@ class FolderLock(LineFile):
             super().__init__(self.folder / ".run.lock")
             _LOCKS.add(self)
             try:
-                probe = atomic_write_bytes(self.folder / f".probe-{secrets.token_hex(4)}", bytes(_PROBE_BYTES))
-                probe.unlink()
+                atomic_write_bytes(self.folder / f".probe-{secrets.token_hex(4)}", bytes(2**16)).unlink()
             except OSError:
                 self.close()
                 raise
@@ -207,7 +200,6 @@ class FolderLock(LineFile):
         super().close()
 
 
-_PROBE_BYTES = 2**16
 _LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
@@ -261,13 +253,9 @@ def json_digest(value: Any, *, size: int = 8) -> str:
 
 def _sync_folder(folder: Path) -> None:
     """Flush the folder entry, if the system allows it (Windows and some network folders do not)."""
-    try:
+    with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -17,10 +17,8 @@ _PORTS = {"http": 80, "https": 443}
 class OwnHosts:
     """Names by which a server may be addressed.
 
-    Args:
-        more: Additional names that the user has given.
-        any_address: Whether to accept every IP address, if the server listens for other machines. DNS rebinding needs a name
-            that another site controls; such names are still refused.
+    `more` are names that the user has given. `any_address` accepts every IP address, if the server listens for other machines:
+    DNS rebinding needs a name that another site controls, and such names are still refused.
     """
 
     def __init__(self, more: Iterable[str] = (), *, any_address: bool = False) -> None:
@@ -37,12 +35,10 @@ class OwnHosts:
         if len(hosts) != 1:
             return False
         host = _name_and_port(f"//{hosts[0]}")
-        if host is None or not self._is_own(host[0]):
+        if host is None:
             return False
-        return all(self._is_own_origin(origin, host) for origin in origins)
-
-    def _is_own(self, name: str) -> bool:
-        return name in _LOCAL or name in self.more or (self.any_address and _is_address(name))
+        is_own = host[0] in _LOCAL or host[0] in self.more or (self.any_address and _is_address(host[0]))
+        return is_own and all(self._is_own_origin(origin, host) for origin in origins)
 
     def _is_own_origin(self, origin: str, host: tuple[str, int | None]) -> bool:
         scheme = origin.partition("://")[0]

@@ -1,1 +1,1 @@
-"""Benchmarks, one per module; found by `scripts/benchmark.py`."""
+"""What `scripts/benchmark.py` times."""

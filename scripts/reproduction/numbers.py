@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Student's t, the 97.5 % quantile for 1 to 10 degrees of freedom; above, the first terms of its series in 1/df.
-_T = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139)
+from scipy.stats import t as student
+
 _NORMAL = 1.959964
 
 
@@ -22,19 +22,6 @@ class Measured:
     values: tuple[float, ...] = ()
 
 
-def _t(freedom: int) -> float:
-    if freedom <= len(_T):
-        return _T[freedom - 1]
-    z = _NORMAL
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
-
-
 def seed_interval(values: Sequence[float]) -> Measured:
     """Mean and 95 % t-interval of one number per seed."""
     if not values:
@@ -43,7 +30,7 @@ def seed_interval(values: Sequence[float]) -> Measured:
     if len(values) < 2 or max(values) - min(values) < 1e-9:
         return Measured(mean, values=tuple(values))
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    half = _t(len(values) - 1) * math.sqrt(variance / len(values))
+    half = float(student.ppf(0.975, len(values) - 1)) * math.sqrt(variance / len(values))
     return Measured(mean, mean - half, mean + half, tuple(values))
 
 

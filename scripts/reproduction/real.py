@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.apps.experiments.arguments import Row, load_row, read_yaml, row_names
-from hf_captionrl.apps.experiments.smile import VIDEO_COLUMNS
 from hf_captionrl.apps.instruct.judges import ANSWER_COLUMNS
 from hf_captionrl.evaluation.evaluator import more_columns
 from hf_captionrl.evaluation.options import EMBEDDED
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, VIDEO_COLUMNS
 from hf_captionrl.metrics.table import installed_versions
 from hf_captionrl.utils.io import write_json
 from scripts.reproduction.runs import CONFIGS, Caller, UnreachedError, by_seed, call, hardware, reached

@@ -6,6 +6,7 @@ and a change of either begins anew. Each step that ended well leaves a marker th
 
 from __future__ import annotations
 
+import graphlib
 import hashlib
 import itertools
 import json
@@ -22,12 +23,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.metrics.evaluate_modules.results_columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
+from hf_captionrl.apps.experiments.arguments import load_row, read_yaml
+from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
 from hf_captionrl.metrics.table import installed_versions
 from hf_captionrl.utils.io import atomic_write_text, write_json
-from scripts.machine_facts import processor_name
+from scripts.common import processor_name
 from scripts.reproduction.numbers import look_up
-from scripts.reproduction.settings import changed, digests, presets_of
 from scripts.run_seeds import aggregate, aggregate_curves, to_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,54 @@ Caller = Callable[..., int]
 
 class UnreachedError(Exception):
     """A learning curve does not reach a number of another result."""
+
+
+# --- the settings of a result: a digest per preset, to see that a preset changed afterwards ------------------------
+
+UNKNOWN = "unknown"
+IGNORED = {"title", "output_dir", "paper", "learning_curves", "gallery_size", "disable_tqdm", "logging_steps"}
+IGNORED |= {"dataloader_pin_memory", "per_device_eval_batch_size"}
+"""Settings that change no number of a result; `paper` and `learning_curves` add some."""
+
+
+def presets_of(preset: str, *commands: str) -> list[str]:
+    """The presets of a run: its own and those that its commands name; none of a command that has no preset."""
+    named = [preset] if "/" in preset else []
+    for command in commands:
+        named += re.findall(r"--row ([\w./-]+)", command)
+        named += re.findall(r"--config recipes/configs/([\w/-]+)\.yaml", command)
+    return list(dict.fromkeys(named))
+
+
+def settings_in(configs: Path, preset: str) -> dict[str, Any]:
+    """The settings of a preset in a folder of configurations."""
+    base = configs / f"{preset}.yaml"
+    return read_yaml(base) if base.is_file() else load_row(configs, preset).settings
+
+
+def digest(settings: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits of the settings that matter to a result, in any order."""
+    kept = {key: value for key, value in settings.items() if key not in IGNORED}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def digests(presets: list[str], configs: Path) -> dict[str, str]:
+    """The digest of each preset, for a result's key `settings`."""
+    return {preset: digest(settings_in(configs, preset)) for preset in presets}
+
+
+def changed(record: Mapping[str, Any], presets: list[str], configs: Path) -> dict[str, str]:
+    """Presets of a result that are not as they were: "stale", or "unknown" where the result does not say."""
+    made = record.get("settings", {})
+    now = digests(presets, configs)
+    return {
+        preset: UNKNOWN if made.get(preset, UNKNOWN) == UNKNOWN else "stale"
+        for preset in presets
+        if made.get(preset) != now[preset]
+    }
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
 
 
 def world_version() -> str:
@@ -201,17 +250,20 @@ def execute(
     folder = run.folder(runs_dir)
     place = output / run.name
     name = said_of(place)
-    for marker, command in run.commands(seeds, name, runs_dir, others):
+    commands = run.commands(seeds, name, runs_dir, others)
+    for marker, command in commands:
         done = folder / f"{marker}.json"
-        last = marker == run.commands(seeds, name, runs_dir, others)[-1][0]
-        if done.exists() and not (last and not run.rows):
+        # Where no rows are put together, the last command writes the result, and nothing else says that it is there.
+        if done.exists() and (run.rows or marker != commands[-1][0]):
             told(f"{run.name}: {marker} is done")
             continue
-        words = words_in(command, folder)
         told(f"{run.name}: {command}")
+        words = words_of(command)
+        if "scripts/run_seeds.py" in command:  # which does not name the folder
+            at = words.index("--") if "--" in words else len(words)
+            words[at:at] = ["--runs_dir", str(folder)]
         start = time.monotonic()
-        code = caller(words)
-        if code:
+        if code := caller(words):
             return f"exit code {code} of `{command}`"
         write_json(done, {"command": command, "seconds": time.monotonic() - start, "versions": installed_versions()})
     try:
@@ -221,51 +273,32 @@ def execute(
     return None
 
 
-def words_in(command: str, folder: Path) -> list[str]:
-    """[`words_of`], with the folder of the run for `run_seeds.py`, which does not name it."""
-    words = words_of(command)
-    if "scripts/run_seeds.py" in command:
-        at = words.index("--") if "--" in words else len(words)
-        words[at:at] = ["--runs_dir", str(folder)]
-    return words
-
-
 def in_order(needs: Mapping[str, Collection[str]], work: Callable[[str], None], processes: int) -> None:
-    """Call `work` for each name, at most `processes` at a time and after the names that it needs.
-
-    Names that are needed but not given count as done.
-    """
-    left = dict(needs)
+    """Call `work` for each name, at most `processes` at a time and after those of the names that it needs."""
+    order = graphlib.TopologicalSorter({name: [o for o in others if o in needs] for name, others in needs.items()})
+    order.prepare()
     running: dict[Future[None], str] = {}
     with ThreadPoolExecutor(processes) as pool:
-        while left or running:
-            ready = [
-                name for name, others in left.items() if not any(o in left or o in running.values() for o in others)
-            ]
-            for name in ready[: processes - len(running)]:
-                del left[name]
-                running[pool.submit(work, name)] = name
-            if not running:
-                raise ValueError(f"{', '.join(left)} need each other.")
+        while order.is_active():
+            running |= {pool.submit(work, name): name for name in order.get_ready()}
             for done in wait(running, return_when=FIRST_COMPLETED).done:
-                del running[done]
                 done.result()
+                order.done(running.pop(done))
 
 
 def complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path) -> None:
     """Put rows together where the steps do not, and say what made the result."""
     if run.rows:
-        places = {
-            title: (ROOT / where.replace("{folder}", str(folder)), which) for title, (where, which) in run.rows.items()
-        }
+        places = {t: (ROOT / where.replace("{folder}", str(folder)), which) for t, (where, which) in run.rows.items()}
         targets = {title: by_seed(path.parent, *number) for title, number in run.until.items()}
-        runs = [
-            [
-                reached(title, *place, seed, targets[title]) if title in targets else _row(title, *place, seed)
-                for title, place in places.items()
-            ]
-            for seed in seeds
-        ]
+
+        def row(title: str, seed: int) -> dict[str, Any]:
+            if title in targets:
+                return reached(title, *places[title], seed, targets[title])
+            place, which = places[title]
+            return {**look_up(which, _results_of(place, seed)), "name": title}
+
+        runs = [[row(title, seed) for title in places] for seed in seeds]
         record: dict[str, Any] = {"commands": list(run.steps), "rows": aggregate(runs)}
         curves = [{title: _curve(*place, seed) for title, place in places.items()} for seed in seeds]
         if any(curves[0].values()):
@@ -290,10 +323,6 @@ def _results_of(folder: Path, seed: int) -> dict[str, Any]:
     return json.loads((folder / f"seed-{seed}" / "results.json").read_text(encoding="utf-8"))
 
 
-def _row(title: str, folder: Path, which: str, seed: int) -> dict[str, Any]:
-    return {**look_up(which, _results_of(folder, seed)), "name": title}
-
-
 def reached(
     title: str, folder: Path, which: str, seed: int, targets: Mapping[int, tuple[str, float]]
 ) -> dict[str, Any]:
@@ -306,9 +335,7 @@ def reached(
     key, least = targets[seed]
     for before, after in itertools.pairwise(_curve(folder, which, seed)):
         if after[key] >= least:
-            share = (
-                min(1.0, max(0.0, (least - before[key]) / (after[key] - before[key]))) if before[key] < least else 1.0
-            )
+            share = 1.0 if before[key] >= least else (least - before[key]) / (after[key] - before[key])
             return {"name": title, **{name: before[name] + share * (after[name] - before[name]) for name in after}}
     raise UnreachedError(f"{title}: {key} does not reach {least:.3f} with seed {seed}. Train for more steps.")
 

@@ -20,8 +20,7 @@ from hf_captionrl.cli import main
 from hf_captionrl.utils import model_files as device_arguments
 from hf_captionrl.utils.model_files import check_kwargs
 from recipes import self_retrieval_blip
-from scripts.benchmarks.gpu_steps import TINY
-from scripts.benchmarks.rl_models import build
+from scripts.benchmarks.models import TINY, build_world
 from tests.captioners.test_decoding import ALL, B, G, T, captioner_and_images, many_ends
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tolerances import assert_close
@@ -283,11 +282,11 @@ def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, caps
     assert "cannot decode with a static cache" in capsys.readouterr().err
 
 
-def test_recipes_pass_the_settings_of_decoding(tmp_path, monkeypatch):
+def test_recipes_pass_the_settings_of_decoding(monkeypatch):
     given = {"compile_decoding": True}
     *_, config = self_retrieval_blip.parse_args(["--use_cpu", "--generation_kwargs", json.dumps(given)])
     assert config.generation_kwargs == given
-    trainer = build(TINY, 0, tmp_path).trainer
+    trainer = build_world(TINY, 0).trainer
     trainer.args.generation_kwargs |= config.generation_kwargs
     seen = []
 

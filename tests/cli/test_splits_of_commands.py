@@ -48,7 +48,7 @@ def test_every_command_takes_the_same_split_arguments(command):
 @pytest.mark.parametrize("bad", ["-0.1", "1", "10", "x", "nan"])
 def test_share_above_1_is_refused(bad, capsys):
     assert main(["caption", "m", "--test_share", bad]) == 2
-    assert "share of at least 0 and below 1" in capsys.readouterr().err
+    assert "test_share" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Any image file gives RGB pixels or one `ImageError` with the reason."""
 
 import io
+import json
 import os
 import pickle
 import random
@@ -9,9 +10,15 @@ import zlib
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from hf_captionrl.data import IMAGE_REMEDIES, ImageError, open_image, verify_image
+from hf_captionrl.data import IMAGE_REMEDIES, ImageError, load_captions, open_image, verify_image
+from hf_captionrl.data import images as decoding
+from hf_captionrl.data.images import decode_image, is_address
+from tests.data.coco_photographs import FOLDER, make_photographs, read_rows
+from tests.data.photos import make_folder, png
+from tests.data.sample_photo import photograph
 from tests.tolerances import within
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
@@ -268,3 +275,131 @@ def test_error_can_be_pickled():
 def test_unknown_verify_mode():
     with pytest.raises(ValueError, match=r"'fast'.*'header' or 'full'"):
         verify_image(picture(), mode="fast")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("http://a.example/1.png", True),
+        ("zip://1.png::/a.zip", True),
+        ("simplecache::http://a.example/1.png", True),
+        ("x://../1.png", False),  # a single letter is a drive
+        ("a/b://1.png", False),
+        ("../ab://1.png", False),
+        ("1.png", False),
+    ],
+)
+def test_paths_that_are_not_addresses_are_files(tmp_path, path, expected):
+    assert is_address(path) is expected
+    with pytest.raises(ImageError) as error:
+        open_image(path)
+    assert error.value.reason == ("image_remote" if expected else "image_not_found")
+
+
+@pytest.mark.parametrize("name", ["x://../../../secret.png", "a/b://../../../secret.png"])
+def test_a_file_that_looks_like_an_address_stays_below_the_folder(tmp_path, name):
+    (tmp_path / "secret.png").write_bytes(png(0))
+    folder = make_folder(tmp_path / "data", 1)
+    (folder / "metadata.jsonl").write_text(json.dumps({"file_name": name, "caption": "a"}))
+    with pytest.raises(ValueError, match=r"row 0 names the file .*secret.png', which is not below image_root"):
+        load_captions("imagefolder", data_dir=folder)
+
+
+def encoded(image, kind="JPEG", **settings):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **settings)
+    return buffer.getvalue()
+
+
+def turned():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
+
+
+PHOTO = photograph(1, side=161)
+PLAIN = {
+    "4:2:0": encoded(PHOTO, quality=75, subsampling=2),
+    "4:2:2": encoded(PHOTO, quality=90, subsampling=1),
+    "4:4:4": encoded(PHOTO, quality=98, subsampling=0),
+    "progressive": encoded(PHOTO, progressive=True),
+    "upright": encoded(PHOTO, exif=Image.Exif()),
+    "one pixel wider": encoded(PHOTO.resize((33, 17))),
+}
+OTHERS = {
+    "turned": encoded(PHOTO, exif=turned()),
+    "grey": encoded(PHOTO.convert("L")),
+    "CMYK": encoded(PHOTO.convert("CMYK")),
+    "PNG": png(3),
+    "bytes behind the end": PLAIN["4:2:0"] + b"more",
+}
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *OTHERS])
+def test_pixels_are_those_of_open_image(tmp_path, monkeypatch, name):
+    data = (PLAIN | OTHERS)[name]
+    expected = torch.from_numpy(np.array(open_image(data))).permute(2, 0, 1)
+    (tmp_path / "image").write_bytes(data)
+    if name in PLAIN:
+        monkeypatch.setattr(decoding, "open_image", None)  # not called
+    else:
+        monkeypatch.setattr(decoding, "decode_jpeg", None)
+    for value in (data, {"bytes": data, "path": None}, str(tmp_path / "image")):
+        found = decode_image(value)
+        assert found.dtype == torch.uint8
+        assert torch.equal(found, expected)
+
+
+def test_an_image_object_is_converted():
+    found = decode_image(PHOTO.convert("L"))
+    assert torch.equal(found[0], torch.from_numpy(np.array(PHOTO.convert("L"))))
+
+
+def outcome(decode, data):
+    """The pixels as lists, or the reason why there are none."""
+    try:
+        return decode(data).tolist()
+    except ImageError as error:
+        return error.reason
+
+
+@pytest.mark.parametrize("keep", [20, 300, 2000, -2])
+@pytest.mark.parametrize("end", [b"", b"\xff\xd9"])
+def test_damaged_jpegs_fail_as_in_open_image(keep, end):
+    data = PLAIN["4:4:4"][:keep] + end
+    assert outcome(decode_image, data) == outcome(
+        lambda value: torch.from_numpy(np.array(open_image(value))).permute(2, 0, 1), data
+    )
+
+
+def test_a_jpeg_that_is_too_large_is_refused(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(ImageError) as error:
+        decode_image(PLAIN["4:2:0"])
+    assert error.value.reason == "image_too_large"
+
+
+def test_the_notice_has_source_and_licence_of_every_photograph():
+    notice = (FOLDER / "NOTICE").read_text(encoding="utf-8")
+    rows = read_rows()
+    for row in rows:
+        assert row["license"] == "CC BY 2.0"
+        assert f"{row['file_name']}  {row['source']}  {row['license']}\n" in notice
+    assert notice.count(".jpg  http") == len(rows)
+    assert sorted(row["file_name"] for row in rows) == sorted(path.name for path in FOLDER.glob("*.jpg"))
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 1.5e6
+
+
+def test_photographs_are_cycled_as_different_images(tmp_path):
+    make_photographs(tmp_path, 24)
+    rows = read_rows()
+    lines = [json.loads(line) for line in (tmp_path / "metadata.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["file_name"] for line in lines] == [f"{i}.jpg" for i in range(24)]
+    assert [line["captions"] for line in lines] == [rows[i % 10]["captions"] for i in range(24)]
+    contents = [(tmp_path / f"{i}.jpg").read_bytes() for i in range(24)]
+    assert contents[:10] == [(FOLDER / row["file_name"]).read_bytes() for row in rows]
+    assert len(set(contents)) == 24
+    assert len({Image.open(tmp_path / f"{i}.jpg").size for i in range(10)}) >= 4
+    first, mirrored, narrower = (np.asarray(Image.open(tmp_path / f"{i}.jpg"), float) for i in (0, 10, 20))
+    assert abs(first[8:-8, 8:-8] - mirrored[:, ::-1]).mean() < 5 < abs(first[8:-8, 8:-8] - mirrored).mean()
+    assert abs(first[16:-16, 16:-16] - narrower).mean() < 5

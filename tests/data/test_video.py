@@ -1,13 +1,14 @@
 """Frames are sampled by time, in every container format."""
 
 import io
+import pickle
 import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.data import is_video, sample_frames, verify_video
+from hf_captionrl.data import ImageError, VideoError, is_video, sample_frames, verify_video
 from tests.data.films import (
     COLOURS,
     KINDS,
@@ -18,7 +19,9 @@ from tests.data.films import (
     gif,
     middles,
     plain,
+    sound,
 )
+from tests.data.photos import png
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
@@ -113,3 +116,106 @@ def test_films_need_pyav_and_gifs_do_not(monkeypatch):
     with pytest.raises(ImportError, match=r"video of \d+ bytes is a film.*hf-captionrl\[video\]"):
         sample_frames(data, 2)
     assert len(sample_frames(gif([plain(c) for c in COLOURS], 50), 2)) == 2
+
+
+def refused(value, message, reason, number=2, **options):
+    with pytest.raises(ImageError, match=message) as caught:
+        sample_frames(value, number, **options)
+    assert caught.value.reason == reason
+    assert caught.value.remedy in str(caught.value)
+    return caught.value
+
+
+def test_truncated_gif_is_refused(tmp_path):
+    rng = np.random.default_rng(0)
+    frames = [Image.fromarray(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8)) for _ in range(4)]
+    data = gif(frames, [50] * 4)
+    path = tmp_path / "cut.gif"
+    for size in [*range(20, len(data), 97), len(data) - 1]:
+        path.write_bytes(data[:size])
+        refused(path, rf"cut.gif' ends after {size} bytes and \d whole frames", "video_truncated")
+    error = refused(data[: len(data) // 2], "and 1 whole frames", "video_truncated")
+    assert isinstance(pickle.loads(pickle.dumps(error)), VideoError)
+
+
+@pytest.mark.parametrize("kind", ["mp4", "avi", "mkv", "webm"])
+def test_truncated_film_is_refused(kind, tmp_path):
+    data = film(40, **KINDS[kind], index_first=kind == "mp4")
+    path = tmp_path / f"cut.{kind}"
+    path.write_bytes(data[: int(len(data) * 0.6)])
+    refused(path, rf"cut.{kind}' ends early: \d+ of \d+ frames", "video_truncated")
+
+
+def test_a_film_without_its_index_is_refused(tmp_path):
+    data = film(20)  # the index of an MP4 is at the end
+    refused(data[: len(data) // 2], "does not decode beyond its header", "video_truncated")
+    (tmp_path / "half.mp4").write_bytes(data[: len(data) // 2])
+    error = str(refused(tmp_path / "half.mp4", r"its header \([A-Z][a-z ]+\)", "video_truncated"))
+    assert error.count("half.mp4") == 1
+    assert "Errno" not in error
+
+
+def test_videos_without_frames_are_refused(tmp_path):
+    empty = b"GIF89a" + (4).to_bytes(2, "little") * 2 + b"\x00\x00\x00;"
+    refused(empty, "GIF without a frame", "video_no_frames")
+    refused(sound(), "has no pictures, only 1 stream of audio", "video_no_frames")
+    (tmp_path / "zero.mp4").touch()
+    refused(tmp_path / "zero.mp4", r"zero.mp4' has 0 bytes. Remedy: download or copy", "video_truncated")
+
+
+@pytest.mark.parametrize("kind", ["gif", "mp4", "mkv"])
+def test_damaged_video_is_read_or_refused(kind):
+    data = gif([plain(c) for c in COLOURS], 50) if kind == "gif" else film(10, **KINDS[kind])
+    rng = np.random.default_rng(1)
+    refusals = 0
+    for _ in range(40):
+        damaged = bytearray(data)
+        for place in rng.integers(8, len(data), 12):
+            damaged[place] = rng.integers(256)
+        try:
+            frames = sample_frames(bytes(damaged), 3, max_pixels=10**6)
+            assert [frame.mode for frame in frames] == ["RGB"] * 3
+        except ImageError:
+            refusals += 1
+    assert refusals
+
+
+@pytest.mark.parametrize("number", [0, -3])
+def test_at_least_one_frame(number):
+    with pytest.raises(ValueError, match=f"num_frames is {number}"):
+        sample_frames(gif([plain(c) for c in COLOURS], 50), number)
+    with pytest.raises(ValueError, match="how is 'middle'"):
+        sample_frames(gif([plain(c) for c in COLOURS], 50), 2, how="middle")
+    with pytest.raises(ValueError, match="mode"):
+        verify_video(film(2), mode="half")
+
+
+def test_files_that_are_not_videos_are_refused(tmp_path):
+    (tmp_path / "a.gif").write_text("<html>404</html>")
+    refused(tmp_path / "a.gif", "a.gif' is not a GIF", "video_unreadable")
+    refused(png(0), "is not a GIF", "video_unreadable")
+    refused(Image.new("RGB", (4, 4)), "is a picture", "video_unreadable")
+    refused(tmp_path / "none.mp4", "video '.*none.mp4' is not a file", "image_not_found")
+    refused("https://a.b/c.gif", "is an address", "image_remote")
+    refused(None, "there is no video", "image_missing")
+    refused(b"", "0 bytes", "video_truncated")
+    refused(b"GIF89a" + bytes(range(200)), "has a block 0x07 at byte 13", "video_unreadable")
+
+
+def test_large_frames_are_refused():
+    refused(gif([plain(c) for c in COLOURS], 50), "max_pixels allows 700", "image_too_large", max_pixels=700)
+    refused(film(3), "64 x 48 pixels", "image_too_large", max_pixels=3000)
+    assert len(sample_frames(film(3), 1, max_pixels=3072)) == 1
+
+
+def test_videos_are_told_from_still_images(tmp_path):
+    assert is_video(gif([plain(COLOURS[0])], 0))
+    assert is_video(animation("WEBP", [50, 60]))
+    assert is_video(animation("PNG", [50, 60]))
+    assert is_video("not/there.mp4")
+    assert is_video("not/there.gif")
+    (tmp_path / "lies.mp4").write_bytes(png(1))
+    still = io.BytesIO()
+    plain(COLOURS[0]).save(still, "WEBP")
+    for value in (tmp_path / "lies.mp4", png(0), still.getvalue(), "a.jpg", None, 3, Image.new("RGB", (3, 3))):
+        assert not is_video(value)

@@ -1,7 +1,7 @@
 """The fault campaign: what an area is, how it is run, and what areas share.
 
 Every area is a generator of `Trial`s: one for each fault, with what was lost and what was done twice. An area makes as
-many faults as it is told and draws their moments from the seed. `scripts/fault_campaign.py` runs them all and counts.
+many faults as it is told and draws their moments from the seed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,10 +62,10 @@ def sealed(folder: Path) -> list[int]:
     return sorted(int(path.parent.name.partition("-")[2]) for path in folder.glob("checkpoint-*/seal.json"))
 
 
-def damage(path: Path, rng: random.Random) -> str:
+def damage(path: Path, rng: random.Random, kinds: Sequence[str] = ("truncated", "flipped", "removed")) -> str:
     """Truncate, overwrite or remove a file; what was done."""
     size = path.stat().st_size
-    kind = rng.choice(["truncated", "flipped", "removed"]) if size else "removed"
+    kind = rng.choice(kinds) if size else "removed"
     if kind == "truncated":
         os.truncate(path, rng.randrange(size))
     elif kind == "flipped":

@@ -294,22 +294,6 @@ def cached(folder, *, images=None, form="uint8"):
     return {"keys": [KEYS[number] for number in known], "right": right}
 
 
-def read_pixels(folder, *, images, form, asked):
-    """Read all cached pixels in a training's way beyond the size that is verified at once: `error`, or checksums of the rows."""
-    from hf_captionrl.data import cached_pixels
-    from hf_captionrl.data import features as pixel_cache
-    from hf_captionrl.retrieval import FeatureCache
-    from tests.faults.noting_pixels import NotingPixels
-
-    pixel_cache.FeatureCache = functools.partial(FeatureCache, verify_bytes=0)
-    pixels = NotingPixels(images, asked)
-    found = cached_pixels(pixels.rows(), pixels, form=form, directory=folder, progress=False)
-    try:
-        return {"error": None, "rows": [zlib.crc32(found[number].numpy().tobytes()) for number in range(len(found))]}
-    except OSError as error:
-        return {"error": str(error), "rows": []}
-
-
 def command(arguments, *, at=None):
     """`captionrl` with arguments, and how it ended."""
     from hf_captionrl.cli.main import main

@@ -19,7 +19,7 @@ def result(folder, notes):
     return list(read_shards(folder))
 
 
-@area("shards", "a shard of a finished result is truncated, changed or removed")
+@area("shards", "a shard of a finished result is truncated or removed")
 def damaged_shard(warm_process, folder, rng, kills):
     """The same command repairs the result, or its error names the file to remove; no damage is read as data."""
     notes = folder / "notes"
@@ -31,7 +31,7 @@ def damaged_shard(warm_process, folder, rng, kills):
         shutil.copytree(folder / "whole", copy)
         part = rng.choice(sorted(copy.glob("part-*")))
         before = {path: path.read_bytes() for path in copy.glob("part-*") if path != part}
-        what = damage(part, rng)
+        what = damage(part, rng, kinds=("truncated", "removed"))
         found, note = [], what
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # names the shards that are written again

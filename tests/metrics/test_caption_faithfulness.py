@@ -102,28 +102,3 @@ def test_words_that_end_alike(one):
 
 def test_objects_are_names_without_synonyms():
     assert chair(["a cat and a dog", "a dog"], [["cat"], ["dog"]])["chair_i"] == 1 / 3
-
-
-def test_invalid_facts_and_objects_are_named():
-    facts = sample_scene(np.random.default_rng(0)).facts
-    with pytest.raises(ValueError, match=r"facts\[1\] cannot be checked \(.*\): 5"):
-        faithfulness(["a pig", "a cat"], [facts, 5], check)
-    with pytest.raises(ValueError, match=r"facts\[0\] cannot be checked \(KeyError"):
-        faithfulness(["a pig"], [{"kind": "pig"}], check)
-    with pytest.raises(ValueError, match=r"objects\[1\]\[1\] is 3; it must be the name"):
-        chair(["a", "b"], [["dog"], ["cat", 3]])
-
-
-def test_bad_input_names_the_index():
-    with pytest.raises(ValueError, match="1 captions and 3 facts"):
-        faithfulness(["a"], FACTS, word_check)
-    with pytest.raises(ValueError, match=r"captions\[1\] is empty"):
-        faithfulness(["a", "", "b"], FACTS, word_check)
-    with pytest.raises(ValueError, match=r"objects\[0\] is the string 'dog'"):
-        chair(["a"], ["dog"])
-    with pytest.raises(ValueError, match="2 captions and 1 lists"):
-        chair(["a", "b"], [["dog"]])
-    with pytest.raises(ValueError, match="synonym of both 'dog' and 'animal'"):
-        chair(["a"], [["dog"]], synonyms={"dog": [], "animal": ["dogs"]})
-    with pytest.raises(ValueError, match=r"synonyms\['dog'\] is the string"):
-        chair(["a"], [["dog"]], synonyms={"dog": "hound"})

@@ -1,4 +1,3 @@
-import argparse
 import doctest
 import importlib
 import subprocess
@@ -8,9 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import hf_captionrl.metrics as metrics
-import scripts.benchmarks.metrics as benchmark
 from hf_captionrl.metrics.bootstrap import signature
-from tests.tolerances import resolution
 
 
 def test_every_public_name_is_a_function_even_after_all_modules_were_imported():
@@ -64,26 +61,11 @@ def test_signature_keeps_order_and_omits_missing_values():
     assert signature(metric="x", scorer="clip@abc|float32|text:77").startswith(
         "metric:x|scorer:clip@abc,float32,text:77|"
     )
-    with pytest.raises(ValueError, match="line break"):
-        signature(scorer="a\nb")
 
 
-@pytest.mark.parametrize("name", ["metrics.self_retrieval_recall", "text.cider_d", "text.tokenize"])
+@pytest.mark.parametrize("name", ["metrics.recall", "text.cider_d", "text.tokenize"])
 def test_examples_of_docstrings_run(name):
     module = importlib.import_module(f"hf_captionrl.{name}")
     result = doctest.testmod(module)
     assert result.attempted > 0
     assert result.failed == 0
-
-
-def test_benchmark_runs_and_checks_its_numbers():
-    parser = argparse.ArgumentParser()
-    benchmark.add_arguments(parser)
-    arguments = ["--rounds", "1", "--training-images", "120", "--pool", "20", "30", "8"]
-    result = benchmark.run(parser.parse_args(arguments))
-    assert result["cider_d"]["largest_difference"] < resolution(10)  # CIDEr-D is at most 10
-    assert result["pairwise_bleu"]["largest_difference"] < resolution(1)
-    assert result["cider_d"]["ratio"] > 1
-    section = benchmark.markdown(result)
-    assert "20 captions in a pool of 30 images, 8 features" in section
-    assert f"{result['self_retrieval']['ratio']:.2f} [" in section

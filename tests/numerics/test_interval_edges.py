@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
 from hf_captionrl.metrics import bootstrap_interval, exact_interval, paired_test, proportion_interval, self_retrieval
+from hf_captionrl.metrics.columns import Column
 from hf_captionrl.metrics.suites import SuiteRow
-from hf_captionrl.metrics.table import Column, format_cell, print_table
+from hf_captionrl.metrics.table import format_cell, print_table
 from tests.numerics.drawn import few, seeds
 from tests.tolerances import close, within
 
@@ -166,7 +167,7 @@ def test_recalls_and_shares_of_claims_have_exact_intervals():
     assert wrong["recall_at_1_ci"] == exact_interval(0, 30)
     right = self_retrieval(images, images, num_distractors=9)
     assert right["recall_at_1_ci"] == exact_interval(30, 30)
-    row = SuiteRow(["a"] * 30, seed=0)
+    row = SuiteRow(captions=["a"] * 30)
     row.mean("hallucination", [0] * 30, weights=[2] * 30, is_share=True)
     assert row.numbers["hallucination_ci"] == list(exact_interval(0, 30))
     # A score that is 0 everywhere is not a proportion.

@@ -7,7 +7,7 @@ import torch
 
 from hf_captionrl.apps.experiments.self_retrieval import BagArguments, describe_reward, run_name, runs_of
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS
 from hf_captionrl.utils.model_files import model_path
 from recipes import self_retrieval_blip as recipe
 from tests.recipes.short_runs import GENERATION

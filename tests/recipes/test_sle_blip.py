@@ -13,7 +13,7 @@ from hf_captionrl.apps.experiments.data import SampleArguments, Sampler
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import vision_tower_features
 from hf_captionrl.data import load_captions, sample_frames
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, SAMPLE_COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_stream
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 from hf_captionrl.utils.model_files import model_path

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import BertTokenizer, BlipConfig, BlipForConditionalGeneration, BlipImageProcessor, BlipProcessor
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS
 from recipes import smile_blip as recipe
-from scripts.make_small_blip import make_small_blip
 from tests.recipes.short_runs import GENERATION
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -51,6 +52,45 @@ def test_the_checkpoint_captions(run):
     captioner = load_captioner(str(run / "model"), dtype=torch.float32)
     image = Image.new("RGB", (72, 72), "white")
     assert isinstance(captioner.generate(**captioner.encode_images([image])).captions[0], str)
+
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]"]
+
+
+def make_small_blip(captions, *, hidden_size=96, num_layers=2, image_size=96, seed=0):
+    """BLIP-base's architecture in small, with random weights and a WordPiece vocabulary of the captions."""
+    pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    pieces.normalizer = normalizers.BertNormalizer(lowercase=True)
+    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pieces.train_from_iterator(captions, trainers.WordPieceTrainer(vocab_size=30_522, special_tokens=SPECIAL))
+    tokenizer = BertTokenizer(vocab=pieces.get_vocab(), do_lower_case=True, model_max_length=512)
+    tokenizer.add_special_tokens({"bos_token": "[DEC]", "additional_special_tokens": ["[ENC]"]})
+    shared = {"hidden_size": hidden_size, "intermediate_size": 4 * hidden_size, "num_hidden_layers": num_layers}
+    end = tokenizer.sep_token_id
+    config = BlipConfig(
+        text_config={
+            **shared,
+            "num_attention_heads": 12,
+            "vocab_size": len(tokenizer),
+            "encoder_hidden_size": hidden_size,
+            "max_position_embeddings": 512,
+            "bos_token_id": tokenizer.convert_tokens_to_ids("[DEC]"),
+            "eos_token_id": end,
+            "sep_token_id": end,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        # A model with BLIP's initializer_range of 1e-10 cannot be trained from scratch.
+        vision_config={
+            **shared,
+            "num_attention_heads": 12,
+            "image_size": image_size,
+            "patch_size": 16,
+            "initializer_range": 0.02,
+        },
+    )
+    torch.manual_seed(seed)
+    image_processor = BlipImageProcessor(size={"height": image_size, "width": image_size})
+    return BlipForConditionalGeneration(config), BlipProcessor(image_processor, tokenizer)
 
 
 def write_photos(folder, number=40):

@@ -1,20 +1,72 @@
-"""The feature cache: reading and writing, and keys."""
+"""The feature cache: reading and writing, keys, kills, damaged files, a full disk."""
 
+import contextlib
+import hashlib
+import os
 import pickle
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+import zlib
+from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from hf_captionrl.data.columns import id_column
+from hf_captionrl.retrieval import feature_cache as features_module
+from hf_captionrl.retrieval import feature_cache as row_lookup
 from hf_captionrl.retrieval.feature_cache import (
     FeatureCache,
     FeatureView,
+    RowLookup,
     StoreMismatchError,
     default_cache_dir,
     image_hash,
+    key_digests,
+    key_hashes,
 )
-from tests.retrieval.cached import KEYS, Compute, make, must_not_compute, truth
+
+KEYS = [f"image {i}" for i in range(60)]
+
+
+def truth(keys, shape=(16,), dtype=np.float32):
+    """The features of keys, in place of a model's."""
+    size = int(np.prod(shape))
+    rows = [np.random.default_rng(zlib.crc32(key.encode())).standard_normal(size) for key in keys]
+    return np.stack(rows).reshape(-1, *shape).astype(dtype)
+
+
+class Compute:
+    """A model that records the requested rows."""
+
+    def __init__(self, keys, **kwargs):
+        self.keys, self.kwargs, self.calls = keys, kwargs, []
+
+    def __call__(self, rows):
+        self.calls.append(list(rows))
+        return torch.from_numpy(truth([self.keys[i] for i in rows], **self.kwargs))
+
+    @property
+    def rows(self):
+        return sorted(i for call in self.calls for i in call)
+
+
+def must_not_compute(rows):
+    raise AssertionError(f"{rows} were computed although they are cached")
+
+
+def make(directory, **kwargs):
+    return FeatureCache(directory, **{"model_id": "tiny", "revision": "r1", **kwargs})
+
 
 # ------------------------------------------------------------------ reading and writing
 
@@ -158,13 +210,11 @@ def test_models_revisions_and_data_sets_never_mix(tmp_path):
     assert make(tmp_path, model_id="tiny@r1", revision="").get_or_compute(KEYS, must_not_compute).shape == (60, 16)
     with pytest.raises(ValueError, match="but both are needed"):
         make(tmp_path, revision="")
-    with pytest.raises(KeyError, match=r"tiny@r2 \(2 of 2 keys.*Other revisions of this model are cached \(r1\)"):
-        make(tmp_path, revision="r2").get(KEYS[:2])
     # A folder that was overwritten with that of another model is detected.
     source, target = make(tmp_path), make(tmp_path, revision="r2")
     source.directory.rename(target.directory)
-    with pytest.raises(StoreMismatchError, match=r"'revision': 'r1'.*'revision': 'r2'.*never mixed"):
-        make(tmp_path, revision="r2")
+    with pytest.raises(StoreMismatchError, match="never mixed"):
+        make(tmp_path, revision="r2").missing(KEYS)
 
 
 def test_unknown_key_raises(tmp_path):
@@ -181,7 +231,6 @@ def test_unknown_key_raises(tmp_path):
         (lambda c: c.get_or_compute("abc", must_not_compute), "is the string 'abc', but must be a list"),
         (lambda c: c.get_or_compute(["a", 3], must_not_compute), r"keys\[1\] is 3, not a non-empty string"),
         (lambda c: c.get_or_compute(["a", ""], must_not_compute), r"keys\[1\] is ''"),
-        (lambda c: c.get_or_compute(["a"], must_not_compute, batch_size=0), "batch_size is 0"),
         (lambda c: c.get_or_compute(["a", "b"], lambda r: np.ones((1, 4))), r"shape \(1, 4\) for 2 keys"),
         (lambda c: c.get_or_compute(["a"], lambda r: np.ones(1)), r"shape \(1,\) for 1 keys"),
         (lambda c: c.put(["a", "b"], np.array([[1.0], [np.nan]])), r"features of 'b' are not finite in float32"),
@@ -215,3 +264,355 @@ def test_for_scorer(tmp_path):
     assert FeatureCache.for_scorer(Fixed(), tmp_path).identity["revision"] == "abc|float32"
     del Fixed.cache_revision, Fixed.model_id  # a custom scorer only needs to follow the protocol
     assert FeatureCache.for_scorer(Fixed(), tmp_path).identity["revision"] == "fixed@1|float32"
+
+
+# ------------------------------------------------------------------ killed
+
+CHILD = f"""
+import signal, sys, zlib
+import numpy as np
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from hf_captionrl.retrieval import feature_cache
+
+def truth(keys):
+    return np.stack([np.random.default_rng(zlib.crc32(k.encode())).standard_normal(16) for k in keys]).astype("f4")
+
+def run(directory, keys, compute=None, batch_size=8):
+    feature_cache._FLUSH_BYTES = 0  # write every batch
+    cache = feature_cache.FeatureCache(directory, model_id="tiny", revision="r1")
+    return cache.get_or_compute(keys, compute or (lambda rows: truth([keys[i] for i in rows])), batch_size=batch_size)
+
+directory, keys = sys.argv[1], [f"image {{i}}" for i in range(60)]
+"""
+
+
+def child(script, *arguments, **kwargs):
+    code = CHILD + textwrap.dedent(script)
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stderr=subprocess.PIPE, **kwargs)
+
+
+def finish(process):
+    _, error = process.communicate(timeout=60)
+    return process.returncode, error.decode()
+
+
+def assert_valid(directory, keys=KEYS):
+    """All cached rows are correct, and the others can be added. Returns the number of cached rows."""
+    cache = make(directory)
+    there = [key for key in keys if key in cache]
+    if there:
+        np.testing.assert_array_equal(np.asarray(cache.get(there)), truth(there))
+    compute = Compute(keys)
+    np.testing.assert_array_equal(np.asarray(cache.get_or_compute(keys, compute)), truth(keys))
+    assert len(compute.rows) == len(keys) - len(there)
+    np.testing.assert_array_equal(np.asarray(make(directory).get_or_compute(keys, must_not_compute)), truth(keys))
+    return len(there)
+
+
+# ------------------------------------------------------------------ killed, at once
+
+
+def forked(function):
+    """Start a real process that runs a function; returns its id."""
+    number = os.fork()
+    if number:
+        return number
+    try:
+        function()
+    finally:
+        os._exit(0)
+
+
+def ended(number):
+    """Exit status of a process: 0, or the signal that killed it."""
+    return os.WTERMSIG(os.waitpid(number, 0)[1])
+
+
+def write_slowly(directory, batch_size=8):
+    features_module._FLUSH_BYTES = 0  # every batch; in the forked process only
+    make(directory).get_or_compute(KEYS, lambda rows: truth([KEYS[i] for i in rows]), batch_size=batch_size)
+
+
+def write_and_die(directory, steps):
+    """Kill this process at the n-th step of writing: before a statement of the index, or between parts of the rows."""
+    left, connect, pwrite, fsync = steps, sqlite3.connect, os.pwrite, os.fsync
+
+    def step(*ignored):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def traced(*args, **kwargs):
+        index = connect(*args, **kwargs)
+        index.set_trace_callback(step)
+        return index
+
+    def half(descriptor, data, offset):
+        step()
+        return pwrite(descriptor, data[: len(data) // 2 + 1], offset)
+
+    def synced(descriptor):
+        step()
+        fsync(descriptor)
+        step()
+
+    sqlite3.connect, os.pwrite, os.fsync = traced, half, synced
+    write_slowly(directory, batch_size=30)
+
+
+def test_killed_at_every_step_of_writing_leaves_a_valid_cache(tmp_path):
+    there = []
+    for steps in range(200):
+        directory = tmp_path / str(steps)
+        died = ended(forked(lambda d=directory, s=steps: write_and_die(d, s)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # nothing is damaged, so there are no warnings
+            there.append(assert_valid(directory))
+        if not died:
+            break
+        assert died == signal.SIGKILL
+    assert steps > 20
+    assert there == sorted(there)  # complete rows are kept
+    assert set(there) == {0, 30, 60}  # every batch is there or it is not
+
+
+@pytest.mark.slow  # the test above kills at every step
+def test_repeated_kills_at_random_times_still_finish(tmp_path):
+    rng, kills, count = np.random.default_rng(0), 0, 0
+    for _ in range(60):
+        number = forked(lambda: write_slowly(tmp_path, batch_size=2))
+        time.sleep(rng.uniform(0, 0.02))
+        os.kill(number, signal.SIGKILL)
+        kills += ended(number) == signal.SIGKILL
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            cache = make(tmp_path)
+            there = [key for key in KEYS if key in cache]
+            if there:
+                np.testing.assert_array_equal(np.asarray(cache.get(there)), truth(there))
+        assert len(there) >= count  # no rows are lost
+        count = len(there)
+    assert kills
+    assert_valid(tmp_path)
+
+
+def test_writer_killed_with_the_lock_does_not_block_others(tmp_path):
+    assert ended(forked(lambda: write_and_die(tmp_path, 12))) == signal.SIGKILL
+    begun = time.monotonic()
+    make(tmp_path).put(["new"], truth(["new"]))
+    assert time.monotonic() - begun < 5
+
+
+def test_concurrent_writers_lose_no_rows(tmp_path):
+    script = """
+    mine = [keys[i] for i in np.random.default_rng(int(sys.argv[2])).permutation(60)[:45]]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    run(directory, mine, batch_size=2)
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [child(script, tmp_path, seed, **pipes) for seed in range(4)]
+    for process in processes:
+        assert process.stdout.readline() == b"ready\n"
+    for process in processes:
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    for process in processes:
+        code, error = finish(process)
+        assert code == 0, error
+    wanted = set()
+    for seed in range(4):
+        wanted |= {KEYS[i] for i in np.random.default_rng(seed).permutation(60)[:45]}
+    cache = make(tmp_path)
+    assert sorted(key for key in KEYS if key in cache) == sorted(wanted)
+    np.testing.assert_array_equal(np.asarray(cache.get(sorted(wanted))), truth(sorted(wanted)))
+    # One row per key: slower processes did not append a second one.
+    assert len(cache) == len(wanted)
+
+
+# ------------------------------------------------------------------ deleted, replaced and truncated files
+
+
+def filled(tmp_path, **kwargs):
+    cache = make(tmp_path, **kwargs)
+    cache.get_or_compute(KEYS, Compute(KEYS))
+    return cache.directory
+
+
+@pytest.mark.parametrize("damage", ["no rows", "fewer rows", "no index", "another index", "no SQLite", "nothing"])
+def test_deleted_and_replaced_files_never_give_other_rows(tmp_path, damage):
+    folder, cache = filled(tmp_path), make(tmp_path)
+    view, (rows,), index = cache.get(KEYS), folder.glob("rows-*.bin"), folder / "index.sqlite"
+    if damage in ("no rows", "nothing"):
+        rows.unlink()
+    if damage in ("no index", "nothing"):
+        index.unlink()
+    if damage == "fewer rows":
+        rows.rename(tmp_path / "moved")  # the open view maps its rows
+        rows.write_bytes((tmp_path / "moved").read_bytes()[: 64 * 50 + 30])
+    if damage == "another index":  # its rows have another number and order
+        other = make(tmp_path / "other")
+        other.get_or_compute(KEYS[30:], lambda found: truth(KEYS[30:])[found])
+        (other.directory / "index.sqlite").replace(index)
+    if damage == "no SQLite":
+        index.write_bytes(b"x" * 5000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if damage != "no SQLite" else "ignore")
+        assert cache.missing(KEYS) == list(range(60))
+        again = cache.get_or_compute(KEYS[::-1], lambda found: truth(KEYS[::-1])[found])
+    np.testing.assert_array_equal(np.asarray(again), truth(KEYS[::-1]))
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
+    np.testing.assert_array_equal(np.asarray(make(tmp_path).get_or_compute(KEYS, must_not_compute)), truth(KEYS))
+
+
+def test_damaged_index_is_reported(tmp_path):
+    (filled(tmp_path) / "index.sqlite").write_bytes(b"x" * 5000)
+    with pytest.warns(UserWarning, match="index.sqlite is damaged"):
+        assert make(tmp_path).missing(KEYS[:1]) == [0]
+
+
+# ------------------------------------------------------------------ nowhere to write
+
+
+def test_folder_that_is_not_writable_falls_back_to_memory(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    cache = make(tmp_path / "file")
+    compute = Compute(KEYS)
+    with pytest.warns(UserWarning, match=r"cannot be cached in .*kept in memory.*CAPTIONRL_CACHE") as said:
+        view = cache.get_or_compute(KEYS, compute, batch_size=5)
+    assert len(said) == 1
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
+    np.testing.assert_array_equal(np.asarray(cache.get(KEYS[::-1])), truth(KEYS[::-1]))
+    np.testing.assert_array_equal(view[3], truth(KEYS)[3])
+    np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(view))), truth(KEYS))
+    cache.get_or_compute(KEYS, must_not_compute)
+    with pytest.raises(KeyError, match="'z' is not among"):
+        cache.get(["z"])
+
+
+def test_full_disk_falls_back_to_memory_and_damages_no_rows(tmp_path):
+    # A file-size limit behaves like a full disk: it accepts a part, then raises an error.
+    script = """
+    import resource, warnings
+    run(directory, keys[:20])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 37 + 11, 64 * 37 + 11))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        view = run(directory, keys)
+    assert len(said) == 1 and "kept in memory" in str(said[0].message), said
+    order = [50, 0, 59, 19, 20]
+    assert (view[order] == truth([keys[i] for i in order])).all()  # from disk and from memory
+    assert (np.asarray(view) == truth(keys)).all() and view[50].shape == (16,)
+    """
+    code, error = finish(child(script, tmp_path))
+    assert code == 0, error
+    assert assert_valid(tmp_path) == 20
+
+
+def test_lock_that_is_never_released_falls_back_to_memory(tmp_path):
+    cache = make(tmp_path)
+    cache.get_or_compute(KEYS[:5], Compute(KEYS))
+    cache._store.timeout_s = 0.1
+    with contextlib.closing(sqlite3.connect(cache.directory / "index.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.warns(UserWarning, match="kept in memory"):
+            view = cache.get_or_compute(KEYS, Compute(KEYS))
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
+
+
+def test_rows_are_written_during_the_computation(tmp_path, monkeypatch):
+    monkeypatch.setattr(features_module, "_FLUSH_BYTES", 64 * 20)
+    stored = []
+
+    def compute(rows):
+        stored.append(len(make(tmp_path)))
+        return truth([KEYS[i] for i in rows])
+
+    make(tmp_path).get_or_compute(KEYS, compute, batch_size=10)
+    assert stored == [0, 0, 20, 20, 40, 40]
+    with pytest.raises(RuntimeError, match="the model failed"):  # earlier rows are kept
+        make(tmp_path / "b").get_or_compute(KEYS, failing_at(3), batch_size=10)
+    assert len(make(tmp_path / "b")) == 20
+
+
+def failing_at(call):
+    calls = iter(range(call + 1))
+
+    def compute(rows):
+        if next(calls) == call:
+            raise RuntimeError("the model failed")
+        return truth([KEYS[i] for i in rows])
+
+    return compute
+
+
+@pytest.fixture(params=["64 bits", "2 bits", "no bits"])
+def hashes(request, monkeypatch):
+    """Hashes that tell ids apart, seldom, or never."""
+    bits = {"64 bits": 64, "2 bits": 2, "no bits": 0}[request.param]
+
+    def fewer(keys):
+        return key_hashes(keys) & np.uint64((1 << bits) - 1)
+
+    monkeypatch.setattr(row_lookup, "key_hashes", fewer)
+    return request.param
+
+
+def names(number, different, seed=0):
+    draw = random.Random(seed)
+    return [f"é {draw.randrange(different)}" for _ in range(number)]
+
+
+def first_rows(ids):
+    seen = {}
+    return [seen.setdefault(image_id, row) for row, image_id in enumerate(ids)]
+
+
+@pytest.mark.parametrize("kind", ["list", "column"])
+def test_rows_of_names_are_those_of_a_dictionary(hashes, kind):
+    ids = names(300, 120)
+    column = ids if kind == "list" else id_column(datasets.Dataset.from_dict({"image_id": ids}))
+    lookup, asked = RowLookup(column), [*names(200, 400, seed=1), "", "é"]
+    row_of = {image_id: row for row, image_id in reversed(list(enumerate(ids)))}  # the first of equal ids
+    assert lookup.rows(asked).tolist() == [row_of.get(name, -1) for name in asked]
+    assert lookup.missing(asked) == [name for name in asked if name not in row_of]
+    assert lookup.first_rows().tolist() == first_rows(ids)
+
+
+def test_lookup_is_a_set_of_unique_ids(hashes):
+    lookup = RowLookup(["c", "a", "b"])
+    assert len(lookup) == 3
+    assert "a" in lookup
+    assert "d" not in lookup
+    assert 1 not in lookup
+    assert lookup == {"a", "b", "c"}
+    assert lookup & {"a", "d"} == {"a"}
+    assert {"a", "d"} - lookup == {"d"}
+    assert sorted(lookup) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("ids", [[], ["a"], ["a", "a"], ["b", "a", "b", "a", "b"]])
+def test_few_ids(hashes, ids):
+    lookup = RowLookup(ids)
+    assert lookup.first_rows().tolist() == first_rows(ids)
+    assert lookup.rows(["a", "z"]).tolist() == [ids.index("a") if "a" in ids else -1, -1]
+    assert lookup.rows([]).tolist() == []
+
+
+def test_many_names_are_looked_up_in_parts(monkeypatch):
+    ids = names(500, 200)
+    whole = RowLookup(ids).rows(ids).tolist()
+    monkeypatch.setattr(row_lookup, "_AT_ONCE", 7)
+    lookup = RowLookup(ids)
+    assert lookup.rows(ids).tolist() == whole == first_rows(ids)
+    assert lookup.first_rows().tolist() == whole
+
+
+def test_digests_of_many_keys_are_those_of_each(monkeypatch):
+    keys = [f"key {i}" for i in range(10)]
+    each = [hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys]
+    monkeypatch.setattr(row_lookup, "_AT_ONCE", 3)
+    assert key_digests(keys).tobytes() == b"".join(each)
+    assert key_hashes(keys).tobytes() == b"".join(digest[:8] for digest in each)

@@ -14,12 +14,15 @@ from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes import BAG_SIZES, bags, check, load_scenes
+from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
+from hf_captionrl.scenes.world import Facts
 from hf_captionrl.utils.model_files import MODELS, model_path
-from scripts.scenes_acceptance import NUM_SWAPS, lowered_by_swaps
+from scripts.train_scenes_models import swap_objects
 from tests.tolerances import assert_close
 
 CHECKPOINTS = Path(model_path("scenes:blip-mle")).parent
+NUM_SWAPS = 1500
+"""Independent scenes: no scorer learned from them, and they have many different pairs of objects."""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,24 @@ def test_recall_of_references_falls_with_the_size_of_the_bag(test_split):
     ]
     assert recalls == sorted(recalls, reverse=True)
     assert recalls[0] - recalls[-1] > 0.1
+
+
+def lowered_by_swaps(scorer, rows, images):
+    """For each scene that its caption with swapped objects does not describe, whether that caption's score is lower.
+
+    `images` `(N, D)` are features of all rows.
+    """
+    true, false, at = [], [], []
+    for row, values in enumerate(rows["facts"][:]):
+        facts = Facts(**values)
+        wrong = full_caption(swap_objects(facts)) if facts.second else ""
+        if wrong and check(wrong, facts).wrong:
+            true.append(full_caption(facts))
+            false.append(wrong)
+            at.append(row)
+    mine = torch.as_tensor(images)[at]
+    scores = [(torch.as_tensor(scorer.text_features(texts)) * mine).sum(1) for texts in (true, false)]
+    return (scores[1] < scores[0]).numpy()
 
 
 def test_swapped_objects_are_noticed_by_the_held_out_scorer_and_hardly_by_the_reward_scorer():

@@ -9,9 +9,11 @@ import markdown
 import pytest
 
 import hf_captionrl
+import hf_captionrl.losses
+import hf_captionrl.trainers
 from scripts import docs_hooks, docs_pictures
 from scripts.docs_hooks import MathExtension, campaign, columns_of, field_parts, generated_pages, google_style, mathml
-from scripts.reproduction import hacking, leaderboard
+from scripts.reproduction import hacking, pages
 from scripts.reproduction.runs import Run, world_version
 from tests.browser import CHROMIUM, Browser
 from tests.test_docs import blocks
@@ -61,7 +63,7 @@ def test_findings_and_leaderboard_are_pages():
 
 def test_methods_of_this_world_are_sorted_by_bags_of_7():
     def row(name, *values):
-        return {"name": name, **{key: {"values": list(values)} for key in leaderboard.COLUMNS}}
+        return {"name": name, **{key: {"values": list(values)} for key in pages.COLUMNS}}
 
     runs = {
         "old": Run("old", "", 1, leaderboard={"a": "never shown"}),
@@ -69,7 +71,8 @@ def test_methods_of_this_world_are_sorted_by_bags_of_7():
     }
     rows = [row("a", 0.1, 0.3), row("b", 0.5, 0.7), row("not listed", 1.0)]
     results = {"old": {"world": "1", "rows": [row("a", 0.9)]}, "new": {"world": world_version(), "rows": rows}}
-    assert [title for title, *_ in leaderboard.entries(runs, results)] == ["better", "worse"]
+    table = pages.leaderboard(runs, results, pages.COLUMNS)
+    assert [line.split("]")[0] for line in table.splitlines()[2:]] == ["| [better", "| [worse"]
 
 
 def test_numbers_of_a_hacked_reward_by_hand():
@@ -116,10 +119,10 @@ def test_docstrings_and_fields_are_read():
 
 def test_names_of_the_package_are_in_the_reference():
     pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
-    whole = {home for home in ("trainers", "losses") if f"::: hf_captionrl.{home}\n" in pages}
-    missing = [name for name, home in hf_captionrl._HOME.items() if home not in whole and name not in pages]
-    assert missing == []
-    assert whole == {"trainers", "losses"}
+    whole = {*hf_captionrl.trainers.__all__, *hf_captionrl.losses.__all__}
+    assert all(f"::: hf_captionrl.{unit}\n" in pages for unit in ("trainers", "losses"))
+    missing = [name for name in hf_captionrl.__all__ if name not in whole and name not in pages]
+    assert missing == ["__version__"]
 
 
 def test_pictures_show_the_committed_results(monkeypatch, capsys):

@@ -2,7 +2,7 @@
 
 import json
 
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS
 from hf_captionrl.metrics.table import write_results
 from hf_captionrl.scenes import load_scenes
 from tests.hub.conftest import has

@@ -1,12 +1,29 @@
+"""Tests."""
+
+import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pycocoevalcap.cider.cider import Cider
 
+from hf_captionrl.metrics import bleu, caption_diversity, cider, cider_d
 from hf_captionrl.text import ngrams
-from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_ngrams, distinct_share, encode_words
+from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
+from hf_captionrl.text.ngrams import (
+    NgramCounts,
+    TokenBatch,
+    count_documents,
+    count_ngrams,
+    distinct_share,
+    encode_words,
+    group_blocks,
+)
+from hf_captionrl.text.tokenize import encode_captions
+from tests.tolerances import assert_close
 
 CAPTIONS = st.lists(st.lists(st.sampled_from("abcd"), max_size=8), min_size=1, max_size=8)
 
@@ -124,17 +141,179 @@ def test_unknown_words_are_numbered_after_the_known_ones():
     assert batch.tokens.tolist() == [0, 2, 1, 2]
 
 
-def test_invalid_arguments_raise():
-    batch = encode_words([["a"]])
-    with pytest.raises(ValueError, match="max_order must be at least 1"):
-        count_ngrams(batch, 0)
-    with pytest.raises(ValueError, match=r"groups must have shape \(1,\)"):
-        count_ngrams(batch, 1, torch.tensor([0, 1]))
+def test_invalid_token_ids_are_refused():
     with pytest.raises(ValueError, match="negative id"):
         TokenBatch.from_ids(torch.tensor([[1, -100]]), torch.ones(1, 2))
-    with pytest.raises(ValueError, match=r"must both be \(N, T\)"):
+    with pytest.raises(ValueError, match="ids and mask"):
         TokenBatch.from_ids(torch.tensor([1]), torch.ones(1))
-    with pytest.raises(ValueError, match="per must be"):
-        distinct_share(count_ngrams(batch, 1), 1, 1, per="characters")
-    with pytest.raises(ValueError, match="order must be between 1 and 1"):
-        distinct_share(count_ngrams(batch, 1), 2, 1)
+
+
+BLOCKS = [1, 7, 50, 333]
+"""Captions of a block; the corpus has about 900."""
+
+
+def corpus(seed=0, images=101, fewest_words=0):
+    """Several captions and 1 to 20 references per image, some of them empty; one image has 20."""
+    rng = random.Random(seed)
+    words = [f"w{i}" for i in range(30)]
+
+    def caption():
+        return [words[int(30 * rng.random() ** 2)] for _ in range(rng.randint(fewest_words, 9))]
+
+    candidates = [[caption() for _ in range(rng.randint(2, 4))] for _ in range(images)]
+    references = [[caption() for _ in range(rng.choice([1, 2, 5, 5, 7]))] for _ in range(images)]
+    references[images // 2] = [caption() for _ in range(20)]
+    return candidates, references
+
+
+def texts(groups):
+    """Captions as texts; those without words have a punctuation mark."""
+    return [[" ".join(words) or "." for words in group] for group in groups]
+
+
+def owners(groups):
+    return torch.tensor([image for image, group in enumerate(groups) for _ in group])
+
+
+@pytest.fixture(params=BLOCKS)
+def size(request):
+    return request.param
+
+
+@pytest.fixture
+def in_blocks(monkeypatch, size):
+    def compute(function):
+        whole = function()
+        monkeypatch.setattr(ngrams, "_CAPTIONS_AT_ONCE", size)
+        return whole, function()
+
+    return compute
+
+
+def test_blocks_have_all_captions_and_whole_images(monkeypatch, size):
+    candidates, references = corpus()
+    candidates[3] = candidates[40] = candidates[-1] = []  # images with references only
+    images = torch.cat([owners(candidates), owners(references)])
+    number = len(owners(candidates))
+    batch = TokenBatch(
+        torch.arange(len(images)), torch.ones(len(images), dtype=torch.long)
+    )  # each token is its caption
+    monkeypatch.setattr(ngrams, "_CAPTIONS_AT_ONCE", size)
+    ours, theirs = [], []
+    for part, owned in group_blocks(batch, images[:number], images[number:]):
+        assert part.lengths.tolist() == [1] * len(part.tokens)
+        assert len(owned[0]) > 0
+        shift = images[part.tokens] - torch.cat(owned)  # the first image of the block
+        assert shift.tolist() == [shift[0]] * len(part)
+        assert min(map(int, torch.cat(owned))) >= 0
+        ours.append(part.tokens[: len(owned[0])])
+        theirs.append(part.tokens[len(owned[0]) :])
+        assert (
+            torch.isin(images, images[part.tokens]).nonzero().flatten().tolist() == part.tokens.sort().values.tolist()
+        )
+    assert len(ours) > 1
+    assert torch.cat(ours).tolist() == list(range(number))
+    kept = torch.cat(theirs).tolist()
+    assert kept == sorted(kept)
+    assert set(images[kept].tolist()) >= set(images[:number].tolist())
+    assert torch.isin(images[number:], images[:number]).sum() <= len(kept) <= len(images) - number
+
+
+def test_unsorted_groups_are_one_block(monkeypatch):
+    monkeypatch.setattr(ngrams, "_CAPTIONS_AT_ONCE", 1)
+    batch = encode_words([["a"], ["b"], ["a", "b"]])
+    groups = torch.tensor([1, 0, 1])
+    ((part, (own,)),) = group_blocks(batch, groups)
+    assert part is batch
+    assert own is groups
+    words, pairs = count_documents(batch, groups, 2)
+    assert [count.tolist() for count in (words[1], pairs[1])] == [[1, 2], [1]]
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+def test_document_counts_equal_a_plain_loop(monkeypatch, size, least):
+    _, references = corpus()
+    batch = encode_words([caption for group in references for caption in group])
+    names = list(dict.fromkeys(word for group in references for caption in group for word in caption))
+    monkeypatch.setattr(ngrams, "_CAPTIONS_AT_ONCE", size)
+    before = [()]
+    for order, (keys, counts) in enumerate(count_documents(batch, owners(references), 4, least), start=1):
+        documents = Counter()
+        for group in references:
+            documents.update({tuple(words[i : i + order]) for words in group for i in range(len(words) - order + 1)})
+        expected = {ngram: count for ngram, count in documents.items() if count >= least}
+        assert keys.tolist() == sorted(set(keys.tolist()))
+        before = [(*before[key // len(names)], names[key % len(names)]) for key in keys.tolist()]
+        assert dict(zip(before, counts.tolist(), strict=True)) == expected
+
+
+def test_scores_do_not_depend_on_the_blocks(in_blocks):
+    candidates, references = map(texts, corpus(1))
+    calls = (
+        lambda: cider_d(candidates, references)["per_sample"],
+        lambda: cider(candidates, references, eos=True)["per_sample"],
+        lambda: bleu(candidates, references)["per_sample"],
+        lambda: np.concatenate(list(caption_diversity(candidates)["per_image"].values())),
+        lambda: [
+            value for value in caption_diversity(references[50:51] + candidates).values() if type(value) is float
+        ],
+    )
+    whole, parts = in_blocks(lambda: [call() for call in calls])
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_cider_d_in_blocks_equals_pycocoevalcap(monkeypatch, size):
+    candidates, references = corpus(2, fewest_words=1)
+    candidates = [group[:1] for group in candidates]
+    truth = {image: [" ".join(words) for words in group] for image, group in enumerate(references)}
+    found = {image: [" ".join(group[0])] for image, group in enumerate(candidates)}
+    _, expected = Cider().compute_score(truth, found)
+    monkeypatch.setattr(ngrams, "_CAPTIONS_AT_ONCE", size)
+    assert_close(cider_d([" ".join(group[0]) for group in candidates], texts(references))["per_sample"], expected)
+
+
+def test_ngrams_of_one_image_do_not_change_scores():
+    candidates, references = corpus(3)
+    batch = encode_words([caption for group in references for caption in group], words := {})
+    every = DocumentFrequencies.from_token_batch(batch, owners(references), words=words)
+    few = DocumentFrequencies.from_token_batch(batch, owners(references), words=words, min_documents=2)
+    assert len(few.keys[3]) < len(every.keys[3]) / 2
+    for variant in ("cider_d", "cider"):
+        scores = [CiderScorer(counted, variant=variant)(candidates, references) for counted in (every, few)]
+        assert torch.equal(*scores)
+
+
+def test_diversity_in_blocks_equals_a_plain_loop(monkeypatch, size):
+    groups, _ = corpus(4, fewest_words=1)
+    groups[0].append(list(groups[1][0]))  # a caption that two images have
+    monkeypatch.setattr(ngrams, "_CAPTIONS_AT_ONCE", size)
+    found = caption_diversity(texts(groups))
+    flat = [tuple(words) for group in groups for words in group]
+    assert found["unique_captions"] == len(set(flat)) / len(flat)
+    for n in (1, 2):
+        shares = [
+            len({tuple(words[i : i + n]) for words in group for i in range(len(words) - n + 1)}) / sum(map(len, group))
+            for group in groups
+        ]
+        assert_close(found["per_image"][f"div_{n}"], shares)
+    counts = Counter(word for words in flat for word in words)
+    assert found["vocabulary_size"] == sum(count >= 5 for count in counts.values())
+
+
+def test_encoded_captions_equal_words_encoded_at_once(monkeypatch):
+    _, references = corpus(5, images=7)
+    monkeypatch.setattr("hf_captionrl.text.tokenize._IMAGES_AT_ONCE", 3)
+    vocabulary: dict[str, int] = {}
+    found, images = encode_captions(iter(texts(references)), vocabulary)
+    expected = encode_words([caption for group in references for caption in group], words := {})
+    assert vocabulary == words
+    assert torch.equal(found.tokens.long(), expected.tokens)
+    assert torch.equal(found.lengths, expected.lengths)
+    assert torch.equal(images, owners(references))
+    known, unknown = {"w0": 0, "w1": 1}, {}
+    found, _ = encode_captions([["w1 x <eos>"], ["y w0 x"]], unknown, known=known, eos=True)
+    assert isinstance(found, TokenBatch)
+    assert found.lengths.tolist() == [4, 4]
+    assert found.tokens.tolist()[0] == 1
+    assert found.tokens.tolist()[4:7:2] == [unknown["y"], unknown["x"]]

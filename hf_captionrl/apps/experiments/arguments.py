@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import difflib
 import json
@@ -12,18 +11,18 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 import yaml
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data.options import SplitArguments
-from hf_captionrl.data.simplifying import LEVELS
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
 from hf_captionrl.utils.model_files import PREFIX, model_path
+from hf_captionrl.utils.options import NotNegative, Positive, check_values
 
 # --- Rows of the papers' tables: a base configuration and what differs from it, selected by `--row ndlb/table5/row8` ---
 
@@ -142,9 +141,9 @@ class ModelArguments:
     tune: str | None = field(
         default=None, metadata={"help": "Train a LoRA on 'language', 'vision' or 'both'. None: train all weights."}
     )
-    lora_r: int = field(default=32, metadata={"help": "Rank of the LoRA."})
+    lora_r: Positive = field(default=32, metadata={"help": "Rank of the LoRA."})
     lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
-    lora_init: str = field(
+    lora_init: Literal["peft", "paper"] = field(
         default="peft",
         metadata={
             "help": "Initial values of the LoRA: 'peft', PEFT's default, or 'paper', N(0, 1) and 0 as in the code of No Detail Left "
@@ -179,6 +178,7 @@ class ModelArguments:
         return captioner
 
     def __post_init__(self) -> None:
+        check_values(self)
         check_model_init_kwargs({"dtype": self.dtype})
         for name in _QUANTIZED:
             if getattr(self, name) and self.tune is None:
@@ -186,8 +186,6 @@ class ModelArguments:
                     f"{name} is set, but tune is not, so all weights are trained, which quantized weights cannot be. Use --tune language, "
                     "vision or both."
                 )
-        if self.lora_init not in ("peft", "paper"):
-            raise ValueError(f"lora_init is {self.lora_init!r}. Use 'peft' or 'paper'.")
         if self.lora_init == "paper" and self.tune is None:
             raise ValueError(
                 "lora_init is 'paper', but tune is not set, so all weights are trained without a LoRA. Use --tune language, "
@@ -263,7 +261,7 @@ class DataArguments(SplitArguments):
         },
     )
     test_references_column: str = field(default="captions", metadata={"help": "Caption column of test_references."})
-    simplify: str | None = field(
+    simplify: Literal["simplest", "simpler"] | None = field(
         default=None,
         metadata={
             "help": "Shorten all captions to 'simplest' (subject with article) or 'simpler' (subject, verb, object), "
@@ -271,7 +269,7 @@ class DataArguments(SplitArguments):
             "Figure 4(b). Needs spaCy, except on 'scenes'."
         },
     )
-    num_frames: int = field(
+    num_frames: NotNegative = field(
         default=0,
         metadata={
             "help": "0: the data are images. Otherwise the number of frames per video; frame_pooling pools their "
@@ -290,16 +288,13 @@ class DataArguments(SplitArguments):
     max_test_images: int | None = field(default=None, metadata={"help": "Maximum number of test images."})
 
     def __post_init__(self) -> None:
-        if self.simplify not in (None, *LEVELS):
-            raise ValueError(f"simplify is {self.simplify!r}. Use one of {list(LEVELS)}, or leave it out.")
+        check_values(self)
         shares = (self.validation_share, self.test_share)
         if min(shares) < 0 or sum(shares) >= 1:
             raise ValueError(
                 f"validation_share is {shares[0]} and test_share {shares[1]}; both must be at least 0, and together below 1. "
                 "Use 0.1 for a tenth."
             )
-        if self.num_frames < 0:
-            raise ValueError(f"num_frames is {self.num_frames}. Use 0 for images, or the number of frames per video.")
 
 
 @dataclass
@@ -391,16 +386,17 @@ def parse_arguments(
         raise ValueError(
             f"--config is {path!r} and --row is {row!r}. Use one of them; the command line overrides either."
         )
+    config: list[str] = []
     if row is not None:
-        _apply_config(parser, types, row, _row_settings(row, default_config))
+        config = _apply_config(parser, types, row, _row_settings(row, default_config))
     elif path is not None:
-        _apply_config(parser, types, Path(path).name, _read_config(path))
+        config = _apply_config(parser, types, Path(path).name, _read_config(path))
     elif default_config is not None and not given & set(own):
-        _apply_config(parser, types, default_config.name, read_yaml(default_config))
+        config = _apply_config(parser, types, default_config.name, read_yaml(default_config))
     if "--gradient_accumulation_steps" in given and "--total_train_batch_size" not in given:
         # The command line overrides the batch of a preset.
-        parser.set_defaults(total_train_batch_size=None)
-    *parsed, run = _parse(parser, arguments)
+        config = [word for word in config if not word.startswith("--total_train_batch_size=")]
+    *parsed, run = _parse(parser, types, [*config, *arguments])
     for config in parsed if run.total_train_batch_size is not None else ():
         if hasattr(config, "gradient_accumulation_steps"):
             set_total_batch(config, run.total_train_batch_size)
@@ -473,94 +469,66 @@ def _make_parser(types: Sequence[type]) -> Any:
     return Parser(types, epilog=_EPILOG)
 
 
-def _parse(parser: Any, arguments: list[str]) -> tuple[Any, ...]:
-    _, remaining = parser.parse_known_args(arguments)
-    if remaining:
-        name = remaining[0].split("=")[0]
-        raise ValueError(f"Unknown argument {name!r}.{_suggestion(parser, name.lstrip('-'), '--')}")
+def _parse(parser: Any, types: Sequence[type], arguments: list[str]) -> tuple[Any, ...]:
     try:
-        return tuple(parser.parse_args_into_dataclasses(arguments))
+        *parsed, unknown = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
     except json.JSONDecodeError as error:
         raise ValueError(
             f'{error.doc[:80]!r} is not valid JSON ({error.msg}). Write such an argument as --model_init_kwargs \'{{"dtype": "float32"}}\'.'
         ) from error
+    if unknown:
+        name = unknown[0].split("=")[0]
+        raise ValueError(f"Unknown argument {name!r}.{_suggestion(types, name.lstrip('-'), '--')}")
+    return tuple(parsed)
 
 
-def _suggestion(parser: Any, name: str, prefix: str = "") -> str:
-    known = [action.dest for action in parser._actions]
+def _suggestion(types: Sequence[type], name: str, prefix: str = "") -> str:
+    known = [field.name for kind in types for field in dataclasses.fields(kind)]
     near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     return f" Use {prefix + near[0]!r}, or --help for the list." if near else " Use --help for the list of arguments."
 
 
-def _apply_config(parser: Any, types: Sequence[type], name: str, config: dict[str, Any]) -> None:
-    """Use the values of a YAML file or of a row as defaults of the parser."""
-    variables = config.pop("env", {})
+def _apply_config(parser: Any, types: Sequence[type], name: str, config: Mapping[str, Any]) -> list[str]:
+    """The values of a YAML file or of a row as words of a command line, so that the parser checks both alike.
+
+    None, `false`, mappings, empty lists and numbers where text is allowed too cannot be written there; they become
+    defaults of the parser.
+    """
+    variables = config.get("env", {})
     if not isinstance(variables, Mapping):
         raise ValueError(f"'env' in {name} is {variables!r}. Use a mapping from environment variables to values.")
     os.environ.update({str(variable): str(value) for variable, value in variables.items()})
-    actions: dict[str, argparse.Action] = {}
-    for action in parser._actions:  # keep the first action of a name: `--no_flag` follows `--flag`
-        actions.setdefault(action.dest, action)
     hints = {key: hint for kind in types for key, hint in typing.get_type_hints(kind).items()}
+    words: list[str] = []
     for key, value in config.items():
-        if key not in hints or key not in actions:
-            raise ValueError(f"{name} holds the unknown argument {key!r}.{_suggestion(parser, str(key))}")
-        config[key] = _checked(name, actions[key], hints[key], value)
-    parser.set_defaults_with_config(**config)
+        if key == "env":
+            continue
+        if key not in hints:
+            raise ValueError(f"{name} holds the unknown argument {key!r}.{_suggestion(types, str(key))}")
+        kind, several = type(value).__name__, len(set(typing.get_args(hints[key])) - {type(None)}) > 1
+        if value in (None, []) or (
+            kind in str(hints[key]) and (kind in ("bool", "dict") or (several and kind == "int"))
+        ):
+            if value is None and hints[key] in (int, float, bool):
+                raise ValueError(
+                    f"{key} in {name} is empty. Use a value of type {hints[key].__name__}, or leave it out."
+                )
+            parser.set_defaults(**{key: value})
+        elif isinstance(value, list):
+            words += [f"--{key}", *map(str, value)]
+        else:
+            words.append(f"--{key}={value}")
+    try:
+        parser.parse_known_args(words)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return words
 
 
 def _read_config(path: str) -> dict[str, Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no configuration file {path!r}. Use --config with the path of a YAML file.")
     return read_yaml(Path(path))
-
-
-def _checked(name: str, action: argparse.Action, hint: Any, value: Any) -> Any:
-    """A value of a YAML file, converted as the parser converts command line arguments."""
-    kind = _kind(hint)
-    if value is None:
-        if kind in (int, float, bool) and type(None) not in typing.get_args(hint):
-            raise ValueError(
-                f"{action.dest} in {name} is empty. Use a value of type {kind.__name__}, or leave it out."
-            )
-        return None
-    if action.nargs in ("+", "*"):
-        if not isinstance(value, list):
-            raise ValueError(f"{action.dest} in {name} is {value!r}. Use a list, such as [{value!r}].")
-        return [_scalar(name, action, kind, item) for item in value]
-    if isinstance(value, list | dict):
-        found = type(value).__name__
-        if found not in str(hint) and "Any" not in str(hint):
-            raise ValueError(f"{action.dest} in {name} is a {found}. Use a single value of type {kind.__name__}.")
-        return value
-    return _scalar(name, action, kind, value)
-
-
-def _scalar(name: str, action: argparse.Action, kind: type, value: Any) -> Any:
-    from transformers.hf_argparser import string_to_bool
-
-    try:
-        if kind in (int, float):
-            if isinstance(value, bool):
-                raise ValueError
-            return kind(str(value))
-        if kind is bool:
-            string_to_bool(str(value))
-        elif action.choices is not None and str(value) not in map(str, action.choices):
-            raise ValueError
-    except (ValueError, argparse.ArgumentTypeError):
-        rule = f"one of {list(map(str, action.choices))}" if action.choices else f"a value of type {kind.__name__}"
-        raise ValueError(f"{action.dest} in {name} is {value!r}. Use {rule}.") from None
-    # Other values stay as YAML reads them: some arguments accept both `false` and text.
-    return value
-
-
-def _kind(hint: Any) -> type:
-    """The type of an argument or of its list items; `str` if several are possible."""
-    if typing.get_origin(hint) is list:
-        return _kind(typing.get_args(hint)[0])
-    kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
-    return kinds[0] if len(kinds) == 1 and kinds[0] in (int, float, bool) else str
 
 
 # --- Defaults of training arguments that several recipes share; base classes before the trainer's configuration ------

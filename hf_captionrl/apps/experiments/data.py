@@ -24,7 +24,7 @@ from hf_captionrl.evaluation.evaluator import MORE_REFERENCES
 from hf_captionrl.evaluation.options import EMBEDDED
 from hf_captionrl.evaluation.pages import PanelItem, write_panel
 from hf_captionrl.evaluation.plots import write_diversity_tradeoff
-from hf_captionrl.metrics.evaluate_modules.results_columns import SAMPLE_COLUMNS
+from hf_captionrl.metrics.columns import SAMPLE_COLUMNS
 from hf_captionrl.metrics.suites import decoding_suite, diversity_at_cider_d, tradeoff_points
 from hf_captionrl.retrieval import default_cache_dir
 from hf_captionrl.text.cider_d import DocumentFrequencies

@@ -45,8 +45,8 @@ from hf_captionrl.hub import (
     write_manifest,
     write_model_card,
 )
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, DEGENERATE
-from hf_captionrl.metrics.table import Column, print_table, write_results
+from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
+from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.scenes import check
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 from hf_captionrl.trainers.checkpoints import begin_run, has_checkpoint

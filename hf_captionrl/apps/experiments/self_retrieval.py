@@ -35,7 +35,7 @@ from hf_captionrl.data.columns import id_column
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.similarity import similarity_features
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS, REWARD_COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.retrieval.bags import load_neighbours
 from hf_captionrl.retrieval.neighbours import nearest_neighbours

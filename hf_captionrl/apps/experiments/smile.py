@@ -32,10 +32,8 @@ from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.evaluation.options import optional_scorer
 from hf_captionrl.metrics import emscore
 from hf_captionrl.metrics.clip_scores import emscore_matrix
-from hf_captionrl.metrics.evaluate_modules.metric import load_metric
-from hf_captionrl.metrics.evaluate_modules.results_columns import COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS, VIDEO_COLUMNS, Column
 from hf_captionrl.metrics.suites import spoken
-from hf_captionrl.metrics.table import Column
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.ranking import ranks_from_scores, recall_at_k
 from hf_captionrl.retrieval.scorer import TokenScorer
@@ -43,10 +41,6 @@ from hf_captionrl.trainers import SmileConfig, SmileTrainer
 
 # --- Evaluation of captions of videos, with EMScore ------------------------------------------------------------------
 # Legend: N videos, F frames, D features.
-
-VIDEO_COLUMNS = load_metric("emscore").columns
-"""Columns for videos, by the held-out scorer: EMScore's precision, recall and F in [-1, 1], self-retrieval among the test videos
-by F (SMILE, Table 6), and F with references."""
 
 
 class VideoEvaluator(Evaluator):

@@ -22,7 +22,7 @@ from hf_captionrl.evaluation.caption_files import read_caption_file, source_name
 from hf_captionrl.evaluation.evaluator import Evaluator, ScoredCaptions
 from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, Mark, write_gallery
-from hf_captionrl.evaluation.scored_captions import score_sources
+from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
 from hf_captionrl.metrics import cider_d, faithfulness
 from hf_captionrl.metrics.bootstrap import check_values, signature
 from hf_captionrl.metrics.suites import spoken
@@ -226,7 +226,7 @@ class Shown:
         if evaluator.image_features is not None:
             for name, mine in captions.items():
                 scored = ScoredCaptions(name, [[caption] for caption in mine], evaluator.references)
-                score_sources([scored], evaluator.held_out_scorer)
+                score_sources([scored], CaptionScoring(evaluator.held_out_scorer))
                 self.text[name] = scored.text
                 self.ranks[name] = ranks(scored.text, evaluator.image_features).tolist()
         self.marks: dict[str, list[list[Mark]]] = {}

@@ -17,8 +17,7 @@ from transformers import AutoTokenizer
 from hf_captionrl.captioners.language_models import BackendError, Failure, HTTPBackend, Prompt, Truncated
 from hf_captionrl.metrics.bootstrap import bootstrap_interval, signature
 from hf_captionrl.metrics.caption_checks import listed_texts
-from hf_captionrl.metrics.evaluate_modules.metric import table_columns
-from hf_captionrl.metrics.table import Column
+from hf_captionrl.metrics.columns import Column, table_columns
 from hf_captionrl.metrics.words import caption_statistics
 from hf_captionrl.utils.io import read_jsonl, write_jsonl
 from hf_captionrl.utils.model_files import load_language_model

@@ -20,7 +20,8 @@ from hf_captionrl.metrics.bootstrap import (
     proportion_interval,
     signature,
 )
-from hf_captionrl.metrics.table import Column, check_rows, escape_markdown, format_cell
+from hf_captionrl.metrics.columns import Column
+from hf_captionrl.metrics.table import check_rows, escape_markdown, format_cell
 
 if TYPE_CHECKING:
     from hf_captionrl.apps.studies.build import Answers

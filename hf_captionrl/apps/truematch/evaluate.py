@@ -19,14 +19,13 @@ from hf_captionrl.cli.caption import CaptionOptions, write_captions
 from hf_captionrl.data.columns import parse_json
 from hf_captionrl.data.options import DatasetOptions, load_split
 from hf_captionrl.evaluation.caption_files import CaptionFile, read_caption_file, source_names
-from hf_captionrl.evaluation.evaluator import TABLES, Evaluator, ScoredCaptions, compare_with_first
+from hf_captionrl.evaluation.evaluator import TABLES, Evaluator, ScoredCaptions, compare_with_first, human_captions
 from hf_captionrl.evaluation.options import load_evaluators
 from hf_captionrl.evaluation.pages import render_html
-from hf_captionrl.evaluation.scored_captions import human_captions, score_sources
+from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
 from hf_captionrl.metrics import paired_test
-from hf_captionrl.metrics.evaluate_modules.declarations.self_retrieval import bag_column
+from hf_captionrl.metrics.columns import Column, bag_column
 from hf_captionrl.metrics.table import (
-    Column,
     Section,
     check_rows,
     comparison_markdown,
@@ -120,7 +119,7 @@ def evaluate(arguments: EvaluateOptions) -> None:
         if human is None:
             raise ValueError("--references needs at least two references per image. Leave it out.")
         scored.append(human)
-    score_sources(scored, held_out)
+    score_sources(scored, CaptionScoring(held_out))
     scorer: str = held_out.signature
     columns = table_columns(rows_of)
     rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in scored]

@@ -1,6 +1,6 @@
 """Modules of `evaluate` over `hf_captionrl.metrics`.
 
-`declarations/<name>.py` declares a metric. The folder `<name>` is generated from it and is a complete Space.
+`<name>.py` declares a metric and its class; `captionrl push` writes the Space from it.
 
 After `import hf_captionrl` (unless `CAPTIONRL_NO_INSTALL` is set) `evaluate.load("self_retrieval")` and the other bare names
 of `MODULES` work from any folder, online and offline. Programs that do not import the package find them after

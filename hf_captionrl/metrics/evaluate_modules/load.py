@@ -26,8 +26,16 @@ from typing import Any
 
 from hf_captionrl.utils.lazy_import import call_after_import
 
-MODULES: tuple[str, ...] = tuple(sorted(file.stem for file in Path(__file__).parent.glob("declarations/[!_]*.py")))
-"""Names of the modules: one file of `declarations` each. Only the file names are read, nothing is imported."""
+MODULES = (
+    "caption_diversity",
+    "caption_faithfulness",
+    "caption_nlg",
+    "caption_perplexity",
+    "clip_score",
+    "emscore",
+    "self_retrieval",
+)
+"""Names of the modules: one file of this folder each."""
 
 _OFF = "CAPTIONRL_NO_INSTALL"
 _INIT = f"from {__name__} import use_installed; use_installed(__name__, __path__)\n"
@@ -43,20 +51,20 @@ def modules_cache() -> Path:
 
 
 def path(name: str) -> str:
-    """Folder of a module, for `evaluate.load(path(name))`.
+    """File of a module, for `evaluate.load(path(name))`.
 
     Args:
         name: One of `MODULES`.
 
     Returns:
-        `str`: The folder, which is also a complete Space.
+        `str`: The file.
 
     Raises:
         ValueError: If there is no such module.
     """
     if name not in MODULES:
         raise ValueError(f"There is no module {name!r}. Use one of {list(MODULES)}.")
-    return str(Path(__file__).parent / name)
+    return str(Path(__file__).with_name(f"{name}.py"))
 
 
 def install() -> list[Path]:
@@ -106,7 +114,7 @@ def _extend_lookup() -> None:
         is_local = os.path.isfile(os.path.join(path, f"{path}.py"))
         if path not in MODULES or module_type not in (None, "metric") or is_local:
             return look_up(path, module_type, *arguments, **options)
-        return loading.ImportableModule(f"{__package__}.{path}.{path}", _digest(_shim(path)))
+        return loading.ImportableModule(f"{__package__}.{path}", _digest(_shim(path)))
 
     extended.captionrl_modules = MODULES  # type: ignore[attr-defined]
     loading.evaluation_module_factory = extended
@@ -130,8 +138,13 @@ def use_installed(package: str, folders: Iterable[str]) -> None:
                 sys.modules[stand_in.__name__] = stand_in
 
 
+def class_name(name: str) -> str:
+    """Name of the class of a module, from which `evaluate` derives the metric's name."""
+    return "".join(part.title() for part in name.split("_"))
+
+
 def _shim(name: str) -> str:
-    return f"from {__package__}.{name}.{name} import *\n"
+    return f"from {__package__}.{name} import {class_name(name)}\n"
 
 
 def _digest(text: str) -> str:

@@ -8,7 +8,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, signature
 from numbers import Integral, Real
@@ -20,8 +20,8 @@ import evaluate
 import numpy as np
 from PIL import Image
 
+from hf_captionrl.metrics.columns import Column
 from hf_captionrl.metrics.evaluate_modules.load import MODULES
-from hf_captionrl.metrics.table import Column
 from hf_captionrl.utils.io import to_plain
 
 # --- The declaration of a metric, from which its `evaluate` module, its Space, its card and its table columns are made ---
@@ -31,7 +31,7 @@ _Compute = TypeVar("_Compute", bound=Callable[..., Mapping[str, Any]])
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric of `evaluate.load`, declared once as `METRIC` of `declarations/<name>.py`.
+    """A metric of `evaluate.load`, declared once as `METRIC` of `<name>.py`.
 
     Args:
         title: Heading of the card.
@@ -51,9 +51,9 @@ class Metric:
         store_references: Converts references to what a column can store.
         functions: The functions of `hf_captionrl.metrics` that it computes.
         keys: Main keys of the result, in Markdown, for the table of docs/metrics.md.
-        columns: How tables show its numbers, and related numbers that only tables have. No other file declares them.
-        in_captions_table: Whether `captionrl evaluate` shows the columns below every suite. The metric then needs
-            captions only, and returns `per_sample`, one number per caption.
+        columns: How `captionrl evaluate` shows its numbers below every suite, if `in_captions_table`. The metric then needs
+            captions only, and returns `per_sample`, one number per caption. All other columns are in `metrics/columns.py`.
+        in_captions_table: Whether it does.
         cases: Arguments of `compute` with the `result` that they must give; the examples of the Space.
         data_arguments: Arguments of the cases that a visitor of the Space may change, in addition to predictions and
             references: numbers and texts that are not opened as files.
@@ -111,21 +111,12 @@ def forwards(function: Callable[..., Any], *left_out: str) -> Callable[[_Compute
 
 def load_metric(name: str) -> Metric:
     """The declaration of a metric."""
-    return import_module(f"{__package__}.declarations.{name}").METRIC
+    return import_module(f"{__package__}.{name}").METRIC
 
 
 def all_metrics() -> dict[str, Metric]:
     """All declarations by name."""
     return {name: load_metric(name) for name in MODULES}
-
-
-def table_columns(*keys: str, short: bool = False) -> tuple[Column, ...]:
-    """The declared columns of some keys; `short` for tables with many columns."""
-    columns = {column.key: column for metric in all_metrics().values() for column in metric.columns}
-    chosen = (columns[key] for key in keys)
-    return tuple(
-        replace(column, header=column.short_header or column.header) if short else column for column in chosen
-    )
 
 
 # --- Kinds of rows that predictions and references may be, checked row by row ----------------------------------------

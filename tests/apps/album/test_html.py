@@ -8,7 +8,7 @@ from PIL import Image
 from hf_captionrl.apps.album.demo import album_style, render_album, render_comparison, spoken_list
 from hf_captionrl.apps.album.distinct import Finding
 from hf_captionrl.apps.album.result import Album, AlbumImage
-from tests.evaluation.test_gallery import HOSTILE
+from tests.evaluation.test_pages import HOSTILE
 
 ALLOWED = set("section div table thead tbody tr th td p b i span bdi figure figcaption img ol li".split())
 

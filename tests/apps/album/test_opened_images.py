@@ -117,24 +117,3 @@ def test_cached_threshold_equals_that_of_opened_images(tmp_path, photos, opened)
     opened.clear()
     assert copy_threshold(files, facts, scorer, cache) == plain
     assert opened == []
-
-
-@pytest.mark.parametrize("what", ["small_pictures-image_hash", "image-colours"])
-def test_damaged_rows_are_read_again(tmp_path, photos, opened, what):
-    files = [path for path in paths(photos) if not path.endswith(".txt")]
-    scorer = Counted()
-    expected = read_images(files, scorer, cache=cache_of(tmp_path / "cache"))
-    (data,) = (tmp_path / "cache").glob(f"{what}-*/data.bin")
-    damaged = bytearray(data.read_bytes())
-    damaged[20] ^= 255
-    data.write_bytes(damaged)
-    opened.clear()
-    with pytest.warns(UserWarning, match="damaged"):
-        facts = read_images(files, scorer, cache=cache_of(tmp_path / "cache"))
-    assert facts.keys == expected.keys
-    assert np.array_equal(facts.pictures, expected.pictures)
-    assert torch.equal(facts.features, expected.features)
-    assert len(opened) > 0
-    opened.clear()
-    read_images(files, scorer, cache=cache_of(tmp_path / "cache"))
-    assert opened == []

@@ -140,7 +140,7 @@ def test_actors_that_load_everything_again_give_the_same_files(photos, monkeypat
 
     def run_on_ray(actor, todo, options):
         assert (options.engine, options.address, options.processes) == ("ray", "auto", None)
-        sent = RayActor(pickle.loads(pickle.dumps(actor)), os.getcwd(), None, 1, 1).actor
+        sent = RayActor(pickle.loads(pickle.dumps(actor)), os.getcwd(), 1).actor
         for shard in reversed(todo):
             assert sent.attempt(shard) == ""
             yield shard

@@ -31,7 +31,7 @@ from hf_captionrl.losses import smile_loss
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.io import to_plain
 from hf_captionrl.utils.model_files import model_path
-from tests.evaluation.test_gallery import HOSTILE, Page, browse, needs_chromium
+from tests.evaluation.test_pages import HOSTILE, Page, browse, needs_chromium
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tiny_chat import tiny_chat
 from tests.tolerances import close, within

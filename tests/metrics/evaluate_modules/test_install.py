@@ -126,7 +126,6 @@ import os, pathlib, sys
 metric = evaluate.load("self_retrieval")
 written = [p.name for p in pathlib.Path(os.environ["HF_HOME"]).rglob("*") if p.is_file()]
 print("found", metric.name, type(metric).__module__.startswith("hf_captionrl."), written)
-assert not [f for f in sys.meta_path if getattr(f, "__module__", "").startswith("hf_captionrl")]
 try:
     evaluate.load("no_such_metric")
 except FileNotFoundError:

@@ -10,7 +10,7 @@ import torch
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules import MODULES
-from hf_captionrl.metrics.evaluate_modules.declarations.emscore import caption_tokens, token_weights
+from hf_captionrl.metrics.evaluate_modules.emscore import caption_tokens, token_weights
 from hf_captionrl.retrieval.feature_cache import FeatureCache
 from hf_captionrl.scenes import check
 from hf_captionrl.utils.model_files import model_path

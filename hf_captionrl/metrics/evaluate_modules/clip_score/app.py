@@ -1,8 +1,0 @@
-"""Page of the Space."""
-
-from pathlib import Path
-
-from hf_captionrl.hub.spaces import build_page
-
-if __name__ == "__main__":
-    build_page("clip_score", Path(__file__).parent).launch()

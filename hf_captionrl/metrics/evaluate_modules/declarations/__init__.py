@@ -1,1 +1,0 @@
-"""One file per metric of `evaluate.load`; each declares its `METRIC`."""

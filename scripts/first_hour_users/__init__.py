@@ -1,1 +1,0 @@
-"""The users of `scripts/first_hour.py`, and the programs that two of them write."""

@@ -1,0 +1,407 @@
+"""Published benchmarks, read from small files in their layout and from invalid ones."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_captionrl.data import (
+    check_captions,
+    frames_of,
+    load_caption_splits,
+    load_captions,
+    open_image,
+    open_still,
+    sample_frames,
+)
+from hf_captionrl.data.benchmarks import (
+    coco_id,
+    load_concadia,
+    load_hard_pool,
+    load_imagecode,
+    load_nocaps,
+    load_published_bags,
+    match_coco_ids,
+)
+from hf_captionrl.metrics import self_retrieval
+from tests.data.films import (
+    colour_of,
+    colours_of,
+    film,
+    make_tgif,
+    write_gifs,
+)
+
+ALL = (1, 0, 0)  # no split is divided off train
+
+
+def put(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return path
+
+
+def picture(path, colour=(1, 2, 3)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), colour).save(path)
+
+
+# --- the paper's bags ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [3310, "3310", "000000003310.jpg", "val2014/COCO_val2014_000000003310.jpg", "a\\3310"]
+)
+def test_a_coco_image_has_one_number(name):
+    assert coco_id(name) == "3310"
+
+
+@pytest.mark.parametrize("name", ["", None, True, "cat.jpg", 3.5, "12a", "-4"])
+def test_names_without_a_coco_id_are_refused(name):
+    with pytest.raises(ValueError, match="is not a COCO image"):
+        coco_id(name)
+
+
+def test_published_bags_are_matched_by_number(tmp_path):
+    put(tmp_path / "benchmark/3.json", [[3310, 42, 7], [9, "10", 11]])
+    put(tmp_path / "benchmark/5.json", [[1, 2, 3, 4, 5]])
+    put(tmp_path / "benchmark/1.json", "nobody reads this")
+    bags = load_published_bags(tmp_path, [3, 5])
+    assert bags == {3: [["3310", "42", "7"], ["9", "10", "11"]], 5: [["1", "2", "3", "4", "5"]]}
+    assert load_published_bags(tmp_path / "benchmark", [5]) == {5: bags[5]}
+    ids = [f"COCO_val2014_{number:012d}.jpg" for number in (11, 10, 9, 7, 42, 3310)]
+    assert match_coco_ids({3: bags[3]}, ids)[3] == [[ids[5], ids[4], ids[3]], [ids[2], ids[1], ids[0]]]
+    with pytest.raises(ValueError, match="5 images of the bags are not in the data set, such as COCO image 1"):
+        match_coco_ids(bags, ids)
+    with pytest.raises(ValueError, match="are both COCO image 7"):
+        match_coco_ids({3: [["7"]]}, [7, "0007"])
+
+
+# --- ImageCoDe ----------------------------------------------------------------------------------------------------
+
+SETS = {
+    "open-images-12_ab": {"5": "a deer", "0": "a bird"},
+    "MSR-VTT-videoTestVideo_video7-shot1_0": {"9": "two girls"},
+}
+
+
+def imagecode(tmp_path, numbers=range(10)):
+    for shade, name in enumerate(SETS):
+        for number in numbers:
+            picture(tmp_path / "sets" / name / f"img{number}.jpg", (20 * shade, 20 * number % 255, 0))
+    return put(tmp_path / "valid_data.json", SETS), tmp_path / "sets"
+
+
+def test_imagecode_rows_feed_the_metric(tmp_path):
+    path, root = imagecode(tmp_path, numbers=range(3, 13))  # with other numbers: only their order matters
+    found = load_imagecode(path, root)
+    assert len(found.image_ids) == len(found.paths) == 20
+    assert found.descriptions == ["a deer", "a bird", "two girls"]
+    assert found.targets == [5, 0, 19]
+    assert found.is_video == [False, False, True]
+    assert [p.name for p in found.paths[:10]] == [f"img{n}.jpg" for n in range(3, 13)]
+    assert found.image_ids[found.targets[2]] == "MSR-VTT-videoTestVideo_video7-shot1_0/9"
+    images = np.eye(20)
+    text = images[[5, 1, 19]]  # the second description retrieves its neighbour
+    result = self_retrieval(text, images, targets=found.targets, sets=found.sets, ks=(1,), num_bootstrap=0)
+    assert result["recall_at_1_per_sample"].tolist() == [1, 0, 1]
+
+
+def test_imagecode_by_kind(tmp_path):
+    path, root = imagecode(tmp_path)
+    assert load_imagecode(path, root, kind="static").targets == [5, 0]
+    assert load_imagecode(path, kind="video").targets == [9]
+    assert load_imagecode(path, kind="video").paths == []
+    with pytest.raises(ValueError, match="kind is 'film'"):
+        load_imagecode(path, kind="film")
+    with pytest.raises(ValueError, match="has no static sets"):
+        load_imagecode(put(tmp_path / "v.json", {"a": {"1": "b"}}), kind="static")
+
+
+def test_imagecode_sets_need_ten_images_in_their_folder(tmp_path):
+    path, root = imagecode(tmp_path, numbers=range(9))
+    with pytest.raises(ValueError, match="holds 9 images"):
+        load_imagecode(path, root)
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        load_imagecode(path, tmp_path / "nowhere")
+    outside = put(tmp_path / "out.json", {"../sets": {"1": "b"}})
+    with pytest.raises(ValueError, match="not a valid name of a set"):
+        load_imagecode(outside, root)
+
+
+# --- the hard pool ------------------------------------------------------------------------------------------------
+
+NAMES = ["val2014/COCO_val2014_000000391895.jpg", "COCO_val2014_000000060623", "522418"]
+
+
+def test_hard_pool_in_every_format(tmp_path):
+    ids = ["391895", "60623", "522418"]
+    assert load_hard_pool(put(tmp_path / "a.json", NAMES)) == ids
+    assert load_hard_pool(put(tmp_path / "a.txt", "\n".join(NAMES) + "\n")) == ids
+    np.save(tmp_path / "a.npy", np.array(NAMES))
+    assert load_hard_pool(tmp_path / "a.npy") == ids
+
+
+def test_hard_pool_as_a_pickle_is_refused(tmp_path):
+    (tmp_path / "test_imgs_feats_3w.pkl").write_bytes(pickle.dumps({"imgids": NAMES}))
+    with pytest.raises(ValueError, match="pickles are never opened"):
+        load_hard_pool(tmp_path / "test_imgs_feats_3w.pkl")
+    np.save(tmp_path / "o.npy", np.array(NAMES, dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="save its list `imgids` as JSON"):
+        load_hard_pool(tmp_path / "o.npy")
+
+
+# --- nocaps -------------------------------------------------------------------------------------------------------
+
+
+def nocaps(**changes):
+    value = {
+        "images": [
+            {"id": i, "file_name": f"{i}.jpg", "domain": domain, "width": 8, "height": 8}
+            for i, domain in enumerate(["in-domain", "near-domain", "out-domain", "out-domain"])
+        ],
+        # Captions neither in the order of the images nor adjacent.
+        "annotations": [
+            {"id": n, "image_id": i, "caption": f"caption {n} of  {i}"} for n, i in enumerate([3, 2, 1, 0, 3, 2, 1, 0])
+        ],
+    }
+    return value | changes
+
+
+def test_nocaps_by_domain(tmp_path):
+    for i in range(4):
+        picture(tmp_path / "images" / f"{i}.jpg", (i, 0, 0))
+    path = put(tmp_path / "nocaps_val_4500_captions.json", nocaps())
+    rows = load_nocaps(path, tmp_path / "images")
+    assert rows["image_id"][:] == ["0", "1", "2", "3"]
+    assert rows["captions"][0] == ["caption 3 of 0", "caption 7 of 0"]
+    out = load_nocaps(path, tmp_path / "images", domain="out-domain")
+    assert out["image_id"][:] == ["2", "3"]
+    assert out["domain"][:] == ["out-domain"] * 2
+    assert open_image(out[1]["image"]).size == (8, 8)
+    with pytest.raises(ValueError, match="domain is 'far-domain'"):
+        load_nocaps(path, tmp_path / "images", domain="far-domain")
+    with pytest.raises(FileNotFoundError, match="image_root"):
+        load_nocaps(path, tmp_path / "nowhere")
+
+
+# --- Concadia -----------------------------------------------------------------------------------------------------
+
+
+def concadia(number, split, **changes):
+    texts = {name: {"raw": f"{name} of {number}", "tokens": [name]} for name in ("caption", "description", "context")}
+    return {
+        "article_id": "A",
+        "filename": f"{number}.jpg",
+        "orig_filename": "x.jpg",
+        "split": split,
+        **texts,
+        **changes,
+    }
+
+
+def test_concadia_by_split_and_text(tmp_path):
+    images = [concadia(1, "train"), concadia(2, "test"), concadia(3, "val"), concadia(4, "test")]
+    for i in range(1, 5):
+        picture(tmp_path / f"{i}.jpg")
+    path = put(tmp_path / "wiki_split.json", {"images": images})
+    rows = load_concadia(path, tmp_path)
+    assert rows["image_id"][:] == ["2.jpg", "4.jpg"]
+    assert rows["captions"][:] == [["caption of 2"], ["caption of 4"]]
+    assert rows["context"][0] == "context of 2"
+    assert load_concadia(path, tmp_path, split="validation", text="description")["captions"][:] == [
+        ["description of 3"]
+    ]
+    with pytest.raises(ValueError, match="no images of the split 'challenge'"):
+        load_concadia(path, tmp_path, split="challenge")
+    with pytest.raises(ValueError, match="text is 'alt'"):
+        load_concadia(path, tmp_path, text="alt")
+
+
+# --- files that are refused ---------------------------------------------------------------------------------------
+
+ONE = {"id": 0, "file_name": "0.jpg", "domain": "in-domain"}
+
+
+def images(*rows, **more):
+    return {"images": list(rows), **more}
+
+
+@pytest.mark.parametrize(
+    ("load", "content", "message"),
+    [
+        (load_published_bags, "[[1, 2, 3], [4, 5", "is not valid JSON"),
+        (load_published_bags, {"bags": []}, "a list of bags"),
+        (load_published_bags, [], "a list of bags"),
+        (load_published_bags, [[1, 2]], "not 3 different images"),
+        (load_published_bags, [[1, 2, 2]], "not 3 different images"),
+        (load_published_bags, [[1, 2, 3], [3, 4, 5]], "image 3 is in bags 0 and 1"),
+        (load_published_bags, [[1, 2, None]], "is not a COCO image"),
+        (load_published_bags, [1], "a list of bags"),
+        (load_imagecode, '{"a": {"1": "b"}', "is not valid JSON"),
+        (load_imagecode, ["a"], "with labels"),
+        (load_imagecode, {"a": ["b"]}, "with labels"),
+        (load_imagecode, {"a": {"10": "b"}}, "position '10'"),
+        (load_imagecode, {"a": {"x": "b"}}, "position 'x'"),
+        (load_imagecode, {"a": {"1": " "}}, "description ' '"),
+        (load_imagecode, {}, "has no all sets"),
+        (load_hard_pool, ["7", "COCO_val2014_000000000007"], "occurs twice"),
+        (load_hard_pool, {"imgids": []}, "a list of names"),
+        (load_nocaps, nocaps(images=[]), "not a list"),
+        (load_nocaps, nocaps(annotations={}), "not a list"),
+        (load_nocaps, nocaps(annotations=[{"image_id": 9, "caption": "a"}]), "KeyError: 9"),
+        (load_nocaps, nocaps(annotations=[{"image_id": 0, "caption": "a"}]), "image 1 has no caption"),
+        (load_nocaps, images(ONE | {"domain": "odd"}, annotations=[{"image_id": 0, "caption": "a"}]), "domain 'odd'"),
+        (load_nocaps, nocaps(images=[ONE, ONE]), "the same id"),
+        (
+            load_nocaps,
+            nocaps(images=[ONE | {"file_name": "../s.jpg"}], annotations=[{"image_id": 0, "caption": "a"}]),
+            "not below image_root",
+        ),
+        (load_concadia, images(concadia(1, "half")), "has the split 'half'"),
+        (load_concadia, images(concadia(1, "test", caption="bare text")), "does not have the form"),
+        (load_concadia, images(concadia(1, "test", caption={"raw": " "})), "has no caption"),
+        (load_concadia, images(concadia(1, "test", filename=None)), "names no file"),
+        (
+            load_concadia,
+            images(concadia(1, "test", filename="/etc/passwd")),
+            "'/etc/passwd', which is not below image_root",
+        ),
+        (load_concadia, images(*[concadia(1, "test")] * 2), "'1.jpg' occurs twice"),
+    ],
+)
+def test_files_of_another_form_are_refused(tmp_path, load, content, message):
+    path = put(tmp_path / "3.json", content)
+    given = {load_published_bags: (tmp_path, [3]), load_imagecode: (path,), load_hard_pool: (path,)}
+    with pytest.raises(ValueError, match=message):
+        load(*given.get(load, (path, tmp_path)))
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        load(*given.get(load, (path, tmp_path)))
+
+
+# --- TGIF and MSR-VTT ---------------------------------------------------------------------------------------------
+
+
+def test_tgif_is_loaded_in_its_own_layout(tmp_path):
+    splits = load_caption_splits("tgif", data_dir=make_tgif(tmp_path), num_frames=4)
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 4, "validation": 1, "test": 1}
+    row = splits["train"][0]
+    assert (row["image_id"], row["captions"]) == ("t0", ["a 0 moves", "it is a 0"])
+    assert row["image"] == {"bytes": None, "path": str(tmp_path / "gifs" / "t0.gif")}
+    assert [frames_of(rows) for rows in splits.values()] == [4, 4, 4]
+    assert colour_of(open_still(row)) == 2
+    checked, report = check_captions(splits)
+    assert not report.entries
+    assert checked["test"]["image_id"][:] == ["t5"]
+    by_file = load_caption_splits(str(tmp_path / "tgif-v1.0.tsv"), image_root=tmp_path / "gifs", num_frames=4)
+    assert by_file["validation"][0] == splits["validation"][0]
+
+
+def test_tgif_without_splits_and_invalid_tables(tmp_path, caplog):
+    folder = make_tgif(tmp_path, 10)
+    with pytest.raises(ValueError, match=r"'tgif' holds videos\. Set num_frames"):
+        load_caption_splits("tgif", data_dir=folder)
+    with pytest.raises(ValueError, match="needs a folder"):
+        load_caption_splits("tgif", num_frames=2)
+    (folder / "splits" / "val.txt").unlink()
+    assert len(load_caption_splits("tgif", data_dir=folder, num_frames=2, split_fractions=ALL)) == 2
+    assert "1 videos are not in any split" in caplog.text
+    for name in ("train", "test"):
+        (folder / "splits" / f"{name}.txt").unlink()
+    assert len(load_captions("tgif", data_dir=folder, num_frames=2)) == 8
+    table = folder / "tgif-v1.0.tsv"
+    for text, message in (
+        (table.read_text() + "https://other.example/t0.gif\tsomething else\n", "have the same file name"),
+        ("https://other.example/t0.gif something else\n", r"Line 1 of .* has no tab"),
+        ("a.gif\ta cat\n\ta dog\n", r"Line 2 of .* does not name a file"),
+    ):
+        table.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_caption_splits("tgif", data_dir=folder, num_frames=2)
+    table.unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds no tgif\*.tsv"):
+        load_caption_splits("tgif", data_dir=folder, num_frames=2)
+
+
+def test_msr_vtt_is_loaded_in_its_own_layout(tmp_path):
+    (tmp_path / "videos").mkdir()
+    for n in range(3):
+        (tmp_path / "videos" / f"video{n}.mp4").write_bytes(film(4 + n))
+    content = {
+        "info": {"year": "2016"},
+        "videos": [
+            {"video_id": f"video{n}", "split": split, "category": n}
+            for n, split in enumerate(["train", "validate", "test"])
+        ],
+        "sentences": [{"video_id": f"video{n % 3}", "caption": f"text {n}", "sen_id": n} for n in range(6)],
+    }
+    (tmp_path / "videodatainfo.json").write_text(json.dumps(content))
+    splits = load_caption_splits("msr-vtt", data_dir=tmp_path, num_frames=3)
+    assert {name: rows["image_id"][:] for name, rows in splits.items()} == {
+        "train": ["video0"],
+        "validation": ["video1"],
+        "test": ["video2"],
+    }
+    assert splits["validation"][0]["captions"] == ["text 1", "text 4"]
+    assert check_captions(splits)[1].bad_rows() == 0
+    # As first published: in two files, with separate folders.
+    parts = {"train_val": ("TrainValVideo", (0, 1)), "test": ("TestVideo", (2,))}
+    for name, (folder, numbers) in parts.items():
+        (tmp_path / "two" / folder).mkdir(parents=True)
+        ids = [f"video{n}" for n in numbers]
+        for video in ids:
+            (tmp_path / "videos" / f"{video}.mp4").rename(tmp_path / "two" / folder / f"{video}.mp4")
+        some = {key: [r for r in content[key] if r["video_id"] in ids] for key in ("videos", "sentences")}
+        (tmp_path / "two" / f"{name}_videodatainfo.json").write_text(json.dumps(some))
+    apart = load_caption_splits("msr-vtt", data_dir=tmp_path / "two", num_frames=3)
+    for name, rows in splits.items():
+        assert [apart[name][key][:] for key in ("image_id", "captions")] == [
+            rows[key][:] for key in ("image_id", "captions")
+        ]
+    assert apart["test"][0]["image"]["path"] == str(tmp_path / "two" / "TestVideo" / "video2.mp4")
+    assert check_captions(apart)[1].bad_rows() == 0
+    one = load_caption_splits(str(tmp_path / "two" / "test_videodatainfo.json"), num_frames=3)
+    assert one["test"][:] == apart["test"][:]
+    (tmp_path / "two" / "TrainValVideo" / "video2.mp4").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"holds TestVideo/video2.mp4 and TrainValVideo/video2.mp4"):
+        load_caption_splits("msr-vtt", data_dir=tmp_path / "two", num_frames=3)
+    (tmp_path / "two" / "old_videodatainfo.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"video\d is in .* and in .* as dataset_name"):
+        load_caption_splits("msr-vtt", data_dir=tmp_path / "two", num_frames=3)
+    twice = content | {"videos": [*content["videos"], content["videos"][0]]}
+    (tmp_path / "videodatainfo.json").write_text(json.dumps(twice))
+    with pytest.raises(ValueError, match=r"video0 is twice in .*videodatainfo.json"):
+        load_caption_splits("msr-vtt", data_dir=tmp_path, num_frames=3)
+    (tmp_path / "videodatainfo.json").write_text(json.dumps({"videos": [1]}))
+    with pytest.raises(ValueError, match="the lists 'videos' and 'sentences'"):
+        load_caption_splits("msr-vtt", data_dir=tmp_path, num_frames=3)
+
+
+def test_a_column_of_paths(tmp_path):
+    write_gifs(tmp_path, 3)
+    (tmp_path / "c.mp4").write_bytes(film(3))
+    rows = [{"video": f"t{n}.gif", "caption": f"text {n}"} for n in range(3)] + [{"video": "c.mp4", "caption": "film"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    name = str(tmp_path / "rows.jsonl")
+    ds = load_captions(name, num_frames=2, split_fractions=ALL)
+    assert colours_of(sample_frames(ds[3]["image"], 3)) == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"holds videos \('.*c.mp4'\). Set num_frames"):
+        load_captions(name, split_fractions=ALL)
+    with pytest.raises(ValueError, match="num_frames is -1"):
+        load_captions(name, num_frames=-1)
+    with pytest.raises(ValueError, match="'scenes' are images"):
+        load_captions(num_frames=2)
+
+
+def test_bad_videos_go_to_the_quarantine(tmp_path):
+    folder = make_tgif(tmp_path, 8)
+    data = (folder / "gifs" / "t1.gif").read_bytes()
+    (folder / "gifs" / "t1.gif").write_bytes(data[:-9])
+    (folder / "gifs" / "t2.gif").write_bytes(b"GIF89a" + (4).to_bytes(2, "little") * 2 + b"\x00\x00\x00;")
+    (folder / "gifs" / "t3.gif").unlink()
+    checked, report = check_captions(load_caption_splits("tgif", data_dir=folder, num_frames=2), max_bad_fraction=0.6)
+    assert checked["train"]["image_id"][:] == ["t0", "t4", "t5"]
+    assert report.counts() == {"video_truncated": 1, "video_no_frames": 1, "image_not_found": 1}

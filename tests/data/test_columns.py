@@ -1,0 +1,318 @@
+"""Columns that stay in Arrow give the values of lists."""
+
+import csv
+import json
+import random
+import unicodedata
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from hf_captionrl.data import check_captions, load_captions
+from hf_captionrl.data.columns import (
+    CAPTION_REMEDIES,
+    ColumnView,
+    SourceArguments,
+    arrow_column,
+    caption_column,
+    caption_fault,
+    clean_caption,
+    id_column,
+    read_csv,
+    read_json_lines,
+    replace_column,
+    select_rows,
+    to_caption_columns,
+    to_caption_list,
+)
+from tests.data.photos import png
+
+NUMBERS = [7, 0, 3, 3, 9]
+
+
+def numbered(rows=5):
+    return datasets.Dataset.from_dict({"image_id": NUMBERS[:rows], "captions": [["a", "b"]] * rows})
+
+
+def test_column_view_is_a_sequence_of_converted_values():
+    column, texts = id_column(numbered()), list(map(str, NUMBERS))
+    assert len(column) == 5
+    assert list(column) == texts
+    assert column[1] == "0"
+    assert column[-1] == "9"
+    assert column[1:4] == texts[1:4]
+    assert column[[4, 0, 4]] == ["9", "7", "9"]
+    with pytest.raises(IndexError):
+        column[5]
+    shuffled = id_column(numbered().select([4, 1, 2]))
+    assert list(shuffled) == ["9", "0", "3"]
+    assert shuffled[1] == "0"
+
+
+def test_caption_column_makes_lists_of_texts_and_of_nothing():
+    rows = datasets.Dataset.from_dict({"captions": ["a dog", None, "a cat"]})
+    assert list(caption_column(rows)) == [["a dog"], [], ["a cat"]]
+    assert caption_column(numbered())[1] == ["a", "b"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 1024, 2500])
+def test_arrow_column_holds_the_values_of_an_iterator(number):
+    values = [None if i % 7 == 0 else f"é {i}" for i in range(number)]
+    column = arrow_column(iter(values), pa.string())
+    assert column.type == pa.string()
+    assert column.to_pylist() == values
+
+
+@pytest.mark.parametrize("rows", [[], [2], [1, 2, 3], [0, 2, 4], [4, 0, 3]])
+@pytest.mark.parametrize("before", [None, [3, 1, 4, 0, 2]])
+def test_select_rows_is_select(rows, before):
+    ds = datasets.Dataset.from_dict({"name": [*"abcde"]})
+    ds = ds if before is None else ds.select(before)
+    found = select_rows(ds, np.array(rows, np.int64))
+    assert found[:] == ds.select(rows)[:]
+    assert len(found) == len(rows)
+
+
+@pytest.mark.parametrize("order", [[0, 2, 4], [4, 0, 2], [3]])
+def test_replaced_column_of_a_selection_follows_its_order(order, monkeypatch):
+    monkeypatch.setattr("hf_captionrl.data.columns._ROWS_OF_CHUNK", 2)
+    chosen = datasets.Dataset.from_dict({"name": [*"abcde"]}).select(order)
+    values = [f"new {i}" for i in range(len(order))]
+    column = arrow_column(values, pa.string())
+    for given in (values, column, ColumnView(datasets.Dataset.from_dict({"x": values}), "x")):
+        found = replace_column(chosen, "more", given, datasets.Value("string"))
+        assert found["more"][:] == values
+        assert found["name"][:] == chosen["name"][:]
+
+
+def converted(columns, **arguments):
+    rows = datasets.Dataset.from_dict({"image": [b"x"] * 2, **columns})
+    return rows, to_caption_columns(rows, SourceArguments(**arguments), split="train", where="test")
+
+
+def test_clean_captions_and_ids_are_not_copied():
+    texts = [["a dog"], ["a cat", "it"]]
+    rows, found = converted({"key": ["x", "y"], "text": texts}, image_id_column="key")
+    for ours, theirs in (("image_id", "key"), ("captions", "text")):
+        assert _address(found, ours) == _address(rows, theirs)
+    assert found["image_id"][:] == ["x", "y"]
+    assert found["captions"][:] == [["a dog"], ["a cat", "it"]]
+    _, changed = converted({"key": ["x", ""], "text": [["a  dog"], ["a cat"]]}, image_id_column="key")
+    assert changed["captions"][:] == [["a dog"], ["a cat"]]
+    assert changed["image_id"][:] == ["x", "train-000001"]
+
+
+def _address(ds, name):
+    """Where the last buffer of a column, its text, is in memory."""
+    return ds.data.column(name).chunk(0).buffers()[-1].address
+
+
+def test_columns_may_have_each_others_names():
+    _, found = converted(
+        {"captions": ["x", "y"], "image_id": [["a dog"], ["a cat"]]},
+        image_id_column="captions",
+        caption_column="image_id",
+    )
+    assert found["image_id"][:] == ["x", "y"]
+    assert found["captions"][:] == [["a dog"], ["a cat"]]
+
+
+@pytest.mark.parametrize(
+    ("dirty", "clean"),
+    [
+        ("A dog runs.", "A dog runs."),
+        ("  some tables  next to\tumbrellas \r\n", "some tables next to umbrellas"),
+        ("a\x00b\x07c\x1b[31m", "a b c [31m"),
+        ("a\u0085b\u2028c\u2029d\xa0e", "a b c d e"),
+        ("cafe\u0301", "caf\u00e9"),
+        ("\ufeffa soft\u00adhyphen \u202etxet", "a softhyphen txet"),
+        ("\U0001f468\u200d\U0001f469\u200d\U0001f467 family", "\U0001f468\u200d\U0001f469\u200d\U0001f467 family"),
+        ("half a pair \ud83d here", "half a pair \ufffd here"),
+        (" \t\n\x0b\x0c\u3000\ufeff", ""),
+        ("", ""),
+    ],
+)
+def test_clean_caption(dirty, clean):
+    assert clean_caption(dirty) == clean
+    assert clean_caption(clean) == clean
+    assert unicodedata.is_normalized("NFC", clean)
+    pa.array([clean_caption(dirty)])  # a half surrogate pair could not be stored
+
+
+def test_ascii_shortcut_equals_the_general_code():
+    for code in range(128):
+        text = f"a {chr(code)} b"
+        assert clean_caption(text) == clean_caption(text + " \u00e9")[:-2].rstrip(), code
+
+
+@pytest.mark.parametrize(
+    ("caption", "reason"),
+    [
+        ("a dog", None),
+        ("\u72ac", None),
+        ("7", None),
+        (None, "caption_not_text"),
+        (5, "caption_not_text"),
+        ("", "caption_empty"),
+        ("...", "caption_empty"),
+        ("\ufffd", "caption_empty"),
+        ("word " * 5 + "word", "caption_too_long"),
+        ("word " * 4 + "word", None),
+        ("x" * 101, "caption_too_long"),  # one word of base64
+        ("x" * 100, None),
+    ],
+)
+def test_caption_fault(caption, reason):
+    fault = caption_fault(caption, max_words=5)
+    assert (fault and fault[0]) == reason
+    if fault:
+        assert fault[0] in CAPTION_REMEDIES
+        assert len(fault[1]) < 200  # long texts are shortened in messages
+
+
+def test_every_form_of_a_row():
+    assert to_caption_list("a  dog") == ["a dog"]
+    assert to_caption_list(["a", None, 3, ["b"], " "]) == ["a", None, None, None, ""]
+    assert to_caption_list([{"raw": "a", "tokens": ["a"]}, {"caption": "b"}, {"text": 3}, {}]) == [
+        "a",
+        "b",
+        None,
+        None,
+    ]
+    assert to_caption_list({"raw": "a"}) == ["a"]
+    assert to_caption_list(None) == []
+    assert to_caption_list([]) == []
+    assert to_caption_list(float("nan")) == [None]
+
+
+def written(tmp_path, text, name="metadata.csv"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def test_several_caption_columns_are_several_captions(tmp_path):
+    path = written(tmp_path, 'file_name,caption,caption,caption\na.png,one,"two, too",three\nb.png,one,,\nc.png,,, \n')
+    assert read_csv(path) == [
+        {"file_name": "a.png", "caption": ["one", "two, too", "three"]},
+        {"file_name": "b.png", "caption": ["one"]},
+        {"file_name": "c.png", "caption": ["", "", " "]},
+    ]
+    for name in "abc":
+        (tmp_path / f"{name}.png").write_bytes(png(ord(name)))
+    ds = load_captions("imagefolder", data_dir=tmp_path, split="all")
+    assert ds["captions"][:] == [["one", "two, too", "three"], ["one"], ["", "", ""]]
+    good, report = check_captions(ds, max_bad_fraction=0.5)
+    assert len(good) == 2
+    assert [entry.reason for entry in report.entries] == ["caption_empty"]
+
+
+@pytest.mark.parametrize("header", ["file_name,file_name,caption", "file_name,caption,split,split"])
+def test_other_repeated_columns_are_refused(tmp_path, header):
+    with pytest.raises(
+        ValueError, match=r"^The first line of .*metadata.csv names the column '(file_name|split)' 2 times"
+    ):
+        read_csv(written(tmp_path, header + "\n" + ",".join("abcd"[: header.count(",") + 1]) + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ('file_name,caption\na.png,"a dog\nb.png,a cat\nc.png,a cow\n', 2, "never closed"),
+        ('file_name,caption\na.png,x\nb.png,"a cat\n', 3, "never closed"),
+        # The next quote would close it and join two rows.
+        ('file_name,caption\na.png,"a dog\nb.png,"a cat"\nc.png,y\n', 2, "text after a closing quote"),
+        ('file_name,caption\na.png,"two\nlines"\nb.png,"a "big" cat"\n', 4, "text after a closing quote"),
+        ('file_name,"caption\na.png,x\n', 1, "never closed"),
+    ],
+)
+def test_an_unclosed_quote_is_an_error_with_its_line(tmp_path, text, line, said):
+    with pytest.raises(ValueError, match=rf"^The row that begins in line {line} of .*metadata.csv has .*{said}"):
+        read_csv(written(tmp_path, text))
+
+
+def test_valid_quotes_are_kept(tmp_path):
+    path = written(tmp_path, 'file_name,caption\r\na.png,"a ""big"" dog"\r\nb.png,5" pipe\r\n"c.png","two\nlines"\r\n')
+    assert [row["caption"] for row in read_csv(path)] == ['a "big" dog', '5" pipe', "two\nlines"]
+
+
+def test_columns_without_a_name(tmp_path):
+    assert read_csv(written(tmp_path, "file_name, caption ,,\na.png,x,,\n")) == [
+        {"file_name": "a.png", "caption": "x"}
+    ]
+    with pytest.raises(ValueError, match=r"^Line 3 of .* has 'lost' in column 3, which has no name"):
+        read_csv(written(tmp_path, "file_name,caption,\na.png,x,\nb.png,y,lost\n"))
+
+
+def test_repeated_key_is_refused(tmp_path):
+    path = written(tmp_path, '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption": "z"}\n', "m.jsonl")
+    with pytest.raises(
+        ValueError, match=r"^Line 2 of .* has the key 'caption' twice. Write several captions as a list"
+    ):
+        read_json_lines(path)
+
+
+HOSTILE = [
+    "",
+    " ",
+    "\u200b",
+    "caption",
+    'a "quoted" one',
+    "comma, semicolon; tab\t",
+    "two\nlines",
+    "\r",
+    "🐶 dog",
+    "x" * 9000,
+    "\0",
+    "=1+1",
+]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_every_row_is_used_or_quarantined(tmp_path, suffix):
+    """No difficult row that the standard library writes is lost."""
+    random.seed(7)
+    number = 300
+    rows = []
+    for n in range(number):
+        name = f"{n}.png"
+        if n % 7:
+            (tmp_path / name).write_bytes(png(n) if n % 5 else b"no image")
+        rows.append([name, random.choice(HOSTILE), random.choice(HOSTILE)])
+    path = tmp_path / f"metadata.{suffix}"
+    if suffix == "csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([["file_name", "caption", "caption"], *rows])
+    else:
+        path.write_text("".join(json.dumps({"file_name": r[0], "caption": r[1:]}) + "\n\n" for r in rows))
+    ds = load_captions("imagefolder", data_dir=tmp_path, split="all")
+    assert ds["image_id"][:] == [row[0] for row in rows]
+    good, report = check_captions(ds, max_bad_fraction=0.9, quarantine_path=tmp_path / "q.jsonl")
+    bad = [entry.image_id for entry in report.entries if entry.dropped == "row"]
+    assert sorted([*good["image_id"][:], *bad]) == sorted(row[0] for row in rows)
+    assert len(good) + report.bad_rows() == number
+    # Every caption is used, in a removed row, or listed.
+    used = sum(map(len, good["captions"][:]))
+    given = {row[0]: row[1:] for row in rows}
+    usable = sum(any(map(str.isalnum, text)) and len(text) <= 4000 for i in good["image_id"][:] for text in given[i])
+    assert used == usable
+    assert 50 < len(good) < 200
+
+
+def test_split_names_are_case_insensitive(tmp_path):
+    written(tmp_path, "file_name,caption,split\na.png,x,Train\nb.png,y,TEST\nc.png,z,train\n")
+    for name in "abc":
+        (tmp_path / f"{name}.png").write_bytes(png(ord(name)))
+    assert load_captions("imagefolder", data_dir=tmp_path, split="train", split_fractions=(1, 0, 0)).num_rows == 2
+    assert load_captions("imagefolder", data_dir=tmp_path, split="test")["captions"][:] == [["y"]]
+
+
+def test_rows_inside_a_quoted_text_are_named(tmp_path, caplog):
+    path = written(tmp_path, 'file_name,caption\na.jpg,"a dog\nb.jpg,a cat"\nc.jpg,x\n')
+    assert len(read_csv(path)) == 2
+    assert "'b.jpg,a cat' looks like a row" in caplog.text
+    caplog.clear()
+    read_csv(written(tmp_path, 'file_name,caption\na.jpg,"a dog,\non a lawn"\n', "b.csv"))
+    assert not caplog.text

@@ -1,0 +1,492 @@
+"""Rows of a data set are known by their files: a warm cache opens no image, and a changed file is read again."""
+
+import os
+import pickle
+import threading
+import time
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from hf_captionrl.captioners.captioner import PreparedPixels
+from hf_captionrl.cli.features import keys_and_cached
+from hf_captionrl.data import (
+    CaptionCollator,
+    CaptionDataset,
+    DecodedPixels,
+    ImageError,
+    ImageReader,
+    cached_features,
+    cached_pixels,
+    frames_of,
+    load_captions,
+    open_image,
+    pool_frames,
+    sample_frames,
+    video_hash,
+)
+from hf_captionrl.data import features as module
+from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.features import file_hashes, in_threads, keys_of, source_key, source_keys
+from hf_captionrl.data.quarantine import QuarantineError
+from hf_captionrl.data.video import VIDEO_FRAMES
+from hf_captionrl.retrieval import FeatureCache
+from tests.data.films import COLOURS, make_tgif, middles
+from tests.data.photos import embedded, png
+from tests.data.sample_photo import photographs
+from tests.tolerances import assert_close, within
+
+
+def files(folder, number=4):
+    """A data set of paths to files that were written an hour ago."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{i}.png" for i in range(number)]
+    for i, path in enumerate(paths):
+        path.write_bytes(png(i))
+        age(path, 3600)
+    return datasets.Dataset.from_dict({"image": [*map(str, paths)]}).cast_column("image", datasets.Image()), paths
+
+
+def age(path, seconds):
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+class Encode:
+    """Mean colours, and how many images were encoded."""
+
+    def __init__(self):
+        self.images = 0
+
+    def __call__(self, images):
+        self.images += len(images)
+        return torch.stack([torch.tensor(np.asarray(image).reshape(-1, 3).mean(0)) for image in images]).float()
+
+
+class EncodeTokens(Encode):
+    """Mean colours at two positions, `(B, 2, 3)`."""
+
+    def __call__(self, images):
+        means = super().__call__(images)
+        return torch.stack([means, 255 - means], 1)
+
+
+def features(folder, dataset, encode, what="image"):
+    cache = FeatureCache(folder, model_id="m", revision="r", what=what)
+    return np.asarray(cached_features(cache, dataset, encode, progress=False))
+
+
+def refuse(*args, **kwargs):
+    raise AssertionError("an image was opened")
+
+
+@pytest.mark.parametrize("kind", ["paths", "bytes"])
+def test_a_warm_cache_opens_no_image(tmp_path, monkeypatch, kind):
+    dataset = files(tmp_path / "images")[0] if kind == "paths" else embedded(4)
+    encode = Encode()
+    cold = features(tmp_path / "cache", dataset, encode)
+    assert encode.images == 4
+    monkeypatch.setattr(Image, "open", refuse)
+    np.testing.assert_array_equal(features(tmp_path / "cache", dataset, encode), cold)
+    assert encode.images == 4
+    with pytest.raises(ImageError, match="an image was opened"):  # the replacement is noticed
+        features(tmp_path / "cache", dataset, encode, what="another kind")
+
+
+def test_a_known_file_is_not_read_again(tmp_path, monkeypatch):
+    dataset, _ = files(tmp_path / "images")
+    first = source_keys(dataset, tmp_path / "cache")
+    monkeypatch.setattr(module, "_file_hash", refuse)
+    assert source_keys(dataset, tmp_path / "cache") == first
+    with pytest.raises(AssertionError):
+        source_keys(dataset, tmp_path / "empty")
+
+
+def test_images_are_decoded_and_hashed_by_several_threads_with_a_bar(tmp_path, monkeypatch, capsys):
+    dataset, _ = files(tmp_path / "images", 6)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2}, raising=False)
+    together = threading.Barrier(3)
+
+    def waiting(function):
+        def waited(value):
+            together.wait(timeout=20)  # raises unless three threads arrive
+            return function(value)
+
+        return waited
+
+    monkeypatch.setattr(module, "_file_hash", waiting(module._file_hash))
+    monkeypatch.setattr(module, "open_image", waiting(module.open_image))
+    cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r")
+    cached_features(cache, dataset, Encode())
+    shown = capsys.readouterr().err
+    assert "Hashing files: 100%" in shown
+    assert "Encoding images: 100%" in shown
+
+
+def test_processes_of_a_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    found = []
+    for processes in ("1", "3", "16"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        with module.workers() as pool:
+            found.append(pool._max_workers)
+    assert found == [8, 2, 1]
+
+
+@pytest.mark.parametrize("change", ["time", "size"])
+def test_a_changed_file_is_encoded_again(tmp_path, change):
+    dataset, paths = files(tmp_path / "images")
+    before = features(tmp_path / "cache", dataset, Encode())
+    size, other = paths[2].stat().st_size, png(77)
+    paths[2].write_bytes(other if change == "time" else png(77, size=(20, 20)))
+    assert (paths[2].stat().st_size == size) is (change == "time")
+    age(paths[2], 1800 if change == "time" else 3600)
+    encode = Encode()
+    after = features(tmp_path / "cache", dataset, encode)
+    assert encode.images == 1
+    changed = (after != before).any(1)
+    assert changed.tolist() == [False, False, True, False]
+
+
+def test_a_file_that_was_just_written_is_always_read(tmp_path):
+    """A second change within the resolution of the clock would keep size and time."""
+    dataset, paths = files(tmp_path / "images")
+    stamp = time.time_ns()
+    keys = []
+    for seed in (50, 51):
+        paths[1].write_bytes(png(seed))
+        os.utime(paths[1], ns=(stamp, stamp))
+        keys.append(source_keys(dataset, tmp_path / "cache"))
+    assert [a == b for a, b in zip(*keys, strict=True)] == [True, False, True, True]
+
+
+def test_copies_share_a_key_and_touching_a_file_keeps_it(tmp_path):
+    dataset, paths = files(tmp_path / "images")
+    keys = source_keys(dataset, tmp_path / "cache")
+    assert len(set(keys)) == 4
+    copy, _ = files(tmp_path / "elsewhere")
+    age(paths[0], 60)
+    assert source_keys(copy, tmp_path / "cache") == source_keys(dataset, tmp_path / "cache") == keys
+    bytes_of = datasets.Dataset.from_dict({"image": [{"bytes": p.read_bytes(), "path": None} for p in paths]})
+    assert source_keys(bytes_of, tmp_path / "cache") == keys
+
+
+@pytest.mark.parametrize(("value", "reason"), [("gone.png", "image_not_found"), (None, "image_missing")])
+def test_a_missing_file_is_named(tmp_path, value, reason):
+    dataset = datasets.Dataset.from_dict({"image": [value]}, features=datasets.Features({"image": datasets.Image()}))
+    with pytest.raises(ImageError) as error:
+        source_keys(dataset, tmp_path)
+    assert error.value.reason == reason
+
+
+def with_image(data):
+    images = undecoded(embedded(3))["image"][:]
+    images[1] = {"bytes": data, "path": None}
+    return replace_column(embedded(3), "image", images, datasets.Image())
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [(png(1)[:200], "image_truncated"), (png(1, size=(1, 9)), "image_too_small"), (b"%!PS", "image_unreadable")],
+)
+def test_a_bad_image_is_named_as_such(tmp_path, data, reason):
+    cache = FeatureCache(tmp_path, model_id="m", revision="r")
+    with pytest.raises(ImageError) as error:
+        cached_features(cache, with_image(data), Encode(), progress=False)
+    assert error.value.reason == reason
+
+
+def processor(side):
+    """What a captioner passes: BLIP's image processor in two parts."""
+    images = transformers.BlipImageProcessor(size={"height": side, "width": side})
+    return PreparedPixels(images, lambda batch: images(images=batch, return_tensors="pt")["pixel_values"])
+
+
+@pytest.fixture(scope="module")
+def blip():
+    return processor(64)
+
+
+def directly(dataset, side):
+    """Pixels by Pillow alone, (N, 3, H, W): resized by hand, and equal to torchvision's up to rounding."""
+    column = dataset.cast_column("image", datasets.Image(decode=False))["image"]
+    resized = [open_image(value).resize((side, side), Image.Resampling.BICUBIC) for value in column]
+    return torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in resized])
+
+
+def test_pixels_are_those_of_the_resized_photographs(tmp_path, blip):
+    dataset = photographs(tmp_path / "images", 3)
+    found = cached_pixels(dataset, blip, directory=tmp_path / "cache", progress=False)
+    assert (len(found), found[0].dtype, tuple(found[-1].shape)) == (3, torch.uint8, (3, 64, 64))
+    pixels = torch.stack([found[i] for i in range(3)])
+    assert (pixels.int() - directly(dataset, 64).int()).abs().max() <= 1
+    for row, image in zip(pixels, dataset["image"], strict=True):
+        assert torch.equal(row, blip.prepare(image))
+    again = pickle.loads(pickle.dumps(found))  # as in a data loader's worker
+    assert torch.equal(again[1], pixels[1])
+    with pytest.raises(IndexError):
+        found[3]
+
+
+@pytest.mark.parametrize("side", [224, 384])
+def test_jpegs_take_a_tenth_of_the_space_and_change_photographs_little(tmp_path, side):
+    dataset, parts = photographs(tmp_path / "images", 4), processor(side)
+    exact = cached_pixels(dataset, parts, directory=tmp_path / "cache", progress=False)
+    lossy = cached_pixels(dataset, parts, form="jpeg", directory=tmp_path / "cache", progress=False)
+    sizes = [pixels.rows.shape[1:] for pixels in (exact, lossy)]
+    assert np.prod(sizes[1]) / np.prod(sizes[0]) == within(0.1, 0.005)
+    errors = torch.stack([(a.int() - b.int()).abs().float() for a, b in zip(exact, lossy, strict=True)])
+    # The stated error, of a scan with film grain.
+    assert errors.mean() == within({224: 3.8, 384: 2.1}[side], 0.3)
+
+
+@pytest.mark.parametrize("side", [16, 224])
+def test_noise_gets_a_jpeg_of_low_quality(tmp_path, side):
+    noise = [{"bytes": png(seed, size=(side, side)), "path": None} for seed in range(2)]
+    dataset = datasets.Dataset.from_dict({"image": noise}).cast_column("image", datasets.Image())
+    found = cached_pixels(dataset, processor(side), form="jpeg", directory=tmp_path, progress=False)
+    exact = torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in dataset["image"]])
+    pixels = torch.stack([*found])
+    assert pixels.shape == exact.shape
+    assert torch.corrcoef(torch.stack([pixels.flatten(), exact.flatten()]).float())[0, 1] > 0.3
+
+
+def test_another_processor_has_other_rows(tmp_path, blip):
+    dataset, other = embedded(2), processor(64)
+    other.processor.resample = Image.Resampling.NEAREST
+    before, after = (cached_pixels(dataset, parts, directory=tmp_path, progress=False) for parts in (blip, other))
+    assert not torch.equal(before[0], after[0])
+    assert torch.equal(after[0], other.prepare(open_image(dataset[0]["image"])))
+    slow = transformers.BlipImageProcessorPil(size={"height": 64, "width": 64})
+    prepared = PreparedPixels(slow, lambda images: slow(images=images, return_tensors="pt")["pixel_values"])
+    # The settings are equal, and Pillow rounds differently.
+    assert prepared.signature != blip.signature
+
+
+def test_a_row_that_cannot_be_decoded_is_named(blip):
+    images = [{"bytes": data, "path": None} for data in (png(0), png(1)[:60])]
+    columns = {"image": images, "image_id": ["good", "bad"], "captions": [["a"], ["b"]]}
+    dataset = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image(decode=False))
+    items = CaptionDataset(dataset, pixels=DecodedPixels(dataset, blip))
+    assert items[0]["image"].shape == (3, 64, 64)
+    with pytest.raises(ImageError) as error:
+        items[1]
+    assert error.value.reason == "image_truncated"
+    assert "row 1, image_id 'bad'" in error.value.__notes__[0]
+
+
+class Kept:
+    """A captioner that keeps what it is given."""
+
+    def collate(self, images, captions, *, image_features=None, max_length=40):
+        return {"images": images, "captions": captions}
+
+
+def test_items_and_batches_hold_pixels(tmp_path, monkeypatch, blip):
+    dataset = embedded(4)
+    pixels = cached_pixels(dataset, blip, directory=tmp_path, progress=False)
+    items = CaptionDataset(dataset, pixels=pixels)
+    monkeypatch.setattr(Image, "open", None)  # any call raises
+    batch = CaptionCollator(Kept())([items[2], items[0]])
+    assert torch.equal(torch.stack(batch["images"]), torch.stack([pixels[2], pixels[0]]))
+    assert (items[2]["image_id"], items[2]["image_features"]) == ("id-2", None)
+    for more, named in (
+        ({"image_features": pixels}, "image_features and pixels"),
+        ({"transform": str}, "pixels and transform"),
+    ):
+        with pytest.raises(ValueError, match=f"{named} exclude each other"):
+            CaptionDataset(dataset, pixels=pixels, **more)
+    with pytest.raises(ValueError, match="pixels has 4 rows and the data set 3"):
+        CaptionDataset(dataset.select(range(3)), pixels=pixels)
+
+
+def test_features_of_a_video_are_the_mean_over_its_frames(tmp_path):
+    ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=4)
+    encode = EncodeTokens()
+
+    def cache():
+        return FeatureCache(tmp_path / "cache", model_id="m", revision="r", what="vision_tower")
+
+    features = cached_features(cache(), ds, encode, batch_size=9, progress=False)
+    assert features.shape == (4, 2, 3)
+    assert encode.images == 4 * 4
+    for n in range(4):
+        shown = np.mean([COLOURS[(n + k) % 7] for k in middles([50, 50, 100 + 10 * n], 4)], axis=0)
+        assert np.asarray(features[n][0]) == within(shown, 2)
+        assert np.asarray(features[n][1]) == within(255 - shown, 2)
+    # Keyed by content and number of frames: a copy is not encoded again, another number is.
+    cached_features(cache(), ds, encode, progress=False)
+    assert encode.images == 16
+    other = load_captions("tgif", data_dir=tmp_path, num_frames=1)
+    single = cached_features(cache(), other, encode, progress=False)
+    assert encode.images == 20
+    assert not np.allclose(np.asarray(single[0]), np.asarray(features[0]))
+    assert video_hash(tmp_path / "gifs" / "t0.gif") == video_hash((tmp_path / "gifs" / "t0.gif").read_bytes())
+    assert video_hash(tmp_path / "gifs" / "t0.gif") != video_hash(tmp_path / "gifs" / "t1.gif")
+
+
+def test_scorer_features_of_videos_have_unit_length(tmp_path):
+    ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3)
+
+    def encode(images):
+        return torch.nn.functional.normalize(Encode()(images), dim=-1)
+
+    cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r")
+    found = cached_features(cache, ds, encode, progress=False, unit_length=True).tensor()
+    for n in range(4):
+        mean = encode(sample_frames(ds[n]["image"], 3)).mean(0)
+        assert mean.norm() < 0.999
+        torch.testing.assert_close(found[n], mean / mean.norm())
+
+
+def test_videos_without_features_are_refused(tmp_path):
+    ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=4)
+    with pytest.raises(ValueError, match=r"holds videos.*cache_image_features=True"):
+        CaptionDataset(ds)
+    item = CaptionDataset(ds, image_features=torch.ones(4, 2, 3))[0]
+    assert item["image"] is None
+    assert item["image_features"].shape == (2, 3)
+    mixed = datasets.concatenate_datasets([ds, load_captions("tgif", data_dir=tmp_path, num_frames=2)])
+    with pytest.raises(ValueError, match="the same number of frames"):
+        frames_of(mixed)
+
+
+def test_concatenated_frames_have_other_cache_keys_than_means(tmp_path):
+    ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3)
+    encode = EncodeTokens()
+    cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r", what="frames")
+    joined = cached_features(cache, ds, encode, progress=False, pooling="concat")
+    assert joined.shape == (4, 3 * 2, 3)
+    for n in range(4):
+        alone = [EncodeTokens()([frame])[0] for frame in sample_frames(ds[n]["image"], 3)]
+        np.testing.assert_allclose(np.asarray(joined[n]), torch.cat(alone).numpy(), rtol=1e-6)
+    marked = cached_features(cache, ds, encode, progress=False, pooling="ordered")
+    assert encode.images == 2 * 4 * 3  # another key
+    for n in range(4):
+        for f in range(3):
+            code = [np.sin(f), np.cos(f), np.sin(f * 10000 ** (-2 / 3))]
+            for m in range(2):
+                added = np.asarray(marked[n])[2 * f + m] - np.asarray(joined[n])[2 * f + m]
+                assert_close(added, code, ulps=512)
+    cached_features(cache, ds, encode, progress=False, pooling="concat")
+    assert encode.images == 24
+    with pytest.raises(ValueError, match="Use another `what`"):
+        cached_features(cache, ds, encode, progress=False)  # means have another shape
+
+
+def test_concatenation_is_refused_for_scorers(tmp_path):
+    features = torch.arange(24.0).reshape(6, 4)
+    assert torch.equal(pool_frames(features, 3, "concat"), features.reshape(2, 3, 4))
+    assert torch.equal(pool_frames(features, 3), features.reshape(2, 3, 4).mean(1))
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Eight files that were written an hour ago; the fourth is no image."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    found = [folder / f"{number}.png" for number in range(8)]
+    for number, path in enumerate(found):
+        path.write_bytes(b"no image" if number == 3 else png(number))
+        os.utime(path, (time.time() - 3600,) * 2)
+    return found
+
+
+def reader(paths, **more):
+    columns = {"image_id": [path.stem for path in paths], "image": [*map(str, paths)]}
+    dataset = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    return dataset, ImageReader(dataset, split="all", **{"max_bad_fraction": 0.5, **more})
+
+
+def together(number):
+    """A function that returns only when `number` threads are in it at the same time."""
+    barrier = threading.Barrier(number)
+    return lambda value: barrier.wait(timeout=20) and None
+
+
+def test_images_are_opened_in_several_threads_in_the_order_of_the_rows(paths, monkeypatch):
+    from hf_captionrl.data import quarantine as image_reader
+
+    meet = together(4)
+    monkeypatch.setattr(image_reader, "open_image", lambda value, **limits: meet(value) or open_image(value, **limits))
+    rows = [6, 3, 0, 7, 1, 2, 5, 4]
+    _, several = reader(paths)
+    found = several.open_all(rows)
+    assert list(found) == [row for row in rows if row != 3]
+    for row, image in found.items():
+        assert np.array_equal(np.asarray(image), np.asarray(open_image(str(paths[row]))))
+    monkeypatch.undo()
+    _, single = reader(paths)
+    assert [row for row in rows if single.open(row) is None] == [3]
+    assert several.report().entries == single.report().entries
+
+
+def test_too_many_unreadable_images_of_a_batch_stop(paths):
+    for path in paths[4:]:
+        path.write_bytes(b"no image")
+    _, found = reader(paths)
+    with pytest.raises(QuarantineError, match="5 of 8"):
+        found.open_all(range(8))
+
+
+def test_other_errors_of_a_thread_are_raised(paths):
+    def fail(value):
+        raise OSError("the disk fails")
+
+    with pytest.raises(OSError, match="the disk fails"):
+        reader(paths)[1].read_all(range(8), in_threads(fail))
+
+
+def test_keys_of_several_rows_equal_those_of_each_and_known_files_are_not_read(paths, tmp_path, monkeypatch):
+    paths[5].unlink()
+    _, found = reader(paths)
+    features = FeatureCache(tmp_path / "cache", model_id="m", revision="r")
+    rows = [0, 2, 1, 5, 6]
+    expected = {row: source_key(str(paths[row])) for row in rows if row != 5}
+    features.put([expected[6]], np.array([[1.0, 2.0]], np.float32))
+    meet, hash_file = together(4), module._file_hash
+    monkeypatch.setattr(module, "_file_hash", lambda path: meet(path) or hash_file(path))
+    hashes = file_hashes(tmp_path / "cache")
+    keys, cached = keys_and_cached(found, features, hashes, rows)
+    assert list(keys.items()) == list(expected.items())
+    assert {row: values.tolist() for row, values in cached.items()} == {6: [1.0, 2.0]}
+    assert [(entry.row, entry.reason) for entry in found.report().entries] == [(5, "image_not_found")]
+
+    def refuse(path):
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr(module, "_file_hash", refuse)
+    again = file_hashes(tmp_path / "cache")
+    assert keys_and_cached(found, features, again, rows)[0] == expected
+    paths[1].write_bytes(png(50))
+    os.utime(paths[1], (time.time() - 1800,) * 2)
+    with pytest.raises(AssertionError, match=r"1\.png was read"):
+        keys_and_cached(found, features, again, rows)
+
+
+def test_keys_of_bytes_equal_those_of_their_files(paths, tmp_path):
+    dataset, _ = reader(paths)
+    values = [{"bytes": path.read_bytes(), "path": None} for path in paths]
+    assert keys_of(values, file_hashes(tmp_path / "cache")) == list(source_keys(dataset, tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"form": "png"}, "form is 'png'"), ({"videos": True}, "cache_pixels"), ({"form": "jpeg"}, "cache_pixels")],
+)
+def test_pixels_that_cannot_be_cached_are_refused(tmp_path, monkeypatch, blip, settings, message):
+    monkeypatch.setattr(module, "_JPEG_HEADER", 0)
+    monkeypatch.setattr(module, "_JPEG_SHARE", 20)  # no JPEG is so small
+    dataset = embedded(2).add_column(VIDEO_FRAMES, [4, 4]) if settings.pop("videos", False) else embedded(2)
+    with pytest.raises(ValueError, match=message):
+        cached_pixels(dataset, blip, directory=tmp_path, progress=False, **settings)

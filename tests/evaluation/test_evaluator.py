@@ -1,0 +1,284 @@
+"""Pools, bags, prefixes and second references of the papers, in the tables of recipes."""
+
+import hashlib
+import json
+
+import datasets
+import pytest
+import torch
+from PIL import Image
+
+from hf_captionrl.apps.experiments.arguments import DataArguments
+from hf_captionrl.apps.experiments.data import load_data
+from hf_captionrl.captioners.prompts import caption_entropy
+from hf_captionrl.cli import main
+from hf_captionrl.evaluation.evaluator import Evaluator, learned_table, pool_images
+from hf_captionrl.evaluation.options import EvaluationArguments
+from hf_captionrl.metrics import cider_d
+from hf_captionrl.metrics.nlg import bleurt, entailment
+from hf_captionrl.metrics.suites import EMPTY_CAPTION
+from hf_captionrl.scenes import load_scenes
+from tests.tiny import tiny_captioner, tiny_pair_model
+from tests.tolerances import close
+
+
+class Scorer:
+    """Features from a hash of the text, and from the colour of the image."""
+
+    logit_scale, max_text_tokens, signature = 100.0, 77, "hash|1"
+
+    def text_features(self, captions):
+        rows = [list(hashlib.sha256(c.encode()).digest()[:8]) for c in captions]
+        return torch.nn.functional.normalize(torch.tensor(rows, dtype=torch.float32) - 128, dim=1)
+
+    def image_features(self, images):
+        return self.text_features([str(image.getpixel((0, 0))) for image in images])
+
+
+def split(numbers):
+    return datasets.Dataset.from_dict(
+        {
+            "image": [Image.new("RGB", (4, 4), (n, 2 * n, 255 - n)) for n in numbers],
+            "image_id": [f"COCO_val2014_{n:012d}" for n in numbers],
+            "captions": [[f"a cat {n}", f"a dog {n} runs"] for n in numbers],
+        },
+        features=datasets.Features(
+            {"image": datasets.Image(), "image_id": datasets.Value("string"), "captions": [datasets.Value("string")]}
+        ),
+    )
+
+
+@pytest.fixture
+def evaluated(tmp_path, monkeypatch):
+    """Function from arguments to (evaluator, row)."""
+    monkeypatch.setattr("hf_captionrl.evaluation.evaluator.optional_scorer", lambda name: Scorer())
+    splits = {"train": split(range(50, 60)), "validation": split(range(20, 26)), "test": split(range(8))}
+
+    def make(captions=None, more=None, reward_scorer=None, images=8, **settings):
+        arguments = EvaluationArguments(
+            held_out_scorer_name_or_path="openai/clip-vit-base-patch32", perplexity_name_or_path="none", **settings
+        )
+        evaluator = Evaluator.from_arguments(
+            split(range(images)),
+            arguments,
+            seed=0,
+            cache_dir=str(tmp_path / "cache"),
+            splits=splits,
+            reward_scorer=reward_scorer,
+        )
+        captions = captions or [f"caption {n}" for n in range(images)]
+        more = more or [f"more {n}" for n in range(0 if evaluator.bag_images is None else len(evaluator.bag_images))]
+        return evaluator, evaluator.row("x", captions, more_captions=more), captions, more
+
+    make.splits = splits
+    return make
+
+
+def colours(numbers):
+    return Scorer().text_features([str((n, 2 * n, 255 - n)) for n in numbers])
+
+
+def test_captions_are_ranked_in_the_pool(evaluated, tmp_path):
+    names = [f"COCO_val2014_{n:012d}" for n in (*range(8), 21, 22, 55)]
+    (tmp_path / "pool.json").write_text(json.dumps(names))
+    evaluator, row, captions, _ = evaluated(pool=str(tmp_path / "pool.json"))
+    text, images = Scorer().text_features(captions), colours([*range(8), 55, 21, 22])
+    assert evaluator.pool_features.shape == (11, 8)
+    found = [all(text[i] @ images[i] > text[i] @ images[j] for j in range(11) if j != i) for i in range(8)]
+    assert row["pool_recall_at_1"] == close(sum(found) / 8)
+    without = evaluated()[1]
+    assert without["pool_recall_at_1"] >= row["pool_recall_at_1"]
+
+
+def test_a_pool_that_the_data_lack_is_refused(evaluated, tmp_path):
+    (tmp_path / "pool.txt").write_text("COCO_val2014_000000000099")
+    with pytest.raises(ValueError, match=r"1 of the 1 images of .* such as COCO image 99"):
+        pool_images(tmp_path / "pool.txt", evaluated.splits["test"], evaluated.splits["validation"])
+
+
+def test_bags_may_hold_images_of_the_validation_split(evaluated, tmp_path):
+    name = "COCO_val2014_{:012d}".format
+    bags = {"3": [[name(0), name(21), name(5)], [name(25), name(1), name(2)]]}
+    (tmp_path / "bags.json").write_text(json.dumps(bags))
+    evaluator, row, captions, more = evaluated(bags=str(tmp_path / "bags.json"))
+    assert evaluator.bag_images["image_id"] == [name(21), name(25)]
+    text = dict(zip([0, 1, 2, 3, 4, 5, 6, 7, 21, 25], Scorer().text_features([*captions, *more]), strict=True))
+    images = dict(zip(range(30), colours(range(30)), strict=True))
+    found = [
+        all(text[i] @ images[i] > text[i] @ images[j] for j in bag if j != i)
+        for bag in ([0, 21, 5], [25, 1, 2])
+        for i in bag
+    ]
+    assert row["bag_3_recall_at_1"] == close(sum(found) / 6)
+    assert row["bag_7_recall_at_1"] is None
+    assert "no bags of 7" in row["bag_7_recall_at_1_reason"]
+    assert evaluator.reference_row()[0]["bag_3_recall_at_1"] is not None
+
+
+def test_clip_score_has_the_papers_prefix_outside_of_the_embedded_world(evaluated):
+    _, row, captions, _ = evaluated()
+    text, images = Scorer().text_features([f"A photo depicts {c}" for c in captions]), colours(range(8))
+    expected = sum(max(float(text[i] @ images[i]), 0.0) for i in range(8)) / 8 * 2.5
+    assert row["clip_score"] == close(expected, dtype="float32", magnitude=1)
+    plain = evaluated(clip_prefix="")[1]["clip_score"]
+    text = Scorer().text_features(captions)
+    expected = sum(max(float(text[i] @ images[i]), 0.0) for i in range(8)) / 8 * 2.5
+    assert plain == close(expected, dtype="float32", magnitude=1)
+    assert plain != row["clip_score"]
+    assert Evaluator(evaluated.splits["test"], None, None, seed=0)._clip_prefix() == ""
+
+
+def test_columns_of_the_papers(evaluated):
+    evaluator, row, *_ = evaluated(paper="ndlb", captions=["a cat runs on a red mat"] * 8)
+    assert [c.key for c in evaluator.columns] == ["bleu_4", "ndlb_clip_score", "vocabulary_size"]
+    # 5 of the words occur at least five times; "a" does so twice per caption.
+    assert row["vocabulary_size"] == 6
+    text, images = Scorer().text_features(["a cat runs on a red mat"] * 8), colours(range(8))
+    expected = 100 * sum(float(text[i] @ images[i]) for i in range(8)) / 8
+    assert row["ndlb_clip_score"] == close(expected, dtype="float32", magnitude=100)
+    evaluator, row, *_ = evaluated(paper="discritune")
+    keys = [c.key for c in evaluator.columns]
+    assert keys == ["blocks_recall_at_1", "bleu_4", "meteor", "spice"]
+    assert row["blocks_recall_at_1_reason"] == "fewer than 100 images"
+    assert all(key in row and (row[key] is not None or row[f"{key}_reason"]) for key in keys)
+
+
+class RewardScorer(Scorer):
+    """Another scorer: it reads everything backwards."""
+
+    signature = "hash backwards|1"
+
+    def text_features(self, captions):
+        return super().text_features([caption[::-1] for caption in captions])
+
+
+def test_columns_of_the_papers_by_the_reward_scorer(evaluated):
+    captions = [f"a red cat {n}" for n in range(8)]
+    evaluator, row, *_ = evaluated(paper="ndlb", captions=captions, reward_scorer=RewardScorer())
+    assert [(c.key, c.header) for c in evaluator.columns][-1] == (
+        "reward_ndlb_clip_score",
+        "ClipSc\n(100 cos),\nreward\nscorer",
+    )
+    text = RewardScorer().text_features(captions)
+    images = RewardScorer().text_features([str((n, 2 * n, 255 - n)) for n in range(8)])
+    expected = 100 * sum(float(text[i] @ images[i]) for i in range(8)) / 8
+    assert row["reward_ndlb_clip_score"] == close(expected, dtype="float32", magnitude=100)
+    assert row["reward_ndlb_clip_score"] != row["ndlb_clip_score"]
+
+    evaluator, row, *_ = evaluated(paper="discritune", reward_scorer=RewardScorer())
+    assert evaluator.columns[-1].key == "reward_blocks_recall_at_1"
+    assert row["reward_blocks_recall_at_1"] is None
+    assert row["reward_blocks_recall_at_1_reason"] == "fewer than 100 images"
+
+
+def test_p_at_1_in_blocks_by_the_reward_scorer_equals_a_plain_loop(evaluated):
+    # The last 10 images do not form a block of 100. Captions of even images are their colours, so they are found.
+    captions = [str((n, 2 * n, 255 - n)) if n % 2 == 0 else f"caption {n}" for n in range(110)]
+    _, row, *_ = evaluated(paper="discritune", captions=captions, images=110, reward_scorer=RewardScorer())
+    text = RewardScorer().text_features(captions)
+    images = RewardScorer().text_features([str((n, 2 * n, 255 - n)) for n in range(110)])
+    found = [all(text[i] @ images[i] > text[i] @ images[j] for j in range(100) if j != i) for i in range(100)]
+    assert 50 <= sum(found) < 100
+    assert row["reward_blocks_recall_at_1"] == close(sum(found) / 100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pool": "p.json", "held_out_scorer_name_or_path": "none"}, "pool is 'p.json'.* Use a held-out scorer"),
+        ({"paper": "gan"}, "paper"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EvaluationArguments(**settings)
+
+
+def test_second_references_have_a_separate_cider_d(tmp_path):
+    rows = [{"image_id": f"i{n}", "captions": [f"a red cat {n}", "a mat"]} for n in range(12)]
+    for row in rows:
+        Image.new("RGB", (4, 4), (int(row["image_id"][1:]) * 9, 0, 0)).save(tmp_path / f"{row['image_id']}.png")
+    meta = [{"file_name": f"{r['image_id']}.png", "image_id": r["image_id"], "captions": r["captions"]} for r in rows]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(m) + "\n" for m in meta))
+    boosted = [{"image_id": r["image_id"], "captions": [f"a large red cat {r['image_id']} sits"]} for r in rows]
+    (tmp_path / "boosted.jsonl").write_text("".join(json.dumps(b) + "\n" for b in boosted))
+    arguments = DataArguments(
+        dataset_name="imagefolder",
+        data_dir=str(tmp_path),
+        validation_share=0.3,
+        test_share=0.3,
+        test_references=str(tmp_path / "boosted.jsonl"),
+    )
+    test = load_data(arguments, output_dir=tmp_path / "out")["test"]
+    evaluator = Evaluator(test, None, None, seed=0)
+    captions = [f"a large red cat {i}" for i in test["image_id"]]
+    row = evaluator.row("x", captions)
+    assert [c.key for c in evaluator.columns] == ["more_cider_d"]
+    more = [[f"a large red cat {i} sits"] for i in test["image_id"]]
+    assert row["more_cider_d"] == close(cider_d(captions, more)["cider_d"])
+    assert row["cider_d"] == close(cider_d(captions, [list(t) for t in test["captions"]])["cider_d"])
+    (tmp_path / "boosted.jsonl").write_text(json.dumps({"image_id": test["image_id"][0], "captions": ["a"]}) + "\n")
+    with pytest.raises(ValueError, match="test_references has 1 of the"):
+        load_data(arguments, output_dir=tmp_path / "out")
+
+
+IMAGES = 6
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
+
+
+@pytest.fixture(scope="module")
+def written(scenes, tmp_path_factory):
+    """Captions, folders of models, and the table of `captionrl evaluate`."""
+    folder = tmp_path_factory.mktemp("learned")
+    captions = ["a red cat", "two dogs", "", "a bird on a mat", "a cat", "dogs"]
+    lines = [
+        json.dumps({"image_id": i, "caption": c}) + "\n" for i, c in zip(scenes["image_id"], captions, strict=True)
+    ]
+    (folder / "mine.jsonl").write_text("".join(lines))
+    tiny_pair_model(folder / "bleurt", ["score"])
+    tiny_pair_model(folder / "nli", ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"])
+    tiny_captioner("blip").save_pretrained(folder / "captioner")
+    command = ["evaluate", "--captions", str(folder / "mine.jsonl"), "--max_images", str(IMAGES), "--scorer", "none"]
+    command += ["--language_model", "none", "--bleurt", str(folder / "bleurt"), "--nli", str(folder / "nli")]
+    command += ["--entropy_of", str(folder / "captioner"), "--output_dir", str(folder / "out")]
+    assert main(command) == 0
+    result = json.loads((folder / "out" / "comparison.json").read_text())
+    return folder, captions, result
+
+
+def test_numbers_are_those_of_the_functions(written, scenes):
+    folder, captions, result = written
+    assert list(result["tables"]) == ["smile", "learned", "preferences", "captions"]
+    mine, human = result["tables"]["learned"]["rows"]
+    references = [list(group) for group in scenes["captions"]]
+    captions = [caption or EMPTY_CAPTION for caption in captions]
+    expected = bleurt(captions, references, model=str(folder / "bleurt"))["bleurt"]
+    assert mine["bleurt"] == close(expected, dtype="float32", ulps=64, magnitude=1)
+    expected = entailment(captions, references, model=str(folder / "nli"))["entailment"]
+    assert mine["entailment"] == close(expected, dtype="float32", ulps=64, magnitude=1)
+    assert human["name"] == "references"
+    assert human["bleurt_ci"][0] <= human["bleurt"] <= human["bleurt_ci"][1]
+    found = caption_entropy(tiny_captioner("blip"), list(scenes["image"]), captions)["entropy"]
+    assert mine["caption_entropy"] == close(found, dtype="float32", ulps=64)
+
+
+def test_signatures_name_the_models_without_their_folders(written):
+    folder, _, result = written
+    signatures = result["signatures"]["learned"]
+    assert signatures["bleurt"] == "metric:bleurt|model:bleurt|" + signatures["bleurt"].rpartition("|")[2]
+    assert str(folder) not in json.dumps([signatures, result["tables"]["learned"]])
+    assert "| Entropy of the captioner (nats) |" in (folder / "out" / "comparison.md").read_text()
+
+
+def test_without_a_model_there_is_no_table():
+    assert learned_table(None, None, None) is None
+
+
+def test_only_the_named_models_have_columns(written):
+    folder, *_ = written
+    table = learned_table(None, str(folder / "nli"), None)
+    assert [column.key for column in table.columns] == ["entailment"]

@@ -1,0 +1,491 @@
+"""The gallery is self-contained, and captions cannot inject HTML."""
+
+import base64
+import hashlib
+import http.server
+import io
+import re
+import subprocess
+import threading
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hf_captionrl.evaluation.pages import (
+    GalleryCaption,
+    GalleryItem,
+    Mark,
+    PanelItem,
+    mark_claims,
+    split_at_marks,
+    write_gallery,
+    write_panel,
+)
+from tests.browser import CHROMIUM, NOWHERE_ELSE
+
+HOSTILE = [
+    "<script>document.title = 'owned'</script>",
+    '"><img src=http://example.test/a onerror="document.title=\'owned\'">',
+    "' onmouseover='document.title=1' x='",
+    "{{7*7}} {% raw %} ${7*7} <%= 7*7 %>",
+    "</script></style></title><link rel=stylesheet href=http://example.test/b>",
+    "\u202eright to left \u05e9\u05dc\u05d5\u05dd",
+    "x" * 3000,
+    "&lt;b&gt; \x00 \ud83d \u2028",
+    "javascript:alert(1) url(http://example.test/c)",
+    " ",
+]
+
+
+def make_item(index=0, captions=None, size=(72, 72), **changes):
+    captions = captions or [
+        GalleryCaption("MLE", "a pig", ["pig"], [], 12, 100),
+        GalleryCaption(
+            "SMILE", "two small pigs on a blue background", ["pigs", "two"], ["on blue background"], 1, 100
+        ),
+    ]
+    image = Image.new("RGB", size, (index * 5 % 256, 100, 200))
+    return replace(GalleryItem(image, f"test-{index}", captions, ["a pig", "some pigs"]), **changes)
+
+
+def hostile_items():
+    return [
+        make_item(
+            i,
+            [GalleryCaption(HOSTILE[0], text, [text], [HOSTILE[i - 1]], 1), GalleryCaption("B", HOSTILE[i - 1])],
+            image_id=text,
+            references=HOSTILE,
+        )
+        for i, text in enumerate(HOSTILE)
+    ]
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text of each."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags = []
+        self.text = ""
+        self.open = []
+        self.feed(Path(path).read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_data(self, data):
+        if not self.open:
+            self.text += data
+
+
+def resources(path):
+    """Everything that a browser would fetch for the page."""
+    found = []
+    for _, attributes in Page(path).tags:
+        found += [
+            v
+            for k, v in attributes.items()
+            if k in ("src", "href", "srcset", "action", "data", "poster", "background")
+        ]
+    style = "".join(re.findall(r"<style>(.*?)</style>", Path(path).read_text(encoding="utf-8"), re.DOTALL))
+    return found + re.findall(r"url\(([^)]*)\)|@import\s+([^;]+)", style)
+
+
+def test_page_fetches_nothing(tmp_path):
+    path = write_gallery(tmp_path / "gallery.html", [make_item(i) for i in range(3)], "Title", note="Note.")
+    found = resources(path)
+    assert len(found) == 3
+    assert all(source.startswith("data:image/png;base64,") for source in found)
+
+
+def test_scan_for_resources_detects_one(tmp_path):
+    path = tmp_path / "bad.html"
+    path.write_text("<style>b {background: url(http://x.test/y)}</style><img src='http://x.test/z'>")
+    assert len(resources(path)) == 2
+
+
+def test_every_text_is_shown(tmp_path):
+    page = Page(write_gallery(tmp_path / "g.html", [make_item(i) for i in range(2)], "A title", note="A note."))
+    text = " ".join(page.text.split())
+    for piece in (
+        "A title",
+        "A note.",
+        "test-0",
+        "test-1",
+        "MLE",
+        "12 of 100",
+        "1 of 100",
+        "2 references",
+        "some pigs",
+    ):
+        assert piece in text
+    assert "two small pigs on a blue background" in text
+    classes = [attributes.get("class") for _, attributes in page.tags]
+    assert classes.count("right") == 2 * 3 + 1  # the legend has one more
+    assert classes.count("wrong") == 2 + 1
+
+
+def test_texts_are_escaped(tmp_path):
+    path = write_gallery(tmp_path / "g.html", hostile_items(), HOSTILE[0], note=HOSTILE[4])
+    page = Page(path)
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert [tag for tag, _ in page.tags].count("img") == len(HOSTILE)
+    assert not [t for t, a in page.tags for k in a if k.startswith("on")]
+    assert all(source.startswith("data:") for source in resources(path))
+    for text in HOSTILE[:7]:
+        assert " ".join(text.split()) in " ".join(page.text.split())
+    assert "49" not in page.text
+    assert "(empty caption)" in page.text
+
+
+def test_policy_allows_only_the_style_and_script_of_the_page(tmp_path):
+    html = write_gallery(tmp_path / "g.html", hostile_items(), "T").read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html).group(1).replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for tag in ("style", "script"):
+        content = re.search(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL).group(1)
+        assert content_hash(content) in policy
+
+
+def content_hash(text):
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def test_small_images_keep_their_pixels(tmp_path):
+    image = Image.effect_noise((72, 72), 90).convert("RGB")
+    source = resources(write_gallery(tmp_path / "g.html", [make_item(image=image)], "T"))[0]
+    shown = Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
+    assert shown.tobytes() == image.tobytes()
+    assert 'class="pixelated"' in (tmp_path / "g.html").read_text(encoding="utf-8")
+
+
+def test_photographs_are_downscaled(tmp_path):
+    image = Image.effect_noise((3000, 1000), 90).convert("RGB")
+    path = write_gallery(tmp_path / "g.html", [make_item(image=image)], "T")
+    source = resources(path)[0]
+    shown = Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
+    assert shown.size == (512, 171)
+    assert path.stat().st_size < 300_000
+    assert 'class="pixelated"' not in path.read_text(encoding="utf-8")
+    assert image.size == (3000, 1000)  # the caller's image is unchanged
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong", "marked", "absent"),
+    [
+        ("a pig", ["pig"], [], [("a ", None), ("pig", "right")], []),
+        ("A Pig.", ["pig"], [], [("A ", None), ("Pig", "right"), (".", None)], []),
+        ("on a blue background", [], ["on blue background"], [("on a blue background", "wrong")], []),
+        # Only whole words, and each word once.
+        ("pigs and a pig", ["pig"], [], [("pigs and a ", None), ("pig", "right")], []),
+        ("red red", ["red", "red"], ["red"], [("red", "wrong"), (" ", None), ("red", "right")], [("red", "right")]),
+        # The wrong claim is marked before a longer right one.
+        ("two pigs", ["two pigs"], ["two"], [("two", "wrong"), (" pigs", None)], [("two pigs", "right")]),
+        ("a (b", ["(b", "*"], [], [("a ", None), ("(b", "right")], [("*", "right")]),
+        ("", ["pig"], [], [], [("pig", "right")]),
+    ],
+)
+def test_claims_are_marked_at_their_position(text, right, wrong, marked, absent):
+    pieces, missing = mark_claims(text, right, wrong)
+    assert [tuple(piece) for piece in pieces] == marked
+    assert [tuple(piece) for piece in missing] == absent
+    assert "".join(piece.text for piece in pieces) == text
+
+
+def test_marks_are_at_their_positions():
+    text = "two pigs left of two mushrooms"
+    marks = [
+        Mark("two", "right", 0, 3),
+        Mark("two", "misbound", 17, 20, "pig"),
+        Mark("pigs", "right", 4, 8),
+        Mark("left of two", "wrong", 9, 20),  # after the misbound one, which is marked
+        Mark("alone", "wrong"),
+    ]
+    pieces, absent = split_at_marks(text, marks)
+    assert "".join(piece.text for piece in pieces) == text
+    assert [tuple(piece) for piece in pieces if piece.verdict] == [
+        ("two", "right"),
+        ("pigs", "right"),
+        ("two", "misbound"),
+    ]
+    assert [tuple(piece) for piece in absent] == [("left of two", "wrong"), ("alone", "wrong")]
+    # Wrong claims are placed first, in any order of the list.
+    pieces, absent = split_at_marks("pigs", [Mark("pigs", "right", 0, 4), Mark("pigs", "wrong", 0, 4)])
+    assert [piece.verdict for piece in pieces] == ["wrong"]
+    assert [tuple(piece) for piece in absent] == [("pigs", "right")]
+    with pytest.raises(ValueError, match="is at 2 to 9 of a caption of 4"):
+        split_at_marks("pigs", [Mark("pigs", "right", 2, 9)])
+
+
+def marked_item(text="a blue pig", owner="background", **changes):
+    marks = [Mark("a", "right", 0, 1), Mark("blue", "misbound", 2, 6, owner), Mark("large", "wrong")]
+    caption = GalleryCaption("SR", text, rank=2, pool_size=3, marks=marks, numbers={"CIDEr-D": "0.12"})
+    return make_item(captions=[caption], **changes)
+
+
+def test_errors_are_named_and_distinguished_by_more_than_colour(tmp_path):
+    path = write_gallery(tmp_path / "g.html", [marked_item(group="Bag 1")], "T")
+    html, text = path.read_text(encoding="utf-8"), " ".join(Page(path).text.split())
+    assert '<span class="misbound" title="wrong here, true of something else">blue</span>' in html
+    assert "Wrong: “large”" in text
+    assert "Misbound: “blue” is true of the background" in text
+    assert "CIDEr-D 0.12" in text
+    assert "wrong here, true of something else" in text  # the legend
+    lines = re.findall(r"\.(right|wrong|misbound) \{[^}]*text-decoration: underline (\w+)", html)
+    assert sorted(lines) == [("misbound", "double"), ("right", "solid"), ("wrong", "wavy")]
+    assert "true of something else" not in Page(write_gallery(tmp_path / "h.html", [make_item()], "T")).text
+
+
+def test_groups_have_headings(tmp_path):
+    items = [marked_item(group="Bag 1"), make_item(1, group="Bag 1"), make_item(2, group="Bag 2"), make_item(3)]
+    html = write_gallery(tmp_path / "g.html", items, "T").read_text(encoding="utf-8")
+    order = re.findall(r'<h2 class="group" data-group="\d"[^>]*>([^<]+)|<article class="(card)"', html)
+    assert ["".join(pair) for pair in order] == ["Bag 1", "card", "card", "Bag 2", "card", "card"]
+    assert html.count("<h2") == 2
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE if len(text) > 6])
+def test_owners_groups_and_numbers_are_escaped(text, tmp_path):
+    item = marked_item(text, owner=text, group=text)
+    item = replace(item, captions=[replace(item.captions[0], numbers={text: text})])
+    path = write_gallery(tmp_path / "g.html", [item], "T")
+    page = Page(path)
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert [tag for tag, _ in page.tags].count("img") == 1
+    assert not [key for _, attributes in page.tags for key in attributes if key.startswith("on") or key == "style"]
+    assert all(source.startswith("data:") for source in resources(path))
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "no items"),
+        ([make_item(captions=[GalleryCaption("A", "x"), GalleryCaption("A", "y")])], "Pass one caption per method"),
+        ([GalleryItem(Image.new("RGB", (2, 2)), "i", [])], "at least one"),
+        ([make_item(captions=[GalleryCaption("A", "x", rank=0)])], "rank 0 of None"),
+        ([make_item(captions=[GalleryCaption("A", "x", rank=101, pool_size=100)])], "rank 101 of 100"),
+    ],
+)
+def test_bad_items_are_refused(items, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_gallery(tmp_path / "g.html", items, "T")
+    assert not (tmp_path / "g.html").exists()
+
+
+# --- in a real browser ----------------------------------------------------------------------------------------------
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+def browse(path, profile, *options):
+    """The page's DOM after its script ran."""
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --disable-dev-shm-usage --virtual-time-budget=2000"
+    ).split()
+    command = [CHROMIUM, *flags, NOWHERE_ELSE, *options, f"--user-data-dir={profile}", "--dump-dom", path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.fixture
+def server():
+    """A server that records requests."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running.server_address[1], asked
+        running.shutdown()
+        thread.join()
+
+
+@needs_chromium
+def test_hostile_gallery_in_a_browser(tmp_path, server):
+    port, asked = server
+    rules = f"--host-resolver-rules=MAP example.test 127.0.0.1:{port}"
+    page = write_gallery(tmp_path / "g.html", hostile_items(), "Hostile")
+    dom = browse(page, tmp_path / "profile", rules)
+    assert "<title>Hostile</title>" in dom
+    assert f">{len(HOSTILE)} images</output>" in dom
+    assert asked == []
+    # Negative control: the same browser fetches and runs what is not escaped.
+    bad = tmp_path / "bad.html"
+    bad.write_text(f"<title>Hostile</title>{HOSTILE[1]}", encoding="utf-8")
+    assert "<title>owned</title>" in browse(bad, tmp_path / "profile", rules)
+    assert asked == ["/a"]
+
+
+DRIVER = """
+{
+  const log = [];
+  const say = () => log.push(
+    document.querySelectorAll(".card:not([hidden])").length + "/" +
+    document.querySelectorAll(".card:not([hidden]) .caption:not([hidden])").length + " " +
+    document.getElementById("count").textContent);
+  const filter = document.getElementById("filter");
+  const type = (text) => { filter.value = text; filter.dispatchEvent(new Event("input")); };
+  say();
+  type("PIGS test-3"); say();
+  type("no such word"); say(); log.push(document.getElementById("nothing").hidden);
+  type(""); document.querySelector('input[data-method="1"]').click(); say();
+  document.getElementById("wrong-only").click(); say();
+  document.querySelector('input[data-method="1"]').click(); say();
+  document.title = log.join("; ");
+}
+"""
+
+
+@needs_chromium
+def test_a_group_without_a_card_hides_its_name(tmp_path):
+    items = [make_item(1, group="Bag 1"), make_item(2, group="Bag 1"), make_item(3, group="Bag 2")]
+    page = write_gallery(tmp_path / "g.html", items, "T")
+    html = page.read_text(encoding="utf-8")
+    script = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
+    driver = """
+{
+  const shown = () => [...document.querySelectorAll(".group:not([hidden])")].map((group) => group.textContent).join();
+  const filter = document.getElementById("filter");
+  const log = [shown()];
+  for (const text of ["test-3", "test-2", "bag"]) {
+    filter.value = text; filter.dispatchEvent(new Event("input")); log.push(shown());
+  }
+  document.title = log.join("; ");
+}
+"""
+    html = html.replace(script, script + driver).replace(content_hash(script), content_hash(script + driver))
+    page.write_text(html, encoding="utf-8")
+    title = re.search(r"<title>(.*?)</title>", browse(page, tmp_path / "profile")).group(1)
+    assert title == "Bag 1,Bag 2; Bag 2; Bag 1; Bag 1,Bag 2"
+
+
+@needs_chromium
+def test_filter_and_toggles_in_a_browser(tmp_path):
+    right_only = make_item(
+        9, [GalleryCaption("MLE", "a cow", ["cow"], [], 1), GalleryCaption("SMILE", "a cow", ["cow"])]
+    )
+    page = write_gallery(tmp_path / "g.html", [*(make_item(i) for i in range(5)), right_only], "T")
+    html = page.read_text(encoding="utf-8")
+    script = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
+    # The test's script of clicks, allowed by the policy like the gallery's script.
+    html = html.replace(script, script + DRIVER).replace(content_hash(script), content_hash(script + DRIVER))
+    page.write_text(html, encoding="utf-8")
+    title = re.search(r"<title>(.*?)</title>", browse(page, tmp_path / "profile")).group(1)
+    assert title.split("; ") == [
+        "6/12 6 images",
+        "1/2 1 of 6 images",
+        "0/0 0 of 6 images",
+        "false",
+        "6/6 6 images",  # SMILE hidden
+        "0/0 0 of 6 images",  # no MLE caption has a wrong claim
+        "5/10 5 of 6 images",
+    ]
+
+
+CAPTIONS = {
+    "SLL": ["a man in a room", "a man in a room", " a man in a room ", "a man", ""],
+    "SLE <b>": ["a man reads", "someone & a <script>alert(1)</script>", "it's a room", "a chair", "a book"],
+}
+
+
+class PanelPage(HTMLParser):
+    """Tags, list items with their class, and all text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.items, self.text, self.inside = [], [], "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "li":
+            self.items.append([dict(attrs).get("class"), ""])
+            self.inside = True
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag != "li"
+
+    def handle_data(self, data):
+        self.text += data
+        if self.inside:
+            self.items[-1][1] += data
+
+
+def item(captions=CAPTIONS, **kwargs):
+    return PanelItem(Image.new("RGB", (20, 10), "red"), "img<1>", captions, **kwargs)
+
+
+@pytest.fixture
+def page(tmp_path):
+    path = write_panel(
+        tmp_path / "panel.html", [item(references=["a <i>man</i>"]), item()], "Five <samples>", note="n&m"
+    )
+    return path.read_text(encoding="utf-8")
+
+
+def test_every_caption_is_shown_and_repetitions_are_marked(page):
+    found = PanelPage(page)
+    first = found.items[:10]
+    assert [text for _, text in first] == [c.strip() or "(empty caption)" for cs in CAPTIONS.values() for c in cs]
+    assert [kind for kind, _ in first] == [None, "again", "again", None, None] + [None] * 5
+    assert found.text.count("3 of 5 distinct") == 2
+    assert found.text.count("5 of 5 distinct") == 2
+    assert "1 reference" in found.text
+    assert "a <i>man</i>" in found.text
+
+
+def test_captions_are_escaped(page):
+    found = PanelPage(page)
+    names = {tag for tag, _ in found.tags}
+    assert not names & {"script", "b", "samples"}
+    assert "someone & a <script>alert(1)</script>" in found.text
+    assert "<script" not in page
+    assert not any(key.startswith("on") for _, attributes in found.tags for key in attributes)
+
+
+def test_policy_allows_only_the_style_of_the_page_and_embedded_images(page):
+    policy = next(a["content"] for tag, a in PanelPage(page).tags if a.get("http-equiv") == "Content-Security-Policy")
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL).group(1)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "script-src" not in policy
+    sources = [a["src"] for tag, a in PanelPage(page).tags if tag == "img"]
+    with Image.open(io.BytesIO(base64.b64decode(sources[0].split(",")[1]))) as image:
+        assert image.getpixel((0, 0)) == (255, 0, 0)
+    assert "http:" not in page
+    assert "https:" not in page
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "no items"),
+        ([item({})], "captions by {}"),
+        ([item({"SLL": []})], "'SLL': 0"),
+        ([item(), item({"SLL": ["a man"]})], "has captions by {'SLL': 1}"),
+    ],
+)
+def test_invalid_items_are_refused(tmp_path, items, message):
+    with pytest.raises(ValueError, match=message):
+        write_panel(tmp_path / "p.html", items, "t")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,166 @@
+"""The curves of Figure 3."""
+
+import itertools
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_captionrl.evaluation import plots as tradeoff
+from hf_captionrl.evaluation.plots import CURVES, frontier, write_curves, write_diversity_tradeoff
+
+HISTORIES = {
+    "MLE+MLE": [{"epoch": e, "length": 2.3, "recall_at_1": 0.53} for e in range(4)],
+    "SMILE": [
+        {"epoch": e, "length": 2.3 + 2 * e, "recall_at_1": 0.53 + 0.04 * e, "recall_at_1_ci": [0.5, 0.7]}
+        for e in range(4)
+    ],
+}
+
+
+def test_picture_shows_both_methods(tmp_path):
+    path = write_curves(tmp_path / "out" / "curves.png", HISTORIES, title="$title")
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert pixels.shape[0] > 400
+    assert pixels.shape[1] > 1000
+    left, right = pixels[:, : pixels.shape[1] // 2], pixels[:, pixels.shape[1] // 2 :]
+    for half in (left, right):
+        for colour in ((0x7A, 0x7F, 0x8A), (0xE6, 0x9F, 0x00)):
+            assert (half == colour).all(axis=-1).sum() > 200
+
+
+def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path):
+    points = [{"step": s, "rd100_recall_at_1": 0.1 * s, "cider_d": 1.5 - 0.1 * s, "length": 4 + s} for s in range(4)]
+    histories = {"SR": points, "SMILE": [{**point, "cider_d": None} for point in points]}
+    panels = [panel for panel in CURVES if panel[0] in points[0]]
+    heights = []
+    for number in (1, 3):
+        path = write_curves(tmp_path / f"{number}.png", histories, x="step", panels=panels[:number])
+        with Image.open(path) as image:
+            heights.append(image.height)
+    four = [*panels, panels[0]]
+    with Image.open(write_curves(tmp_path / "4.png", histories, x="step", panels=four)) as image:
+        assert image.height > max(heights)
+    with pytest.raises(ValueError, match="hallucination"):
+        write_curves(tmp_path / "c.png", histories, x="step", panels=CURVES[-2:])
+
+
+def test_same_histories_same_bytes(tmp_path):
+    first = write_curves(tmp_path / "a.png", HISTORIES).read_bytes()
+    assert write_curves(tmp_path / "b.png", HISTORIES).read_bytes() == first
+
+
+def test_odd_histories_are_drawn(tmp_path):
+    histories = {
+        "_one point": [{"step": 10, "length": 3, "recall_at_1": 0.0}],
+        "no scorer": [{"step": s, "length": 3, "recall_at_1": None} for s in (5, 2)],
+        "$x^2": [{"step": 1, "length": 1e3, "recall_at_1": 1.0}],
+    }
+    assert write_curves(tmp_path / "c.png", histories, x="step").stat().st_size > 10_000
+    only = {"no scorer": histories["no scorer"]}
+    assert write_curves(tmp_path / "d.png", only, x="step").stat().st_size > 10_000
+
+
+def test_backend_of_the_caller_is_unchanged():
+    code = "import sys, hf_captionrl.evaluation.plots; print('matplotlib.pyplot' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("histories", "message"),
+    [
+        ({}, "point"),
+        ({"SMILE": []}, "SMILE"),
+        ({"SMILE": [{"epoch": 0, "length": 2.0}]}, "recall_at_1"),
+        ({"SMILE": [{"epoch": 0, "length": float("nan"), "recall_at_1": 0.1}]}, "length of 'SMILE'"),
+        ({"SMILE": [{"epoch": None, "length": 2.0, "recall_at_1": 0.1}]}, "epoch of 'SMILE'"),
+        ({"SMILE": [{"epoch": 0, "length": 2.0, "recall_at_1": 52.8}]}, "recall_at_1"),
+    ],
+)
+def test_bad_histories_are_refused(histories, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_curves(tmp_path / "c.png", histories)
+    assert not (tmp_path / "c.png").exists()
+
+
+def test_only_png(tmp_path):
+    with pytest.raises(ValueError, match=r"ends in \.png"):
+        write_curves(tmp_path / "c.jpg", HISTORIES)
+
+
+def point(cider, div, mbleu, temperature=1.0):
+    return {"cider_d": cider, "div_2": div, "mbleu_4_per_image": mbleu, "temperature": temperature}
+
+
+CURVES_TRADEOFF = {
+    "XE": [point(2.2, 0.3, 0.8, 0.5), point(1.7, 0.5, 0.4, 1.0), point(1.6, 0.4, 0.5, 1.25)],
+    "$SLE_": [point(2.3, 0.3, 0.8, 0.5), point(2.1, 0.4, 0.6, None)],
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frontier_equals_brute_force(seed):
+    rng = random.Random(seed)
+    points = [(rng.randrange(6) / 5, rng.randrange(6) / 5) for _ in range(rng.randrange(1, 9))]
+
+    def beaten(i):
+        return any(
+            q != points[i] and q[0] >= points[i][0] and q[1] >= points[i][1] for j, q in enumerate(points) if j != i
+        )
+
+    expected = {points[i] for i in range(len(points)) if not beaten(i)}
+    found = frontier(points)
+    assert {points[i] for i in found} == expected
+    assert len(found) == len(expected)  # one of equal points
+    assert all(points[a][0] < points[b][0] for a, b in itertools.pairwise(found))
+
+
+def test_the_picture_shows_every_point_and_joins_the_frontier(tmp_path, monkeypatch):
+    figures = []
+    save = tradeoff.save_figure
+    monkeypatch.setattr(
+        tradeoff,
+        "save_figure",
+        lambda path, figure, **options: figures.append(figure) or save(path, figure, **options),
+    )
+    path = write_diversity_tradeoff(tmp_path / "t.png", CURVES_TRADEOFF, title="CIDEr-D & diversity")
+    with Image.open(path) as image:
+        assert image.width > 600
+    left, right = figures[0].axes
+    # Temperature 1 of XE exceeds 1.25 in both numbers, so 1.25 is a mark outside the line.
+    assert [line.get_xydata().tolist() for line in left.lines] == [[[0.3, 2.2], [0.5, 1.7]], [[0.3, 2.3], [0.4, 2.1]]]
+    assert [c.get_offsets().tolist() for c in left.collections] == [[[0.4, 1.6]]]
+    assert right.xaxis_inverted()  # up and to the right is better in both
+    assert right.lines[0].get_xydata().tolist() == [[0.8, 2.2], [0.4, 1.7]]
+    assert sorted(text.get_text() for text in left.texts) == ["0.5", "0.5", "1", "1.25"]
+
+
+def test_the_same_numbers_give_the_same_bytes(tmp_path):
+    first = write_diversity_tradeoff(tmp_path / "a.png", CURVES_TRADEOFF).read_bytes()
+    assert write_diversity_tradeoff(tmp_path / "b.png", CURVES_TRADEOFF).read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("curves", "message"),
+    [
+        ({}, "point"),
+        ({"XE": []}, "XE"),
+        ({"XE": [point(1.0, 40.0, 0.5)]}, r"div_2 of 'XE' is 40.0 at point 0; fractions"),
+        ({"XE": [point(1.0, 0.4, float("nan"))]}, "mbleu_4_per_image of 'XE' is nan"),
+        ({"XE": [{"div_2": 0.4, "mbleu_4_per_image": 0.4}]}, "cider_d of 'XE' is None"),
+    ],
+)
+def test_invalid_points_are_refused(tmp_path, curves, message):
+    with pytest.raises(ValueError, match=message):
+        write_diversity_tradeoff(tmp_path / "t.png", curves)
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_png_is_written(tmp_path):
+    with pytest.raises(ValueError, match=r"ends in \.png"):
+        write_diversity_tradeoff(tmp_path / "t.svg", CURVES_TRADEOFF)

@@ -1,0 +1,148 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_captionrl.metrics import paired_test, self_retrieval
+from tests.tolerances import assert_close, within
+
+
+def features(rows: int, seed: int, dims: int = 8) -> torch.Tensor:
+    return torch.randn(rows, dims, generator=torch.Generator().manual_seed(seed))
+
+
+def plain_ranks(text, images, targets):
+    text, images = (x / x.norm(dim=1, keepdim=True) for x in (text.double(), images.double()))
+    scores = (text @ images.T).tolist()
+    return [1 + sum(s >= row[t] for i, s in enumerate(row) if i != t) for row, t in zip(scores, targets, strict=True)]
+
+
+def test_pool_equals_a_plain_loop():
+    text, images = features(30, 0), features(30, 1)
+    result = self_retrieval(text, images)
+    expected = plain_ranks(text, images, range(30))
+    assert result["ranks"].tolist() == expected
+    assert result["recall_at_5"] == pytest.approx(sum(r <= 5 for r in expected) / 30)
+    assert result["mean_rank"] == pytest.approx(sum(expected) / 30)
+    assert result["median_rank"] == np.median(expected)
+    assert (result["num_captions"], result["pool_size"], result["num_duplicate_images"]) == (30, 30, 0)
+    low, high = result["recall_at_1_ci"]
+    assert low <= result["recall_at_1"] <= high
+    assert "variant:pool|" in result["signature"]
+    assert "ties:against" in result["signature"]
+
+
+def test_norm_of_features_does_not_matter():
+    text, images = features(20, 0), features(20, 1)
+    scaled = self_retrieval(text * 7, images * torch.linspace(0.1, 9, 20)[:, None])
+    assert scaled["ranks"].tolist() == self_retrieval(text, images)["ranks"].tolist()
+
+
+def test_rd100_is_the_exact_expectation():
+    text, images = features(150, 0), features(150, 1)
+    result = self_retrieval(text, images, num_distractors=99, ks=(1, 5))
+    expected = [math.comb(150 - r, 99) / math.comb(149, 99) for r in plain_ranks(text, images, range(150))]
+    assert result["recall_at_1"] == pytest.approx(sum(expected) / 150, rel=1e-9)
+    assert_close(result["recall_at_1_per_sample"], expected, ulps=1024)
+    sampled = self_retrieval(
+        text, images, num_distractors=99, protocol="sampled", repeats=300, ks=(1, 5), num_bootstrap=0
+    )
+    assert sampled["recall_at_5"] == within(result["recall_at_5"], 0.01)
+    assert sampled["mean_rank"] == pytest.approx(result["mean_rank"], rel=0.01)
+    assert len(sampled["ranks"]) == 300 * 150
+    assert "rd100-sampled-300-seed-0" in sampled["signature"]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_distractors": 99}, {"num_distractors": 9, "protocol": "sampled"}])
+def test_known_ranks_replace_the_comparison_of_all_images(options):
+    text, images = features(150, 0), features(150, 1)
+    known = plain_ranks(text, images, range(150))
+    expected, found = (
+        self_retrieval(text, images, **options),
+        self_retrieval(text, images, pool_ranks=known, **options),
+    )
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        assert np.array_equal(value, expected[key]), key
+    best = self_retrieval(text, images, pool_ranks=[1] * 150, **options)
+    assert best["recall_at_1"] == 1 > expected["recall_at_1"]
+
+
+def test_blocks_are_consecutive_and_the_short_last_one_is_dropped():
+    text, images = features(25, 0), features(25, 1)
+    result = self_retrieval(text, images, num_distractors=9, protocol="blocks")
+    expected = [r for s in (0, 10) for r in plain_ranks(text[s : s + 10], images[s : s + 10], range(10))]
+    assert result["ranks"].tolist() == expected
+    assert result["captions"].tolist() == list(range(20))
+
+
+def test_bags_average_over_all_captions_of_all_bags():
+    text, images = features(12, 0), features(6, 1)
+    targets = [i // 2 for i in range(12)]
+    bags = [[0, 3, 5], [1, 2]]
+    result = self_retrieval(text, images, targets=targets, bags=bags, ks=(1,))
+    successes = []
+    for bag in bags:
+        for row in bag:
+            for caption in (2 * row, 2 * row + 1):
+                rank = plain_ranks(text[caption : caption + 1], images[bag], [bag.index(row)])[0]
+                successes.append(rank == 1)
+    assert result["recall_at_1"] == pytest.approx(sum(successes) / 10)
+    assert result["groups"].tolist() == [0] * 6 + [1] * 4
+    assert "variant:bags-2-3|" in result["signature"]
+
+
+def test_sets_rank_each_caption_among_separate_candidates():
+    text, images = features(2, 0), features(20, 1)
+    result = self_retrieval(text, images, targets=[3, 15], sets=[range(10), range(10, 20)])
+    expected = [plain_ranks(text[i : i + 1], images[10 * i : 10 * i + 10], [t])[0] for i, t in ((0, 3), (1, 5))]
+    assert result["ranks"].tolist() == expected
+
+
+def test_copies_in_the_pool_are_counted_and_can_be_merged():
+    images = torch.eye(4)[[0, 1, 0, 2]]
+    result = self_retrieval(images.clone(), images)
+    assert result["num_duplicate_images"] == 1
+    assert result["ranks"].tolist() == [2, 1, 2, 1]  # the copy ties, and ties count against the caption
+    merged = self_retrieval(images.clone(), images, duplicates="merge")
+    assert merged["ranks"].tolist() == [1, 1, 1, 1]
+    assert merged["pool_size"] == 3
+    bags = self_retrieval(images.clone(), images, duplicates="merge", bags=[[0, 1, 2], [2, 3]])
+    assert bags["recall_at_1"] == 1.0
+
+
+def test_copies_tie_in_sets_of_one_caption():
+    images = features(10, 0, 512)
+    images[9] = images[0]
+    text, own = features(200, 1, 512), [0] * 200
+    found = self_retrieval(text, images, targets=own, sets=[range(10)] * 200, num_bootstrap=0)
+    assert found["recall_at_1"] == 0.0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 30), st.integers(0, 1000))
+def test_a_constant_caption_scores_one_in_n(pool, seed):
+    text = features(1, seed).repeat(pool, 1)
+    result = self_retrieval(text, features(pool, seed + 1), num_bootstrap=0)
+    assert result["recall_at_1"] == pytest.approx(1 / pool)
+    alone = self_retrieval(text, features(1, seed + 1).repeat(pool, 1), num_bootstrap=0)
+    assert alone["num_duplicate_images"] == pool - 1
+
+
+def test_recall_of_two_captioners_can_be_compared():
+    images = features(200, 0)
+    noise = features(200, 1)
+    good, bad = (self_retrieval(images + scale * noise, images, num_bootstrap=0) for scale in (0.5, 2.0))
+    test = paired_test(good["recall_at_1_per_sample"], bad["recall_at_1_per_sample"], num_resamples=2000)
+    assert test["difference"] > 0
+    assert test["p_value"] < 0.01
+
+
+def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():
+    text, images = np.eye(3, dtype=np.float32)[:2], np.eye(3, dtype=np.float32)
+    expected = self_retrieval(text, images, targets=[0, 1])["ranks"].tolist()
+    for form in (torch.from_numpy, list, lambda rows: rows.tolist(), lambda rows: list(torch.from_numpy(rows))):
+        assert self_retrieval(form(text), form(images), targets=[0, 1])["ranks"].tolist() == expected

@@ -1,0 +1,143 @@
+import json
+import math
+import string
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_captionrl.metrics import caption_diversity, caption_statistics
+from hf_captionrl.metrics.words import characteristic_words, length_statistics, local_mutual_information
+from tests.tolerances import close, resolution
+
+COUNTS = {"human": {"new": 8, "red": 2, "old": 0}, "model": {"red": 9, "new": 1}, "other": {"small": 5}}
+
+
+def plain_lmi(counts):
+    total = sum(sum(words.values()) for words in counts.values())
+    scores = {}
+    for source, words in counts.items():
+        for word, observed in words.items():
+            if observed == 0:
+                continue
+            row = sum(other.get(word, 0) for other in counts.values())
+            column = sum(words.values())
+            scores[source, word] = observed * math.log(observed / (row * column / total))
+    return scores
+
+
+def test_local_mutual_information_equals_a_plain_loop():
+    found = local_mutual_information(COUNTS)
+    assert {(s, w): v for s, words in found.items() for w, v in words.items()} == pytest.approx(plain_lmi(COUNTS))
+    assert found["human"]["new"] > 0 > found["human"]["red"]
+    assert "old" not in found["human"]
+    by_hand = 5 * math.log(5 / (5 * 5 / 25))
+    assert found["other"]["small"] == pytest.approx(by_hand)
+
+
+def test_equal_proportions_have_no_characteristic_words():
+    found = local_mutual_information({"a": {"x": 2, "y": 4}, "b": {"x": 1, "y": 2}})
+    assert all(score == close(0, magnitude=1.0) for words in found.values() for score in words.values())
+
+
+def tagger(captions):
+    """Reads words with their part of speech after a slash."""
+    for caption in captions:
+        yield [tuple(word.split("/")) for word in caption.split()]
+
+
+def test_characteristic_words_count_within_a_part_of_speech():
+    sources = {
+        "human": ["new/ADJ person/NOUN", "new/ADJ red/ADJ", "run/VERB person/NOUN"],
+        "model": ["red/ADJ dress/NOUN", "red/ADJ dress/NOUN lake/NOUN"],
+    }
+    found = characteristic_words(sources, tagger=tagger)
+    adjectives = plain_lmi({"human": {"new": 2, "red": 1}, "model": {"red": 2}})
+    assert found["ADJ"]["human"] == [("new", pytest.approx(adjectives["human", "new"]))]
+    assert found["ADJ"]["model"] == [("red", pytest.approx(adjectives["model", "red"]))]
+    assert [word for word, _ in found["NOUN"]["model"]] == ["dress", "lake"]
+    assert "run" not in str(found)
+    assert [w for w, _ in characteristic_words(sources, tagger=tagger, top=1)["NOUN"]["model"]] == ["dress"]
+    ties = characteristic_words({"a": ["y/NOUN x/NOUN"], "b": ["z/NOUN"]}, tagger=tagger)
+    assert [word for word, _ in ties["NOUN"]["a"]] == ["x", "y"]
+    assert ties["ADJ"] == {"a": [], "b": []}
+
+
+def test_length_statistics():
+    captions = ["a dog", "a small red dog on a road", "cats  play"]
+    found = length_statistics(captions, count_tokens=lambda texts: [len(text) for text in texts])
+    words = [2, 7, 2]
+    assert found["words"].tolist() == words
+    assert found["mean_words"] == pytest.approx(np.mean(words))
+    assert found["std_words"] == pytest.approx(math.sqrt(sum((w - 11 / 3) ** 2 for w in words) / 3))
+    assert (found["max_words"], found["max_tokens"]) == (7, len(captions[1]))
+    assert "tokens" not in length_statistics(captions)
+
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
+EXPECTED = VECTORS["diversity"]
+
+
+def test_diversity_equals_the_authors_numbers():
+    result = caption_diversity(VECTORS["caption_sets"])
+    assert result["div_1"] == close(EXPECTED["Div1"], dtype="float32")
+    assert result["div_2"] == close(EXPECTED["Div2"], dtype="float32")
+    assert 1000 * result["lexical_diversity"] == pytest.approx(EXPECTED["gDiv1_unique_words"])
+    for n in range(1, 5):
+        corpus = EXPECTED["mBLEU_1..4_corpus_level(ruotianluo eval_multi)"][n - 1]
+        per_image = EXPECTED["mBLEU_1..4_mean_of_per_image(DiversityMetrics)"][n - 1]
+        assert result[f"mbleu_{n}"] == close(corpus)
+        assert result[f"mbleu_{n}_per_image"] == close(per_image, dtype="float32")
+
+
+def test_counts_are_those_of_a_plain_loop():
+    groups = [["a dog", "a dog", "a big dog"], ["The cat.", "a cat"]]
+    result = caption_diversity(groups, training_captions=["A dog!", "a horse"], min_frequency=3)
+    assert result["unique_captions"] == 4 / 5
+    assert result["novel_captions"] == 3 / 5  # "a big dog", "the cat", "a cat"
+    assert result["vocabulary_size"] == 2  # a (4 times), dog (3 times)
+    assert result["length"] == pytest.approx((2 + 2 + 3 + 2 + 2) / 5)
+    assert result["lexical_diversity"] == 0.005  # a dog big The cat
+    assert result["per_image"]["div_1"].tolist() == pytest.approx([3 / 7, 3 / 4])
+    assert "captions:2-3" in result["signature"]
+    assert "novel_captions" not in caption_diversity(groups)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["a dog", "a cat runs", "two big dogs"]), min_size=2, max_size=4),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_shares_are_in_0_to_1(groups):
+    result = caption_diversity(groups)
+    for key in ("div_1", "div_2", "mbleu_4", "mbleu_4_per_image", "unique_captions"):
+        assert 0 <= result[key] <= 1 + resolution(1, dtype="float64")
+
+
+def test_copies_are_not_diverse():
+    same = caption_diversity([["a man rides a brown horse"] * 5])
+    other = caption_diversity([["a man rides a brown horse", "two cats sleep on one red bed"]])
+    assert same["mbleu_4"] == close(1.0, dtype="float32")
+    assert other["mbleu_4"] < 1e-3
+    assert other["div_2"] > same["div_2"]
+
+
+@pytest.mark.parametrize("order", [1, 3, 4])
+def test_each_image_has_the_bleu_of_its_longest_n_grams(order):
+    found = caption_diversity([["a dog runs", "a dog sleeps"], ["two cats", "two cats"]], max_order=order)
+    key = f"mbleu_{order}"
+    assert sorted(found["per_image"]) == ["div_1", "div_2", key]
+    assert found["per_image"][key].mean() == pytest.approx(found[f"{key}_per_image"])
+
+
+def test_statistics_keep_case_and_drop_punctuation():
+    result = caption_statistics(["A dog, a Dog.", "the dog's  bed!"])
+    assert result["length"] == 3.5
+    assert result["lexical_diversity"] == len({"A", "dog", "a", "Dog", "the", "dogs", "bed"}) / 1000
+    assert result["per_sample"] == [4, 3]
+    assert all(mark not in word for word in ("dogs",) for mark in string.punctuation)

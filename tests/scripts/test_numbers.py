@@ -1,0 +1,171 @@
+"""Numbers of results, their intervals and differences, and what these say of a finding."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from scripts.reproduction import findings
+from scripts.reproduction.numbers import Measured, difference, look_up, measured, seed_interval
+from scripts.reproduction.runs import world_version
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_interval_is_students():
+    found = seed_interval([1.0, 2.0, 4.0])
+    error = math.sqrt(((1 - 7 / 3) ** 2 + (2 - 7 / 3) ** 2 + (4 - 7 / 3) ** 2) / 2 / 3)
+    assert found.value == pytest.approx(7 / 3)
+    assert found.high - found.value == pytest.approx(4.302653 * error, rel=1e-5)
+    assert seed_interval([2.0]).low is None
+    assert seed_interval([2.0, 2.0]).low is None
+    with pytest.raises(ValueError, match="values is empty"):
+        seed_interval([])
+
+
+def test_places_of_a_result():
+    record = {
+        "rows": [{"name": "MLE", "x": 1}, {"name": "SR", "x": {"values": [1, 3]}}, {"name": "references", "x": 9}]
+    }
+    assert look_up("rows/MLE/x", record) == look_up("start/x", record) == 1
+    assert measured("trained/x", record).value == 2
+    assert measured("a", {"a": 0.5, "a_ci": [0.4, 0.7]}) == Measured(0.5, 0.4, 0.7)
+    assert measured("a", {"a": {"value": 0.5, "interval": [0.4, 0.7]}}) == Measured(0.5, 0.4, 0.7)
+    curve = [{"step": 0, "x": {"values": [1, 1]}}, {"step": 10, "x": {"values": [2, 4]}}]
+    curves = {"learning_curves": {"SR": curve}}
+    assert [measured(f"learning_curves/SR/{step}/x", curves).value for step in ("0", "10", "last")] == [1, 3, 3]
+    with pytest.raises(KeyError, match="leads nowhere at '5'"):
+        look_up("learning_curves/SR/5/x", curves)
+    with pytest.raises(KeyError, match="leads nowhere at 'GAN'"):
+        look_up("rows/GAN/x", record)
+
+
+def test_differences_are_paired_by_seed():
+    one, other = seed_interval([1.0, 2.0, 3.0]), seed_interval([0.5, 1.5, 2.4])
+    paired, wanted = difference(one, other), seed_interval([0.5, 0.5, 0.6])
+    assert (paired.value, paired.low, paired.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    apart = difference(Measured(0.9, 0.8, 1.0), Measured(0.2, 0.1, 0.3))
+    assert (apart.low, apart.high) == pytest.approx((0.5, 0.9))
+    near = difference(Measured(0.5, 0.3, 0.7), Measured(0.4, 0.2, 0.6))
+    assert near.low < 0 < near.high
+
+
+def test_verdicts_follow_from_the_interval():
+    up, down, both = Measured(1, 0.5, 1.5), Measured(-1, -1.5, -0.5), Measured(0.1, -0.1, 0.3)
+    same = seed_interval([0.0, 0.0])
+    answers = {
+        ">": ["holds", "does not hold", "open", "does not hold"],
+        "<": ["does not hold", "holds", "open", "does not hold"],
+        "=": ["does not hold", "does not hold", "no difference seen", "no difference seen"],
+    }
+    for expected, wanted in answers.items():
+        assert [findings.verdict(found, expected) for found in (up, down, both, same)] == wanted
+    assert findings.verdict(Measured(1.0), ">") == "open"
+    with pytest.raises(ValueError, match="must be"):
+        findings.verdict(up, "!")
+
+
+def test_a_finding_may_compare_two_runs_seed_by_seed():
+    def result(*values, seeds=(0, 1, 2)):
+        rows = [{"name": "A", "x": {"values": list(values)}}]
+        return {"seeds": list(seeds), "rows": rows, "world": world_version()}
+
+    compare = {
+        "what": "x",
+        "run": "one",
+        "second_run": "other",
+        "first": "rows/A/x",
+        "second": "rows/A/x",
+        "expect": ">",
+    }
+    finding = {"claim": "More", "compare": [compare], "why": "So."}
+    page = {"smile": {"title": "S", "intro": "I", "findings": [finding]}}
+
+    def said(**results):
+        return findings.pages(results, page)["findings_smile.md"]
+
+    # Pairs of seeds: apart, the two intervals would overlap by far.
+    text = said(one=result(1.0, 5.0, 9.0), other=result(0.9, 4.8, 8.9))
+    assert "| x | 5.00 | 4.87 | 0.133 [-0.010 to 0.277] | first is larger | open |" in text
+    assert "**Holds.** So." in said(one=result(1.0, 5.0, 9.0), other=result(0.9, 4.9, 8.91))
+    assert "[one](results/one.json), [other](results/other.json)" in text
+    assert "**Not tested.**" in said(one=result(1.0, 2.0, 3.0))
+    older = {**result(0.9, 4.8, 8.9), "world": "1"}
+    assert "Its runs are not finished." in said(one=result(1.0, 5.0, 9.0), other=older)
+    both = said(one={**result(1.0, 5.0, 9.0), "world": "1"}, other=older)
+    assert "| x (version 1 of the world) | 5.00 | 4.87 |" in both
+    # More, but not three times as much.
+    compare["times"] = 3
+    thrice = said(one=result(1.0, 5.0, 9.0), other=result(0.4, 1.6, 3.1))
+    assert "| x | 5.00 | 5.10 | -0.100 [" in thrice
+    assert "**Open.**" in thrice
+    del compare["times"]
+    with pytest.raises(ValueError, match="one and other have different seeds"):
+        said(one=result(1.0, 2.0, 3.0), other=result(1.0, 2.0, seeds=(0, 1)))
+
+
+def test_a_row_may_be_named_without_its_settings_if_it_is_the_only_one():
+    rows = [
+        {"name": name, "length": float(n)}
+        for n, name in enumerate(["SLL-ME (entropy=0.03)", "SLE (alpha=1)", "SLE (alpha=0)"])
+    ]
+    rows.append({"name": "SLE", "length": 9.0})
+    assert measured("rows/SLL-ME/length", {"rows": rows}).value == 0.0
+    assert measured("rows/SLE/length", {"rows": rows}).value == 9.0
+    with pytest.raises(KeyError, match="leads nowhere at 'SLE'"):
+        measured("rows/SLE/length", {"rows": rows[:3]})
+
+
+def test_a_mean_over_captions_has_an_interval():
+    """1.96 standard errors of 400 captions with a standard deviation of 4."""
+    record = {"statistics": {"mean_words": 10.0, "std_words": 4.0, "captions": 400, "max_words": 20}}
+    found = measured("statistics/mean_words", record)
+    assert (found.low, found.high) == (pytest.approx(10 - 0.3919928), pytest.approx(10 + 0.3919928))
+    assert measured("statistics/max_words", record).low is None
+    del record["statistics"]["std_words"]
+    assert measured("statistics/mean_words", record).low is None
+
+
+def test_a_comparison_waits_for_the_column_of_a_new_run():
+    old = {
+        "seeds": [0, 1],
+        "world": "2",
+        "rows": [{"name": n, "length": {"values": [v, v + 0.1]}} for n, v in (("a", 2.0), ("b", 1.0))],
+    }
+    compare = {
+        "what": "words",
+        "run": "r",
+        "first": "rows/a/words",
+        "second": "rows/b/words",
+        "expect": ">",
+        "pending": True,
+    }
+    page = {"smile": {"title": "T", "intro": "", "findings": [{"claim": "c", "compare": [compare], "why": "w"}]}}
+    assert "Its runs are not finished." in findings.pages({"r": old}, page)["findings_smile.md"]
+    for row, value in zip(old["rows"], (3.0, 1.0), strict=True):
+        row["words"] = {"values": [value, value + 0.2]}
+    assert "| c |  | **holds** |" in findings.pages({"r": old}, page)["findings_smile.md"]
+    del compare["pending"]
+    del old["rows"][0]["words"]
+    with pytest.raises(KeyError):
+        findings.pages({"r": old}, page)
+
+
+def test_pending_comparisons_of_the_committed_findings_are_pending():
+    results = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs/results").glob("*.json")}
+    compared = [
+        c for page in findings.load_findings().values() for f in page["findings"] for c in f.get("compare", ())
+    ]
+    marked = [c for c in compared if "pending" in c]
+    assert compared
+    assert all(findings.is_pending(c, results) for c in marked)
+
+
+def test_a_setting_of_a_preset_is_filled_in():
+    text = findings._filled(
+        "{preset sle_blip/scenes compare_entropy_weights}, {preset sle/table2/sll-me-0.01 entropy_weight}", {}
+    )
+    assert text == "0.03, 0.01"

@@ -1,0 +1,174 @@
+"""The campaign: what is finished is not run again, what was killed resumes, and the pages are those of the results."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.apps.experiments.arguments import row_names
+from scripts import reproduce
+from scripts.docs_hooks import generated_pages
+from scripts.make_paper_index import PAPERS, load_rows
+from scripts.reproduction import findings, runs
+from scripts.reproduction.numbers import measured, shown
+from scripts.reproduction.runs import finished, in_order
+
+ROOT = Path(__file__).parents[2]
+RUNS = reproduce.load_runs()
+RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs/results").glob("*.json")}
+
+
+# --- pages --------------------------------------------------------------------------------------------------------
+
+
+def test_the_committed_results_are_up_to_date(capsys):
+    assert reproduce.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_every_figure_of_the_index_is_on_the_page():
+    page = generated_pages()["reproduction.md"]
+    sections = dict(zip(PAPERS, page.split("\n## ")[1:], strict=True))
+    for row in load_rows():
+        for entry in row.get("numbers", ()):
+            name = f"[{row['kind'].capitalize()} {row['number']}]"
+            (line,) = [
+                text
+                for text in sections[row["paper"]].splitlines()
+                if name in text and f" | {entry['what']} |" in text
+            ]
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert cells[2] == (shown(entry["paper"]) if "paper" in entry else "")
+            if entry.get("run") in RESULTS:
+                found = RESULTS[entry["run"]]
+                for key in entry["at"].split("/"):
+                    if isinstance(found, list):  # rows, or points of a curve
+                        names = {
+                            str(part.get("name", part.get("step"))).split(" (entropy=")[0]: part for part in found
+                        }
+                        found = found[-1] if key == "last" else names[key]
+                    else:
+                        found = found[key]
+                value = found if isinstance(found, float) else found.get("mean", found.get("value"))
+                assert cells[3] == shown(value), line
+            else:
+                assert entry.get("run") in {None, *NOT_RUN_YET}
+                assert cells[3] == ""
+                assert cells[7].startswith("not run: "), line
+
+
+NOT_RUN_YET: set[str] = set()
+"""Runs without a committed result."""
+
+
+def test_results_of_an_older_world_are_shown_and_run_again(tmp_path):
+    run = RUNS["smile_blip_seeds"]
+    record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
+    for world, again in (("2", False), ("1", True), (None, True)):
+        changed = {**record, "command": run.recorded(run.seeds, (tmp_path / run.name).as_posix()), "world": world}
+        if world is None:
+            del changed["world"]
+        (tmp_path / "smile_blip_seeds.json").write_text(json.dumps(changed))
+        assert finished(run, run.seeds, tmp_path) is not None
+        assert runs.to_run(run, run.seeds, tmp_path) == again
+
+
+def test_the_committed_results_are_those_of_the_runs():
+    assert {name: finished(run, run.seeds, ROOT / "docs/results") is not None for name, run in RUNS.items()} == {
+        name: name not in NOT_RUN_YET for name in RUNS
+    }
+    commands = {row.get("command") for row in load_rows()}
+    guides = [page.read_text() for page in (ROOT / "docs").glob("*.md")]
+    for run in RUNS.values():
+        if not run.steps and "run_seeds" in run.command and run.name not in NOT_RUN_YET:
+            command = run.recorded(run.seeds, f"docs/results/{run.name}")
+            # A run of no paper's row is on the page of a guide.
+            assert command in commands or any(command in text for text in guides), run.name
+
+
+def test_commands_recorded_before_there_were_rows_name_rows_of_today():
+    recorded = [
+        text
+        for path in (ROOT / "docs/results").iterdir()
+        if path.suffix in (".json", ".md")
+        for text in [path.read_text()]
+    ]
+    translated = "\n".join(map(runs.with_rows, recorded))
+    used = set(re.findall(r"--row ([\w./-]+)", translated))
+    assert {"smile/scenes/table5", "smile/scenes/simplest-smile"} <= used <= set(row_names(runs.CONFIGS))
+    left = set(re.findall(r"--config (recipes/configs/[\w./-]+)", translated))
+    assert all((ROOT / name).is_file() for name in left)
+
+
+def test_a_finding_without_one_of_its_runs_has_no_verdict():
+    compare = [
+        {"what": "length", "run": run, "first": "rows/SMILE/length", "second": "rows/MLE/length", "expect": ">"}
+        for run in ("smile_blip_seeds", "smile_lambda_seeds")
+    ]
+    results = {"smile_blip_seeds": RESULTS["smile_blip_seeds"]}
+    for compared, said in ((compare[:1], "holds"), (compare, "not finished"), (compare[1:], "not tested")):
+        finding = {"claim": "longer", "paper": "", "compare": compared, "why": "so"}
+        page = findings.pages(results, {"p": {"title": "P", "intro": "", "findings": [finding]}})["findings_p.md"]
+        assert f"| 1 | longer |  | **{said}** |" in page
+
+
+def test_findings_say_what_the_numbers_say():
+    pages = findings.pages(RESULTS)
+    smile = pages["findings_smile.md"]
+    assert re.search(r"\| 6 \| CLIPScore falls a little \| .* \| \*\*open\*\* \|", smile)
+    degenerate = measured("rows/SR (random)/degenerate", RESULTS["self_retrieval_clipcap_seeds"]).value
+    assert f"{shown(degenerate)} of ClipCap's captions" in pages["findings_discritune.md"]
+    assert "{" not in "".join(pages.values())
+    upside_down = {
+        **RESULTS,
+        "smile_blip_seeds": json.loads(
+            json.dumps(RESULTS["smile_blip_seeds"])
+            .replace('"SMILE"', '"X"')
+            .replace('"MLE"', '"SMILE"')
+            .replace('"X"', '"MLE"')
+        ),
+    }
+    assert (
+        "| 1 | Captions become more than twice as long | 10.0 to 22.3 words (Table 1) | **does not hold** |"
+        in findings.pages(upside_down)["findings_smile.md"]
+    )
+    with pytest.raises(KeyError, match="leads nowhere"):
+        findings.pages({**RESULTS, "smile_blip_seeds": {"rows": []}})
+
+
+def test_the_list_and_unknown_rows(capsys):
+    assert reproduce.main(["--list", "--only", "smile-table-4", "ndlb-table-2"]) == 0
+    out = capsys.readouterr().out
+    assert "finished" in out
+    assert "missing" in out
+    with pytest.raises(SystemExit, match="neither a row nor a run"):
+        reproduce.main(["--list", "--only", "smile-table-99"])
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_runs_start_after_those_they_need_and_use_the_processes(processes):
+    needs = {"d": {"c"}, "a": set(), "b": set(), "c": {"a", "elsewhere"}}
+    lock, together, most, ended = threading.Lock(), [], [], []
+
+    def work(name):
+        with lock:
+            assert needs[name] & needs.keys() <= set(ended)
+            together.append(name)
+            most.append(len(together))
+        time.sleep(0.05)
+        with lock:
+            together.remove(name)
+            ended.append(name)
+
+    in_order(needs, work, processes)
+    assert sorted(ended) == ["a", "b", "c", "d"]
+    assert max(most) == min(processes, 2)
+
+
+def test_runs_that_need_each_other_are_an_error():
+    with pytest.raises(ValueError, match="cycle"):
+        in_order({"a": {"b"}, "b": {"a"}}, print, 2)
