@@ -51,7 +51,8 @@ class SceneDescriber:
     """Describes scenes like a vision model: in detail, and partly wrong.
 
     Each fact is mentioned with probability `mention_rate` (the kind always), and each mentioned fact gets a wrong value with
-    probability `error_rate`, independently. A value without a word, such as `upright`, can only be mentioned by error. The draws depend on seed, image and attempt, not on the order of questions.
+    probability `error_rate`, independently. A value without a word, such as `upright`, can only be mentioned by error. The
+    draws depend on seed, image and attempt, not on the order of questions.
     """
 
     model = "scenes:describer"

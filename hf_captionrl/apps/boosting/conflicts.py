@@ -141,20 +141,10 @@ PERCENTILES = (5, 25, 50, 75, 95)
 def source_statistics(
     sources: Mapping[str, Iterable[str]], *, count_tokens: Callable[[list[str]], Sequence[int]] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Lengths and vocabulary of caption sources.
+    """Lengths and vocabulary of caption sources, by source; captions are read twice, and `count_tokens` is optional.
 
-    Reference: Gaur et al. 2024 (No Detail Left Behind), Table 9: mean and deviation of words and of CLIP tokens.
-
-    Args:
-        sources: For each source (references, BlendCap, ...) its captions, which are read twice.
-        count_tokens: From captions to their numbers of tokens; None leaves tokens out.
-
-    Returns:
-        `dict`: For each source `captions` (their number), `mean_words`, `std_words`, `max_words`, `percentiles_words`,
-        the same of `tokens` with `count_tokens`, and `vocabulary`, the number of distinct words.
-
-    Raises:
-        ValueError: If a source has no captions, or one is bad (its index is named).
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Table 9: mean and deviation of words and of CLIP tokens. Here also
+    `captions` (their number), `max_words`, `percentiles_words`, and `vocabulary`, the number of distinct words.
     """
     result: dict[str, dict[str, Any]] = {}
     for name, captions in sources.items():
@@ -172,16 +162,5 @@ def source_statistics(
 
 
 def write_source_histogram(path: str | os.PathLike[str], sources: Mapping[str, Iterable[str]]) -> Path:
-    """Draw how many words the captions of each source have (Figure 4), and write the PNG atomically.
-
-    Args:
-        path: Where to write; the name must end in `.png`.
-        sources: For each source its captions.
-
-    Returns:
-        `pathlib.Path`: The file written.
-
-    Raises:
-        ValueError: If a source has no caption, or the name does not end in `.png`.
-    """
+    """Draw how many words the captions of each source have (Figure 4), and write the PNG atomically."""
     return write_length_histogram(path, {name: length_statistics(texts)["words"] for name, texts in sources.items()})

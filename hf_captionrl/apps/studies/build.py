@@ -288,18 +288,6 @@ def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answer
     return Answers(value["participant"], part, values, milliseconds, value["started"], value["exported"], path)
 
 
-def _files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    found: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            found += sorted(path.glob("*.json"))
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise FileNotFoundError(f"There is no file or folder {str(path)!r} of answers.")
-    return list({path.resolve(): path for path in found}.values())
-
-
 def collect_answers(
     paths: Sequence[str | os.PathLike[str]], key: Mapping[str, Any], *, allow_incomplete: bool = False
 ) -> tuple[list[Answers], list[dict[str, str]]]:
@@ -308,7 +296,12 @@ def collect_answers(
     Of several downloads of one attempt, the last counts. If a participant attempted a page twice, neither attempt counts,
     because they may be two people, or one who knew the questions.
     """
-    files = _files(paths)
+    found_files: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise FileNotFoundError(f"There is no file or folder {str(path)!r} of answers.")
+        found_files += sorted(path.glob("*.json")) if path.is_dir() else [path]
+    files = {path.resolve(): path for path in found_files}.values()
     if not files:
         raise ValueError("There are no answers: the folder has no .json file.")
     rejected: list[dict[str, str]] = []

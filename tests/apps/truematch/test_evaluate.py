@@ -9,7 +9,7 @@ from datasets import load_dataset
 from hf_captionrl.apps.truematch.build import bag_id
 from hf_captionrl.apps.truematch.evaluate import rank_rows, write_leaderboard
 from hf_captionrl.data import open_image
-from hf_captionrl.metrics.table import Column
+from hf_captionrl.metrics.columns import Column
 from hf_captionrl.retrieval import load_bags, load_scorer
 from hf_captionrl.utils.io import write_json, write_jsonl
 from hf_captionrl.utils.model_files import model_path
