@@ -71,7 +71,7 @@ def test_winoground_scores_equal_a_loop(winoground, capsys):
     assert [found[key] for key in ("text_score", "image_score", "group_score")] == close(loop(pairs, "a photo of "))
     assert found["pairs"] == 3
     (winoground / "data" / "images" / "ex_1_img_0.png").unlink()
-    with pytest.raises(FileNotFoundError, match="ex_1_img_0.png"):
+    with pytest.raises(FileNotFoundError, match=r"ex_1_img_0\.png"):
         load_winoground(winoground)
 
 

@@ -24,7 +24,7 @@ from hf_captionrl.apps.album.command import check_options, load_model
 from hf_captionrl.apps.album.options import AlbumOptions
 from hf_captionrl.apps.album.sources import AlbumSource
 from hf_captionrl.cli import main
-from hf_captionrl.trainers.guard import RewardHackingGuard
+from hf_captionrl.trainers.guard import GuardCallback
 from hf_captionrl.utils.model_files import model_path
 from tests.processes import Forked
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
@@ -174,8 +174,8 @@ def test_guard_returns_to_the_last_good_checkpoint(scorers, images, tmp_path, mo
         control.should_save = len(steps) in (2, 4)
 
     # The guard acts after the sixth step; checkpoints exist of the second and the fourth.
-    monkeypatch.setattr(RewardHackingGuard, "reason", property(reason))
-    monkeypatch.setattr(RewardHackingGuard, "healthy", property(lambda guard: len(steps) < 4))
+    monkeypatch.setattr(GuardCallback, "reason", property(reason))
+    monkeypatch.setattr(GuardCallback, "healthy", property(lambda guard: len(steps) < 4))
     monkeypatch.setattr(adapt_captioner._Clock, "on_step_end", on_step_end)
     measured = iter([0.25, 0.5])
     real = adapt_captioner._measure

@@ -21,7 +21,7 @@ from hf_captionrl.apps.album.page import (
 from hf_captionrl.apps.album.phrases import GroupFacts
 from hf_captionrl.apps.album.sources import AlbumSource, read_captions_for
 from tests.browser import CHROMIUM, Browser
-from tests.evaluation.test_gallery import HOSTILE
+from tests.evaluation.test_pages import HOSTILE
 
 ALLOWED = set("section div table thead tbody tr th td p b i span bdi figure figcaption img ol li".split())
 

@@ -33,7 +33,7 @@ from hf_captionrl.utils.io import to_plain
 from hf_captionrl.utils.model_files import model_path
 from tests.evaluation.test_pages import HOSTILE, Page, browse, needs_chromium
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
-from tests.tiny_chat import tiny_chat
+from tests.tiny.chat import tiny_chat
 from tests.tolerances import close, within
 
 CAPTION = "a red house with a red fish"
