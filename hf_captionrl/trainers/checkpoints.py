@@ -53,11 +53,10 @@ _PICKLED_WEIGHTS = re.compile(r"(pytorch|adapter)_model(-\d+-of-\d+)?\.bin(\.ind
 _INHERITED = (
     "seed data_seed learning_rate lr_scheduler_type optim weight_decay num_generations beta temperature".split()
 )
-# ... and our own that do not: how long it is, how it is split over processes, cached, evaluated, logged and guarded.
+# ... and our own that do not: how it is cached, evaluated, logged and guarded.
 _FREE = set(
-    "num_train_epochs per_device_train_batch_size model_init_kwargs cache_image_features cache_pixels image_decoder "
-    "feature_cache_dir generation_num_beams generation_max_new_tokens generation_batch_size log_completions "
-    "num_completions_to_print guard metric_for_best_model remove_unused_columns label_names save_on_signal".split()
+    "model_init_kwargs cache_image_features cache_pixels image_decoder feature_cache_dir generation_num_beams "
+    "generation_max_new_tokens generation_batch_size log_completions num_completions_to_print guard save_on_signal".split()
 )
 
 
@@ -65,8 +64,9 @@ def run_configuration(trainer: Any) -> dict[str, Any]:
     """Trainer, model, number of rows and the arguments that decide what a run computes."""
     args, data = trainer.args, trainer.train_dataset
     ours = [cls for cls in type(args).__mro__ if cls.__module__.startswith("hf_captionrl.")]
-    declared = {name for cls in ours for name in inspect.get_annotations(cls)} | set(_INHERITED)
-    names = sorted(declared.intersection(field.name for field in dataclasses.fields(args)) - _FREE)
+    declared = {name for cls in ours for name in inspect.get_annotations(cls)}
+    declared -= {field.name for field in dataclasses.fields(TrainingArguments)}
+    names = sorted({*declared, *_INHERITED}.intersection(field.name for field in dataclasses.fields(args)) - _FREE)
     inner = trainer.accelerator.unwrap_model(trainer.model)
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
     return {

@@ -176,4 +176,4 @@ def test_further_columns_are_printed_and_logged():
     columns = completion_log._columns(rows, completion_log._escaped)
     assert columns["extra/words"] == ["2", ""]
     assert "<script>" not in columns["extra/judge"][0]
-    assert not any(name.startswith("extra/") for name in completion_log._columns(ROWS, 3, str))
+    assert not any(name.startswith("extra/") for name in completion_log._columns(ROWS, str))
