@@ -376,7 +376,7 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
             )
         if not known and brings_code(name, ("config.json",), revision):
             reason = (
-                "needs custom code (auto_map in config.json), which is never executed. Load a checkpoint of the same model that "
+                "needs custom code (auto_map in config.json), which is never executed here. Load a checkpoint of the same model that "
                 "uses a class of transformers (its name often ends in -hf), or convert it"
             )
         raise ValueError(f"{name!r} {reason}. {hint}".rstrip()) from error
