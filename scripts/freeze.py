@@ -10,6 +10,7 @@ Every item runs in a process forked from this one, in its own folder; a failure 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
@@ -58,7 +59,7 @@ CaptionRL scenes:blip-mle num_generations=2 do_sample=true
 SmileSFT llama
 SmileSFT llama subset_scope="sentence" mle_weight=0.1
 SmileSFT llama subset_scope="window" window_tokens=16 peft="q_proj"
-SelfRetrievalGRPO llava
+SelfRetrievalGRPO llava num_generations=2
 SelfRetrievalGRPO llava cider_weight=0.5 num_generations=4
 """.strip().splitlines()
 
@@ -188,7 +189,10 @@ def sha(data):
 def normal(value):
     """JSON without what differs between two equal runs."""
     if isinstance(value, dict):
-        return {normal(str(k)): "<volatile>" if VOLATILE.search(str(k)) else normal(v) for k, v in value.items()}
+        return {
+            normal(str(k)): normal(v) if isinstance(v, bool | None) or not VOLATILE.search(str(k)) else "<volatile>"
+            for k, v in value.items()
+        }
     if isinstance(value, list | tuple):
         return [normal(v) for v in value]
     if isinstance(value, bool | int | float) or value is None:
@@ -431,6 +435,13 @@ def measure(line):
     return evaluate.load(name).compute(**eval(f"dict({arguments})", given))
 
 
+def draw(make):
+    """What a trainer is given in the second epoch."""
+    items = make()
+    items.set_epoch(1)
+    return [[item["image_id"], item["caption"]] for item in items]
+
+
 def source(line):
     """Rows of every split of a data set, and the epochs that a trainer draws from its first split."""
     import datasets
@@ -465,12 +476,9 @@ def source(line):
         found[split]["rows"] = texts if len(rows) < 30 else sha(normal(texts))
     if len(rows := next(iter(splits.values()))) < 30:
         found["quarantined"] = attempt(lambda: check_captions(splits)[1].counts())
-        for kind in (CaptionDataset, lambda rows: StreamedCaptions(rows.to_iterable_dataset(2))):
-            items = kind(rows)
-            items.set_epoch(1)
-            found[f"draws of {type(items).__name__}"] = attempt(
-                lambda i=items: [[x["image_id"], x["caption"]] for x in i]
-            )
+        streamed = functools.partial(StreamedCaptions, rows.to_iterable_dataset(1))
+        for name, make in (("whole", functools.partial(CaptionDataset, rows)), ("stream", streamed)):
+            found[f"drawn in epoch 1, {name}"] = attempt(draw, make)
     return found
 
 
