@@ -299,9 +299,10 @@ def forked(name, folder, function, *arguments):
 
 def tiny(name):
     from hf_captionrl import load_captioner
-    from tests import tiny, tiny_chat, tiny_families
+    from tests import tiny
+    from tests.tiny import chat, families
 
-    homes = {"tiny_model": tiny, "tiny_family": tiny_families, "tiny_chat": tiny_chat}
+    homes = {"tiny_model": tiny, "tiny_family": families, "tiny_chat": chat}
     if name not in FAMILIES:
         return load_captioner(name)
     model, processor = getattr(homes[FAMILIES[name]], FAMILIES[name])(name)
@@ -316,7 +317,7 @@ def train(line):
     from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 
     import hf_captionrl as ours
-    from tests.tiny_chat import chat_tokenizer, tiny_chat
+    from tests.tiny.chat import chat_tokenizer, tiny_chat
 
     method, name, *pairs = line.split()
     settings = {key: json.loads(value) for key, value in (pair.split("=") for pair in pairs)}
@@ -345,7 +346,7 @@ def train(line):
     if method == "SelfRetrieval":
         given["held_out_scorer"] = ours.load_scorer("scenes:siglip-held-out")
     if method == "CaptionRL":
-        given["reward_funcs"] = [lambda context: [1.0 + len(caption) % 3 for caption in context.captions]]
+        given["reward_funcs"] = [lambda completions: [1.0 + len(caption) % 3 for caption in completions]]
     if peft:
         preset = {"language": ours.language_lora, "both": ours.both_lora}
         given["peft_config"] = preset[peft](model, r=4) if peft in preset else LoraConfig(r=4, target_modules=[peft])
@@ -414,7 +415,7 @@ def world():
 def command(line):
     """The exit code of a command."""
     if line.startswith("study score"):
-        from hf_captionrl.studies.answer_files import ANSWERS_FORMAT, answers_checksum, read_key
+        from hf_captionrl.apps.studies.build import ANSWERS_FORMAT, answers_checksum, read_key
 
         key, time_ = read_key(Path("ratings")), "2026-01-02T03:04:05.678Z"
         answers = [{"question": q["id"], "values": [3, 4, 5], "ms": 9} for q in key["parts"]["rater-1"]]
@@ -489,7 +490,7 @@ def source(line):
 
 def documented():
     """Command lines in shell blocks and code spans, a continued line in one piece, and every preset of the recipes."""
-    from hf_captionrl.experiments.rows import load_row, row_names
+    from hf_captionrl.apps.experiments.arguments import load_row, row_names
 
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = page.read_text().replace("\\\n", " ")
