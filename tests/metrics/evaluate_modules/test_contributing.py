@@ -13,13 +13,8 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "CONTRIBUTING.md"
 SECTION = "## Add a metric"
 CODE = """
-import json, runpy, sys, types
+import json, types
 import pytest
-sys.argv = ["metric_pages.py"]
-try:
-    runpy.run_path("scripts/metric_pages.py", run_name="__main__")
-except SystemExit as end:
-    assert end.code == 0
 assert pytest.main(["-q", "-p", "no:cacheprovider", "tests/metrics/test_word_repetition.py"]) == 0
 import hf_captionrl
 import evaluate
@@ -29,7 +24,10 @@ found = evaluate.load("word_repetition").compute(predictions=captions)
 scored = ScoredCaptions("mine", [[caption] for caption in captions], [["a dog"]] * 3)
 row = CAPTIONS_TABLE.compute(scored, types.SimpleNamespace(seed=0))
 columns = [column.title for column in CAPTIONS_TABLE.columns]
-print("RESULT", json.dumps([hf_captionrl.__file__, found, row["word_repetition"], row["word_repetition_ci"], columns]))
+from hf_captionrl.hub.spaces import space_files
+files = sorted(space_files("word_repetition"))
+numbers = [row["word_repetition"], row["word_repetition_ci"]]
+print("RESULT", json.dumps([hf_captionrl.__file__, found, *numbers, columns, files]))
 """
 
 
@@ -42,14 +40,13 @@ def example():
 @pytest.fixture
 def copy(tmp_path):
     """The package without the example: linked, and copied where files are added."""
-    for name in ("hf_captionrl", "scripts", "run"):
+    for name in ("hf_captionrl", "run"):
         (tmp_path / name).mkdir()
     for entry in (ROOT / "hf_captionrl").iterdir():
-        if entry.name == "evaluate_modules":
+        if entry.name == "metrics":
             shutil.copytree(entry, tmp_path / "hf_captionrl" / entry.name)
         elif entry.name != "__pycache__":
             (tmp_path / "hf_captionrl" / entry.name).symlink_to(entry)
-    shutil.copy(ROOT / "scripts" / "metric_pages.py", tmp_path / "scripts")
     return tmp_path
 
 
@@ -60,20 +57,17 @@ def test_metric_example_works_as_printed(warm_process, copy):
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         (copy / path).write_text(text)
     section = PAGE.read_text(encoding="utf-8").partition(SECTION)[2].partition("\n## ")[0]
-    assert "python scripts/metric_pages.py\npytest tests/metrics/test_word_repetition.py" in section
+    assert "Add its name to `MODULES` in `hf_captionrl/metrics/evaluate_modules/load.py`" in section
+    assert "```bash\npytest tests/metrics/test_word_repetition.py tests/metrics/evaluate_modules\n```" in section
+    load = copy / "hf_captionrl" / "metrics" / "evaluate_modules" / "load.py"
+    before, start, after = load.read_text().partition("MODULES = (\n")
+    load.write_text(f'{before}{start}    "word_repetition",\n{after}')
     work = job(copy, CODE, "run", HF_EVALUATE_OFFLINE="1") | {"cwd": str(copy)}
     ((status, said),) = warm_process.run(work)
     assert status == 0, said
-    home, found, value, interval, columns = json.loads(said.split("RESULT ")[1])
+    home, found, value, interval, columns, space = json.loads(said.split("RESULT ")[1])
     assert home == str(copy / "hf_captionrl" / "__init__.py")
     assert found["word_repetition"] == value == pytest.approx(0.7 / 3)
     assert interval[0] <= value <= interval[1]
     assert columns[-1] == "Repeated words ↓"
-    folder = copy / "hf_captionrl" / "evaluate_modules" / "word_repetition"
-    assert {file.name for file in folder.glob("*.*")} == {
-        "README.md",
-        "app.py",
-        "requirements.txt",
-        "tests.py",
-        "word_repetition.py",
-    }
+    assert space == ["README.md", "app.py", "requirements.txt", "tests.py", "word_repetition.py"]
