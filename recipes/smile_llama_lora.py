@@ -147,7 +147,7 @@ def run_name(config: SmileSFTConfig) -> str:
 
 def planned_runs(config: SmileSFTConfig, compare: InstructionArguments) -> dict[str, SmileSFTConfig]:
     """The runs by row name: the controls, the other scopes and lambdas, and last the configured run."""
-    wanted = [(weight, config.subset_scope) for weight in compare.compare_mle_weights]
+    wanted: list[tuple[float, Any]] = [(weight, config.subset_scope) for weight in compare.compare_mle_weights]
     wanted += [(config.mle_weight, scope) for scope in compare.compare_scopes]
     listed: dict[str, dict[str, Any]] = {}
     for weight, scope in [*wanted, (config.mle_weight, config.subset_scope)]:

@@ -385,7 +385,7 @@ def save(name):
         torch.manual_seed(0)
         found[f"captions {how}"] = captioner.generate(**encoded, max_new_tokens=6, **how).captions
     batch = captioner.collate(images, ["a red cat", "two small birds near the tree", "a dog"])
-    return found | {"log_probs": captioner.log_probs(batch).detach()}
+    return found | {"log_probs": torch.as_tensor(captioner.log_probs(batch)).detach()}
 
 
 def recipe(name):
@@ -550,7 +550,7 @@ def record(options):
     """Every item of the chosen sections."""
     for name in ("datasets", "evaluate", "peft", "trl", "transformers", *(f"recipes.{name}" for name in RECIPES)):
         importlib.import_module(name)
-    result = {}
+    result: dict[str, dict[str, object]] = {}
     for section in options.only:
         items, function = SECTIONS[section]
         together = "commands" if section == "commands" else None

@@ -92,7 +92,7 @@ Fraction = Annotated[float, Range(at_least=0, at_most=1)]
 
 
 @functools.cache
-def _rules(cls: type[Any]) -> dict[str, tuple[Range | None, tuple[Any, ...]]]:
+def _rules(cls: Any) -> dict[str, tuple[Range | None, tuple[Any, ...]]]:
     """Range and choices of each field that has one."""
 
     def rule(annotation: Any) -> tuple[Range | None, tuple[Any, ...]]:
@@ -112,7 +112,7 @@ def check_values(options: Any) -> None:
     Raises:
         ValueError: For the first such field, with its name, its value and the rule.
     """
-    for name, (numbers, choices) in _rules(type(options)).items():
+    for name, (numbers, choices) in _rules(type(options)).items():  # type: ignore[arg-type]
         value = getattr(options, name, None)
         for one in value if isinstance(value, (list, tuple)) else [value]:
             if numbers and isinstance(one, (int, float)) and one not in numbers:

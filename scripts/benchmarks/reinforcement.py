@@ -144,7 +144,7 @@ def _ours(world: World, *, cached: bool) -> Tensor:
         inputs["image_features"] = world.cached_features
         del inputs["pixel_values"]
     with _planned(world):
-        world.trainer.rollouts.roll_out([inputs])
+        world.trainer.rollouts.roll_out([inputs], world.trainer.state, bag_size=0)
     world.trainer.compute_loss(world.trainer.model, inputs).backward()
     return (inputs["labels"] != IGNORE_INDEX).sum(1)
 
@@ -177,7 +177,7 @@ def check_equal(world: World, nats: float = 1e-3, relative: float = 1e-4) -> dic
     """Make sure that both steps compute the same advantages and gradients from one rollout."""
     inputs, naive = dict(world.batch), NaiveStep(world)
     with _planned(world):
-        world.trainer.rollouts.roll_out([inputs])
+        world.trainer.rollouts.roll_out([inputs], world.trainer.state, bag_size=0)
     world.trainer.compute_loss(world.trainer.model, inputs).backward()
     ours = take_gradients(world)
     captions = world.captioner.decode(inputs["labels"].clamp(min=0), inputs["labels"] != IGNORE_INDEX)

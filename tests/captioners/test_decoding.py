@@ -508,5 +508,5 @@ def test_recipes_pass_the_settings_of_decoding(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: name)
     batch = dict(next(iter(trainer.get_train_dataloader())))
     with pytest.raises(ValueError, match="compile_decoding is True, but these settings"):
-        trainer.rollouts.roll_out([batch])
+        trainer.rollouts.roll_out([batch], trainer.state, bag_size=0)
     assert seen == [True]

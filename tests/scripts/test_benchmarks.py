@@ -201,7 +201,7 @@ def test_gradients_are_equal_in_float64(world):
     """Of ours with pixels, ours with cached features, and the naive step, from one rollout."""
     torch.manual_seed(0)
     inputs, naive = dict(world.batch), NaiveStep(world)
-    world.trainer.rollouts.roll_out([inputs])
+    world.trainer.rollouts.roll_out([inputs], world.trainer.state, bag_size=0)
     assert "pixel_values" not in inputs
     world.trainer.compute_loss(world.trainer.model, inputs).backward()
     ours = take_gradients(world)

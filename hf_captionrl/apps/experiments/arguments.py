@@ -18,6 +18,7 @@ import yaml
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data.options import SplitArguments
+from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
@@ -386,17 +387,17 @@ def parse_arguments(
         raise ValueError(
             f"--config is {path!r} and --row is {row!r}. Use one of them; the command line overrides either."
         )
-    config: list[str] = []
+    words: list[str] = []
     if row is not None:
-        config = _apply_config(parser, types, row, _row_settings(row, default_config))
+        words = _apply_config(parser, types, row, _row_settings(row, default_config))
     elif path is not None:
-        config = _apply_config(parser, types, Path(path).name, _read_config(path))
+        words = _apply_config(parser, types, Path(path).name, _read_config(path))
     elif default_config is not None and not given & set(own):
-        config = _apply_config(parser, types, default_config.name, read_yaml(default_config))
+        words = _apply_config(parser, types, default_config.name, read_yaml(default_config))
     if "--gradient_accumulation_steps" in given and "--total_train_batch_size" not in given:
         # The command line overrides the batch of a preset.
-        config = [word for word in config if not word.startswith("--total_train_batch_size=")]
-    *parsed, run = _parse(parser, types, [*config, *arguments])
+        words = [word for word in words if not word.startswith("--total_train_batch_size=")]
+    *parsed, run = _parse(parser, types, [*words, *arguments])
     for config in parsed if run.total_train_batch_size is not None else ():
         if hasattr(config, "gradient_accumulation_steps"):
             set_total_batch(config, run.total_train_batch_size)
@@ -405,8 +406,9 @@ def parse_arguments(
     models = [arguments for arguments in parsed if isinstance(arguments, ModelArguments)]
     for config in parsed if models else ():
         # Recipes load the model and pass it to the trainer.
-        if getattr(config, "field_support", None) is not None and config.model_init_kwargs:
-            models[0].model_init_kwargs, config.model_init_kwargs = config.model_init_kwargs, None
+        if isinstance(config, CaptionConfig) and config.model_init_kwargs:
+            given_kwargs: Any = config.model_init_kwargs
+            models[0].model_init_kwargs, config.model_init_kwargs = given_kwargs, None
     return tuple(parsed)
 
 
