@@ -96,13 +96,13 @@ def full_table(run: str) -> str:
         MORE_REFERENCES_COLUMNS,
         REWARD_COLUMNS,
         SAMPLE_COLUMNS,
+        table_columns,
     )
-    from hf_captionrl.metrics.table import Column
     from scripts.reproduction.runs import with_rows
     from scripts.run_seeds import to_markdown
 
     record = json.loads((RESULTS / f"{run}.json").read_text(encoding="utf-8"))
-    of_videos = (Column("emscore", "EMScore", "higher"), Column("emscore_references", "EMScore, references", "higher"))
+    of_videos = table_columns("emscore", "emscore_references")
     command = with_rows(record.get("command", f"python scripts/reproduce.py --only {run}"))
     further = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS, *SAMPLE_COLUMNS, *of_videos)
     return to_markdown(record["rows"], record["seeds"], command, further).strip()

@@ -97,7 +97,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "evaluate",
         "compare files of captions, side by side",
-        options="cli.evaluate:EvaluateOptions",
+        options="cli.options:EvaluateOptions",
         function="cli.evaluate:evaluate_captions",
     ),
     Command(
@@ -257,7 +257,7 @@ COMMANDS: tuple[Command, ...] = (
                 options="cli.metrics:InstallOptions",
                 function="install_metrics",
             ),
-            Command("path", "print the folder of a metric", options="cli.metrics:PathOptions", function="print_path"),
+            Command("path", "print the file of a metric", options="cli.metrics:PathOptions", function="print_path"),
         ),
     ),
     Command(

@@ -21,7 +21,7 @@ class InstallOptions(CommandOptions):
 
 @dataclass
 class PathOptions(CommandOptions):
-    """Print the folder of a metric. evaluate.load takes it too, and it is a complete Space."""
+    """Print the file of a metric. evaluate.load takes it too."""
 
     examples: ClassVar[str] = """
         example:
@@ -51,8 +51,8 @@ def install_metrics(options: InstallOptions) -> None:
 
 
 def print_path(options: PathOptions) -> None:
-    """Print the folder of a module."""
+    """Print the file of a module."""
     from hf_captionrl.metrics.evaluate_modules import path
 
-    folder = path(options.name)
-    print(json.dumps({"name": options.name, "path": folder}) if options.json else folder)
+    file = path(options.name)
+    print(json.dumps({"name": options.name, "path": file}) if options.json else file)

@@ -199,6 +199,8 @@ def train(options: TrainOptions) -> None:
             except SystemExit as stop:
                 if stop.code or not said.is_file():
                     raise
+            finally:
+                del os.environ[RESULT_FILE]
         path = said.read_text(encoding="utf-8") or None
     results = None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
     result = {"method": options.method, "recipe": file, "arguments": public_command(own), "path": path}

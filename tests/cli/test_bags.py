@@ -78,7 +78,7 @@ def test_neighbours_are_read_by_the_sampler(cache, tmp_path, capsys):
         (["--output", "bags.csv"], "must name a file that ends in .parquet or .json"),
         (["--mode", "neighbours", "--output", "n.json"], "ends in .safetensors"),
         (["--mode", "neighbours", "--bag_sizes", "3"], "has no effect"),
-        (["--bag_sizes", "1"], "at least 2 images"),
+        (["--bag_sizes", "1"], "bag_sizes is 1"),
         (["--bag_sizes", "5", "--max_images", "4"], "has 4 images, but a bag needs 5"),
         (["--mode", "training", "--bag_sizes", "20", "--top", "10"], "Raise --top"),
         (["--approximate"], "Leave it out"),

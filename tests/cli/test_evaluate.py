@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from hf_captionrl.cli import main
-from hf_captionrl.cli.evaluate import EvaluateOptions
+from hf_captionrl.cli.options import EvaluateOptions
 from hf_captionrl.evaluation import evaluator as suites
 from hf_captionrl.evaluation.options import clip_prefix
 from hf_captionrl.retrieval.bags import BagFile, save_bags

@@ -98,7 +98,7 @@ def test_interrupted_command_says_whether_it_resumes(tmp_path, monkeypatch, caps
 def test_metrics_path_and_install(tmp_path, monkeypatch, capsys):
     assert main(["metrics", "path", "self_retrieval"]) == 0
     folder = Path(capsys.readouterr().out.strip())
-    assert folder.is_dir()
+    assert folder.is_file()
     assert main(["metrics", "path", "self_retrieval", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"] == str(folder)
     assert main(["metrics", "path", "nothing"]) == 2

@@ -341,7 +341,7 @@ def test_a_recipe_divides_by_its_shares(plain, tmp_path, caplog):
     other = load_data(DataArguments(**source, split_seed=5), output_dir=tmp_path)
     assert set(other["test"]["image_id"]) != set(default["test"]["image_id"])
     for bad in ({"validation_share": -0.1}, {"validation_share": 0.6, "test_share": 0.4}):
-        with pytest.raises(ValueError, match=r"validation_share is .* and test_share"):
+        with pytest.raises(ValueError, match=r"validation_share"):
             DataArguments(**bad)
 
 

@@ -129,7 +129,6 @@ def test_a_missing_start_is_made_first_and_read_from_its_folder(tmp_path, monkey
     row = {"id": "ndlb-table-9", "kind": "table", "lines": [{"preset": "ndlb/table5/row8"}]}
     monkeypatch.setattr(reproduce.index, "load_rows", lambda: [row])
     monkeypatch.setattr(reproduce, "load_runs", dict)
-    monkeypatch.setattr(reproduce, "pages", lambda *_, **__: {})
     monkeypatch.setattr(real.run_preset, "__kwdefaults__", {**real.run_preset.__kwdefaults__, "caller": caller})
     folders = ["--output", str(tmp_path / "out"), "--runs_dir", str(tmp_path / "runs")]
     assert reproduce.main(["--data_root", str(tmp_path / "data"), "--seeds", "1", *folders]) == 0, capsys.readouterr()

@@ -77,7 +77,6 @@ def test_a_run_records_the_digests_of_its_presets(tmp_path):
 
 
 def test_check_says_which_result_is_stale(monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "pages", dict)
     monkeypatch.setattr(reproduce.index, "faults", lambda *_: [])
     assert reproduce.main(["--check"]) == 0
     record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())

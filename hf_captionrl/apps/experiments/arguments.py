@@ -516,6 +516,9 @@ def _apply_config(parser: Any, types: Sequence[type], name: str, config: Mapping
                     f"{key} in {name} is empty. Use a value of type {hints[key].__name__}, or leave it out."
                 )
             parser.set_defaults(**{key: value})
+        elif isinstance(value, list) != ("list" in str(hints[key])) and not (several and isinstance(value, str | int)):
+            wanted = "a list" if "list" in str(hints[key]) else "a single value"
+            raise ValueError(f"{key} in {name} is {value!r}. Use {wanted}.")
         elif isinstance(value, list):
             words += [f"--{key}", *map(str, value)]
         else:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hf_captionrl.hub.spaces import space_files
 from hf_captionrl.metrics.evaluate_modules import MODULES, install, path
-from hf_captionrl.metrics.evaluate_modules.load import modules_cache
+from hf_captionrl.metrics.evaluate_modules.load import class_name, modules_cache
 from tests.offline import python_path
 
 LOAD = """
@@ -23,7 +24,7 @@ import evaluate
 metric = evaluate.load("caption_diversity")
 print("div_1", metric.compute(predictions=[["a dog", "a cat"]])["div_1"], type(metric).__module__)
 """
-OURS = "div_1 0.75 hf_captionrl.evaluate_modules.caption_diversity.caption_diversity"
+OURS = "div_1 0.75 hf_captionrl.metrics.evaluate_modules.caption_diversity"
 FOREIGN = b"""
 import datasets
 import evaluate
@@ -53,7 +54,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         if first == "space":  # a Hub with one Space that has only the branch main
             name = rest.split("/")[2]
             found = f"/resolve/main/{name}.py" in rest
-            body = Path(path(name), f"{name}.py").read_bytes() if found else b""
+            body = space_files(name)[f"{name}.py"].encode() if found else b""
             status, headers = (200, {"ETag": '"space"'}) if found else (404, {})
         else:
             status, body, headers = HUB[first]
@@ -99,7 +100,7 @@ def test_every_bare_name_offline_in_a_new_process_and_folder(warm_process, tmp_p
     )
     bare = "import hf_captionrl.metrics, evaluate; evaluate.load('caption_diversity')"
     # The package's folder holds a package with the same name as the one in the cache.
-    inside = job(tmp_path, LOAD, "inside", HF_EVALUATE_OFFLINE="1") | {"cwd": str(Path(path("emscore")).parents[2])}
+    inside = job(tmp_path, LOAD, "inside", HF_EVALUATE_OFFLINE="1") | {"cwd": str(Path(path("emscore")).parents[1])}
     (status, said), (hidden, heard), (without, error) = warm_process.run(
         job(tmp_path, code, HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),
         inside,
@@ -197,11 +198,11 @@ print(metric.compute(predictions=["a"], references=[[1.0, 0.0]], text_features=[
     url = f"http://127.0.0.1:{hub.server_port}/space"
     ((status, said),) = warm_process.run(job(tmp_path, code, HF_ENDPOINT=url))
     assert status == 0, said
-    assert "self_retrieval evaluate_modules.metrics.someone--self_retrieval" in said
+    assert "self_retrieval hf_captionrl.metrics.evaluate_modules.self_retrieval" in said
     assert said.strip().endswith("1.0")
 
 
-def test_a_folder_loads_by_its_path(evaluate):
+def test_a_file_loads_by_its_path(evaluate):
     for name in MODULES:
         assert evaluate.load(path(name)).name == name
     with pytest.raises(ValueError, match=r"no module 'bleurt'.*self_retrieval"):
@@ -214,7 +215,7 @@ def test_install_is_complete_and_fast_when_repeated(tmp_path, monkeypatch):
     first = install()
     assert len(first) == len(MODULES) >= 7
     for file, name in zip(first, MODULES, strict=True):
-        assert file.read_text() == f"from hf_captionrl.metrics.evaluate_modules.{name}.{name} import *\n"
+        assert file.read_text() == f"from hf_captionrl.metrics.evaluate_modules.{name} import {class_name(name)}\n"
         assert len(file.parent.name) == 64
     assert not list(tmp_path.rglob(".tmp-*"))
     stamps = {file: file.stat().st_mtime_ns for file in first}
@@ -225,11 +226,11 @@ def test_install_is_complete_and_fast_when_repeated(tmp_path, monkeypatch):
     # A truncated file and a folder without its file are repaired.
     first[0].write_text("from")
     first[1].unlink()
-    (first[2].parents[2] / "__init__.py").write_text("")
+    (first[2].parents[1] / "__init__.py").write_text("")
     assert install() == first
     assert "import" in first[0].read_text()
     assert first[1].is_file()
-    assert "use_installed" in (first[2].parents[2] / "__init__.py").read_text()
+    assert "use_installed" in (first[2].parents[1] / "__init__.py").read_text()
 
 
 def test_the_cache_is_where_evaluate_has_it(evaluate, tmp_path, monkeypatch):
