@@ -434,9 +434,10 @@ def load_pretrained(
     # from_pretrained accepts settings of the configuration as arguments only if no configuration is passed.
     for key in [key for key in kwargs if key in checked["config"].to_dict() and key not in _FOR_MODEL]:
         setattr(checked["config"], key, kwargs.pop(key))
-    fixed = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True}
     try:
-        model, info = loader.from_pretrained(name, **fixed, **{**checked, **kwargs})
+        model, info = loader.from_pretrained(
+            name, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **{**checked, **kwargs}
+        )
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
             raise
