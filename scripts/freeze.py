@@ -438,7 +438,7 @@ def measure(line):
     rows = load_scenes(num_train=0, num_validation=0, num_test=6)["test"]
     given = {"T": [c[0] for c in rows["captions"]], "R": [c[1:] for c in rows["captions"]], "I": list(rows["image"])}
     given |= {"F": [[n / 10, 1 - n / 10, 0.3] for n in range(6)], "facts": list(rows["facts"])}
-    return evaluate.load(name).compute(**eval(f"dict({arguments})", given))
+    return evaluate.load(name).compute(**eval(f"dict({arguments})", given))  # our own tables # nosec B307
 
 
 def draw(make):
@@ -469,9 +469,12 @@ def source(line):
             put(f"image-sets/{folder}/img{n}.jpg", n)
     written, arguments = line.rsplit(" | ", 1)
     names = globals() | {"datasets": datasets}
-    for path, value in eval(written, names).items():
+    for path, value in eval(written, names).items():  # our own tables # nosec B307
         put(path, value)
-    found, splits = {}, eval(f"load_caption_splits({arguments})", names | {"load_caption_splits": load_caption_splits})
+    found, splits = (
+        {},
+        eval(f"load_caption_splits({arguments})", names | {"load_caption_splits": load_caption_splits}),
+    )  # our own tables # nosec B307
     for split, rows in splits.items():
         sizes = [
             [frame.size for frame in sample_frames(v, 2)] if is_video(v) else open_image(v).size
@@ -578,7 +581,7 @@ def main():
     parser.add_argument("--compare", nargs=2, type=Path)
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # PEFT writes sets in their order
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"PYTHONHASHSEED": "0"})
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"PYTHONHASHSEED": "0"})  # nosec B606
     if options.compare:
         before, after = (flat(json.loads(path.read_text())) for path in options.compare)
         sides = {key: (before.get(key, "<none>"), after.get(key, "<none>")) for key in sorted({*before, *after})}

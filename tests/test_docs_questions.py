@@ -47,28 +47,36 @@ def test_wrong_answer_is_found(answer):
 
 
 def missing_files(layout):
-    """Folders and files that a listing names and that are not there.
+    """Folders and `.py` files that a listing names and that are not there.
 
-    An entry begins its line with a folder: a unit is indented by two, other folders are not. Its description names files and folders in it.
+    A line begins with a folder: a unit of the package is indented by two, a folder of the repository is not. The description names what
+    lies in it, or paths that begin with it.
     """
-    found, inside = [], ROOT
-    for line in layout.splitlines():
-        entry = re.match(r"((?:  )?)([\w/]+/)(?: |$)", line)
-        if entry:
-            inside = (ROOT / "hf_captionrl" if entry[1] else ROOT) / entry[2]
-            line = line[entry.end() :]
-            if not inside.is_dir():
-                found.append(entry[2])
-        # Elsewhere than at the beginning of a line, `tests/tiny` is a folder of the repository.
-        for name in re.findall(r"(?<![\w/<>])(?:[\w*]+/[\w/]*|[\w*]+\.py\b)(?!<)", line):
-            if not any(list(folder.glob(name.rstrip("/"))) for folder in (inside, ROOT)):
-                found.append(f"{inside.relative_to(ROOT)}: {name}")
+    found = []
+    for line in layout.strip().splitlines():
+        indent, entry, described = re.fullmatch(r"( {2}|)(\w+/)(?: +(.*))?", line).groups()
+        outside = ROOT / "hf_captionrl" if indent else ROOT
+        if not (outside / entry).is_dir():
+            found.append(entry)
+        for name in re.findall(r"[\w*]+/[\w*/]*|[\w*]+\.py\b", re.sub(r"<\w+>", "*", described or "")):
+            inside = outside if name.startswith(entry) else outside / entry
+            kind = Path.is_file if name.endswith(".py") else Path.is_dir
+            if not any(map(kind, inside.glob(name.rstrip("/")))):
+                found.append(f"{entry}: {name}")
     return found
 
 
 def test_files_of_the_layout_exist():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     layout = page.split("## Package layout")[1].split("```")[1]
-    units = {path.name for path in (ROOT / "hf_captionrl").iterdir() if (path / "__init__.py").is_file()}
-    assert set(re.findall(r"^  (\w+)/ ", layout, re.M)) == units
+    units = {path.parent.name for path in (ROOT / "hf_captionrl").glob("*/__init__.py")}
+    assert set(re.findall(r"^ {2}(\w+)/", layout, re.M)) == units
     assert missing_files(layout) == []
+
+
+def test_missing_file_of_a_layout_is_found():
+    true = "hf_captionrl/\n  losses/   smile.py, s*.py\nrecipes/  configs/<recipe>/, configs/rows/\ntests/    in tests/tiny\n"
+    assert missing_files(true) == []
+    false = "hf_captionrl/\n  loss/   pure\n  losses/   smile.py, cider.py, t*.py; rows/\nlosses/\ntests/  tests/none, configs/<recipe>/\n"
+    expected = ["loss/", "losses/: cider.py", "losses/: t*.py", "losses/: rows/", "losses/"]
+    assert missing_files(false) == [*expected, "tests/: tests/none", "tests/: configs/*/"]
