@@ -471,10 +471,8 @@ def source(line):
     names = globals() | {"datasets": datasets}
     for path, value in eval(written, names).items():  # our own tables # nosec B307
         put(path, value)
-    found, splits = (
-        {},
-        eval(f"load_caption_splits({arguments})", names | {"load_caption_splits": load_caption_splits}),
-    )  # our own tables # nosec B307
+    names |= {"load_caption_splits": load_caption_splits}
+    found, splits = {}, eval(f"load_caption_splits({arguments})", names)  # our own tables # nosec B307
     for split, rows in splits.items():
         sizes = [
             [frame.size for frame in sample_frames(v, 2)] if is_video(v) else open_image(v).size
