@@ -336,13 +336,20 @@ def _preset(
 ) -> LoraConfig:
     if isinstance(model, Captioner):
         return model.lora_config(tune, **settings)
-    if isinstance(model, (str, os.PathLike)):
-        config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
-        family = _family_of(config, repr(model))
+    is_name = isinstance(model, (str, os.PathLike))
+    given: Any = model
+    config: Any = (
+        AutoConfig.from_pretrained(given, revision=revision, trust_remote_code=False) if is_name else given.config
+    )
+    if config.model_type not in FAMILIES:
+        raise ValueError(
+            f"There is no LoRA preset for the model type {config.model_type!r}. Use one of {', '.join(sorted(FAMILIES))}, or "
+            "pass a peft.LoraConfig with your own target_modules."
+        )
+    family = FAMILIES[config.model_type].for_config(config)
+    if is_name:
         with torch.device("meta"):
             model = getattr(transformers, family.model_class).from_config(config)
-    else:
-        family = _family_of(model.config, type(model).__name__)
     targets: Any = type(f"{family.__name__}Targets", (_Targets, family), {})
     return targets(model).lora_config(tune, **settings)
 

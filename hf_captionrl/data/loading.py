@@ -87,6 +87,11 @@ class FolderListing:
         for reason, names in self.left_out.items():
             logger.warning("%s: %d %s, such as %s.", where, len(names), reason, names[0])
 
+    def report_others(self, where: str) -> None:
+        """Log how many files are not images, where every image of the folder is used."""
+        if self.others:
+            logger.warning("%s: %s are not images and are not used.", where, self.describe_others())
+
 
 def list_images(folder: Path) -> FolderListing:
     """List the files of a folder and its subfolders, without hidden ones and those of systems.
@@ -197,8 +202,7 @@ def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, r
             f'metadata.jsonl: {{"file_name": "a.jpg", "captions": ["...", "..."]}}.'
         )
     listing.report(str(folder))
-    if listing.others:
-        logger.warning("%s: %s are not images and are not used.", folder, listing.describe_others())
+    listing.report_others(str(folder))
     # image_root, to which links may lead, can differ from the folder that the names are relative to.
     rows: list[Row] = [
         {"file_name": path if root is None else str((folder / path).absolute()), "image_id": path}

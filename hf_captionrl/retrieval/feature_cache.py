@@ -193,12 +193,13 @@ class RowLookup(Set[str]):
 #
 # Every write is a transaction of the index, which ends after the rows are on the disk. A killed writer leaves at most bytes
 # behind the last row, which the next writer overwrites. Rows that have a key are never overwritten: a new index names a new
-# file. If the file of rows lacks some, the index is not used, and the next writer starts again.
+# file. If the file of rows lacks some, or begins with another row than the one that was written, the index is not used, and
+# the next writer starts again.
 # An SQLite table with one record per key needs no memory and no time to open, but 5 to 8 times the CPU time to write and 6
 # times to look up all keys (docs/results/feature_store.json).
 
 _TABLES = (
-    "CREATE TABLE IF NOT EXISTS store (identity TEXT, dtype TEXT, shape TEXT, file TEXT, number INTEGER)",
+    "CREATE TABLE IF NOT EXISTS row_file (identity TEXT, dtype TEXT, shape TEXT, file TEXT, number INTEGER, head BLOB)",
     "CREATE TABLE IF NOT EXISTS keys (first INTEGER PRIMARY KEY, digests BLOB)",
 )
 
@@ -214,10 +215,20 @@ class _Rows(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     number: int
+    head: bytes = b""  # hash of the first row
 
     @property
     def row_bytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def are_there(self) -> bool:
+        """Whether the file has all rows, and begins with the first one."""
+        try:
+            with self.file.open("rb") as file:
+                held = os.fstat(file.fileno()).st_size
+                return held >= self.number * self.row_bytes and _hash(file.read(self.row_bytes)) == self.head
+        except FileNotFoundError:
+            return False
 
     def mapped(self) -> np.ndarray:
         return np.memmap(self.file, self.dtype, mode="r", shape=(self.number, *self.shape))
@@ -249,19 +260,18 @@ class _RowStore:
                 raise
 
     def _rows(self, index: sqlite3.Connection) -> _Rows | None:
-        """What is stored; None if there is nothing, or some rows are missing in the file."""
-        found = index.execute("SELECT * FROM store").fetchone()
+        """What is stored; None if there is nothing, some rows are missing in the file, or it is another file."""
+        found = index.execute("SELECT * FROM row_file").fetchone()
         if found is None:
             return None
-        identity, dtype, shape, file, number = found
+        identity, dtype, shape, file, number, head = found
         if json.loads(identity) != self.identity:
             raise StoreMismatchError(
                 f"{self.directory} contains features of {identity}, but {self.identity} was requested. Features of "
                 "different models or revisions are never mixed. Use another cache directory, or delete this folder."
             )
-        rows = _Rows(self.directory / file, np.dtype(dtype), tuple(json.loads(shape)), number)
-        held = rows.file.stat().st_size if rows.file.is_file() else 0
-        return rows if number and held >= number * rows.row_bytes else None
+        rows = _Rows(self.directory / file, np.dtype(dtype), tuple(json.loads(shape)), number, head)
+        return rows if number and rows.are_there() else None
 
     def _load(self, index: sqlite3.Connection, rows: _Rows) -> None:
         """Read the digests that were added since the last call."""
@@ -312,10 +322,17 @@ class _RowStore:
             rows = self._rows(index)
             if rows is None:
                 rows = _Rows(self.directory / f"rows-{secrets.token_hex(8)}.bin", new.dtype, new.shape[1:], 0)
-                index.execute("DELETE FROM store")
+                index.execute("DELETE FROM row_file")
                 index.execute("DELETE FROM keys")
-                values = (json.dumps(self.identity), new.dtype.name, json.dumps(rows.shape), rows.file.name, 0)
-                index.execute("INSERT INTO store VALUES (?, ?, ?, ?, ?)", values)
+                values = (
+                    json.dumps(self.identity),
+                    new.dtype.name,
+                    json.dumps(rows.shape),
+                    rows.file.name,
+                    0,
+                    _hash(new[0].tobytes()),
+                )
+                index.execute("INSERT INTO row_file VALUES (?, ?, ?, ?, ?, ?)", values)
             if (rows.dtype, rows.shape) != (new.dtype, new.shape[1:]):
                 raise StoreMismatchError(
                     f"{self.directory} contains {rows.dtype} rows of shape {rows.shape}, not {new.dtype} rows of shape "
@@ -327,7 +344,11 @@ class _RowStore:
             if len(fresh):
                 _write(rows.file, new[fresh], rows.number * rows.row_bytes)
                 index.execute("INSERT INTO keys VALUES (?, ?)", (rows.number, digests[fresh].tobytes()))
-                index.execute("UPDATE store SET number = ?", (rows.number + len(fresh),))
+                index.execute("UPDATE row_file SET number = ?", (rows.number + len(fresh),))
+
+
+def _hash(row: bytes) -> bytes:
+    return hashlib.blake2b(row, digest_size=16).digest()
 
 
 def _write(path: Path, rows: np.ndarray, offset: int) -> None:

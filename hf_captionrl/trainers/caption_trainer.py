@@ -7,6 +7,7 @@ Private overrides of transformers and TRL, which may break with their next relea
 | `_save_checkpoint` | ExactResumeTrainer | a checkpoint is written elsewhere and renamed when complete |
 | `_init_training_state` | ExactResumeTrainer | restores states of ours; a run killed after its last step would take another one |
 | `_load_from_checkpoint` | ExactResumeTrainer | names the folder for the next line |
+| `_load_best_model` | ExactResumeTrainer | a broken file would end a finished training with an error, and lose its weights |
 | `_issue_warnings_after_load` | ExactResumeTrainer | LLaVA is saved under other names of weights; tied weights are saved once |
 | `_save` | ExactResumeTrainer, CaptionTrainer | no pickle with the Hub's token; processor and facts beside the model |
 | `_push_from_checkpoint` | ExactResumeTrainer | would upload the optimizer's pickle |

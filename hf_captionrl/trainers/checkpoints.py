@@ -32,7 +32,13 @@ from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
 from hf_captionrl.trainers.publishing import CheckedPush, on_main_process, public_name
 from hf_captionrl.utils.io import FolderLock, to_plain, write_json
-from hf_captionrl.utils.model_files import check_checkpoint, check_index, check_kwargs, convert_command
+from hf_captionrl.utils.model_files import (
+    check_checkpoint,
+    check_index,
+    check_kwargs,
+    check_safetensors,
+    convert_command,
+)
 from hf_captionrl.utils.options import documented
 
 if TYPE_CHECKING:
@@ -206,7 +212,10 @@ def conclude_selection(trainer: Any) -> None:
     args, state, guard = trainer.args, trainer.state, trainer.guard
     here = f"the weights of step {state.global_step} are kept"
     is_loaded = args.load_best_model_at_end and state.best_model_checkpoint is not None
-    if is_loaded:
+    if is_loaded and trainer.fault_of_best is not None:
+        is_loaded = False
+        trainer.selection = describe_selection(trainer, f"it is broken, and {here}")
+    elif is_loaded:
         trainer.selection = describe_selection(trainer)
     elif args.save_strategy == "best" and state.best_model_checkpoint is not None:
         is_loaded = state.best_global_step == state.global_step
@@ -400,6 +409,7 @@ class ExactResumeTrainer(CheckedPush):
     selection: dict[str, Any] | None = None
     collapsed: str | None = None
     guard: GuardCallback | None = None
+    fault_of_best: str | None = None  # why the best checkpoint could not be loaded
     _loading: str | None = None
 
     @staticmethod
@@ -427,7 +437,7 @@ class ExactResumeTrainer(CheckedPush):
             checkpoint = on_main_process(self.accelerator, begin)
             if self.args.save_on_signal:
                 stack.enter_context(StopOnSignal(self))
-            self.selection = self.collapsed = None
+            self.selection = self.collapsed = self.fault_of_best = None
             output = super().train(checkpoint, *args, **kwargs)
             conclude_selection(self)
             self.refuse_diverged()
@@ -528,6 +538,24 @@ class ExactResumeTrainer(CheckedPush):
         self._loading = resume_from_checkpoint
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._loading = None
+
+    def _load_best_model(self) -> None:
+        best = Path(self.state.best_model_checkpoint)
+
+        def check() -> str | None:
+            try:
+                for path in sorted(best.rglob("*.safetensors")):
+                    check_safetensors(str(path))
+            except (OSError, ValueError) as error:
+                return str(error)
+            return None
+
+        self.fault_of_best = on_main_process(self.accelerator, check)
+        if self.fault_of_best is None:
+            super()._load_best_model()
+        elif self.accelerator.is_main_process:
+            text = "The best checkpoint, %s, is broken: %s The last weights are kept instead."
+            logger.warning(text, best, self.fault_of_best)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         inner = self.accelerator.unwrap_model(self.model)

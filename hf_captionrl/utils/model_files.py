@@ -182,7 +182,7 @@ def find_weights(name: str, revision: str | None = None, files: Sequence[str] = 
                 f"{shown(found.path)} lists {shard}, which is missing. Use an intact copy of the checkpoint."
             )
     for file in shards or [os.path.basename(found.path)]:
-        _check_safetensors(str(find_file(name, file, found.revision)))
+        check_safetensors(str(find_file(name, file, found.revision)))
     return found
 
 
@@ -200,7 +200,7 @@ def check_index(path: str | os.PathLike[str]) -> list[str]:
     return sorted(set(weight_map.values()))
 
 
-def _check_safetensors(path: str) -> None:
+def check_safetensors(path: str) -> None:
     """Raise if a file is empty, truncated, or in another format; reads only its header."""
     from safetensors import SafetensorError, safe_open
 

@@ -228,7 +228,11 @@ def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = 
     if "shards" not in manifest:
         raise ValueError(f"{str(folder)!r} is unfinished. Use the same command again to resume.")
     for shard in manifest["shards"]:
-        yield read_shard(folder / shard["file"], columns)
+        path = folder / shard["file"]
+        table = read_shard(path, columns)
+        if table.num_rows != shard["rows"]:  # the file of another folder
+            raise ValueError(f"{path} has {table.num_rows} rows, but {MANIFEST} says {shard['rows']}. {_REMEDY}")
+        yield table
 
 
 def read_shards(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:

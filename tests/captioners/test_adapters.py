@@ -308,6 +308,6 @@ def test_the_papers_initialisation_without_a_lora_is_refused():
 def test_an_unknown_initialisation_is_refused():
     with pytest.raises(ValueError, match=r"init is 'gauss'. Use 'peft' or 'paper'"):
         wide_captioner().lora_config(init="gauss")
-    with pytest.raises(ValueError, match=r"lora_init is 'gauss'. Use 'peft' or 'paper'"):
+    with pytest.raises(ValueError, match=r"lora_init is 'gauss', but must be one of 'peft', 'paper'"):
         ModelArguments(tune="language", lora_init="gauss")
     assert ModelArguments(tune="both", lora_init="paper").peft_config["init"] == "paper"

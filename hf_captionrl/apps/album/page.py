@@ -470,6 +470,7 @@ def albums_of(folder: Path | None) -> dict[str, list[Any]]:
 
     listing = list_images(folder)
     listing.report(str(folder))
+    listing.report_others(str(folder))
     refuse_outside((str(folder / path) for path in listing.images), folder, str(folder))
     found = {}
     for path in sorted(listing.images, key=lambda path: path.rpartition("/")[::2]):

@@ -175,7 +175,7 @@ def test_guard_returns_to_the_last_good_checkpoint(scorers, images, tmp_path, mo
 
     # The guard acts after the sixth step; checkpoints exist of the second and the fourth.
     monkeypatch.setattr(GuardCallback, "reason", property(reason))
-    monkeypatch.setattr(GuardCallback, "healthy", property(lambda guard: len(steps) < 4))
+    monkeypatch.setattr(GuardCallback, "doubt", property(lambda guard: "Captions loop." if len(steps) >= 4 else None))
     monkeypatch.setattr(adapt_captioner._Clock, "on_step_end", on_step_end)
     measured = iter([0.25, 0.5])
     real = adapt_captioner._measure
