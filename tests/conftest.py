@@ -5,6 +5,7 @@ import gc
 import importlib
 import os
 import ssl
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was imported out of later garbage collections, of which every `Trainer` makes several."""
+    """Keep what was imported out of later garbage collections, of which every `Trainer` makes several.
+
+    Where the first backward pass of a process comes after `torch.compile`, autograd refuses those of its forks.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and not torch.cuda.is_available():
+        torch.ones((), requires_grad=True).backward()
     gc.collect()
     gc.freeze()
 
