@@ -15,7 +15,7 @@ captions in `metadata.jsonl`:
     accelerate launch recipes/self_retrieval_clipcap.py --model_name_or_path outputs/clipcap-coco \
         --dataset_name imagefolder --data_dir photos --output_dir outputs/photos
 
-docs/self_retrieval_configs.md lists the rows of the papers' tables, which `--row` selects.
+docs/self_retrieval.md lists the rows of the papers' tables, which `--row` selects.
 
 Sources: Dessi et al. 2023, "Cross-Domain Image Captioning with Discriminative Finetuning"; "No Detail Left Behind:
 Revisiting Self-Retrieval for Fine-Grained Image Captioning"; Mokady et al. 2021, "ClipCap: CLIP Prefix for Image

@@ -306,7 +306,7 @@ class RunArguments:
         default=False,
         metadata={
             "help": "Use deterministic kernels where they exist, so that two runs on a GPU are bit-exact. For the "
-            "cost see docs/reproducibility.md."
+            "cost see docs/reliability.md."
         },
     )
     total_train_batch_size: int | None = field(
