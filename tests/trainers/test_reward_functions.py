@@ -19,7 +19,7 @@ from hf_captionrl.trainers import (
     SLEConfig,
     SLETrainer,
 )
-from hf_captionrl.trainers.rollout import RowColumns
+from hf_captionrl.trainers.caption_rl_trainer import RowColumns
 from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
 from tests.rewards.of_context import OfContext

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_captionrl.trainers.rollout import image_inputs, reference_ids, write_completions
+from hf_captionrl.trainers.caption_rl_trainer import image_inputs, reference_ids, write_completions
 from tests.tiny import tiny_captioner, tiny_images
 
 SETTINGS = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 8}
