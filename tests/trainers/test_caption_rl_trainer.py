@@ -18,7 +18,7 @@ from hf_captionrl.captioners.captioner import split_greedy
 from hf_captionrl.data import open_image
 from hf_captionrl.rewards import PairwiseDiversity, SelfRetrieval
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
-from tests.rewards.of_context import OfContext
+from tests.rewards.conftest import OfContext
 from tests.tiny import FAMILIES, tiny_captioner
 from tests.tolerances import close, resolution
 from tests.trainers.policies import SAMPLED, captioner

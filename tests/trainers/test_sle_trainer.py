@@ -17,7 +17,7 @@ from hf_captionrl.rewards import CiderReward, RewardContext, RewardData, Weighte
 from hf_captionrl.rewards import edit_distance as token_edit_distance
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers import SLEConfig
-from tests.rewards.of_context import OfContext
+from tests.rewards.conftest import OfContext
 from tests.rewards.test_diversity import plain_bleu34, plain_edit
 from tests.tolerances import assert_close, close, resolution, within
 from tests.trainers.one_step import largest_difference

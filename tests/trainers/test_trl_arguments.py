@@ -7,7 +7,7 @@ import torch
 
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig
-from tests.rewards.of_context import OfContext
+from tests.rewards.conftest import OfContext
 from tests.tolerances import resolution
 from tests.trainers.one_step import largest_difference, weights
 from tests.trainers.rl_step import build, train
