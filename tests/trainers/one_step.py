@@ -1,8 +1,11 @@
 """Trains a few steps and saves the weights; also run by torchrun."""
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -61,6 +64,27 @@ def assert_one_plain_step(trained, model, loss, *, ulps):
         assert_close(trained[name], expected, ulps=ulps, magnitude=1, msg=name)
         moved = max(moved, gradient.abs().max().item())
     assert moved > 1e-2
+
+
+def bits(trainer: Any) -> dict[str, torch.Tensor]:
+    """Parameters and the optimizer's state."""
+    found = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    for index, state in trainer.optimizer.state_dict()["state"].items():
+        found |= {f"{index}/{name}": value.clone() for name, value in state.items()}
+    return found
+
+
+def different(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[str]:
+    """Names of the tensors that differ in any bit."""
+    assert a.keys() == b.keys()
+    return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+SAMPLED = {"do_sample": True, "per_device_train_batch_size": 8, "max_completion_length": 10}
+
+
+def captioner():
+    return load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
 
 
 if __name__ == "__main__":

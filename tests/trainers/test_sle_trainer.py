@@ -20,8 +20,9 @@ from hf_captionrl.trainers import SLEConfig
 from tests.rewards.conftest import OfContext
 from tests.rewards.test_diversity import plain_bleu34, plain_edit
 from tests.tolerances import assert_close, close, resolution, within
-from tests.trainers.one_step import largest_difference
-from tests.trainers.sle_runs import build, captioner, train
+from tests.trainers.one_step import captioner, largest_difference
+from tests.trainers.rl_step import build_sle as build
+from tests.trainers.rl_step import train_sle as train
 
 from .one_step import weights
 

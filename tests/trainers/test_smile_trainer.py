@@ -1,5 +1,6 @@
 """SmileTrainer: plain loops, splits of the batch, several processes, and exact resume."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -16,12 +17,13 @@ from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.data import CaptionDataset
 from hf_captionrl.losses import smile_loss
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
+from hf_captionrl.trainers import SelfRetrievalConfig, SmileConfig, SmileObjective, SmileTrainer
+from hf_captionrl.trainers.publishing import TRAINING_FILE
 from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_captioner
 from tests.tolerances import assert_close, resolution
+from tests.trainers.one_step import bits, different
 
-from .bits import bits, different
 from .one_step import PLAIN_SGD, assert_one_plain_step, largest_difference, train, weights
 
 
@@ -356,3 +358,107 @@ def test_an_adapter_in_a_frozen_tower_is_refused(tmp_path, scenes):
     config = SmileConfig(str(tmp_path), use_cpu=True, freeze_vision_tower=True)
     with pytest.raises(ValueError, match="tune='language'"):
         SmileTrainer(captioner(), config, train_dataset=scenes["train"], peft_config={"tune": "both"})
+
+
+def test_paper_defaults(tmp_path):
+    config = SmileConfig(str(tmp_path))
+    assert config.learning_rate == 1e-5
+    assert config.weight_decay == 0.05
+    assert config.lr_scheduler_type == "cosine"
+    assert config.per_device_train_batch_size == 32
+    assert config.num_train_epochs == 5
+    assert config.mle_weight == 0.0
+    assert config.max_caption_length == 40
+    assert (config.generation_num_beams, config.generation_max_new_tokens) == (3, 75)
+    assert (config.mle_label_smoothing, config.random_draw) == (0.0, "sequence")
+    assert config.remove_unused_columns is False
+
+
+def test_code_preset_sets_only_missing_values(tmp_path):
+    config = SmileConfig(str(tmp_path), preset="code")
+    assert (config.mle_label_smoothing, config.random_draw) == (0.1, "position")
+    config = SmileConfig(str(tmp_path), preset="code", mle_label_smoothing=0.0)
+    assert (config.mle_label_smoothing, config.random_draw) == (0.0, "position")
+
+
+def test_best_model_is_chosen_by_retrieval(tmp_path):
+    config = SmileConfig(str(tmp_path), load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch")
+    assert config.metric_for_best_model == "recall_at_1"
+    assert config.greater_is_better
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mle_weight", 1.5),
+        ("first_token", "last"),
+        ("subset", "nouns"),
+        ("captions_per_image", "two"),
+        ("preset", "blog"),
+        ("num_random", 0),
+        ("mle_label_smoothing", 1.0),
+        ("random_draw", "word"),
+        ("cache_image_features", True),  # without a frozen tower
+        ("feature_cache_dtype", "int8"),
+        ("cache_pixels", "png"),
+        ("image_decoder", "opencv"),
+        ("frame_pooling", "max"),
+        ("generation_num_beams", 0),
+        ("generation_max_new_tokens", 0),
+        ("remove_unused_columns", True),
+        ("max_caption_length", 1),
+        ("per_device_train_batch_size", 0),
+        ("gradient_accumulation_steps", 0),
+        ("learning_rate", float("nan")),
+        ("weight_decay", -0.1),
+        ("max_grad_norm", float("inf")),
+        ("adam_beta1", 1.0),
+        ("neftune_noise_alpha", -1.0),
+    ],
+)
+def test_bad_values_are_named(tmp_path, name, value):
+    with pytest.raises(ValueError, match=name):
+        SmileConfig(str(tmp_path), **{name: value})
+
+
+def test_an_epoch_with_all_captions_has_each_once_and_resumes_exactly(tmp_path, scenes):
+    data = scenes["train"].select(range(4))
+    everything = sorted(caption for group in data["captions"] for caption in group)
+    settings = {
+        "optim": "adamw_torch",
+        "learning_rate": 1e-3,
+        "per_device_train_batch_size": 2,
+        "max_steps": -1,
+        "num_train_epochs": 2,
+        "save_strategy": "steps",
+        "freeze_vision_tower": True,
+        "captions_per_image": "all",
+    }
+    steps = -(-len(everything) // 2)
+    seen = []
+
+    class Spy(SmileTrainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            seen.extend(self.captioner.decode(inputs["input_ids"][:, 1:]))
+            return super().compute_loss(model, inputs, **kwargs)
+
+    def trained(folder, resume=None):
+        config = SmileConfig(str(folder), **{**PLAIN_SGD, **settings, "save_steps": steps + 1})
+        trainer = Spy(load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32), config, train_dataset=data)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    through = trained(tmp_path / "a")
+    assert through.state.global_step == 2 * steps
+    first, second = seen[: len(everything)], seen[len(everything) :]
+    assert sorted(first) == sorted(second) == everything
+    assert first != second  # in another order
+    resumed = trained(tmp_path / "b", str(tmp_path / "a" / f"checkpoint-{steps + 1}"))
+    assert different(bits(through), bits(resumed)) == []
+    through.save_model()
+    assert json.loads((tmp_path / "a" / TRAINING_FILE).read_text())["train_images"] == 4
+
+
+def test_only_captions_of_references_can_all_be_rows():
+    """With rewards an epoch consists of images, so bags hold each image once."""
+    assert "captions_per_image" not in {field.name for field in dataclasses.fields(SelfRetrievalConfig)}
