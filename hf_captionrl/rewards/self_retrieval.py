@@ -1,6 +1,7 @@
-"""Self-retrieval with a bank of distractors, as a reward function with TRL's signature.
+"""The self-retrieval reward: within the batch, or with a bank of distractors, also as a function with TRL's signature.
 
-Legend: N captions, D features.
+Legend: B images, G captions per image, N = B * G captions, C images of the rollout, K images compared, M images of a bank,
+D features.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from hf_captionrl.rewards.base import (
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
 
 # --- A bank of image features: distractors that do not depend on the batch -------------------------------------------
-# Legend: B targets, G captions per target, N = B * G captions, M images in the bank, K compared with a target, D features.
 
 _SEED = 0  # of random images: the same on every process and in a resumed run
 _NEAR = 0.999  # cosine that copies exceed even after rounding
@@ -227,8 +227,6 @@ def _repeated(rows: np.ndarray) -> np.ndarray:
 
 
 # --- Self-retrieval: can a frozen image-text model find the image from its caption? ----------------------------------
-# Legend: B images, G captions per image, N = B * G captions, C images of the rollout, K images compared, M images of a bank,
-# D features.
 
 RewardKind = Literal["log_prob", "cosine", "accuracy"]
 

@@ -1,6 +1,6 @@
-"""Penalties on the form of a caption, against reward hacking.
+"""Rewards of the words of a caption: CIDEr-D, diversity, and penalties on its form against reward hacking.
 
-Legend: N captions, T tokens.
+Legend: B images, G captions per image (SLE's s), N = B * G captions, R references, T tokens, D features.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share
 from hf_captionrl.utils.options import Positive, check_values, documented
 
 # --- Distances between the captions of one image, and the reward for them --------------------------------------------
-# Legend: B images, G captions per image (SLE's s), N = B * G captions, T tokens, D features.
 
 Distance = Callable[[RewardContext], Tensor]
 
@@ -182,7 +181,6 @@ class PairwiseDiversity(DiversityOptions, Reward):
 
 
 # --- CIDEr-D of the completions against the references of their images, on the policy's tokens -----------------------
-# Legend: B images, G captions per image, N = B * G captions, R references, T tokens.
 
 
 @dataclass
@@ -283,16 +281,7 @@ class CiderReward(CiderOptions, Reward):
 
 
 def repeated_share(ids: Tensor, mask: Tensor, order: int = 2) -> Tensor:
-    """Share of the n-grams of each caption that occurred in it before.
-
-    Args:
-        ids (`torch.Tensor` of shape `(N, T)`): Completions.
-        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption.
-        order (`int`): n.
-
-    Returns:
-        `torch.Tensor` of shape `(N,)`: float64 in [0, 1); 0 for captions shorter than n.
-    """
+    """Share `(N,)` of the n-grams (n is `order`) of each caption that occurred in it before; 0 for captions shorter than n."""
     batch = TokenBatch.from_ids(ids, mask)
     counts = count_ngrams(batch, order, torch.arange(len(batch), device=ids.device))
     share = distinct_share(counts, order, len(batch), per="ngrams")

@@ -585,9 +585,6 @@ class CaptionRLTrainer(CaptionTrainer):
         kwargs (`Any`): For [`CaptionTrainer`]: `processing_class`, `peft_config`, `callbacks`, `optimizers`,
             `data_collator`, `model_init`, `compute_metrics`. `eval_loss` is the cross-entropy of the references.
 
-    Raises:
-        ValueError: If rewards, data and configuration contradict each other; before any training.
-
     Example:
         >>> trainer = CaptionRLTrainer("Salesforce/blip-image-captioning-base", "cider", CaptionRLConfig("out"), train)  # doctest: +SKIP
         >>> trainer.train()  # doctest: +SKIP

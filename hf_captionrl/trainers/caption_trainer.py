@@ -133,14 +133,11 @@ class CaptionTrainer(ExactResumeTrainer):
         model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. A model or a name is passed to
             `load_captioner`. None only with `model_init`.
         args ([`CaptionConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
-        train_dataset (`datasets.Dataset`, *optional*): A data set that `load_captions` makes or accepts: images with captions
-            under usual column names, with or without `image_id`. [`SmileTrainer`] also accepts a
-            `datasets.IterableDataset`, with `max_steps`.
-        eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): The same, but never iterable; with several, metrics
-            are named `eval_{name}_...`.
+        train_dataset (`datasets.Dataset`, *optional*): A data set that `load_captions` makes or accepts. [`SmileTrainer`]
+            also accepts a `datasets.IterableDataset`, with `max_steps`.
+        eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): With several, metrics are `eval_{name}_...`.
         processing_class (processor, *optional*): Processor, if `model` does not bring one.
-        scorer ([`Scorer`], *optional*): Frozen image-text model for retrieval at evaluation. Without it only text statistics are
-            computed.
+        scorer ([`Scorer`], *optional*): Frozen image-text model for retrieval at evaluation.
         peft_config (`peft.PeftConfig` or `dict`, *optional*): Adapter to train: a `LoraConfig`, for instance of
             [`language_lora`]; a dict holds the arguments of `Captioner.lora_config`.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
@@ -152,11 +149,6 @@ class CaptionTrainer(ExactResumeTrainer):
         compute_metrics (`Callable`, *optional*): From an `EvalPrediction` to a dict of numbers. `predictions` are the
             captions, one per image, `label_ids` lists of references; with `include_for_metrics=["inputs"]`, `inputs` are
             the image ids.
-
-    Raises:
-        TypeError: If `args` is not a configuration of this trainer.
-        ValueError: If a data set lacks a column, a field is not supported, trainable weights are 16-bit, one process sees
-            several GPUs, or evaluation does not compute the metric that selects the best model.
     """
 
     args: CaptionConfig
@@ -381,17 +373,14 @@ class CaptionTrainer(ExactResumeTrainer):
         return self._generate(dataset, **generate_kwargs).captions
 
     def evaluate(
-        self,
-        eval_dataset: datasets.Dataset | Mapping[str, datasets.Dataset] | str | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Measure the loss, caption the evaluation data, describe the captions and, with a scorer, retrieve the images.
 
         Args:
             eval_dataset (`datasets.Dataset`, a `dict` of them or `str`, *optional*): Instead of the trainer's, with the same
                 column names; a name selects one of several. With several, keys begin with the prefix and the name.
-            ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
+            ignore_keys (`list[str]`, *optional*): Unused.
             metric_key_prefix (`str`): Prefix of every key.
 
         Returns:
@@ -457,10 +446,8 @@ class CaptionTrainer(ExactResumeTrainer):
         """Captions as generated, ranks of the images, and metrics with the prefix."""
         start = time.time()
         references = references_of(dataset)
-        metrics: dict[str, Any] = {}
         loss = None if references is None else self._reference_loss(dataset)
-        if loss is not None:
-            metrics["loss"] = loss
+        metrics: dict[str, Any] = {} if loss is None else {"loss": loss}
         captions = ranks = None
         if generate or not self.args.prediction_loss_only:
             captions, ended = self._generate(dataset)
@@ -483,17 +470,13 @@ class CaptionTrainer(ExactResumeTrainer):
         args = self.args
         rows = self._shard(len(dataset))
         features = self._known_features(dataset, rows)
-        settings = {
-            "num_beams": args.generation_num_beams,
-            "max_new_tokens": args.generation_max_new_tokens,
-            **generate_kwargs,
-        }
+        beams, longest = args.generation_num_beams, args.generation_max_new_tokens
         mine = generate_with_ends(
             self.captioner,
             None if features is not None else LazyImages(self._pixels(dataset, args) or dataset, rows),
             image_features=features,
             batch_size=args.generation_batch_size or args.per_device_eval_batch_size,
-            **settings,
+            **{"num_beams": beams, "max_new_tokens": longest, **generate_kwargs},
         )
         if self.accelerator.num_processes == 1:
             return mine
@@ -569,14 +552,12 @@ class CaptionTrainer(ExactResumeTrainer):
 
     def _known_features(self, dataset: datasets.Dataset, rows: Sequence[int]) -> Any:
         """Output of the frozen vision tower for some rows, by position; None where images are read."""
-        args = self.args
         is_cached = ("tower", id(dataset)) in self._once
-        if not is_cached and is_sharded(self.captioner.model) and args.cache_image_features:
+        if self.args.cache_image_features and not is_cached and is_sharded(self.captioner.model):
             # While the cache is filled, processes skip what another one has stored, so their numbers of forwards differ.
-            if not (number := frames_of(dataset)):
-                return None
-            return VideoFeatures(self.captioner, LazyImages(dataset, rows), number, args.frame_pooling)
-        features = self._vision_tower_features(dataset, args)
+            number, images = frames_of(dataset), LazyImages(dataset, rows)
+            return VideoFeatures(self.captioner, images, number, self.args.frame_pooling) if number else None
+        features = self._vision_tower_features(dataset, self.args)
         return None if features is None else [features[i] for i in rows]
 
     def _describe(self, dataset: datasets.Dataset, captions: list[str]) -> tuple[dict[str, float], Any]:

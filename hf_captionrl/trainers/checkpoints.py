@@ -153,7 +153,9 @@ def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[st
         "tie_rule": "earliest",
     }
     found |= {} if kept_instead is None else {"kept_instead": kept_instead}
-    return found if guard is None else {**found, "guard": guard.facts()}
+    if guard is not None:
+        found["guard"] = {"action": guard.action, "trips": list(guard.trips), "refused": list(guard.refused)}
+    return found
 
 
 def _sentence(selection: dict[str, Any]) -> str:

@@ -206,10 +206,9 @@ def describe_completions(
 
 
 # --- The guard against reward hacking: it detects captions that exploit the scorer -----------------------------------
-# Self-retrieval rewards loops ("a blue and blue blue blue and yellow blue"), repeated phrases ("on a blue background on a blue
-# background"), and truncated captions. The guard computes statistics of every step. When their mean over the last steps
-# exceeds a limit, it warns, stops training, or rolls back to an earlier checkpoint. It also checks the captions of every
-# evaluation: samples may be fine while beam search repeats itself. A checkpoint whose captions it refuses is never selected.
+# Self-retrieval rewards loops ("a blue and blue blue blue and yellow blue"), repeated phrases and truncated captions. The guard
+# warns, stops or rolls back when the mean of a statistic over the last steps exceeds a limit. It also checks the captions of
+# every evaluation: samples may be fine while beam search repeats itself. A checkpoint that it refuses is never selected.
 
 GuardAction = Literal["off", "warn", "stop", "rollback"]
 Growth = Annotated[float, Range(at_least=0, below=math.inf)]
@@ -314,26 +313,22 @@ class GuardCallback(TrainerCallback):
         self._examples |= {name: captions[index] for name, index in examples.items()}
         return {f"guard/{name}": value for name, value in step.items()}
 
-    def _limit(self, rule: str) -> float | None:
-        """The limit on the mean, in its units."""
-        value = getattr(self.thresholds, rule)
-        if value is not None and rule == "max_length_growth":
-            length = self._reference_length or _mean(self._start["length_p90"])
-            return None if length is None else value * max(length, 1.0)
-        if value is not None and rule == "max_gap_growth":
-            start = _mean(self._start["reward_minus_held_out"])
-            return None if start is None else start + value
-        return value
-
     def _reason(self, where: str, steps: Sequence[Mapping[str, float]], examples: Mapping[str, str]) -> str | None:
         """The first rule that the mean over the steps breaks, with value, limit and example."""
+        starts = {name: _mean(values) for name, values in self._start.items()}
         for rule, (name, what) in _RULES.items():
-            limit, value = self._limit(rule), _mean([step[name] for step in steps if name in step])
+            limit = threshold = getattr(self.thresholds, rule)
+            value = _mean([step[name] for step in steps if name in step])
+            if threshold is not None and rule == "max_length_growth":
+                length = self._reference_length or starts["length_p90"]
+                limit = None if length is None else threshold * max(length, 1.0)
+            elif threshold is not None and rule == "max_gap_growth":
+                start = starts["reward_minus_held_out"]
+                limit = None if start is None else start + threshold
             if limit is None or value is None or (value >= limit if rule == "min_distinct" else value <= limit):
                 continue
             side = "below" if rule == "min_distinct" else "above"
-            limit_name = f"{rule}={getattr(self.thresholds, rule):g}"
-            sentence = f"{where} {what} was {value:.3g}, {side} the limit of {limit:.3g} ({limit_name})"
+            sentence = f"{where} {what} was {value:.3g}, {side} the limit of {limit:.3g} ({rule}={threshold:g})"
             return sentence + (f"; for example {examples[name]!r}." if name in examples else ".")
         return None
 
@@ -380,10 +375,9 @@ class GuardCallback(TrainerCallback):
             return
         message = f"Step {state.global_step}: the reward seems to be hacked. {reason}"
         if self.action == "rollback":
-            message += f" {self._roll_back(args, control)}"
-        elif self.action == "stop":
-            message += " Training stops."
+            message += self._roll_back(args, control)
         if self.action != "warn":
+            message += " Training stops."
             control.should_training_stop = True
         name = None if self.rolled_back_to is None else Path(self.rolled_back_to).name
         self.trips.append({"step": state.global_step, "reason": reason, "action": self.action, "rolled_back_to": name})
@@ -401,15 +395,15 @@ class GuardCallback(TrainerCallback):
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None or self.load is None:
             return (
-                "No checkpoint was saved while the captions were good (or save_total_limit removed it), so the policy is "
-                "unchanged. Training stops. Lower save_steps next time."
+                " No checkpoint was saved while the captions were good (or save_total_limit removed it), so the policy is "
+                "unchanged. Lower save_steps next time."
             )
         self.load(str(folder))
         self.rolled_back_to = str(folder)
         # A checkpoint of this step would combine the old weights with the optimizer of the hacked policy, and its
         # evaluation would be that of another step.
         control.should_save = control.should_evaluate = False
-        return f"The policy was rolled back to {folder.name}, the newest good checkpoint. Training stops."
+        return f" The policy was rolled back to {folder.name}, the newest good checkpoint."
 
     # Evaluations
 
@@ -455,15 +449,10 @@ class GuardCallback(TrainerCallback):
             return None
         return self.refusal(state.global_step) or self.doubt
 
-    def facts(self) -> dict[str, Any]:
-        """Action, trips and refused evaluations, for `selected_checkpoint.json` and reports."""
-        return {"action": self.action, "trips": list(self.trips), "refused": list(self.refused)}
-
     def state_dict(self) -> dict[str, Any]:
         """State for an exact resume."""
-        names = ("start", "examples", "good", "tripped")
-        state = {"window": list(self._window), **{name: getattr(self, f"_{name}") for name in names}}
-        return copy.deepcopy(state | {"trips": self.trips, "refused": self.refused})
+        own = {"start": self._start, "examples": self._examples, "good": self._good, "tripped": self._tripped}
+        return copy.deepcopy({"window": list(self._window), **own, "trips": self.trips, "refused": self.refused})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; an empty one is that of a new training."""
@@ -528,7 +517,20 @@ class RolloutMonitor:
         if any(isinstance(reward, CompletionReward) for reward in self.rewards.rewards):
             self._note_metrics(context, means)
         if self.guard is not None:
-            for name, value in self._watch(self.guard, context).items():  # means over processes already
+            statistics, accuracy = context.statistics, None
+            if self.held_out is not None and "recall_at_1" in statistics:
+                found = self.held_out(replace(context, statistics={}))  # (N,)
+                accuracy = float(found.nan_to_num(0.0).mean())
+            watched = self.guard.observe(
+                context.captions,
+                ended=context.ended,
+                truncated_by_scorer=statistics.get("completions/truncated_by_scorer"),
+                # Shares of images found, not log-probabilities, whose scales differ between scorers.
+                reward=None if accuracy is None else statistics["recall_at_1"],
+                held_out_scorer=accuracy,
+                means_over_processes=lambda values: means_over_processes(self.accelerator, values),
+            )
+            for name, value in watched.items():
                 self._values[name].append(value)
         return means
 
@@ -543,22 +545,6 @@ class RolloutMonitor:
                 )
             sums, counts = zip(*(one[name] for one in everyone if name in one), strict=True)
             self._values[name].append(math.fsum(sums) / sum(counts))
-
-    def _watch(self, guard: GuardCallback, context: RewardContext) -> dict[str, float]:
-        statistics = context.statistics
-        held_out_scorer = None
-        if self.held_out is not None and "recall_at_1" in statistics:
-            accuracy = self.held_out(replace(context, statistics={}))  # (N,)
-            held_out_scorer = float(accuracy.nan_to_num(0.0).mean())
-        return guard.observe(
-            context.captions,
-            ended=context.ended,
-            truncated_by_scorer=statistics.get("completions/truncated_by_scorer"),
-            # Shares of images found, not log-probabilities, whose scales differ between scorers.
-            reward=statistics.get("recall_at_1") if held_out_scorer is not None else None,
-            held_out_scorer=held_out_scorer,
-            means_over_processes=lambda values: means_over_processes(self.accelerator, values),
-        )
 
     def drain(self) -> dict[str, float]:
         """Means since the last call."""

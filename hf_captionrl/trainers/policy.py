@@ -21,14 +21,13 @@ from hf_captionrl.captioners.loading import load_captioner
 def refuse_data_parallel(args: Any, model: Any = None) -> None:
     """Refuse `torch.nn.DataParallel`, in which a Trainer wraps the model when one process sees several GPUs.
 
-    DataParallel would split the batch of a step, but bags, rollouts and the number of supervised tokens belong to a process.
+    It would split the batch of a step, but bags, rollouts and the number of supervised tokens belong to a process.
     """
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
     if args.n_gpu > 1 and not spread:
         raise ValueError(
             f"One process sees {args.n_gpu} GPUs, and torch.nn.DataParallel is not supported. Use one process per GPU: "
-            f"`accelerate launch --num_processes {args.n_gpu} train.py` or `torchrun --nproc_per_node {args.n_gpu} train.py`. "
-            "For a single GPU set CUDA_VISIBLE_DEVICES=0."
+            f"`accelerate launch --num_processes {args.n_gpu} train.py`, or for a single GPU set CUDA_VISIBLE_DEVICES=0."
         )
 
 
@@ -165,7 +164,8 @@ def default_output_dir(model: Any, method: str) -> str:
     return f"{name or 'captioner'}-{method}"
 
 
-def _loaded(model: Any, args: Any, processor: Any) -> Captioner:
+def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: Any = None) -> Captioner:
+    """The captioner that a trainer trains."""
     settings: dict[str, Any] = {}
     if isinstance(model, (str, os.PathLike)):
         # fp32 by default, whatever the dtype of the checkpoint, as in TRL.
@@ -175,36 +175,22 @@ def _loaded(model: Any, args: Any, processor: Any) -> Captioner:
             f"model_init_kwargs is {args.model_init_kwargs}, but the model is a {type(model).__name__}, which is loaded "
             "already. Pass the model by name, or leave model_init_kwargs out."
         )
+    captioner = model
     if not isinstance(model, Captioner):
-        return load_captioner(model, processor=processor, prompt=args.prompt, **settings)
-    if args.prompt is not None:
-        model.prompt = args.prompt
-    return model
-
-
-def _freeze_tower(captioner: Captioner) -> None:
-    adapted = {n for n, p in captioner.model.named_parameters() if p.requires_grad}
-    captioner.freeze_vision()
-    if not hasattr(captioner.model, "peft_config"):
-        return
-    lost = sorted(adapted - {n for n, p in captioner.model.named_parameters() if p.requires_grad})
-    if lost:
-        raise ValueError(
-            f"The adapter has weights in the vision tower ({lost[0]} and {len(lost) - 1} more), which freeze_vision_tower "
-            "freezes. Use target_modules of the language model (language_lora(model), tune='language'), or "
-            "freeze_vision_tower=False."
-        )
-
-
-def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: Any = None) -> Captioner:
-    """The captioner that a trainer trains."""
-    captioner = _loaded(model, args, processor)
+        captioner = load_captioner(model, processor=processor, prompt=args.prompt, **settings)
+    elif args.prompt is not None:
+        captioner.prompt = args.prompt
     if peft_config is not None:
-        if isinstance(peft_config, dict):
-            peft_config = captioner.lora_config(**peft_config)
-        captioner.add_adapter(peft_config)
+        captioner.add_adapter(captioner.lora_config(**peft_config) if isinstance(peft_config, dict) else peft_config)
     if args.freeze_vision_tower:
-        _freeze_tower(captioner)
+        adapted = {n for n, p in captioner.model.named_parameters() if p.requires_grad}
+        captioner.freeze_vision()
+        lost = sorted(adapted - {n for n, p in captioner.model.named_parameters() if p.requires_grad})
+        if lost and hasattr(captioner.model, "peft_config"):
+            raise ValueError(
+                f"The adapter has weights in the vision tower ({lost[0]}, ...), which freeze_vision_tower freezes. Use "
+                "target_modules of the language model (language_lora(model), tune='language'), or freeze_vision_tower=False."
+            )
     require_fp32(captioner.model, args)
     return captioner
 

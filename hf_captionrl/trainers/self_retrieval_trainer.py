@@ -127,17 +127,11 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
     Revisiting Self-Retrieval for Fine-Grained Image Captioning". Give `neighbours` (of `captionrl bags`) for BagCurri, and
     `peft_config=language_lora(model)`, `vision_lora(model)` or `both_lora(model)` for SR-L, SR-V, SR-LV.
 
-    Args:
-        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
-        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble.
-        args ([`SelfRetrievalConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SelfRetrieval`.
-        train_dataset (`datasets.Dataset`, *optional*): As `eval_dataset`, for [`CaptionRLTrainer`].
-        eval_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
-        reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
-        kwargs: For [`CaptionRLTrainer`]: `held_out_scorer`, `neighbours`, `peft_config`, `model_init`, `compute_metrics`, ...
+    The arguments are those of [`CaptionRLTrainer`], with a [`SelfRetrievalConfig`], and:
 
-    Raises:
-        ValueError: If there is no scorer, or arguments contradict each other; before any training.
+    Args:
+        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble.
+        reward_funcs (*optional*): Instead of the configured rewards.
 
     Example:
         >>> trainer = SelfRetrievalTrainer("Salesforce/blip-image-captioning-base", scorer, args, train)  # doctest: +SKIP

@@ -65,15 +65,12 @@ class SLEConfig(DiversityOptions, CiderOptions, CaptionRLConfig):
     def __post_init__(self) -> None:
         check_values(self)
         if self.alpha < 1.0 and self.num_generations < 2:
-            raise ValueError(
-                f"Diversity compares the captions of one image, and num_generations is {self.num_generations}. Use 2 or "
-                "more (the paper: 5), or alpha=1 for CIDEr-D alone."
-            )
+            raise ValueError(f"num_generations is {self.num_generations}. Use 2 or more (the paper: 5), or alpha=1.")
         self.make_rewards()
         if self.alpha < 1.0 and self.num_generations == 2 and self.diversity == "pairwise":
             warnings.warn(
-                "With num_generations=2 both captions of an image are equally far from each other, so each is its own "
-                "baseline and the diversity advantage is 0 ('bleu34': wherever both are equally long). Use 3 or more.",
+                "With num_generations=2 both captions of an image are equally far from each other, so the diversity "
+                "advantage is 0 ('bleu34': wherever both are equally long). Use 3 or more.",
                 stacklevel=2,
             )
         if self.rl_start_epoch and self.num_iterations > 1:
@@ -92,18 +89,12 @@ class SLETrainer(CaptionRLTrainer):
     `-alpha (CIDEr(y_j) - CIDEr(greedy)) log p(y_j) - (1 - alpha) (2/s) (sum_k d(y_j, y_k) - 1/s sum_ik d(y_i, y_k)) log p(y_j)`.
     The first `rl_start_epoch` epochs train by cross-entropy on the references instead.
 
+    The arguments are those of [`CaptionRLTrainer`], with a [`SLEConfig`], and:
+
     Args:
-        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
-        args ([`SLEConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SLE`.
-        train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
-        eval_dataset (`datasets.Dataset`, *optional*): The same columns.
         distance (`Callable`, *optional*): Instead of `args.distance`, as for [`PairwiseDiversity`].
         text_encoder (`Callable`, *optional*): As for [`PairwiseDiversity`].
-        reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
-        kwargs: For [`CaptionRLTrainer`]: `scorer`, `held_out_scorer`, `peft_config`, `model_init`, `compute_metrics`, ...
-
-    Raises:
-        ValueError: If arguments contradict each other; before any training.
+        reward_funcs (*optional*): Instead of the configured rewards.
 
     Example:
         >>> trainer = SLETrainer("Salesforce/blip-image-captioning-base", SLEConfig("out"), train)  # doctest: +SKIP

@@ -113,11 +113,6 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
         kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
 
-    Raises:
-        TypeError: If `args` is not a [`SelfRetrievalGRPOConfig`].
-        ValueError: If there is no scorer, `reward_weights` is set without `reward_funcs`, a column is missing, a rollout
-            cannot be divided, `eval_dataset` is given, or trainable weights are 16-bit.
-
     Example:
         >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP
         >>> SelfRetrievalGRPOTrainer("HuggingFaceTB/SmolVLM-Instruct", scorer, args, train).train()  # doctest: +SKIP

@@ -329,11 +329,6 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
         args ([`SmileSFTConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
         kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ...
 
-    Raises:
-        TypeError: If `args` is not a [`SmileSFTConfig`].
-        ValueError: If `compute_loss_func` is given beside a `mle_weight` below 1, the output projection cannot be read, or
-            trainable weights are 16-bit.
-
     Example:
         >>> trainer = SmileSFTTrainer(model, SmileSFTConfig("out"), train_dataset=rows)  # doctest: +SKIP
         >>> trainer.train()  # doctest: +SKIP

@@ -452,7 +452,7 @@ def test_a_scorer_inside_the_policy_is_refused(tmp_path, scenes, scorer):
     model, twin = captioner(), copy.copy(scorer)
     twin.model = copy.deepcopy(scorer.model)
     twin.model.visual_projection.weight = next(iter(model.model.parameters()))
-    with pytest.raises(ValueError, match="visual_projection.weight"):
+    with pytest.raises(ValueError, match=r"visual_projection\.weight"):
         build(tmp_path, scenes["train"], policy=model, scorer=twin)
 
 

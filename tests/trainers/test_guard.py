@@ -588,7 +588,7 @@ def test_a_single_scorer_selects_by_its_recall(tmp_path, scenes, scorer):
     assert trainer.args.metric_for_best_model == "recall_at_1"
     assert "eval_reward_recall_at_1" not in trainer.evaluate(scenes["validation"])
     config = CaptionRLConfig(str(tmp_path), use_cpu=True, **{k: v for k, v in BEST.items() if k != "learning_rate"})
-    with pytest.raises(ValueError, match="recall_at_1.*scorer"):
+    with pytest.raises(ValueError, match=r"recall_at_1.*scorer"):
         CaptionRLTrainer(captioner(), "cider", config, scenes["train"], scenes["validation"])
 
 
