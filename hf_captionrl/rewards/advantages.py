@@ -154,13 +154,11 @@ def make_baseline(name: str, group_size: int, *, do_sample: bool = True) -> Base
     baseline = BASELINES[name]()
     if group_size < baseline.min_group_size:
         raise ValueError(
-            f"The baseline {name!r} compares the captions of one image and needs {baseline.min_group_size} of them, got "
-            f"num_generations={group_size}. Raise num_generations or use 'running_mean'."
+            f"num_generations is {group_size}, and the baseline {name!r} needs {baseline.min_group_size}. Raise it."
         )
     if baseline.needs_greedy and not do_sample:
         raise ValueError(
-            f"With do_sample=False the caption is identical to its {name!r} baseline, so every advantage is 0. Set do_sample=True "
-            "or use 'running_mean'."
+            f"do_sample is False, so the baseline {name!r} makes every advantage 0. Use 'running_mean', or True."
         )
     return baseline
 

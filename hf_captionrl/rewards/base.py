@@ -114,8 +114,7 @@ class RewardContext:
         """Add a column, N values, to the table of completions."""
         if len(values) != len(self.captions):
             raise ValueError(
-                f"log_extra({column!r}, ...) was given {len(values)} values for {len(self.captions)} captions. Pass one per "
-                "caption."
+                f"log_extra({column!r}) got {len(values)} values for {len(self.captions)} captions. Pass one per caption."
             )
         self.extra[str(column)] = list(values)
 
@@ -345,8 +344,7 @@ class CompletionReward(Reward):
         parameters = inspect.signature(called).parameters.values()
         if any(p.kind == p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
             raise TypeError(
-                f"The reward function {self.name!r} takes parameters by position only, and TRL's are passed by keyword. "
-                "Remove the '/' from its signature."
+                f"{self.name!r} takes parameters by position only, and TRL's are keywords. Remove the '/'."
             )
         keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
@@ -417,8 +415,7 @@ class CompletionReward(Reward):
             return torch.tensor([float(value) for value in numbers], dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):
             raise ValueError(
-                f"The reward function {self.name!r} returned {repr(values)[:200]}. Return a list with one number, or None, per "
-                "caption."
+                f"{self.name!r} returned {repr(values)[:200]}. Return a list with one number, or None, per caption."
             ) from None
 
 
@@ -470,8 +467,7 @@ def resolve_rewards(
             is_model = isinstance(item, torch.nn.Module) and hasattr(item, "config")
             if not callable(item) or isinstance(item, type) or is_model:
                 raise TypeError(
-                    f"{type(item).__name__} is not a reward. Pass a Reward, a function with TRL's signature that returns one "
-                    "number per caption (it may call a model), or a name."
+                    f"{type(item).__name__} is not a reward. Pass a Reward, a function with TRL's signature, or a name."
                 )
             items[index] = CompletionReward(item)
             functions.append(items[index])

@@ -113,8 +113,7 @@ class ImageBank:
         unknown = self._rows.missing(image_ids)
         if unknown:
             raise ValueError(
-                f"The bank has no neighbours for {len(unknown)} of {len(image_ids)} images (first: {unknown[0]!r}). Use "
-                "neighbours of all training images, or a bank without neighbours."
+                f"The bank has no neighbours of {len(unknown)} images (first: {unknown[0]!r}). Use all training images."
             )
         lacking = np.flatnonzero((self._nearest < 0).any(1).cpu().numpy()[self._rows.rows(image_ids)])
         if len(lacking):
@@ -178,8 +177,7 @@ def training_bank(
     most = len(image_ids) if bank_images == "random" else others
     if bank_size > most:
         raise ValueError(
-            f"bank_size is {bank_size}, and the {len(image_ids)} training images allow a bank of {most}. Lower bank_size, or "
-            "pass SelfRetrieval(scorer, bank=ImageBank(...)) with other images."
+            f"bank_size is {bank_size}, and {len(image_ids)} training images allow {most}. Lower it, or pass a bank."
         )
     if bank_images == "random":
         # Each image is drawn with the same probability, so that equal weights are importance weights.
@@ -193,8 +191,7 @@ def training_bank(
     if bank_weighting == "importance":
         if rest and not drawn:
             raise ValueError(
-                f"num_hard_distractors is {number}, as large as bank_size, so {rest} images are never in the bank, and no "
-                "weights make it stand for a batch. Raise bank_size, or use bank_weighting='equal'."
+                f"num_hard_distractors is {number}, all of bank_size, so {rest} images have no weight. Raise bank_size."
             )
         # The images that each distractor stands for: itself, or its share of those that are not among the nearest.
         counts = [1.0] * number + [rest / max(drawn, 1)] * drawn
@@ -379,20 +376,17 @@ class SelfRetrieval(RetrievalOptions, Reward):
         is_weighted, banks = self.bank_weighting == "importance", self._given_banks
         if self.reward_kind == "accuracy" or (self.reward_kind == "cosine" and is_weighted):
             raise ValueError(
-                f"reward_kind={self.reward_kind!r} has no sum over distractors, which a bank of another size or with "
-                f"bank_weighting={self.bank_weighting!r} would weight. Use reward_kind='log_prob'."
+                f"reward_kind={self.reward_kind!r} has no sum over distractors, which a bank weights. Use 'log_prob'."
             )
         if is_weighted and not banks and self.bank_images == "nearest":
             raise ValueError(
-                "bank_images='nearest' leaves all other images out, so no weights make it stand for a random batch. Use "
-                "bank_images='nearest_and_random', or bank_weighting='equal'."
+                "bank_images='nearest' cannot stand for a random batch. Use 'nearest_and_random', or equal weights."
             )
         if any(bank.counts is not None for bank in banks) and not is_weighted:
             raise ValueError("The bank has counts, and bank_weighting is 'equal'. Use bank_weighting='importance'.")
         if any(bank._nearest is not None and bank.counts is None for bank in banks) and is_weighted:
             raise ValueError(
-                "bank_weighting='importance' needs the counts of a bank with neighbours. Use ImageBank(..., counts=...), or "
-                "bank_weighting='equal'."
+                "bank_weighting='importance' needs the counts of a bank with neighbours. Use ImageBank(..., counts=...)."
             )
 
     def describe(self) -> str:
@@ -408,8 +402,7 @@ class SelfRetrieval(RetrievalOptions, Reward):
             raise ValueError("Self-retrieval needs a scorer. Pass SelfRetrieval(scorer) or the trainer's scorer.")
         if self.distractor_scope == "bag" and not data.has_bags:
             raise ValueError(
-                "distractor_scope='bag' needs batches of bags. Pass neighbours (and a schedule) to the trainer, or use "
-                "distractor_scope='batch'."
+                "distractor_scope='bag' needs batches of bags. Pass neighbours to the trainer, or use 'batch'."
             )
         self.scorers = [load_scorer(scorer) for scorer in self.scorers or [data.scorer]]
         reads = min(scorer.max_text_tokens for scorer in self.scorers) - 2  # beside its start and end token
@@ -450,8 +443,7 @@ class SelfRetrieval(RetrievalOptions, Reward):
             raise RuntimeError("SelfRetrieval was not prepared. Call prepare(data) first; trainers do so.")
         if len(context.candidates) < 2 and self.distractor_scope != "bank":
             raise ValueError(
-                "A rollout of one image has no distractors, so every caption finds it. Raise per_device_train_batch_size, or "
-                "use distractor_scope='bank'."
+                "A rollout of one image has no distractors. Raise per_device_train_batch_size, or use distractor_scope='bank'."
             )
         turn = context.step % len(self.scorers)
         members = [turn] if self.scorer_ensemble == "alternate" else list(range(len(self.scorers)))

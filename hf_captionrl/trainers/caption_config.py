@@ -207,16 +207,12 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
             if isinstance(value, (int, float)) and value not in numbers:
                 raise ValueError(f"{name} is {value}, but must be {numbers}.")
         if self.cache_image_features and not self.freeze_vision_tower:
-            raise ValueError(
-                "cache_image_features encodes each image once, which requires a frozen vision tower. "
-                "Set freeze_vision_tower=True too, or cache_image_features=False."
-            )
+            raise ValueError("cache_image_features needs a frozen vision tower. Set freeze_vision_tower=True too.")
         if self.cache_pixels not in (None, "uint8", "jpeg"):
             raise ValueError(f"cache_pixels is {self.cache_pixels!r}. Use 'uint8' (exact), 'jpeg' or None.")
         if self.cache_pixels and self.cache_image_features:
             raise ValueError(
-                f"cache_pixels is {self.cache_pixels!r}, but cache_image_features already stores what is computed from the pixels. "
-                "Use one of them: cache_image_features for a frozen vision tower, cache_pixels for a trained one."
+                "cache_pixels and cache_image_features exclude each other. Use one of them: features for a frozen tower."
             )
         if self.load_best_model_at_end and self.metric_for_best_model is None:  # type: ignore[has-type]
             # Caption likelihood and CIDEr prefer generic captions; the papers select by retrieval.

@@ -158,8 +158,7 @@ class CaptionRLConfig(CaptionConfig):
         check_values(self)
         if not self.do_sample and self.num_generations > 1:
             raise ValueError(
-                f"do_sample=False writes the same caption {self.num_generations} times. Set do_sample=True or "
-                "num_generations=1."
+                f"do_sample=False writes the same caption num_generations={self.num_generations} times. Use 1, or True."
             )
         if self.do_sample and not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}. Use a positive number, or do_sample=False.")
@@ -171,8 +170,7 @@ class CaptionRLConfig(CaptionConfig):
             raise ValueError(f"scale_rewards is {self.scale_rewards!r}. Use 'group', 'batch', 'none', True or False.")
         if self.scale_rewards == "group" and self.num_generations < 2:
             raise ValueError(
-                "scale_rewards='group' divides by the standard deviation of the captions of an image, and num_generations is "
-                f"{self.num_generations}. Use num_generations=2 or more, or scale_rewards='batch'."
+                f"scale_rewards='group' needs num_generations of 2 or more, not {self.num_generations}. Raise it, or use 'batch'."
             )
         if self.multi_objective_aggregation == "normalize_then_sum" and (
             self.scale_rewards != "none" or self.baseline != "group_mean"
@@ -214,8 +212,7 @@ class RolloutBatches:
             size, rest = divmod(len(rows), self.pieces)
             if not size:
                 raise ValueError(
-                    f"A rollout of {len(rows)} images cannot be split into {self.pieces} micro-batches. Lower "
-                    "gradient_accumulation_steps or raise per_device_train_batch_size."
+                    f"A rollout of {len(rows)} images has too few for {self.pieces} micro-batches. Lower gradient_accumulation_steps."
                 )
             ends = [0, *accumulate(size + (piece < rest) for piece in range(self.pieces))]
             for _ in range(self.repeats):
@@ -240,8 +237,7 @@ def make_bag_sampler(
         schedule, random = 1, True
     if neighbours is None and not random:
         raise ValueError(
-            f"bag_schedule is {args.bag_schedule!r}, but there are no neighbours to make bags of. Pass neighbours, which "
-            "`captionrl bags` makes, or leave bag_schedule out."
+            f"bag_schedule is {args.bag_schedule!r}, which needs neighbours. Pass those of `captionrl bags` to the trainer."
         )
     return BagCurriculumSampler(
         None if random else neighbours,
@@ -400,8 +396,7 @@ class RolloutEngine:
         names = sorted({reward.baseline or args.baseline for reward in self.rewards.rewards})
         if args.multi_objective_aggregation == "normalize_then_sum" and names != ["group_mean"]:
             raise ValueError(
-                "multi_objective_aggregation='normalize_then_sum' needs rewards with the baseline 'group_mean', and these have "
-                f"{names}. Leave the others out, or use 'sum_then_normalize'."
+                f"'normalize_then_sum' needs rewards with the baseline 'group_mean', not {names}. Leave the others out."
             )
         self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.is_exploring) for n in names}
         self.micro_batches: list[dict[str, Any]] = []  # kept between two iterations over a rollout

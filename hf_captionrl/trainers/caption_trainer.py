@@ -280,8 +280,7 @@ class CaptionTrainer(ExactResumeTrainer):
         if not args.cache_image_features:
             if number := frames_of(dataset):
                 raise ValueError(
-                    f"The data are videos ({number} frames each), and features of frames are pooled once for the whole run. "
-                    "Set freeze_vision_tower=True and cache_image_features=True."
+                    f"Videos ({number} frames each) need freeze_vision_tower=True and cache_image_features=True. Set both."
                 )
             return None
         settings: dict[str, Any] = {"dtype": args.feature_cache_dtype, "frame_pooling": args.frame_pooling}
@@ -339,8 +338,7 @@ class CaptionTrainer(ExactResumeTrainer):
         """Refuse a batch without supervised tokens; compare the head tap with the model's loss on the first one of training."""
         if not (inputs["labels"] != IGNORE_INDEX).any():
             raise ValueError(
-                "No token of this batch is supervised: every label is ignored. Are all captions empty after the prompt? "
-                "Raise max_caption_length or check the captions with hf_captionrl.data.check_captions."
+                "No token of this batch is supervised. Raise max_caption_length, or check the captions with check_captions."
             )
         if not self._tap_checked and model.training:
             self._tap_checked = True
@@ -457,8 +455,7 @@ class CaptionTrainer(ExactResumeTrainer):
                 metrics |= self._computed(dataset, captions, references)
         elif loss is None:
             raise ValueError(
-                "prediction_loss_only is True, and the evaluation data have no captions for a loss. Use False, or "
-                "data with a column 'captions'."
+                "prediction_loss_only is True, and the evaluation data have no column 'captions'. Use False."
             )
         named = {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": v for name, v in metrics.items()}
         batch = self.args.eval_batch_size * self.args.world_size

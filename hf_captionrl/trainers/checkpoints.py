@@ -361,8 +361,7 @@ def _refuse_foreign_code(args: Any) -> None:
     places = (vars(args), getattr(args, "model_init_kwargs", None) or {})
     if any(place.get("trust_remote_code") for place in places):
         raise ValueError(
-            "trust_remote_code is set, but code from checkpoints is never run. Remove it, and use a model whose class is "
-            "part of transformers."
+            "trust_remote_code is set, but code of checkpoints is never run. Use a model class of transformers."
         )
 
 

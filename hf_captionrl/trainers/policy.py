@@ -138,8 +138,7 @@ def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(settings, dict):
         raise ValueError(
-            f"model_init_kwargs is {settings!r}. Use a dict or JSON, for instance "
-            '{"dtype": "bfloat16", "attn_implementation": "sdpa"}.'
+            f'model_init_kwargs is {settings!r}. Use a dict or JSON, for instance {{"dtype": "bfloat16"}}.'
         )
     settings = dict(settings)
     if "torch_dtype" in settings:
@@ -172,8 +171,7 @@ def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: An
         settings = {"dtype": "float32", **(args.model_init_kwargs or {})}
     elif args.model_init_kwargs:
         raise ValueError(
-            f"model_init_kwargs is {args.model_init_kwargs}, but the model is a {type(model).__name__}, which is loaded "
-            "already. Pass the model by name, or leave model_init_kwargs out."
+            f"model_init_kwargs is {args.model_init_kwargs}, but the model is loaded already. Pass it by name."
         )
     captioner = model
     if not isinstance(model, Captioner):

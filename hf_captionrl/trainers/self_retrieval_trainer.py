@@ -114,8 +114,7 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
         self.check_rewards()
         if not self.retrieval_weight and self.bag_schedule == "adaptive":
             raise ValueError(
-                "bag_schedule='adaptive' follows the share of images found, which is not measured with retrieval_weight=0. Use "
-                "another schedule, or a retrieval_weight above 0."
+                "bag_schedule='adaptive' follows the share of images found. Use a retrieval_weight above 0."
             )
         super().check()
 

@@ -75,8 +75,7 @@ class SLEConfig(DiversityOptions, CiderOptions, CaptionRLConfig):
             )
         if self.rl_start_epoch and self.num_iterations > 1:
             raise ValueError(
-                f"num_iterations={self.num_iterations} would repeat every batch of cross-entropy too. Use num_iterations=1, "
-                "or a separate run of cross-entropy."
+                f"num_iterations={self.num_iterations} would repeat the batches of rl_start_epoch. Use 1, or a separate run."
             )
         super().__post_init__()
 
@@ -138,8 +137,7 @@ class SLETrainer(CaptionRLTrainer):
             return scheduler
         if not isinstance(scheduler, LambdaLR):
             raise ValueError(
-                f"xe_learning_rate needs a schedule that is a function of the step, and lr_scheduler_type is "
-                f"{self.args.lr_scheduler_type!r}. Use 'constant', or xe_learning_rate=None."
+                f"xe_learning_rate needs a function of the step, not {self.args.lr_scheduler_type!r}. Use 'constant'."
             )
         ratio = rate / self.args.learning_rate
         schedules = [

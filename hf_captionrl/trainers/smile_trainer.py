@@ -130,8 +130,7 @@ class SmileTrainer(CaptionTrainer):
     def _caption_dataset(self, dataset: Any, args: Any, **more: Any) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions) and args.captions_per_image == "all":
             raise ValueError(
-                "captions_per_image is 'all', and train_dataset is an IterableDataset, of which one caption per image is drawn. Use "
-                "captions_per_image='one', or a Dataset: load_dataset without streaming=True."
+                "captions_per_image='all' needs a Dataset, and this is a stream. Use 'one', or load it without streaming."
             )
         return super()._caption_dataset(dataset, args, captions_per_image=args.captions_per_image, **more)
 

@@ -138,13 +138,11 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         if kwargs.get("eval_dataset") is not None:
             raise ValueError(
-                "Rewards are defined for the training images only. Evaluate checkpoints with `captionrl caption` and `captionrl "
-                "evaluate`, and leave eval_dataset out."
+                "eval_dataset has no rewards here. Leave it out, and use `captionrl caption` and `captionrl evaluate`."
             )
         if args.reward_weights is not None and reward_funcs is None:
             raise ValueError(
-                f"reward_weights is {args.reward_weights}, but configured rewards have weights already. Set "
-                "retrieval_weight, cider_weight, ..., or pass reward_funcs too."
+                f"reward_weights is {args.reward_weights}, without reward_funcs. Set retrieval_weight, cider_weight, ..."
             )
         train_dataset = training_rows(
             train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
@@ -316,8 +314,7 @@ def _prompts(dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbour
         return [args.prompt] * len(dataset)
     if neighbours is None:
         raise ValueError(
-            f"contrastive_distractors is {args.contrastive_distractors}, but there are no neighbours. Pass neighbours of "
-            "`captionrl bags` to the trainer."
+            f"contrastive_distractors is {args.contrastive_distractors}. Pass neighbours of `captionrl bags` to the trainer."
         )
     captions = [next(iter(texts), "") for texts in caption_column(dataset)]
     nearest = np.asarray(neighbours)[:, : args.contrastive_distractors].tolist()

@@ -60,8 +60,7 @@ class SmileSFTConfig(ExactResumeArguments, SFTConfig):
             )
         if self.eval_packing and not (self.packing or self.padding_free):
             raise ValueError(
-                "eval_packing=True without packing makes rows of several documents whose boundaries trl does not pass "
-                "on. Set packing=True too, or eval_packing=False."
+                "eval_packing=True needs packing=True: trl drops the boundaries of documents. Set packing too, or neither."
             )
         if self.loss_type != "nll" or self.label_smoothing_factor > 0:
             raise ValueError(
@@ -232,10 +231,7 @@ def add_smile_head(
     trl_forward = model.forward
     factor, softcap = logit_factors(model.config)
     if not is_tappable(model.get_output_embeddings()):
-        raise ValueError(
-            f"The output projection is a {type(model.get_output_embeddings()).__name__}, whose weight cannot be read as "
-            "one matrix. Exclude it from quantisation and from DoRA."
-        )
+        raise ValueError("The output projection has no plain weight. Exclude it from quantisation and from DoRA.")
 
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
@@ -247,16 +243,14 @@ def add_smile_head(
         labels, num_items = kwargs.pop("labels", None), kwargs.pop("num_items_in_batch", None)
         if labels is None or kwargs.pop("shift_labels", None) is not None:
             raise ValueError(
-                "SMILE needs whole documents with their labels. Switch context and sequence parallelism off, or set "
-                "mle_weight=1."
+                "SMILE needs whole documents with labels. Use no context or sequence parallelism, or mle_weight=1."
             )
         if kwargs.get("output_router_logits"):
             raise ValueError("SMILE has no router loss. Set router_aux_loss_coef=0.0, or mle_weight=1.")
         position_ids = kwargs.get("position_ids")
         if packed and position_ids is None:
             raise ValueError(
-                "A padding-free batch came without position_ids, so the ends of its documents are unknown. Prompt "
-                "learning drops them: use LoRA, or switch packing and padding_free off."
+                "A padding-free batch came without position_ids (prompt learning drops them). Use LoRA, or no packing."
             )
         hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state[:, :-1]
         documents = document_ids(labels, position_ids)[:, 1:]

@@ -127,26 +127,6 @@ def test_processes_run_the_same_number_of_forwards_and_share_one_loss(tmp_path, 
         assert float(total[0] / total[1]) == pytest.approx(whole, rel=1e-6)
 
 
-def test_the_best_epoch_may_be_chosen_by_the_loss(tmp_path, scenes):
-    trainer = make(
-        tmp_path,
-        scenes,
-        max_steps=-1,
-        num_train_epochs=2,
-        learning_rate=3.0,  # ruins the captioner
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        load_best_model_at_end=True,
-        metric_for_best_model="loss",
-        prediction_loss_only=True,
-    )
-    trainer.train()
-    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert len(losses) == 2
-    assert trainer.state.best_metric == min(losses)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("metric", "named", "known"),
     [("bleu", False, "loss, length"), ("loss", True, "a_loss, a_length"), ("recall_at_1", False, "scorer")],

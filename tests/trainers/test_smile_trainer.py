@@ -156,11 +156,6 @@ def test_cached_image_features_change_nothing(tmp_path, scenes, whole_batch, mon
     assert sum(encoded) == 16
 
 
-def test_a_trained_tower_may_not_be_cached(tmp_path):
-    with pytest.raises(ValueError, match="freeze_vision_tower=True"):
-        SmileConfig(str(tmp_path), cache_image_features=True)
-
-
 def test_frozen_tower_is_unchanged_and_the_rest_trains(whole_batch):
     before = dict(captioner().model.named_parameters())
     moved = {name for name in whole_batch if not torch.equal(whole_batch[name], before[name])}
@@ -296,27 +291,12 @@ def test_the_best_epoch_is_kept_by_retrieval(tmp_path, scenes):
     assert trainer.evaluate()["eval_recall_at_1"] == max(history)
 
 
-def test_choosing_by_retrieval_needs_a_scorer(tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch")
-    with pytest.raises(ValueError, match="needs a scorer"):
-        SmileTrainer(captioner(), config, train_dataset=scenes["train"], eval_dataset=scenes["validation"])
-
-
 def test_all_labels_ignored_is_an_error(tmp_path, scenes):
     trainer = SmileTrainer(captioner(), SmileConfig(str(tmp_path), use_cpu=True), train_dataset=scenes["train"])
     batch = trainer.data_collator([trainer.train_dataset[0]])
     batch["labels"].fill_(-100)
-    with pytest.raises(ValueError, match="every label is ignored"):
+    with pytest.raises(ValueError, match="max_caption_length"):
         trainer.compute_loss(trainer.model, batch)
-
-
-def test_a_missing_column_is_named(tmp_path, scenes):
-    with pytest.raises(ValueError, match=r"lack the column\(s\) \['captions'\]"):
-        SmileTrainer(
-            captioner(),
-            SmileConfig(str(tmp_path), use_cpu=True),
-            train_dataset=scenes["train"].remove_columns("captions"),
-        )
 
 
 def test_evaluation_without_data_is_an_error(tmp_path):
