@@ -181,7 +181,7 @@ class CaptionTrainer(ExactResumeTrainer):
         eval_dataset = evaluation_rows(eval_dataset)
         if (model is None) == (model_init is None) or (model_init is not None and optimizers != (None, None)):
             raise ValueError(
-                "Pass the policy as model, or a function that makes it as model_init, without optimizers."
+                "Pass the policy as model, or as model_init a function that makes it, without optimizers."
             )
         set_seed(args.seed)  # before an adapter draws its weights; the Trainer seeds later
         self._policy_settings = {"processor": processing_class, "peft_config": peft_config}
@@ -294,11 +294,8 @@ class CaptionTrainer(ExactResumeTrainer):
         """Prepared pixels of the images; None where Pillow reads images in each step, or features replace them."""
         if args.cache_pixels is None and (args.image_decoder == "pillow" or args.cache_image_features):
             return None
-        parts, form, folder = (
-            self.captioner.prepared_pixels,
-            cast(PixelForm, args.cache_pixels),
-            args.feature_cache_dir,
-        )
+        parts, folder = self.captioner.prepared_pixels, args.feature_cache_dir
+        form = cast(PixelForm, args.cache_pixels)
         if form is None:
             return self._kept("pixels", (dataset,), lambda: DecodedPixels(dataset, parts))
         return self._kept("pixels", (dataset,), lambda: cached_pixels(dataset, parts, form=form, directory=folder))

@@ -95,15 +95,12 @@ def checkpoint_to_resume(trainer: Any, wanted: str | bool) -> str:
         raise ValueError(f"There is no checkpoint {found or f'in {folder!r}'}. Start without resume_from_checkpoint.")
     for path in sorted(Path(found).rglob("*")):
         if _PICKLED_WEIGHTS.fullmatch(path.name):
-            raise ValueError(
-                f"{str(path)!r} is a pickle; weights are loaded only from safetensors: use {convert_command(found)}."
-            )
+            raise ValueError(f"{str(path)!r} is a pickle, which is never loaded. Use {convert_command(found)}.")
         if path.name.endswith(".safetensors.index.json"):
             check_index(path)
     if not any(Path(found).glob("rng_state*.pth")):
         raise ValueError(
-            f"{found!r} holds the model only (save_only_model=True): without the states of optimizer, schedule and random "
-            "numbers no run can resume from it exactly. Use it as the model of a new run, or another checkpoint."
+            f"{found!r} holds the model only (save_only_model=True). Use it as the model of a new run, or another checkpoint."
         )
     path = Path(found) / CONFIGURATION_FILE
     if path.exists():  # checkpoints of a plain Trainer have none
@@ -112,7 +109,7 @@ def checkpoint_to_resume(trainer: Any, wanted: str | bool) -> str:
             if saved.get(name) != mine.get(name):
                 raise ValueError(
                     f"{found!r} is of another run: its {name} is {saved.get(name)!r}, and here it is {mine.get(name)!r}. "
-                    "Resume with the same configuration, from another checkpoint, or start in another output_dir."
+                    "Use the same configuration, another checkpoint, or another output_dir."
                 )
     return found
 
@@ -167,9 +164,9 @@ def _sentence(selection: dict[str, Any]) -> str:
     value = "?" if selection["value"] is None else f"{selection['value']:.6g}"
     ties = selection["ties"]
     tied = f"{len(ties)} tied (steps {', '.join(map(str, ties))}): the earliest is taken" if ties else "no ties"
+    number = selection["evaluations"]
     text = (
-        f"checkpoint-{selection['step']}: {selection['metric']} = {value}, the {best} of {selection['evaluations']} "
-        f"evaluations; {tied}."
+        f"checkpoint-{selection['step']}: {selection['metric']} = {value}, the {best} of {number} evaluations; {tied}."
     )
     return f"Selected {text}" if instead is None else f"Best was {text} It was not loaded: {instead}."
 
@@ -179,12 +176,10 @@ def selection_lines(selection: dict[str, Any]) -> list[str]:
     lines = [_sentence(selection)]
     guard = selection.get("guard") or {"trips": [], "refused": []}
     for trip in guard["trips"]:
-        outcome = {"warn": "Training continued.", "stop": "Training stopped.", "rollback": "Training stopped."}
-        back = trip["rolled_back_to"]
-        lines.append(
-            f"Step {trip['step']}: the guard tripped. {trip['reason']} "
-            + (outcome[trip["action"]] if back is None else f"The weights were rolled back to {back}.")
-        )
+        outcome = "Training continued." if trip["action"] == "warn" else "Training stopped."
+        if trip["rolled_back_to"] is not None:
+            outcome = f"The weights were rolled back to {trip['rolled_back_to']}."
+        lines.append(f"Step {trip['step']}: the guard tripped. {trip['reason']} {outcome}")
     lines += [f"Step {e['step']}: the guard refused the evaluation. {e['reason']}" for e in guard["refused"]]
     if selection.get("collapsed"):
         lines.append(f"The captions have collapsed, so this model is not delivered. {selection['collapsed']}")
@@ -204,9 +199,8 @@ def conclude_selection(trainer: Any) -> None:
     """After training, report the selected checkpoint, and whether the captions of the model have collapsed."""
     args, state, guard = trainer.args, trainer.state, trainer.guard
     here = f"the weights of step {state.global_step} are kept"
-    has_best = state.best_model_checkpoint is not None and (
-        args.load_best_model_at_end or args.save_strategy == "best"
-    )
+    wants_best = args.load_best_model_at_end or args.save_strategy == "best"
+    has_best = wants_best and state.best_model_checkpoint is not None
     why = None  # the model does not have the weights of the best checkpoint
     if has_best:
         if args.load_best_model_at_end and trainer.fault_of_best is not None:
@@ -223,10 +217,8 @@ def conclude_selection(trainer: Any) -> None:
         trainer.selection = describe_selection(trainer, why)
         if state.is_world_process_zero:
             print(_sentence(trainer.selection))
-    if guard is not None and (why is not None or not has_best):
-        reason = guard.fault_of_kept_weights(args, state)
-        if reason is not None:
-            note_collapse(trainer, reason)
+    if guard is not None and (why is not None or not has_best) and (fault := guard.fault_of_kept_weights(args, state)):
+        note_collapse(trainer, fault)
 
 
 # --- Check that weights are finite, in one pass over those that training can change ----------------------------------
@@ -351,8 +343,7 @@ class ExactResumeArguments:
             self.hub_private_repo = True  # TRL's GRPO logs completions to a repository too
         if self.save_on_signal and getattr(self, "save_only_model", False):
             logger.warning(
-                "save_only_model=True: a checkpoint saved on a signal holds the model only, and no run can resume from it. Use "
-                "save_only_model=False to resume."
+                "save_only_model=True: no run can resume from it. Use save_only_model=False for a checkpoint on a signal."
             )
 
 
@@ -444,15 +435,10 @@ class ExactResumeTrainer(CheckedPush):
         if name is None:
             return
         good = get_last_checkpoint(self.args.output_dir) if has_checkpoint(self.args.output_dir) else None
-        remedy = "This run has no earlier checkpoint. Start again with a lower learning_rate or max_grad_norm."
-        if good is not None:
-            remedy = (
-                f"The last checkpoint is {good!r}. Start from it, with a lower learning_rate or max_grad_norm: use it as the "
-                "model of a new run."
-            )
+        again = "Start again" if good is None else f"Start a new run from the last checkpoint, {good!r},"
         raise FloatingPointError(
             f"Training has diverged: {name} is NaN or infinite after step {self.state.global_step}. {what} is not saved, "
-            f"and no checkpoint is removed. {remedy}"
+            f"and no checkpoint is removed. {again} with a lower learning_rate or max_grad_norm."
         )
 
     def save_state_of_run(self, folder: str) -> None:

@@ -116,7 +116,7 @@ def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
         "peft_config=LoraConfig(...)"
     )
     raise ValueError(
-        f"{len(low)} of {len(trainable)} trainable weights are {example.dtype} ({name}, ...). At this precision nearly every "
+        f"{len(low)} of {len(trainable)} trainable weights are {str(example.dtype)[6:]} ({name}, ...). At this precision nearly every "
         f"update is rounded to zero, so almost nothing is learned. {remedy}."
     )
 
