@@ -1,17 +1,12 @@
-"""Trains a few steps and saves the weights; also run by torchrun."""
+"""Trains a few steps, and compares weights."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.utils.model_files import model_path
 from tests.tolerances import assert_close
@@ -85,10 +80,3 @@ SAMPLED = {"do_sample": True, "per_device_train_batch_size": 8, "max_completion_
 
 def captioner():
     return load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
-
-
-if __name__ == "__main__":
-    output, arguments = Path(sys.argv[1]), json.loads(sys.argv[2])
-    trained = train(output.parent, load_scenes(num_train=16, num_validation=12, num_test=0)["train"], **arguments)
-    if trained.accelerator.is_main_process:
-        save_file(weights(trained), output)
