@@ -186,3 +186,8 @@ def test_all_captions_are_scored_at_once(rollouts, monkeypatch):
             reward(context)
         counted.append(operations.number)
     assert counted[0] == counted[1]
+
+
+def test_own_baseline():
+    assert CiderReward().baseline is None
+    assert CiderReward(baseline="greedy").baseline == "greedy"
