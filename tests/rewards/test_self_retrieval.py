@@ -229,7 +229,7 @@ def test_reward_without_a_scorer_uses_that_of_the_trainer(rollouts):
     assert reward(rollouts.context(captions, ROWS)).equal(expected)
 
 
-# Bad input
+# A bank
 
 
 IDS = [f"i{row}" for row in range(8)]
@@ -440,7 +440,7 @@ def test_function_for_trl_gives_empty_captions_the_floor():
     assert found[0] > found[1] == close(-2 * math.log(7))
 
 
-# Bad input
+# Importance weights
 
 
 IMPORTANCE = {"bank_images": "nearest_and_random", "bank_weighting": "importance"}

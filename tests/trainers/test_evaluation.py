@@ -297,7 +297,7 @@ def test_model_and_model_init_exclude_each_other(tmp_path, scenes):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
     for given in (
         {"model": tiny_captioner("blip"), "model_init": lambda: tiny_captioner("blip")},
-        {"model": None},
+        {"model_init": None},
         {"model_init": lambda: tiny_captioner("blip"), "optimizers": (optimizer, None)},
     ):
         with pytest.raises(ValueError, match="model_init"):
