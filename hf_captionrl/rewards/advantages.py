@@ -57,8 +57,7 @@ class GreedyBaseline(Baseline):
     needs_greedy = True
 
     def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
-        if greedy is None:
-            raise ValueError("The greedy baseline needs the rewards of the greedy captions. Pass greedy.")
+        assert greedy is not None
         return rewards - greedy.unsqueeze(1)
 
 
@@ -90,8 +89,8 @@ class RunningMeanBaseline(Baseline):
 class BatchMeanBaseline(Baseline):
     """Mean reward of the captions of the other images of the rollout (of this process); 0 with one image.
 
-    A running mean lags behind where rewards change at once, as they do when a curriculum continues with larger bags: then nearly
-    all advantages have one sign. This mean has the difficulty of the same rollout.
+    A running mean lags behind when a curriculum continues with larger bags: then nearly all advantages have one sign. This
+    mean has the difficulty of the same rollout.
     """
 
     def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
@@ -155,13 +154,11 @@ def make_baseline(name: str, group_size: int, *, do_sample: bool = True) -> Base
     baseline = BASELINES[name]()
     if group_size < baseline.min_group_size:
         raise ValueError(
-            f"The baseline {name!r} compares the captions of one image and needs {baseline.min_group_size} of them, got "
-            f"num_generations={group_size}. Raise num_generations or use 'running_mean'."
+            f"num_generations is {group_size}, and the baseline {name!r} needs {baseline.min_group_size}. Raise it."
         )
     if baseline.needs_greedy and not do_sample:
         raise ValueError(
-            f"With do_sample=False the caption is identical to its {name!r} baseline, so every advantage is 0. Set do_sample=True "
-            "or use 'running_mean'."
+            f"do_sample is False, so the baseline {name!r} makes every advantage 0. Use 'running_mean', or True."
         )
     return baseline
 
@@ -177,7 +174,7 @@ def compute_advantages(
     scale_rewards: str = "none",
     multi_objective_aggregation: str = "sum_then_normalize",
 ) -> tuple[Tensor, Tensor]:
-    """Advantages `(N,)` and rewards `(N, R)` of a rollout, float64 on the CPU.
+    """Advantages `(N,)` and rewards `(N, R)` of a rollout, float64 on the CPU; baselines are updated.
 
     Rewards that share a baseline are summed before the baseline is subtracted. `greedy` is the rollout of the greedy
     captions, for baselines that need it. The last two arguments are those of TRL's GRPO.
@@ -192,40 +189,11 @@ def compute_advantages(
         rewards_sum = (scaled * weights).sum(2)  # (B, G)
         mean, deviation = _moments(rewards_sum, number, mean_over_processes)
         return ((rewards_sum - mean) / (deviation + _EPSILON)).flatten(), values
-    total = _above_baselines(rewards, values, weights, shape, baselines, default, greedy, mean_over_processes)
-    if scale_rewards != "none":
-        rewards_sum = (values * weights).sum(1).view(shape)
-        of_group = scale_rewards == "group"
-        spread: Any = (
-            rewards_sum.std(1, keepdim=True) if of_group else _moments(rewards_sum, number, mean_over_processes)[1]
-        )
-        total = total / (spread + _EPSILON)
-    return total.flatten(), values
-
-
-def _moments(values: Tensor, number: int, mean_over_processes: Callable[[float], float]) -> tuple[float, float]:
-    """Mean and standard deviation of the `number` values of all processes."""
-    mean = mean_over_processes(float(values.mean()))
-    square = mean_over_processes(float((values - mean).square().mean()))
-    return mean, math.sqrt(square * number / max(number - 1, 1))
-
-
-def _above_baselines(
-    rewards: WeightedRewards,
-    values: Tensor,
-    weights: Tensor,
-    shape: tuple[int, int],
-    baselines: dict[str, Baseline],
-    default: str,
-    greedy: RewardContext | None,
-    mean_over_processes: Callable[[float], float],
-) -> Tensor:
-    """Weighted sums `(B, G)` of rewards minus their baselines, which are updated."""
     names = [reward.baseline or default for reward in rewards.rewards]
     columns_of = {name: [i for i, other in enumerate(names) if other == name] for name in names}
-    total = torch.zeros(shape, dtype=values.dtype)
-    compared = [i for name, columns in columns_of.items() if baselines[name].needs_greedy for i in columns]
+    compared = [i for i, name in enumerate(names) if baselines[name].needs_greedy]
     greedy_values = rewards(greedy, only=compared) if greedy is not None and compared else None  # (B, R)
+    total = torch.zeros(shape, dtype=values.dtype)
     for name, columns in columns_of.items():
         baseline = baselines[name]
         if baseline.per_reward:
@@ -243,4 +211,16 @@ def _above_baselines(
         total += baseline(rewards_sum, greedy_sum)
         if not baseline.update_first:
             baseline.update(mean)
-    return total
+    rewards_sum = (values * weights).sum(1).view(shape)
+    if scale_rewards == "group":
+        total = total / (rewards_sum.std(1, keepdim=True) + _EPSILON)
+    elif scale_rewards == "batch":
+        total = total / (_moments(rewards_sum, number, mean_over_processes)[1] + _EPSILON)
+    return total.flatten(), values
+
+
+def _moments(values: Tensor, number: int, mean_over_processes: Callable[[float], float]) -> tuple[float, float]:
+    """Mean and standard deviation of the `number` values of all processes."""
+    mean = mean_over_processes(float(values.mean()))
+    square = mean_over_processes(float((values - mean).square().mean()))
+    return mean, math.sqrt(square * number / max(number - 1, 1))

@@ -16,7 +16,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -114,8 +114,7 @@ class RewardContext:
         """Add a column, N values, to the table of completions."""
         if len(values) != len(self.captions):
             raise ValueError(
-                f"log_extra({column!r}, ...) was given {len(values)} values for {len(self.captions)} captions. Pass one per "
-                "caption."
+                f"log_extra({column!r}) got {len(values)} values for {len(self.captions)} captions. Pass one per caption."
             )
         self.extra[str(column)] = list(values)
 
@@ -133,8 +132,7 @@ class RewardContext:
 class Reward(ABC):
     """A number for each caption of a rollout; higher is better.
 
-    The rewards of this package are dataclasses under [`register_reward`]. Their fields with a help text are also arguments of
-    [`SelfRetrievalConfig`] and [`SelfRetrievalGRPOConfig`].
+    The rewards of this package are dataclasses under [`register_reward`].
 
     Attributes:
         name: Name in the logs.
@@ -170,10 +168,6 @@ class WeightedRewards:
     Args:
         rewards (`Sequence[Reward]`): The rewards.
         weights (`Sequence[float]`, *optional*): One per reward; 1 by default.
-
-    Raises:
-        ValueError: If there is no reward, the numbers of rewards and weights differ, a weight is not finite, or two
-            rewards have the same name.
     """
 
     def __init__(self, rewards: Sequence[Reward], weights: Sequence[float] | None = None) -> None:
@@ -181,19 +175,14 @@ class WeightedRewards:
         self.weights = [1.0] * len(self.rewards) if weights is None else [float(weight) for weight in weights]
         if not self.rewards:
             raise ValueError("There is no reward. Pass reward_funcs, e.g. reward_funcs='self_retrieval'.")
-        if len(self.weights) != len(self.rewards):
+        if len(self.weights) != len(self.rewards) or not all(map(math.isfinite, self.weights)):
+            raise ValueError(f"The reward weights are {self.weights}. Pass a finite number for each of {self.names}.")
+        if len(set(self.names)) < len(self.names):
             raise ValueError(
-                f"{len(self.weights)} reward weights for {len(self.rewards)} rewards. Pass one per reward."
-            )
-        if not all(math.isfinite(weight) for weight in self.weights):
-            raise ValueError(f"The reward weights are {self.weights}. Use finite numbers.")
-        self._has_warned = False
-        names = [reward.name for reward in self.rewards]
-        if len(set(names)) < len(names):
-            raise ValueError(
-                f"Two rewards have the same name: {names}. Set the attribute `name` of one of them; for a function use "
+                f"Two rewards have the same name: {self.names}. Set the attribute `name` of one of them; for a function use "
                 "CompletionReward(function, name=...)."
             )
+        self._has_warned = False
 
     @property
     def names(self) -> list[str]:
@@ -215,17 +204,17 @@ class WeightedRewards:
 
     def __call__(self, context: RewardContext, only: Sequence[int] | None = None) -> Tensor:
         """Rewards `(N, R)` of a rollout, unweighted: float64 on the CPU, finite; `only` some of them, the other columns are 0."""
-        columns, missing = [], []
+        columns, missing, number = [], [], len(context.captions)
         found = self._values(context, range(len(self.rewards)) if only is None else only)
         for index, reward in enumerate(self.rewards):
             if index not in found:
-                columns.append(torch.zeros(len(context.captions), dtype=torch.float64))
+                columns.append(torch.zeros(number, dtype=torch.float64))
                 continue
             values = found[index].detach().double().cpu()
-            if values.shape != (len(context.captions),):
+            if values.shape != (number,):
+                shape = tuple(values.shape)
                 raise ValueError(
-                    f"The reward {reward.name!r} returned shape {tuple(values.shape)} for {len(context.captions)} "
-                    "captions. Return one number per caption."
+                    f"The reward {reward.name!r} returned shape {shape} for {number} captions. Return ({number},)."
                 )
             bad = ~values.isfinite()
             if bad.any():
@@ -233,26 +222,23 @@ class WeightedRewards:
             context.statistics[f"rewards/{reward.name}/undefined"] = float(bad.sum())
             columns.append(values)
             missing.append(bad)
-        if only is None:
-            self._check_rewarded(context, torch.stack(missing, dim=1).all(1))
+        has_floor = any(type(reward).undefined is not Reward.undefined for reward in self.rewards)
+        if only is None and not has_floor:
+            self._warn_of_unrewarded(context, torch.stack(missing, dim=1).all(1))
         return torch.stack(columns, dim=1)
 
     def _values(self, context: RewardContext, wanted: Sequence[int]) -> dict[int, Tensor]:
         """What the rewards return, by index; asynchronous functions run concurrently, after the others."""
-        later = [i for i in wanted if getattr(self.rewards[i], "is_async", False)]
+        later: dict[int, Any] = {i: self.rewards[i] for i in wanted if getattr(self.rewards[i], "is_async", False)}
         found = {i: self.rewards[i](context) for i in wanted if i not in later}
-        functions: list[Any] = [self.rewards[i] for i in later]
-        answers = _run_together([function.call(context) for function in functions])
-        return found | {i: f.read(answer) for i, f, answer in zip(later, functions, answers, strict=True)}
+        answers = _run_together([function.call(context) for function in later.values()])
+        return found | {i: later[i].read(answer) for i, answer in zip(later, answers, strict=True)}
 
-    def _check_rewarded(self, context: RewardContext, unrewarded: Tensor) -> None:
+    def _warn_of_unrewarded(self, context: RewardContext, unrewarded: Tensor) -> None:
         """Warn about captions without a number from any reward, `(N,)`; only once if that is every caption of a rollout."""
-        has_floor = any(type(reward).undefined is not Reward.undefined for reward in self.rewards)
-        if has_floor or not unrewarded.any():
-            return
-        first = int(unrewarded.nonzero()[0])
         # As in TRL: with several tasks, a process may hold images of a task without a reward.
-        if not unrewarded.all() or not self._has_warned:
+        if unrewarded.any() and not (unrewarded.all() and self._has_warned):
+            first = int(unrewarded.nonzero()[0])
             logger.warning(
                 "%d of %d captions got None, NaN or infinity from every reward (%s) and count as 0; the first is %r of the "
                 "image %r. Return a number for at least one caption, or nothing is learned.",
@@ -272,28 +258,25 @@ _ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_
 _NO_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass."""
 
-_running: dict[int, asyncio.AbstractEventLoop] = {}
-_starting = threading.Lock()
+
+@functools.cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """One loop for the whole run, to which a client may be bound. A forked process starts another: threads do not survive.
+
+    It runs in a thread, because the main thread of a notebook already runs a loop.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="reward functions", daemon=True).start()
+    return loop
 
 
 def _run_together(awaitables: Sequence[Awaitable[Any]]) -> list[Any]:
-    """Await several calls concurrently, on one loop for the whole run, to which a client may be bound.
-
-    The loop runs in a thread, because the main thread of a notebook already runs a loop. A forked process starts another,
-    because threads do not survive a fork.
-    """
-    if not awaitables:
-        return []
-    with _starting:
-        if os.getpid() not in _running:
-            _running.clear()
-            loop = _running[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="reward functions", daemon=True).start()
+    """Await several calls concurrently."""
 
     async def together() -> list[Any]:
         return list(await asyncio.gather(*awaitables))
 
-    return asyncio.run_coroutine_threadsafe(together(), _running[os.getpid()]).result()
+    return asyncio.run_coroutine_threadsafe(together(), _loop(os.getpid())).result() if awaitables else []
 
 
 class Repeated(Sequence[Any]):
@@ -361,8 +344,7 @@ class CompletionReward(Reward):
         parameters = inspect.signature(called).parameters.values()
         if any(p.kind == p.POSITIONAL_ONLY and p.default is p.empty for p in parameters):
             raise TypeError(
-                f"The reward function {self.name!r} takes parameters by position only, and TRL's are passed by keyword. "
-                "Remove the '/' from its signature."
+                f"{self.name!r} takes parameters by position only, and TRL's are keywords. Remove the '/'."
             )
         keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
@@ -390,15 +372,15 @@ class CompletionReward(Reward):
 
     def call(self, context: RewardContext) -> Any:
         """What the function returns; of an `async` function an awaitable."""
-        names = self._names
-        ids = context.completion_ids
+        ids, names, times = context.completion_ids, self._names, context.group_size
         if ids is None:
             ids = [row[mine].tolist() for row, mine in zip(context.ids, context.mask, strict=True)]
-        arguments: dict[str, Any] = {
-            name: self._repeated(context.columns[name], context.group_size)
-            for name in context.columns
-            if name not in _NO_COLUMNS and (names is None or name in names)
-        }
+        arguments: dict[str, Any] = {}
+        for name in context.columns:
+            if name not in _NO_COLUMNS and (names is None or name in names):
+                column = context.columns[name]
+                is_list = isinstance(column, list)
+                arguments[name] = [v for v in column for _ in range(times)] if is_list else Repeated(column, times)
         arguments |= {
             "prompts": context.prompts if context.prompts is not None else [""] * len(context.captions),
             "completions": self._completions(context),
@@ -408,10 +390,6 @@ class CompletionReward(Reward):
             "log_metric": context.log_metric,
         }
         return self.function(**{n: value for n, value in arguments.items() if names is None or n in names})
-
-    @staticmethod
-    def _repeated(values: Sequence[Any], times: int) -> Sequence[Any]:
-        return [v for v in values for _ in range(times)] if isinstance(values, list) else Repeated(values, times)
 
     def _completions(self, context: RewardContext) -> list[Any]:
         wanted = self._conversational
@@ -431,17 +409,13 @@ class CompletionReward(Reward):
         if isinstance(values, Tensor):
             return values.double()
         try:
-            if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-                raise TypeError
             numbers = [math.nan if value is None else value for value in values]
-            if any(isinstance(value, (str, bytes)) for value in numbers):
+            if isinstance(values, (str, bytes, Mapping)) or any(isinstance(value, (str, bytes)) for value in numbers):
                 raise TypeError
             return torch.tensor([float(value) for value in numbers], dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):
-            text = repr(values)
             raise ValueError(
-                f"The reward function {self.name!r} returned {text if len(text) <= 200 else f'{text[:200]}...'}. Return a "
-                "list with one number, or None, per caption."
+                f"{self.name!r} returned {repr(values)[:200]}. Return a list with one number, or None, per caption."
             ) from None
 
 
@@ -472,48 +446,38 @@ def resolve_rewards(
     reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]],
     reward_weights: Sequence[float] | None = None,
 ) -> WeightedRewards:
-    """Weighted rewards from a reward, a function, a name, or a list of them with or without weights.
+    """Weighted rewards from a reward, a function, a name, or a list of them or of pairs `(reward, weight)`.
 
     Functions with the same name, such as two lambdas, are numbered: `name`, `name_2`, `name_3`, ...
-
-    Args:
-        reward_funcs: One of them, or a list; a list may hold pairs `(reward, weight)`.
-        reward_weights (`Sequence[float]`, *optional*): One per reward, instead of weights in the list.
-
-    Returns:
-        [`WeightedRewards`]: In the order given.
     """
     if isinstance(reward_funcs, tuple) and len(reward_funcs) == 2 and isinstance(reward_funcs[1], (int, float)):
         reward_funcs = [reward_funcs]  # one reward with its weight
-    items = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-    weights: list[float] = []
-    rewards: list[Reward] = []
+    given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+    items: list[Any] = [item[0] if isinstance(item, tuple) else item for item in given]
+    weights: list[Any] = [item[1] if isinstance(item, tuple) else None for item in given]
+    if reward_weights is not None and set(weights) != {None}:
+        raise ValueError("Reward weights are given both in reward_funcs and in reward_weights. Pass them once.")
     functions: list[Reward] = []
-    for item in items:
-        item, weight = item if isinstance(item, tuple) else (item, None)
-        if weight is not None and reward_weights is not None:
-            raise ValueError("Reward weights are given both in reward_funcs and in reward_weights. Pass them once.")
+    for index, item in enumerate(items):
         if isinstance(item, str):
             if item not in REWARDS:
                 raise ValueError(f"There is no reward {item!r}. Use one of {sorted(REWARDS)}, or pass a function.")
-            item = REWARDS[item]()
-        if not isinstance(item, Reward):
+            items[index] = REWARDS[item]()
+        elif not isinstance(item, Reward):
             is_model = isinstance(item, torch.nn.Module) and hasattr(item, "config")
             if not callable(item) or isinstance(item, type) or is_model:
                 raise TypeError(
-                    f"{type(item).__name__} is not a reward. Pass a Reward, a function with TRL's signature that returns one "
-                    "number per caption (it may call a model), or a name."
+                    f"{type(item).__name__} is not a reward. Pass a Reward, a function with TRL's signature, or a name."
                 )
-            item = CompletionReward(item)
-            functions.append(item)
-        rewards.append(item)
-        weights.append(1.0 if weight is None else float(weight))
+            items[index] = CompletionReward(item)
+            functions.append(items[index])
     # Number equal names of functions; names that the user chose stay.
-    taken = {reward.name for reward in rewards if not any(reward is function for function in functions)}
+    taken = {reward.name for reward in items if not any(reward is function for function in functions)}
     for reward in functions:
         base, number = reward.name, 1
         while reward.name in taken:
             number += 1
             reward.name = f"{base}_{number}"
         taken.add(reward.name)
-    return WeightedRewards(rewards, weights if reward_weights is None else reward_weights)
+    defaults = [1.0 if weight is None else weight for weight in weights]
+    return WeightedRewards(items, defaults if reward_weights is None else reward_weights)

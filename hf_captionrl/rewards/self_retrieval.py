@@ -1,6 +1,7 @@
-"""Self-retrieval with a bank of distractors, as a reward function with TRL's signature.
+"""The self-retrieval reward: within the batch, or with a bank of distractors, also as a function with TRL's signature.
 
-Legend: N captions, D features.
+Legend: B images, G captions per image, N = B * G captions, C images of the rollout, K images compared, M images of a bank,
+D features.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from hf_captionrl.rewards.base import (
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
 
 # --- A bank of image features: distractors that do not depend on the batch -------------------------------------------
-# Legend: B targets, G captions per target, N = B * G captions, M images in the bank, K compared with a target, D features.
 
 _SEED = 0  # of random images: the same on every process and in a resumed run
 _NEAR = 0.999  # cosine that copies exceed even after rounding
@@ -39,7 +39,7 @@ _COPY = 1e-5  # largest difference between the features of copies: rounding, in 
 class ImageBank:
     r"""Cached image features of a scorer, with which any caption can be compared.
 
-    The captions of a target are never compared with the target or its copies (images with the same features) as distractors.
+    A target and its copies (images with the same features) are never its distractors.
 
     Args:
         features (array or tensor of shape `(M, D)`): Image features, e.g. of a [`FeatureCache`].
@@ -51,9 +51,6 @@ class ImageBank:
             stands for, in the order of the neighbours (without them `(M,)`, in the order of the bank): the inverse of its
             probability to be in the bank. 1 for an image that always is; `(P - k) / m` for each of m images drawn from the
             other P - k. None: all distractors of a target stand for the same number.
-
-    Raises:
-        ValueError: If there are fewer than two images, an id is missing or occurs twice, or counts are not K positive numbers.
 
     Example:
         >>> keys = [image_hash(image) for image in images]  # doctest: +SKIP
@@ -76,38 +73,23 @@ class ImageBank:
         self._columns = RowLookup(self.image_ids)
         first = self._columns.first_rows()
         distinct = int((first == np.arange(len(first))).sum())
-        if not distinct == len(first) == len(self.features):
+        if not 2 <= distinct == len(first) == len(self.features):
             raise ValueError(
                 f"The bank has features of {len(self.features)} images, {len(first)} ids and {distinct} different ids. Pass one "
-                "id per image, each once."
+                "id per image, each once, for 2 or more images."
             )
-        if len(self.features) < 2:
-            raise ValueError("The bank has one image, which is not a distractor of itself. Use 2 or more images.")
         self._nearest: Tensor | None = None
-        self._rows = RowLookup([])
         if neighbours is not None:
             columns = torch.from_numpy(self._columns.rows(neighbours.image_ids))
             self._nearest = columns[neighbours.indices]  # (targets, K); -1 where the bank lacks the neighbour
             self._rows = RowLookup(neighbours.image_ids)
-        self.counts = self._checked_counts(counts)
-
-    def _checked_counts(self, counts: Any) -> Tensor | None:
-        """`(K,)` in fp32, or None."""
-        if counts is None:
-            return None
-        values = torch.as_tensor(counts, dtype=torch.float32, device=self.features.device)
-        number = len(self) if self._nearest is None else self._nearest.size(1)
-        if values.shape != (number,) or not bool((values.isfinite() & (values > 0)).all()):
-            raise ValueError(
-                f"counts has shape {tuple(values.shape)}, but a target is compared with {number} images. Pass {number} positive "
-                "numbers."
-            )
-        return values
-
-    @property
-    def has_neighbours(self) -> bool:
-        """Whether each target has its own distractors."""
-        return self._nearest is not None
+        self.counts: Tensor | None = None  # (K,)
+        if counts is not None:
+            self.counts = torch.as_tensor(counts, dtype=torch.float32, device=self.features.device)
+            number = len(self) if self._nearest is None else self._nearest.size(1)
+            if self.counts.shape != (number,) or not bool((self.counts.isfinite() & (self.counts > 0)).all()):
+                shape = tuple(self.counts.shape)
+                raise ValueError(f"counts has shape {shape}. Pass {number} positive numbers, one per image compared.")
 
     def __len__(self) -> int:
         return len(self.features)
@@ -131,26 +113,23 @@ class ImageBank:
         unknown = self._rows.missing(image_ids)
         if unknown:
             raise ValueError(
-                f"The bank has no neighbours for {len(unknown)} of {len(image_ids)} images (first: {unknown[0]!r}). Use "
-                "neighbours of all training images, or a bank without neighbours."
+                f"The bank has no neighbours of {len(unknown)} images (first: {unknown[0]!r}). Use all training images."
             )
-        missing = (self._nearest < 0).sum(1).cpu().numpy()[self._rows.rows(image_ids)]
-        lacking = np.flatnonzero(missing)
+        lacking = np.flatnonzero((self._nearest < 0).any(1).cpu().numpy()[self._rows.rows(image_ids)])
         if len(lacking):
             raise ValueError(
-                f"The bank has no features of {missing[lacking[0]]} neighbours of the image {image_ids[int(lacking[0])]!r} "
-                f"({len(lacking)} of {len(image_ids)} images lack some). Add the features of all neighbours to the bank."
+                f"The bank lacks features of neighbours of {len(lacking)} of {len(image_ids)} images (first: "
+                f"{image_ids[int(lacking[0])]!r}). Add the features of all neighbours to the bank."
             )
 
     def compare(
         self, text: Tensor, targets: Tensor, image_ids: Sequence[str], batch_size: int
     ) -> tuple[Tensor, Tensor]:
-        """Cosines of captions with their targets and distractors, and weights that stand for a batch.
+        """Cosines `(N, 1 + K)` of captions with their target, first, and its distractors, and weights that stand for a batch.
 
-        Shapes: `text` `(N, D)`, the captions of a target are adjacent; `targets` `(B, D)`. `batch_size` is C, the images of a
-        batch, the target included. Returns cosines and weights `(N, 1 + K)`, the target first. The weights, for
-        [`retrieval_rewards`], are 1 for the target, 0 for itself and its copies in the bank, and for each distractor C - 1 times
-        its share of all counts, which is `(C - 1) / number` where the bank has no counts.
+        Shapes: `text` `(N, D)`, `targets` `(B, D)`. `batch_size` is C, the images of a batch, the target included. The weights,
+        for [`retrieval_rewards`], are 1 for the target, 0 for itself and its copies in the bank, and for each distractor C - 1
+        times its share of all counts, which is `(C - 1) / number` where the bank has no counts.
         """
         group_size = len(text) // len(targets)
         itself = torch.from_numpy(self._columns.rows(image_ids)).to(self.features.device)
@@ -168,9 +147,7 @@ class ImageBank:
         number = is_distractor.sum(1, keepdim=True)  # (B, 1)
         if not number.all():
             alone = image_ids[int((number == 0).nonzero()[0, 0])]
-            raise ValueError(
-                f"The bank holds no other image than the image {alone!r} and copies of it. Use a larger bank."
-            )
+            raise ValueError(f"The bank holds only the image {alone!r} and copies of it. Use a larger bank.")
         # The sum of the counts estimates the images of the pool that are not copies: k + (P - k) = P without copies.
         counts = is_distractor.float() if self.counts is None else is_distractor * self.counts  # (B, K)
         weights = (batch_size - 1) * counts / counts.sum(1, keepdim=True)  # (B, K)
@@ -184,29 +161,6 @@ class ImageBank:
         rows, columns = near.nonzero(as_tuple=True)
         near[rows, columns] = (self.features[columns] - targets[rows]).abs().amax(1) <= _COPY
         return ~near
-
-
-def check_weighting(weighting: str, bank_images: str, reward_kind: str, banks: Sequence[ImageBank]) -> None:
-    """Refuse weights that a reward or a bank cannot have; without banks, `bank_images` says which one will be made."""
-    if weighting == "equal":
-        if any(bank.counts is not None for bank in banks):
-            raise ValueError("The bank has counts, and bank_weighting is 'equal'. Use bank_weighting='importance'.")
-        return
-    if reward_kind == "cosine":
-        raise ValueError(
-            "bank_weighting='importance' weights the sum over distractors, and reward_kind='cosine' has none. Use "
-            "reward_kind='log_prob', or bank_weighting='equal'."
-        )
-    if not banks and bank_images == "nearest":
-        raise ValueError(
-            "bank_images='nearest' leaves all other images out, so no weights make it stand for a random batch. Use "
-            "bank_images='nearest_and_random', or bank_weighting='equal'."
-        )
-    if any(bank.has_neighbours and bank.counts is None for bank in banks):
-        raise ValueError(
-            "bank_weighting='importance' needs the counts of a bank with neighbours. Use ImageBank(..., counts=...), or "
-            "bank_weighting='equal'."
-        )
 
 
 def training_bank(
@@ -223,36 +177,30 @@ def training_bank(
     most = len(image_ids) if bank_images == "random" else others
     if bank_size > most:
         raise ValueError(
-            f"bank_size is {bank_size}, and the {len(image_ids)} training images allow a bank of {most}. Lower bank_size, or "
-            "pass SelfRetrieval(scorer, bank=ImageBank(...)) with other images."
+            f"bank_size is {bank_size}, and {len(image_ids)} training images allow {most}. Lower it, or pass a bank."
         )
-    if bank_images != "random":
-        number = bank_size if bank_images == "nearest" else num_hard
-        if number > bank_size:
-            raise ValueError(f"num_hard_distractors is {number}, but bank_size {bank_size}. Use at most bank_size.")
-        counts = None
-        if bank_weighting == "importance":
-            counts = _inclusion_counts(number, bank_size - number, others)
-        columns, cosines = nearest_neighbours(features, number)
-        if number < bank_size:
-            columns = _with_random(columns, bank_size)
-            cosines = torch.full(columns.shape, math.nan)  # of no use to the bank
-        neighbours = NeighbourFile(columns, cosines, list(image_ids), signature, "image")
-        return ImageBank(features, image_ids, signature, neighbours, counts)
-    # Each image is drawn with the same probability, so that equal weights are importance weights.
-    rows = np.random.default_rng(_SEED).choice(len(image_ids), bank_size, replace=False).tolist()
-    return ImageBank(features[rows], [image_ids[row] for row in rows], signature)
-
-
-def _inclusion_counts(nearest: int, drawn: int, others: int) -> list[float]:
-    """Images that each distractor stands for: itself, or its share of the images that are not among the nearest."""
-    rest = others - nearest
-    if rest and not drawn:
-        raise ValueError(
-            f"num_hard_distractors is {nearest}, as large as bank_size, so {rest} of {others} images are never in the bank, and "
-            "no weights make it stand for a batch. Raise bank_size, or use bank_weighting='equal'."
-        )
-    return [1.0] * nearest + [rest / drawn] * drawn if drawn else [1.0] * nearest
+    if bank_images == "random":
+        # Each image is drawn with the same probability, so that equal weights are importance weights.
+        rows = np.random.default_rng(_SEED).choice(len(image_ids), bank_size, replace=False).tolist()
+        return ImageBank(features[rows], [image_ids[row] for row in rows], signature)
+    number = bank_size if bank_images == "nearest" else num_hard
+    drawn, rest = bank_size - number, others - number
+    if drawn < 0:
+        raise ValueError(f"num_hard_distractors is {number}, but bank_size {bank_size}. Use at most bank_size.")
+    counts = None
+    if bank_weighting == "importance":
+        if rest and not drawn:
+            raise ValueError(
+                f"num_hard_distractors is {number}, all of bank_size, so {rest} images have no weight. Raise bank_size."
+            )
+        # The images that each distractor stands for: itself, or its share of those that are not among the nearest.
+        counts = [1.0] * number + [rest / max(drawn, 1)] * drawn
+    columns, cosines = nearest_neighbours(features, number)
+    if drawn:
+        columns = _with_random(columns, bank_size)
+        cosines = torch.full(columns.shape, math.nan)  # of no use to the bank
+    neighbours = NeighbourFile(columns, cosines, list(image_ids), signature, "image")
+    return ImageBank(features, image_ids, signature, neighbours, counts)
 
 
 def _with_random(rows: Tensor, number: int) -> Tensor:
@@ -276,8 +224,6 @@ def _repeated(rows: np.ndarray) -> np.ndarray:
 
 
 # --- Self-retrieval: can a frozen image-text model find the image from its caption? ----------------------------------
-# Legend: B images, G captions per image, N = B * G captions, C images of the rollout, K images compared, M images of a bank,
-# D features.
 
 RewardKind = Literal["log_prob", "cosine", "accuracy"]
 
@@ -305,22 +251,18 @@ def retrieval_rewards(
     Returns:
         `torch.Tensor` of shape `(N,)`: Nats (at most 0), a cosine in [-1, 1], or 0 and 1; NaN where the target's similarity
         is NaN.
-
-    Raises:
-        ValueError: If the kind is unknown, or `"accuracy"` has weights.
     """
-    if weights is not None and reward_kind == "accuracy":
-        raise ValueError("reward_kind='accuracy' counts images, which have no weights. Use 'log_prob', or no weights.")
+    of_target = similarity.gather(1, columns[:, None])[:, 0]  # (N,)
     if reward_kind == "log_prob":
         logits = scale * similarity if weights is None else scale * similarity + weights.log()
         return logits.log_softmax(1).gather(1, columns[:, None])[:, 0]
     if reward_kind == "cosine":
-        return similarity.gather(1, columns[:, None])[:, 0]
-    if reward_kind == "accuracy":
-        found = (ranks_from_scores(similarity, columns) == 1).to(similarity.dtype)
-        # NaN would otherwise get a rank and count as a caption that missed its image.
-        return found.masked_fill(similarity.gather(1, columns[:, None])[:, 0].isnan(), math.nan)
-    raise ValueError(f"reward_kind is {reward_kind!r}. Use 'log_prob', 'cosine' or 'accuracy'.")
+        return of_target
+    if reward_kind != "accuracy" or weights is not None:
+        raise ValueError(f"reward_kind is {reward_kind!r}. Use 'log_prob', 'cosine' or, without weights, 'accuracy'.")
+    found = (ranks_from_scores(similarity, columns) == 1).to(similarity.dtype)
+    # NaN would otherwise get a rank and count as a caption that missed its image.
+    return found.masked_fill(of_target.isnan(), math.nan)
 
 
 @dataclass(kw_only=True)
@@ -367,6 +309,11 @@ class RetrievalOptions:
     )
 
 
+def _listed(value: Any) -> list[Any]:
+    """One value, several, or None as a list."""
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+
+
 @register_reward
 @dataclass(eq=False)
 class SelfRetrieval(RetrievalOptions, Reward):
@@ -390,9 +337,6 @@ class SelfRetrieval(RetrievalOptions, Reward):
         undefined_reward (`float`, *optional*): For captions without a word and features that are NaN or infinite. None:
             twice the reward of a caption that fits all images equally, 2 log(1/K); -1 for cosines; 0 for accuracies.
 
-    Raises:
-        ValueError: If an argument has a value that its help text does not list.
-
     Example:
         >>> reward = SelfRetrieval("openai/clip-vit-base-patch32", reward_kind="log_prob")  # doctest: +SKIP
     """
@@ -406,47 +350,44 @@ class SelfRetrieval(RetrievalOptions, Reward):
 
     def __post_init__(self) -> None:
         check_values(self)
-        self._check_bank()
-        _ = self.scale  # checks it before the first step
-        several = isinstance(self.scorer, (list, tuple))
-        self.scorers: list[Any] = list(self.scorer) if several else [] if self.scorer is None else [self.scorer]
+        self.scorers: list[Any] = _listed(self.scorer)
+        self._given_banks: list[ImageBank] = _listed(self.bank)
         self._features: list[Tensor] = []
         self._banks: list[ImageBank] = []
+        self.scale: float | None = None  # factor on the cosines; None for the scorer's
+        if self.similarity_scale != "code":
+            try:
+                self.scale = 1.0 if self.similarity_scale == "paper" else float(self.similarity_scale)
+            except (TypeError, ValueError):
+                self.scale = 0.0
+            if not 0 < self.scale < math.inf:
+                raise ValueError(
+                    f"similarity_scale is {self.similarity_scale!r}. Use 'code', 'paper' or a positive number."
+                )
+        if self.distractor_scope == "bank":
+            self._check_bank()
+        elif self.bank is not None:
+            raise ValueError(
+                f"A bank is given, and distractor_scope is {self.distractor_scope!r}. Use distractor_scope='bank'."
+            )
 
     def _check_bank(self) -> None:
-        if self.distractor_scope != "bank":
-            if self.bank is not None:
-                raise ValueError(
-                    f"A bank is given, and distractor_scope is {self.distractor_scope!r}. Use distractor_scope='bank'."
-                )
-        elif self.reward_kind == "accuracy":
+        """Refuse weights that the reward or its bank cannot have."""
+        is_weighted, banks = self.bank_weighting == "importance", self._given_banks
+        if self.reward_kind == "accuracy" or (self.reward_kind == "cosine" and is_weighted):
             raise ValueError(
-                "reward_kind='accuracy' with distractor_scope='bank' would depend on the size of the bank, and cannot be "
-                "weighted. Use reward_kind='log_prob'."
+                f"reward_kind={self.reward_kind!r} has no sum over distractors, which a bank weights. Use 'log_prob'."
             )
-        else:
-            check_weighting(self.bank_weighting, self.bank_images, self.reward_kind, self._given_banks())
-
-    def _given_banks(self) -> list[ImageBank]:
-        several = isinstance(self.bank, (list, tuple))
-        return list(self.bank) if several else [] if self.bank is None else [self.bank]
-
-    @property
-    def scale(self) -> float | None:
-        """Factor on the cosines; None for the scorer's."""
-        if self.similarity_scale == "code":
-            return None
-        if self.similarity_scale == "paper":
-            return 1.0
-        try:
-            value = float(self.similarity_scale)
-        except (TypeError, ValueError):
-            value = 0.0
-        if not 0 < value < math.inf:
+        if is_weighted and not banks and self.bank_images == "nearest":
             raise ValueError(
-                f"similarity_scale is {self.similarity_scale!r}. Use 'code', 'paper' or a positive number."
+                "bank_images='nearest' cannot stand for a random batch. Use 'nearest_and_random', or equal weights."
             )
-        return value
+        if any(bank.counts is not None for bank in banks) and not is_weighted:
+            raise ValueError("The bank has counts, and bank_weighting is 'equal'. Use bank_weighting='importance'.")
+        if any(bank._nearest is not None and bank.counts is None for bank in banks) and is_weighted:
+            raise ValueError(
+                "bank_weighting='importance' needs the counts of a bank with neighbours. Use ImageBank(..., counts=...)."
+            )
 
     def describe(self) -> str:
         return {
@@ -461,22 +402,15 @@ class SelfRetrieval(RetrievalOptions, Reward):
             raise ValueError("Self-retrieval needs a scorer. Pass SelfRetrieval(scorer) or the trainer's scorer.")
         if self.distractor_scope == "bag" and not data.has_bags:
             raise ValueError(
-                "distractor_scope='bag' needs batches of bags. Pass neighbours (and a schedule) to the trainer, or use "
-                "distractor_scope='batch'."
+                "distractor_scope='bag' needs batches of bags. Pass neighbours to the trainer, or use 'batch'."
             )
         self.scorers = [load_scorer(scorer) for scorer in self.scorers or [data.scorer]]
-        for scorer in self.scorers:
-            reads = scorer.max_text_tokens - 2  # beside its start and end token
-            if (
-                not self.allow_truncation_captions
-                and data.max_completion_length is not None
-                and data.max_completion_length > reads
-            ):
-                raise ValueError(
-                    f"The policy may generate {data.max_completion_length} tokens and {scorer.signature.split('|')[0]} reads "
-                    f"{reads}, so the end of a caption would not be rewarded. Lower max_completion_length to {reads}, or use "
-                    "allow_truncation_captions=True."
-                )
+        reads = min(scorer.max_text_tokens for scorer in self.scorers) - 2  # beside its start and end token
+        if not self.allow_truncation_captions and (data.max_completion_length or 0) > reads:
+            raise ValueError(
+                f"max_completion_length is {data.max_completion_length} and the scorer reads {reads} tokens, so the end of a "
+                f"caption would not be rewarded. Lower it to {reads}, or use allow_truncation_captions=True."
+            )
         self.prepare_images(data.image_ids, data.image_features, data.device)
 
     def prepare_images(
@@ -487,40 +421,33 @@ class SelfRetrieval(RetrievalOptions, Reward):
             if hasattr(scorer, "to"):
                 scorer.to(device)  # each process has another device
         self._features = [image_features(scorer).to(device) for scorer in self.scorers]  # (num_images, D)
-        for scorer, features in zip(self.scorers, self._features, strict=True):
-            if len(features) != len(image_ids):
-                raise ValueError(
-                    f"{scorer.signature} has features of {len(features)} images for {len(image_ids)} training images."
-                )
-        if self.distractor_scope == "bank":
-            self._banks = [bank.to(device) for bank in self._make_banks(image_ids)]
-
-    def _make_banks(self, image_ids: Sequence[str]) -> list[ImageBank]:
-        """One bank per scorer."""
+        if any(len(features) != len(image_ids) for features in self._features):
+            raise ValueError(
+                f"Features of {list(map(len, self._features))} images for {len(image_ids)} training images."
+            )
+        if self.distractor_scope != "bank":
+            return
+        banks = self._given_banks
         if self.bank is None:
+            settings = (self.bank_images, self.bank_size, self.num_hard_distractors, self.bank_weighting)
             pairs = zip(self.scorers, self._features, strict=True)
-            bank_arguments = (self.bank_images, self.bank_size, self.num_hard_distractors, self.bank_weighting)
-            return [
-                training_bank(features, image_ids, scorer.signature, *bank_arguments) for scorer, features in pairs
-            ]
-        banks = self._given_banks()
+            banks = [training_bank(features, image_ids, scorer.signature, *settings) for scorer, features in pairs]
         if len(banks) != len(self.scorers):
             raise ValueError(f"There are {len(banks)} banks for {len(self.scorers)} scorers. Pass one per scorer.")
         for bank, scorer, features in zip(banks, self.scorers, self._features, strict=True):
             bank.check(scorer.signature, features.size(1), image_ids)
-        return banks
+        self._banks = [bank.to(device) for bank in banks]
 
     def __call__(self, context: RewardContext) -> Tensor:
         if not self._features:
             raise RuntimeError("SelfRetrieval was not prepared. Call prepare(data) first; trainers do so.")
         if len(context.candidates) < 2 and self.distractor_scope != "bank":
             raise ValueError(
-                "A rollout of one image has no distractors, so every caption finds it. Raise per_device_train_batch_size, or "
-                "use distractor_scope='bank'."
+                "A rollout of one image has no distractors. Raise per_device_train_batch_size, or use distractor_scope='bank'."
             )
         turn = context.step % len(self.scorers)
         members = [turn] if self.scorer_ensemble == "alternate" else list(range(len(self.scorers)))
-        # Statistics are those of the first member, so that every step has them.
+        # Every step has statistics: those of the first member.
         total = torch.stack([self._one(m, context, log=m == members[0]) for m in members]).mean(0)  # (N,)
         return total.masked_fill(context.is_empty.to(total.device), math.nan)
 
@@ -533,28 +460,23 @@ class SelfRetrieval(RetrievalOptions, Reward):
         # fp32: at scale 100, bf16 is 0.2 nats off.
         text = self._text_features(scorer, context.captions).to(images.device, torch.float32)  # (N, D)
         similarity = text @ images.T  # (N, C)
+        columns = positions.repeat_interleave(context.group_size)  # (N,) of the targets
         if log:
             if len(images) > 1:
-                targets = positions.repeat_interleave(context.group_size)
-                context.ranks = ranks_from_scores(similarity, targets)
+                context.ranks = ranks_from_scores(similarity, columns)
                 context.statistics["recall_at_1"] = float((context.ranks == 1).float().mean())
-            context.statistics["completions/truncated_by_scorer"] = scorer.count_truncated(context.captions) / max(
-                len(context.captions), 1
-            )
+            truncated = scorer.count_truncated(context.captions)
+            context.statistics["completions/truncated_by_scorer"] = truncated / max(len(context.captions), 1)
+        weights = None
         if self.distractor_scope == "bank":
-            similarity, weights = self._banks[member].compare(
-                text, images[positions], context.image_ids, self.bank_batch_size
-            )
-            first = torch.zeros(len(text), dtype=torch.long, device=text.device)
-            return retrieval_rewards(similarity, first, self.reward_kind, scale, weights)
-        compared = self._compared(images, positions, context.bag_size)  # (B, K), the target first, or None
-        if compared is None:
-            return retrieval_rewards(
-                similarity, positions.repeat_interleave(context.group_size), self.reward_kind, scale
-            )
-        compared = compared.repeat_interleave(context.group_size, dim=0)  # (N, K)
-        first = torch.zeros(len(compared), dtype=torch.long, device=compared.device)
-        return retrieval_rewards(similarity.gather(1, compared), first, self.reward_kind, scale)
+            bank = self._banks[member]
+            similarity, weights = bank.compare(text, images[positions], context.image_ids, self.bank_batch_size)
+        elif self.distractor_scope != "batch":
+            compared = self._compared(images, positions, context.bag_size)  # (B, K)
+            similarity = similarity.gather(1, compared.repeat_interleave(context.group_size, dim=0))
+        if self.distractor_scope != "batch":
+            columns = torch.zeros_like(columns)
+        return retrieval_rewards(similarity, columns, self.reward_kind, scale, weights)
 
     @staticmethod
     def _text_features(scorer: Any, captions: list[str]) -> Tensor:
@@ -573,27 +495,22 @@ class SelfRetrieval(RetrievalOptions, Reward):
                 raise
             return torch.stack([torch.full_like(known, math.nan) if row is None else row for row in rows])
 
-    def _compared(self, images: Tensor, positions: Tensor, bag_size: int) -> Tensor | None:
-        """Candidates of each caption, the target first; None for all."""
-        if self.distractor_scope == "batch":
-            return None
+    def _compared(self, images: Tensor, positions: Tensor, bag_size: int) -> Tensor:
+        """Candidates `(B, K)` of each image, the target first, for the scopes 'bag' and 'hard'."""
+        itself = positions[:, None]  # (B, 1)
         if self.distractor_scope == "bag":
-            if not bag_size:
-                raise ValueError("distractor_scope='bag' needs batches of bags, and this rollout has none.")
-            if len(images) % bag_size:
+            if not bag_size or len(images) % bag_size:
                 raise ValueError(
-                    f"{len(images)} candidates are not a whole number of bags of {bag_size}. Pass whole bags."
+                    f"distractor_scope='bag' needs whole bags; got {len(images)} images, bags of {bag_size}."
                 )
-            start = positions // bag_size * bag_size  # (B,)
+            start = itself // bag_size * bag_size
             steps = torch.arange(1, bag_size, device=positions.device)
-            others = start[:, None] + (positions[:, None] - start[:, None] + steps) % bag_size
+            others = start + (itself - start + steps) % bag_size
         else:
             alike = images[positions] @ images.T  # (B, C)
-            alike.scatter_(
-                1, positions[:, None], -math.inf
-            )  # the target is excluded by its column, never by its value
+            alike.scatter_(1, itself, -math.inf)  # the target is excluded by its column, never by its value
             others = alike.topk(min(self.num_hard_distractors, images.size(0) - 1), dim=1).indices
-        return torch.cat([positions[:, None], others], dim=1)
+        return torch.cat([itself, others], dim=1)
 
     def undefined(self, context: RewardContext) -> float:
         if self.undefined_reward is not None:
@@ -624,9 +541,6 @@ class BankRewardFunction:
         bank ([`ImageBank`], *optional*): The distractors. None: images among `targets`, as `bank_images` and `bank_size` say.
         kwargs: Other fields of [`SelfRetrieval`], such as `bank_batch_size` and `bank_weighting`.
 
-    Raises:
-        ValueError: If targets, bank and scorer do not belong together.
-
     Example:
         >>> targets = ImageBank(features, train["image_id"], scorer.signature)  # doctest: +SKIP
         >>> reward = BankRewardFunction(scorer, targets)  # doctest: +SKIP
@@ -647,11 +561,8 @@ class BankRewardFunction:
         """Rewards of N texts or lists of chat messages, in nats for `reward_kind="log_prob"`; other arguments are unused."""
         ids = [str(one) for one in image_id]
         rows = torch.from_numpy(self._rows.rows(ids))  # (N,): each caption counts as a group
-        if (rows < 0).any():
-            unknown = ids[int((rows < 0).int().argmax())]
-            raise ValueError(
-                f"The targets have no features of the image {unknown!r}. Pass targets with all training images."
-            )
+        if unknown := self._rows.missing(ids):
+            raise ValueError(f"The targets lack the image {unknown[0]!r}. Pass targets with all training images.")
         candidates, positions = rows.unique(return_inverse=True)
         nothing = torch.empty(len(ids), 0)
         context = RewardContext(

@@ -1,6 +1,6 @@
-"""Penalties on the form of a caption, against reward hacking.
+"""Rewards of the words of a caption: CIDEr-D, diversity, and penalties on its form against reward hacking.
 
-Legend: N captions, T tokens.
+Legend: B images, G captions per image (SLE's s), N = B * G captions, R references, T tokens, D features.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share
 from hf_captionrl.utils.options import Positive, check_values, documented
 
 # --- Distances between the captions of one image, and the reward for them --------------------------------------------
-# Legend: B images, G captions per image (SLE's s), N = B * G captions, T tokens, D features.
 
 Distance = Callable[[RewardContext], Tensor]
 
@@ -42,7 +41,9 @@ def bleu34_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
     """
     scores = pairwise_bleu(TokenBatch.from_ids(ids, mask), group_size)  # (B, G, G, 4)
     distance = 1 - scores[..., 2:].mean(-1)
-    return distance.masked_fill(_equal(ids, mask, group_size), 0.0).clamp(0, 1)
+    tokens = ids.masked_fill(~mask.bool(), -1).view(-1, group_size, ids.size(1))
+    equal = (tokens[:, :, None] == tokens[:, None, :]).all(-1)  # (B, G, G)
+    return distance.masked_fill(equal, 0.0).clamp(0, 1)
 
 
 def edit_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
@@ -78,15 +79,8 @@ def edit_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
     flat = table.flatten(2).gather(2, (from_ * (T + 1) + to).unsqueeze(2)).squeeze(2)
     pairs = flat.double() / torch.maximum(from_, to).clamp(min=1)
     distance = torch.zeros(groups, group_size, group_size, dtype=torch.float64, device=ids.device)
-    distance[:, a, b] = pairs
-    distance[:, b, a] = pairs
+    distance[:, a, b] = distance[:, b, a] = pairs
     return distance
-
-
-def _equal(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
-    """`(B, G, G)`: which captions have the same tokens."""
-    tokens = ids.masked_fill(~mask.bool(), -1).view(-1, group_size, ids.size(1))
-    return (tokens[:, :, None] == tokens[:, None, :]).all(-1)
 
 
 @dataclass
@@ -118,9 +112,6 @@ class PairwiseDiversity(DiversityOptions, Reward):
         include_eos (`bool`): Count the end token as a word; the paper does not.
         text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)`, for `"embedding"`; by
             default the text tower of the trainer's scorer.
-
-    Raises:
-        ValueError: If the distance or the kind of diversity is unknown.
     """
 
     name = "diversity"
@@ -150,7 +141,7 @@ class PairwiseDiversity(DiversityOptions, Reward):
         if self.distance == "embedding" and self.text_encoder is None:
             if data.scorer is None:
                 raise ValueError(
-                    "distance='embedding' needs a text encoder. Pass text_encoder or the trainer's scorer."
+                    "distance='embedding' needs a text encoder. Pass text_encoder, or scorer to the trainer."
                 )
             self.text_encoder = data.scorer.text_features
 
@@ -167,10 +158,9 @@ class PairwiseDiversity(DiversityOptions, Reward):
             features = features.view(-1, group_size, features.size(1))
             return (1 - features @ features.transpose(1, 2)).clamp(min=0)
         assert callable(self.distance)
-        distance = self.distance(context)
-        expected = (len(context.rows), group_size, group_size)
+        distance, expected = self.distance(context), (len(context.rows), group_size, group_size)
         if tuple(distance.shape) != expected:
-            raise ValueError(f"The distance returned shape {tuple(distance.shape)}. Return (B, G, G) = {expected}.")
+            raise ValueError(f"distance returned shape {tuple(distance.shape)}. Return (B, G, G) = {expected}.")
         return distance
 
     def _counted(self, context: RewardContext) -> Tensor:
@@ -181,8 +171,7 @@ class PairwiseDiversity(DiversityOptions, Reward):
     def __call__(self, context: RewardContext) -> Tensor:
         if context.group_size < 2:
             raise ValueError(
-                f"Diversity compares the captions of one image and needs two of them, got num_generations="
-                f"{context.group_size}. Raise num_generations."
+                f"Diversity compares the captions of one image, got num_generations={context.group_size}. Use 2."
             )
         if self.diversity == "multi_reference":
             groups = torch.arange(len(context.rows), device=context.ids.device).repeat_interleave(context.group_size)
@@ -192,9 +181,6 @@ class PairwiseDiversity(DiversityOptions, Reward):
 
 
 # --- CIDEr-D of the completions against the references of their images, on the policy's tokens -----------------------
-# Legend: B images, G captions per image, N = B * G captions, R references, T tokens.
-
-_REFERENCES_AT_ONCE = 4096
 
 
 @dataclass
@@ -239,9 +225,8 @@ class CiderReward(CiderOptions, Reward):
 
     def prepare(self, data: RewardData) -> None:
         """Encode and count the references of all training images."""
-        number = torch.from_numpy(
-            np.fromiter(map(len, data.references), np.int64, len(data.references))
-        )  # (num_images,)
+        counts = np.fromiter(map(len, data.references), np.int64, len(data.references))
+        number = torch.from_numpy(counts)  # (num_images,)
         without = (number == 0).nonzero().flatten()
         if len(without):
             raise ValueError(
@@ -251,7 +236,7 @@ class CiderReward(CiderOptions, Reward):
         self._eos = data.eos_token_id
         texts = chain.from_iterable(data.references)
         parts = []
-        while part := list(islice(texts, _REFERENCES_AT_ONCE)):
+        while part := list(islice(texts, 4096)):
             parts.append(TokenBatch.from_ids(*self._scored(*data.encode(part))))
         batch = TokenBatch(torch.cat([p.tokens for p in parts]), torch.cat([p.lengths for p in parts]))
         self._lengths = batch.lengths.to(data.device)  # (R,)
@@ -284,31 +269,19 @@ class CiderReward(CiderOptions, Reward):
         tokens = self._tokens[start + torch.arange(len(start), device=device)]
         batch = TokenBatch(torch.cat([candidates.tokens, tokens]), torch.cat([candidates.lengths, lengths]))
         of = torch.arange(len(rows), device=device).repeat_interleave(context.group_size)
-        scorer = self._scorer if self.cider_frequencies == "train" else self._of_batch(tokens, lengths, images)
+        scorer = self._scorer
+        if self.cider_frequencies == "batch":
+            found = DocumentFrequencies.from_token_batch(TokenBatch(tokens, lengths), images, eos=self.cider_eos)
+            scorer = CiderScorer(found.to(device), variant=self.variant)
         scores = scorer.score_tokens(batch, of, images)
         return scores.masked_fill(self._wordless[rows][of], torch.nan)
-
-    def _of_batch(self, tokens: Tensor, lengths: Tensor, images: Tensor) -> CiderScorer:
-        """A scorer with the document frequencies of the references of one batch."""
-        references = TokenBatch(tokens, lengths)
-        frequencies = DocumentFrequencies.from_token_batch(references, images, eos=self.cider_eos)
-        return CiderScorer(frequencies.to(tokens.device), variant=self.variant)
 
 
 # --- Penalties on the form of a caption, against reward hacking ------------------------------------------------------
 
 
 def repeated_share(ids: Tensor, mask: Tensor, order: int = 2) -> Tensor:
-    """Share of the n-grams of each caption that occurred in it before.
-
-    Args:
-        ids (`torch.Tensor` of shape `(N, T)`): Completions.
-        mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption.
-        order (`int`): n.
-
-    Returns:
-        `torch.Tensor` of shape `(N,)`: float64 in [0, 1); 0 for captions shorter than n.
-    """
+    """Share `(N,)` of the n-grams (n is `order`) of each caption that occurred in it before; 0 for captions shorter than n."""
     batch = TokenBatch.from_ids(ids, mask)
     counts = count_ngrams(batch, order, torch.arange(len(batch), device=ids.device))
     share = distinct_share(counts, order, len(batch), per="ngrams")

@@ -16,13 +16,12 @@ from hf_captionrl.utils.options import Positive, Range, check_values, documented
 
 # Numbers that transformers does not check, or only during the run.
 _RANGES: dict[str, Range] = {
+    **dict.fromkeys(["per_device_train_batch_size", "per_device_eval_batch_size"], Range(at_least=1)),
     **dict.fromkeys(
-        ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"), Range(at_least=1)
+        ["learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"], Range(at_least=0, below=math.inf)
     ),
-    **dict.fromkeys(
-        ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"), Range(at_least=0, below=math.inf)
-    ),
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), Range(at_least=0, below=1)),
+    **dict.fromkeys(["adam_beta1", "adam_beta2"], Range(at_least=0, below=1)),
+    "gradient_accumulation_steps": Range(at_least=1),
     "neftune_noise_alpha": Range(at_least=0),
 }
 
@@ -50,54 +49,36 @@ def _plain_loader(config: Any) -> bool:
 REFUSED: Refused = {
     "average_tokens_across_devices": (
         _only(True),
-        "The loss is divided by the supervised tokens of the whole step on all processes, so that every split of a batch "
-        "gives the same gradient. Leave it True.",
+        "The loss is divided by the supervised tokens of the whole step, so that every split of a batch gives the same "
+        "gradient. Leave it True.",
     ),
     "label_smoothing_factor": (
         _only(0),
-        "The Trainer smooths full logits, which are never computed here. Use SmileConfig's mle_label_smoothing, which "
-        "smooths the maximum-likelihood term.",
+        "Full logits are never computed. Use SmileConfig's mle_label_smoothing, which smooths the maximum-likelihood term.",
     ),
-    **{
-        f"{kind}_full_eval": (
-            _only(False),
-            f"It would round the trained weights for good before they write captions. Use {kind}=True, which computes in 16 "
-            "bits.",
-        )
-        for kind in ("bf16", "fp16")
-    },
+    "bf16_full_eval": (_only(False), "It would round the trained weights for good. Use bf16=True."),
+    "fp16_full_eval": (_only(False), "It would round the trained weights for good. Use fp16=True."),
     "use_liger_kernel": (
         _only(False),
-        "Liger replaces the forward in which the output head is tapped. Leave it out: head and loss are already fused.",
+        "Head and loss are already fused, in the forward that it replaces. Leave it out.",
     ),
     "liger_kernel_config": (_only(None), "It belongs to use_liger_kernel, which is refused. Leave it out."),
     "include_for_metrics": (
         lambda names: set(names or []) <= {"inputs"},
-        "compute_metrics gets captions and references, and with 'inputs' the image ids; the loss is eval_loss. Use [] or "
-        "['inputs'].",
+        "compute_metrics gets captions and references, and with 'inputs' the image ids. Use [] or ['inputs'].",
     ),
-    "batch_eval_metrics": (
-        _only(False),
-        "Metrics of captions (retrieval, CIDEr-D) need all of them at once. Leave it False.",
-    ),
-    "eval_do_concat_batches": (
-        _only(True),
-        "Predictions are one list of captions, in the order of the images. Leave it True.",
-    ),
+    "batch_eval_metrics": (_only(False), "Metrics of captions need all of them at once. Leave it False."),
+    "eval_do_concat_batches": (_only(True), "Predictions are one list, in the order of the images. Leave it True."),
     "enable_jit_checkpoint": (
         _only(False),
-        "It writes a checkpoint where it stands, and ours are renamed when they are complete. Use save_on_signal=True, which "
-        "also saves on SIGTERM.",
+        "Its checkpoints are not renamed when they are complete. Use save_on_signal=True, which also saves on SIGTERM.",
     ),
     "hub_strategy": (
         _only("end", "every_save"),
-        "Intermediate checkpoints hold the optimizer as a pickle, which is never uploaded; they stay in output_dir. Use "
-        "'end' or 'every_save'; both push the finished model once.",
+        "Checkpoints hold the optimizer as a pickle, which is never uploaded. Use 'end' or 'every_save'; both push the "
+        "finished model once.",
     ),
-    "hub_always_push": (
-        _only(False),
-        "The finished model is pushed once, and the trainer waits for the upload. Leave it False.",
-    ),
+    "hub_always_push": (_only(False), "The finished model is pushed once. Leave it False."),
     "parallelism_config": (
         _one_mesh,
         "Tensor, context and sequence parallelism split the output head or the captions. Use DDP, FSDP or DeepSpeed.",
@@ -106,12 +87,9 @@ REFUSED: Refused = {
     "label_names": (_only(None, ["labels"]), "A batch's labels are called 'labels'. Leave it out."),
     "train_sampling_strategy": (
         _only("random", "sequential"),
-        "Each epoch draws another caption of each image, so lengths are not known in advance. Use 'random' or 'sequential'.",
+        "Lengths are not known: each epoch draws another caption of each image. Use 'random' or 'sequential'.",
     ),
-    "length_column_name": (
-        _only("length"),
-        "It belongs to train_sampling_strategy='group_by_length', which is refused. Leave it out.",
-    ),
+    "length_column_name": (_only("length"), "It belongs to 'group_by_length', which is refused. Leave it out."),
 }
 """Refused by every captioning trainer."""
 
@@ -128,12 +106,11 @@ RL_REFUSED: Refused = {
     ),
     "ignore_data_skip": (
         _only(False),
-        "Bags, baselines and the curriculum depend on the position in the epoch, which a resumed run must keep. Leave it "
-        "False.",
+        "Bags, baselines and the curriculum depend on the position in the epoch. Leave it False.",
     ),
     "accelerator_config": (
         _plain_loader,
-        "accelerate would split bags, so the trainer samples the rollouts. Leave split_batches, dispatch_batches, "
+        "The trainer samples the rollouts, because accelerate would split bags. Leave split_batches, dispatch_batches, "
         "even_batches and use_seedable_sampler at their defaults.",
     ),
     "train_sampling_strategy": (
@@ -220,10 +197,8 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.model_init_kwargs, str) and not self.model_init_kwargs.startswith(
-            "{"
-        ):  # JSON is read below
-            check_model_init_kwargs(self.model_init_kwargs)
+        if isinstance(self.model_init_kwargs, str) and not self.model_init_kwargs.startswith("{"):
+            check_model_init_kwargs(self.model_init_kwargs)  # JSON is read below
         # A switch in Python, YAML or on the command line.
         self.cache_pixels = {"true": "uint8", "false": None}.get(str(self.cache_pixels).lower(), self.cache_pixels)
         check_values(self)
@@ -232,16 +207,12 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
             if isinstance(value, (int, float)) and value not in numbers:
                 raise ValueError(f"{name} is {value}, but must be {numbers}.")
         if self.cache_image_features and not self.freeze_vision_tower:
-            raise ValueError(
-                "cache_image_features encodes each image once, which requires a frozen vision tower. "
-                "Set freeze_vision_tower=True too, or cache_image_features=False."
-            )
+            raise ValueError("cache_image_features needs a frozen vision tower. Set freeze_vision_tower=True too.")
         if self.cache_pixels not in (None, "uint8", "jpeg"):
             raise ValueError(f"cache_pixels is {self.cache_pixels!r}. Use 'uint8' (exact), 'jpeg' or None.")
         if self.cache_pixels and self.cache_image_features:
             raise ValueError(
-                f"cache_pixels is {self.cache_pixels!r}, but cache_image_features already stores what is computed from the pixels. "
-                "Use one of them: cache_image_features for a frozen vision tower, cache_pixels for a trained one."
+                "cache_pixels and cache_image_features exclude each other. Use one of them: features for a frozen tower."
             )
         if self.load_best_model_at_end and self.metric_for_best_model is None:  # type: ignore[has-type]
             # Caption likelihood and CIDEr prefer generic captions; the papers select by retrieval.

@@ -1,38 +1,61 @@
 """Reinforcement learning of captioners.
 
-Legend: B images of this process, G captions per image, N = B * G captions, T tokens, P processes.
+Legend: B images of this process, G captions per image, N = B * G captions, C images of all processes, T tokens.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import datasets
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, TrainerState
 
-from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.captioner import Captioner, Completions, split_greedy
+from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.data import training_rows
 from hf_captionrl.data.bag_curriculum import BagCurriculumSampler, parse_bag_schedule
+from hf_captionrl.data.columns import caption_column, id_column
 from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
-from hf_captionrl.losses.policy_gradient import LOSS_TYPES
+from hf_captionrl.losses.policy_gradient import LossType, loss_normalizer
 from hf_captionrl.retrieval import Scorer
-from hf_captionrl.rewards import BASELINES, RewardData, RewardLike, SelfRetrieval, make_baseline, resolve_rewards
+from hf_captionrl.rewards import (
+    BASELINES,
+    RewardContext,
+    RewardData,
+    RewardLike,
+    SelfRetrieval,
+    WeightedRewards,
+    make_baseline,
+    resolve_rewards,
+)
+from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers.caption_config import RL_REFUSED, CaptionConfig, Refused
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer, EpochCallback, loader_settings
-from hf_captionrl.trainers.guard import GuardAction, GuardCallback, GuardThresholds, RolloutMonitor
-from hf_captionrl.trainers.policy import refuse_shared_parameters
-from hf_captionrl.trainers.rollout import RolloutEngine, reference_ids, token_log_probs
+from hf_captionrl.trainers.guard import (
+    GuardAction,
+    GuardCallback,
+    GuardThresholds,
+    RolloutMonitor,
+    means_over_processes,
+)
+from hf_captionrl.trainers.policy import make_reference, reference_policy, refuse_shared_parameters
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.options import NotNegative, Positive, Range, check_values, documented
+
+logger = logging.getLogger(__name__)
 
 REWARD_METRIC = "reward_recall_at_1"
 """Default metric for the best model: R@1 by the reward scorer, because the held-out scorer must not select."""
@@ -78,7 +101,7 @@ class CaptionRLConfig(CaptionConfig):
         "Several rewards: their weighted sum is compared with the baseline and scaled ('sum_then_normalize'), or each "
         "is centred and scaled within its group, and the weighted sum within the step ('normalize_then_sum', GDPO).",
     )
-    loss_type: str = documented(
+    loss_type: LossType = documented(
         "grpo",
         "Loss of a step from its tokens: 'grpo', the mean over the tokens of each caption; 'dapo', the sum divided by "
         "all tokens of the step; 'dr_grpo', the sum divided by captions times max_completion_length; 'sum', the sum "
@@ -127,77 +150,53 @@ class CaptionRLConfig(CaptionConfig):
     @property
     def is_exploring(self) -> bool:
         """Whether training generates other captions than greedy ones: samples, or beam search."""
-        beams = self.generation_kwargs.get("num_beams", 1) if isinstance(self.generation_kwargs, dict) else 1
-        return bool(self.do_sample) or beams > 1
+        settings: Any = self.generation_kwargs or {}
+        return bool(self.do_sample) or settings.get("num_beams", 1) > 1
 
     def check(self) -> None:
         """Refuse values that contradict each other; also for a copy with changed fields."""
         check_values(self)
         if not self.do_sample and self.num_generations > 1:
             raise ValueError(
-                f"do_sample=False writes the same caption {self.num_generations} times. Set do_sample=True or "
-                "num_generations=1."
+                f"do_sample=False writes the same caption num_generations={self.num_generations} times. Use 1, or True."
             )
         if self.do_sample and not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}. Use a positive number, or do_sample=False.")
         self.baseline = self.baseline or "none"
         make_baseline(self.baseline, self.num_generations, do_sample=self.is_exploring)
         self.bag_schedule = parse_bag_schedule(self.bag_schedule, ("paper", "adaptive"))  # type: ignore[assignment]
-        if self.loss_type == "bnpo":
-            raise ValueError(
-                "loss_type is 'bnpo', which divides by the tokens of each micro-batch, so that the gradient depends on how a "
-                "step is split. Use 'dapo', which divides by the tokens of the whole step."
-            )
-        if self.loss_type not in LOSS_TYPES:
-            raise ValueError(
-                f"loss_type is {self.loss_type!r}. Use one of {LOSS_TYPES}, or SelfRetrievalGRPOTrainer, which trains with "
-                "TRL's losses."
-            )
         self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
         if self.scale_rewards not in ("group", "batch", "none"):
             raise ValueError(f"scale_rewards is {self.scale_rewards!r}. Use 'group', 'batch', 'none', True or False.")
         if self.scale_rewards == "group" and self.num_generations < 2:
             raise ValueError(
-                "scale_rewards='group' divides by the standard deviation of the captions of an image, and num_generations is "
-                f"{self.num_generations}. Use num_generations=2 or more, or scale_rewards='batch'."
+                f"scale_rewards='group' needs num_generations of 2 or more, not {self.num_generations}. Raise it, or use 'batch'."
             )
-        if self.multi_objective_aggregation == "normalize_then_sum":
-            if self.scale_rewards != "none":
-                raise ValueError(
-                    f"multi_objective_aggregation='normalize_then_sum' scales each reward itself, so scale_rewards="
-                    f"{self.scale_rewards!r} would have no effect. Use scale_rewards='none'."
-                )
-            if self.baseline != "group_mean":
-                raise ValueError(
-                    "multi_objective_aggregation='normalize_then_sum' subtracts the mean of the captions of an image, and "
-                    f"baseline is {self.baseline!r}. Use baseline='group_mean'."
-                )
+        if self.multi_objective_aggregation == "normalize_then_sum" and (
+            self.scale_rewards != "none" or self.baseline != "group_mean"
+        ):
+            raise ValueError(
+                "multi_objective_aggregation='normalize_then_sum' centres and scales each reward itself, but scale_rewards is "
+                f"{self.scale_rewards!r} and baseline {self.baseline!r}. Use scale_rewards='none' and baseline='group_mean'."
+            )
 
 
 # --- Images of a rollout, and its split into micro-batches -----------------------------------------------------------
 
 
 class CurriculumCallback(EpochCallback):
-    """Sets the epoch of a [`BagCurriculumSampler`], and with it the size of the bags."""
+    """Sets the epoch of a [`BagCurriculumSampler`]. A class of its own: the Trainer warns of two callbacks of one class."""
 
 
-class RolloutCollator:
-    """Adds `rows` `(B,)`, the rows of the data set, to the batch of a [`CaptionCollator`]."""
-
-    def __init__(self, collator: Any) -> None:
-        self.collator = collator
-
-    def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
-        return {**self.collator(items), "rows": torch.tensor([item["index"] for item in items])}
+def collate_with_rows(collator: Any, items: Sequence[Any]) -> dict[str, Tensor]:
+    """The batch of a [`CaptionCollator`], with `rows` `(B,)` of the data set."""
+    return {**collator(items), "rows": torch.tensor([item["index"] for item in items])}
 
 
 class RolloutBatches:
-    """Splits each rollout of a batch sampler into the micro-batches of an optimizer step.
+    """Splits each rollout of a batch sampler into `pieces`, the micro-batches of an optimizer step; `repeats` steps per rollout.
 
     It has neither `set_epoch` nor an attribute `batch_sampler`, which Trainer and accelerate would use to set the epoch too.
-    Only [`CurriculumCallback`] sets it.
-
-    The sizes of the `pieces` differ by at most one; `repeats` is the number of optimizer steps per rollout.
     """
 
     def __init__(self, rollouts: Any, pieces: int, repeats: int = 1) -> None:
@@ -213,12 +212,9 @@ class RolloutBatches:
             size, rest = divmod(len(rows), self.pieces)
             if not size:
                 raise ValueError(
-                    f"A rollout of {len(rows)} images cannot be split into {self.pieces} micro-batches. Lower "
-                    "gradient_accumulation_steps or raise per_device_train_batch_size."
+                    f"A rollout of {len(rows)} images has too few for {self.pieces} micro-batches. Lower gradient_accumulation_steps."
                 )
-            ends = [0]
-            for piece in range(self.pieces):
-                ends.append(ends[-1] + size + (piece < rest))
+            ends = [0, *accumulate(size + (piece < rest) for piece in range(self.pieces))]
             for _ in range(self.repeats):
                 for start, end in pairwise(ends):
                     yield list(rows[start:end])
@@ -235,29 +231,324 @@ def make_bag_sampler(
     **processes: int,
 ) -> BagCurriculumSampler:
     """The sampler for `args.bag_schedule`; an adaptive schedule needs `recall_threshold`."""
-    seed = args.seed if args.data_seed is None else args.data_seed
-    if args.bag_schedule is None and neighbours is None:
-        return BagCurriculumSampler(
-            None, batch_size, 1, seed, distractors="random", num_images=num_images, **processes
-        )
-    if neighbours is None and not random:
-        raise ValueError(
-            f"bag_schedule is {args.bag_schedule!r}, but there are no neighbours to make bags of. Pass neighbours, which "
-            "`captionrl bags` makes, or leave bag_schedule out."
-        )
     adaptive = recall_threshold is not None and args.bag_schedule == "adaptive"
     schedule: Any = None if adaptive or args.bag_schedule in (None, "paper") else args.bag_schedule
+    if args.bag_schedule is None and neighbours is None:
+        schedule, random = 1, True
+    if neighbours is None and not random:
+        raise ValueError(
+            f"bag_schedule is {args.bag_schedule!r}, which needs neighbours. Pass those of `captionrl bags` to the trainer."
+        )
     return BagCurriculumSampler(
         None if random else neighbours,
         batch_size,
         int(schedule) if isinstance(schedule, str) else schedule,
-        seed,
+        args.seed if args.data_seed is None else args.data_seed,
         distractors="random" if random else "nearest",
         num_images=num_images,
         adaptive=recall_threshold if adaptive else None,
         **processes,
     )
 
+
+# --- Completions: the captions that the policy generates for a batch of images ---------------------------------------
+
+
+@contextmanager
+def drawing_from_the_policy(captioner: Captioner) -> Iterator[None]:
+    """Generate without the checkpoint's generation settings.
+
+    They penalise repetition, forbid n-grams or force an end token. Such captions are not samples of the distribution whose
+    log-probabilities the gradient uses.
+    """
+    ids = {
+        "bos_token_id": captioner.start_token_id,
+        "decoder_start_token_id": captioner.start_token_id,
+        "eos_token_id": list(captioner.end_token_ids),
+        "pad_token_id": captioner.pad_token_id,
+    }
+    writers = [m for m in captioner.base_model.modules() if getattr(m, "generation_config", None) is not None]
+    own = [writer.generation_config for writer in writers]
+    for writer in writers:
+        writer.generation_config = GenerationConfig(**ids)
+    try:
+        yield
+    finally:
+        for writer, config in zip(writers, own, strict=True):
+            writer.generation_config = config
+
+
+def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) -> list[dict[str, Tensor]]:
+    """Images of the micro-batches for generation; features of a frozen vision tower replace their pixels."""
+    images = []
+    frozen = not any(p.requires_grad for p in captioner.vision_tower.parameters())
+    for inputs in micro_batches:
+        mine = {name: inputs[name] for name in captioner.image_inputs if name in inputs}
+        if frozen and "pixel_values" in mine:
+            with torch.no_grad(), evaluating(captioner.vision_tower):
+                mine["image_features"] = captioner.image_features(**mine)
+            del mine["pixel_values"], inputs["pixel_values"]
+            inputs["image_features"] = mine["image_features"]
+        images.append(mine)
+    return images
+
+
+def reference_ids(captioner: Captioner, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Captions of the data, encoded like completions: ids and mask `(N, T)`."""
+    spoken = [i for i, caption in enumerate(captions) if caption.strip()]
+    ids = torch.full((len(captions), 1), captioner.eos_token_id)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    if spoken:
+        batch = captioner.encode_captions([captions[i] for i in spoken], max_length=10**6)
+        labels = batch["labels"][:, len(captioner.prompt_ids()) :]
+        ids = ids.expand(-1, labels.size(1)).clone()
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        mask[:, 0] = True
+        ids[spoken], mask[spoken] = labels.clamp(min=0), labels != IGNORE_INDEX
+    return ids, mask
+
+
+def write_completions(
+    captioner: Captioner,
+    images: Sequence[dict[str, Tensor]],
+    *,
+    batch_size: int | None = None,
+    **generate_kwargs: Any,
+) -> Completions:
+    """Completions for the images of several micro-batches, generated `batch_size` images at a time."""
+    if batch_size is not None:
+        whole = {name: torch.cat([batch[name] for batch in images]) for name in images[0]}
+        number = len(next(iter(whole.values())))
+        starts = range(0, number, batch_size)
+        images = [{name: value[s : s + batch_size] for name, value in whole.items()} for s in starts]
+    with drawing_from_the_policy(captioner):
+        outputs = [captioner.generate(**batch, **generate_kwargs) for batch in images]
+    longest = max(output.ids.size(1) for output in outputs)
+
+    def widened(rows: Tensor, value: Any) -> Tensor:
+        return torch.nn.functional.pad(rows, (0, longest - rows.size(1)), value=value)
+
+    return Completions(
+        captions=[caption for output in outputs for caption in output.captions],
+        ids=torch.cat([widened(output.ids, captioner.pad_token_id) for output in outputs]),
+        mask=torch.cat([widened(output.mask, False) for output in outputs]),
+        ended=torch.cat([output.ended for output in outputs]),
+    )
+
+
+def token_log_probs(
+    captioner: Captioner, inputs: dict[str, Any], args: Any, model: Any = None
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities and, if the loss uses them, entropies of the tokens, `(N, T - 1)`."""
+    names = ("input_ids", "attention_mask", "labels", *captioner.image_inputs)
+    batch = {name: inputs[name] for name in names if name in inputs}
+    temperature = args.temperature if args.do_sample else 1.0
+    entropy = bool(args.entropy_weight)
+    found = captioner.log_probs(batch, temperature=temperature, return_entropy=entropy, model=model)
+    return found if isinstance(found, tuple) else (found, None)
+
+
+# --- Rollouts: completions, their rewards and advantages, and what a checkpoint keeps of them -------------------------
+
+
+class RowColumns(Mapping[str, Sequence[Any]]):
+    """The columns of some rows of a data set for reward functions: lists, and lazy columns for images."""
+
+    def __init__(self, dataset: datasets.Dataset, rows: Sequence[int]) -> None:
+        self._dataset = dataset.with_format(None)
+        self._rows = list(rows)
+
+    def __len__(self) -> int:
+        return len(self._dataset.column_names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dataset.column_names)
+
+    def __getitem__(self, name: str) -> Sequence[Any]:
+        if name not in self._dataset.column_names:
+            raise KeyError(name)
+        column = self._dataset.select_columns(name)
+        if isinstance(self._dataset.features[name], (datasets.Image, datasets.Audio, datasets.Video)):
+            return column.select(self._rows)[name]
+        return column[self._rows][name]
+
+
+Rollout = tuple[RewardContext, Tensor, Tensor]
+"""What rewards saw, the rewards `(N, R)`, unweighted, and the advantages `(N,)`."""
+
+
+class RolloutEngine:
+    """Makes the rollouts of a policy on the training data `images` and owns their state.
+
+    `normalizer` is the number of captions or tokens of the whole optimizer step, by which its loss is divided.
+    """
+
+    def __init__(self, rewards: WeightedRewards, args: Any, accelerator: Any, images: Any) -> None:
+        self.rewards, self.args, self.accelerator, self.images = rewards, args, accelerator, images
+        if images is not None:
+            self.image_ids, self.references = id_column(images), caption_column(images)
+
+    def reset(self, policy: Captioner) -> None:
+        """Start with a policy, which also is the reference of the KL penalty."""
+        args = self.args
+        self.policy = policy
+        self.reference = make_reference(policy) if args.beta else None
+        names = sorted({reward.baseline or args.baseline for reward in self.rewards.rewards})
+        if args.multi_objective_aggregation == "normalize_then_sum" and names != ["group_mean"]:
+            raise ValueError(
+                f"'normalize_then_sum' needs rewards with the baseline 'group_mean', not {names}. Leave the others out."
+            )
+        self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.is_exploring) for n in names}
+        self.micro_batches: list[dict[str, Any]] = []  # kept between two iterations over a rollout
+        self.normalizer: Tensor | float = 1.0
+        self._resumed: dict[str, Tensor] = {}
+
+    def begin_step(self, micro_batches: list[dict[str, Any]], state: TrainerState, bag_size: int) -> Rollout | None:
+        """Fill the micro-batches of an optimizer step with a new rollout, or with that of the previous iteration."""
+        within = state.global_step % self.args.num_iterations
+        if within and not self.micro_batches:  # resumed between two iterations
+            self.micro_batches = self._restored(micro_batches)
+        if within and self.micro_batches:
+            for inputs, kept in zip(micro_batches, self.micro_batches, strict=True):
+                inputs.clear()
+                inputs.update(kept)
+            return None
+        rollout = self.roll_out(micro_batches, state, bag_size)
+        self.micro_batches = micro_batches if self.args.num_iterations > 1 else []
+        return rollout
+
+    def roll_out(self, micro_batches: list[dict[str, Any]], state: TrainerState, bag_size: int) -> Rollout:
+        """Generate completions, reward them, and put completions and advantages into the micro-batches."""
+        args = self.args
+        images = image_inputs(self.policy, micro_batches)
+        greedy = None
+        if any(baseline.needs_greedy for baseline in self.baselines.values()):
+            completions, completion = split_greedy(self.generate(images, greedy_first=True), args.num_generations)
+            greedy = self.reward_context(micro_batches, completion, state, bag_size)
+        else:
+            completions = self.generate(images)
+        context = self.reward_context(micro_batches, completions, state, bag_size)
+        advantages, rewards = compute_advantages(
+            self.rewards,
+            self.baselines,
+            args.baseline,
+            context,
+            greedy,
+            self._mean,
+            scale_rewards=args.scale_rewards,
+            multi_objective_aggregation=args.multi_objective_aggregation,
+        )
+        self._fill(micro_batches, completions, advantages)
+        return context, rewards, advantages
+
+    def generate(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
+        """Completions of the policy for the images of several micro-batches."""
+        args = self.args
+        settings: dict[str, Any] = {
+            "max_new_tokens": args.max_completion_length,
+            "num_return_sequences": args.num_generations,
+            "num_beams": 1,
+            "do_sample": args.do_sample,
+            **(args.generation_kwargs or {}),
+            **overrides,
+        }
+        if settings["do_sample"]:
+            settings = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k, **settings}
+        return write_completions(self.policy, images, batch_size=args.generation_batch_size, **settings)
+
+    def reward_context(
+        self, micro_batches: list[dict[str, Any]], completions: Completions, state: TrainerState, bag_size: int
+    ) -> RewardContext:
+        """What rewards see of a rollout, with the images of all processes as candidates."""
+        rows = torch.cat([inputs["rows"] for inputs in micro_batches])  # (B,)
+        listed = rows.tolist()
+        first = self.accelerator.process_index * len(rows)
+        return RewardContext(
+            captions=completions.captions,
+            ids=completions.ids,
+            mask=completions.mask,
+            ended=completions.ended,
+            rows=rows,
+            image_ids=self.image_ids[listed],
+            references=self.references[listed],
+            candidates=self.accelerator.gather(rows),  # (C,), process after process
+            positions=first + torch.arange(len(rows), device=rows.device),
+            bag_size=bag_size if bag_size > 1 else 0,
+            step=state.global_step // self.args.num_iterations,
+            columns=RowColumns(self.images, listed),
+            prompts=[self.policy.prompt or ""] * len(completions.captions),
+            trainer_state=state,
+        )
+
+    def _mean(self, value: float) -> float:
+        return means_over_processes(self.accelerator, [value])[0]
+
+    def _fill(self, micro_batches: list[dict[str, Any]], completions: Completions, advantages: Tensor) -> None:
+        """Replace the captions of the data by the completions."""
+        args, start = self.args, 0
+        for index, inputs in enumerate(micro_batches):
+            here = slice(start, start + len(inputs["rows"]) * args.num_generations)
+            start = here.stop
+            inputs.update(self.policy.encode_completions(completions.ids[here], completions.mask[here]))
+            inputs["micro_batch"] = index
+            inputs["advantages"] = advantages[here].to(args.device, torch.float32)
+            if self.reference is not None:
+                with torch.no_grad(), reference_policy(self.reference, self.policy) as reference:
+                    inputs["ref_log_probs"] = token_log_probs(reference, inputs, args)[0]
+        number = loss_normalizer(completions.mask, args.loss_type, args.max_completion_length)
+        self.normalizer = self._mean(float(number)) * self.accelerator.num_processes
+
+    # A checkpoint between two iterations holds the rollout in use, without images, which the data loader reads again.
+
+    def _file(self, checkpoint: str) -> Path:
+        return Path(checkpoint) / f"caption_rl_rollout_{self.accelerator.process_index}.safetensors"
+
+    def save(self, checkpoint: str, global_step: int) -> dict[str, Any]:
+        """Store the rollout in use, if more iterations follow; returns the rest of the state, for JSON."""
+        stored = None
+        if self.micro_batches and global_step % self.args.num_iterations:
+            tensors = {"normalizer": torch.as_tensor(self.normalizer, dtype=torch.float64).reshape(1).cpu()}
+            images = self._image_names()
+            for index, inputs in enumerate(self.micro_batches):
+                for name, value in inputs.items():
+                    if isinstance(value, Tensor) and name not in images:
+                        copy = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+                        tensors[f"{index}/{name}"] = copy
+            save_file(tensors, self._file(checkpoint))
+            stored = self.accelerator.num_processes
+        return {"baselines": {n: b.state_dict() for n, b in self.baselines.items()}, "rollout": stored}
+
+    def load(self, checkpoint: str, state: Mapping[str, Any]) -> None:
+        """Resume from what `save` stored and returned."""
+        for name, baseline in self.baselines.items():
+            baseline.load_state_dict(state["baselines"].get(name) or BASELINES[name]().state_dict())
+        is_stored = state.get("rollout") == self.accelerator.num_processes
+        self.micro_batches, self._resumed = [], load_file(self._file(checkpoint)) if is_stored else {}
+
+    def _restored(self, micro_batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rollout of the checkpoint, with images of the data loader; empty if the checkpoint has none."""
+        if not self._resumed:
+            logger.warning(
+                "The checkpoint lies between two iterations over one rollout, and does not hold the rollout of %d process(es). "
+                "New captions are generated, so this run differs from one that was not interrupted.",
+                self.accelerator.num_processes,
+            )
+            return []
+        image_inputs(self.policy, micro_batches)
+        names = self._image_names()
+        kept = [{name: inputs[name] for name in names if name in inputs} for inputs in micro_batches]
+        self.normalizer = float(self._resumed.pop("normalizer"))
+        for key, value in self._resumed.items():
+            index, _, name = key.partition("/")
+            kept[int(index)] |= {"micro_batch": int(index), name: value.to(self.args.device)}
+        self._resumed = {}
+        return kept
+
+    def _image_names(self) -> set[str]:
+        return {"pixel_values", "image_features", *self.policy.image_inputs}
+
+
+# --- The trainer ----------------------------------------------------------------------------------------------------
 
 STATE_FILE = "caption_rl_state.json"
 
@@ -269,7 +560,6 @@ class CaptionRLTrainer(CaptionTrainer):
     rewarded with all images of the step as candidates, for any number of processes and micro-batches, and the gradient of
     `policy_gradient_loss` is taken. An image is encoded once for all its captions, and once for the whole run with
     `cache_image_features`. The policy's log-probabilities come from the tapped head, so `(N, T, V)` logits never exist.
-    Those of the sampling policy are kept from the first update of a rollout, not computed again.
 
     Args:
         model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. None only with `model_init`.
@@ -289,9 +579,6 @@ class CaptionRLTrainer(CaptionTrainer):
             the captions of every evaluation: one that breaks a limit selects no checkpoint.
         kwargs (`Any`): For [`CaptionTrainer`]: `processing_class`, `peft_config`, `callbacks`, `optimizers`,
             `data_collator`, `model_init`, `compute_metrics`. `eval_loss` is the cross-entropy of the references.
-
-    Raises:
-        ValueError: If rewards, data and configuration contradict each other; before any training.
 
     Example:
         >>> trainer = CaptionRLTrainer("Salesforce/blip-image-captioning-base", "cider", CaptionRLConfig("out"), train)  # doctest: +SKIP
@@ -320,8 +607,7 @@ class CaptionRLTrainer(CaptionTrainer):
         args = self._resolve_args(model, args)
         train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
-        self.held_out_scorer = held_out_scorer
-        self.reward_scorer = scorer
+        self.held_out_scorer, self.reward_scorer = held_out_scorer, scorer
         if held_out_scorer is not None and scorer is not None:
             self.selecting_scorer = scorer
         elif args.metric_for_best_model == REWARD_METRIC:
@@ -340,7 +626,7 @@ class CaptionRLTrainer(CaptionTrainer):
         self._start_policy()
         self.batch_sampler: Any = None
         if train_dataset is not None:
-            self.data_collator = RolloutCollator(self.data_collator)  # type: ignore[has-type]
+            self.data_collator = partial(collate_with_rows, self.data_collator)  # type: ignore[has-type]
             processes = self.accelerator.num_processes
             batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
             if len(train_dataset) < batch_size:
@@ -414,27 +700,22 @@ class CaptionRLTrainer(CaptionTrainer):
             self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **loader_settings(args)
         )
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Any]:
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         # Completions are generated later, at the first micro-batch: a resumed run restores the random state in between.
-        samples, number = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._step_inputs = samples
-        return samples, number
+        self._step_inputs, number = super().get_batch_samples(*args, **kwargs)
+        return self._step_inputs, number
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         return 0  # transformers would count one forward pass and no generation
 
     # Rollout
 
-    def training_step(
-        self, model: Any, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         # The first micro-batch of a step generates the rollout of all of them.
         if self._step_inputs is not None:
             micro_batches, self._step_inputs = self._step_inputs, None
             self.begin_step(micro_batches)
-        return super().training_step(model, inputs, num_items_in_batch)
+        return super().training_step(*args, **kwargs)
 
     def begin_step(self, micro_batches: list[dict[str, Any]]) -> None:
         """Put completions and advantages into the micro-batches of the optimizer step."""
@@ -462,11 +743,7 @@ class CaptionRLTrainer(CaptionTrainer):
     # Loss
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         # The policy-gradient loss of a micro-batch, as its share of the whole optimizer step.
         args = self.args
@@ -499,22 +776,23 @@ class CaptionRLTrainer(CaptionTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # Training logs include the means over the rollouts since the last log.
+        args = self.args
         if "loss" in logs and self.batch_sampler is not None:
             logs = {**logs, **self.monitor.drain()}
-            if self.args.log_completions and self.accelerator.is_main_process:
+            if args.log_completions and self.accelerator.is_main_process:
                 self.monitor.show(
                     self.rollouts.images,
-                    self.args.num_completions_to_print,
+                    args.num_completions_to_print,
                     step=self.state.global_step,
-                    report_to=self.args.report_to,
+                    report_to=args.report_to,
                     tensorboard_writer=self.tensorboard_writer,
                 )
         super().log(logs, start_time)
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
         if self.guard is not None and not self.guard.accepts(self.state):
             return False
-        return super()._determine_best_metric(metrics, trial)
+        return super()._determine_best_metric(*args, **kwargs)
 
     # Checkpoints
 

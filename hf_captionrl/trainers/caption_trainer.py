@@ -37,7 +37,6 @@ from transformers import (
     TrainerCallback,
     TrainerControl,
     TrainerState,
-    TrainingArguments,
     set_seed,
 )
 from transformers.integrations import TensorBoardCallback
@@ -73,7 +72,7 @@ from hf_captionrl.retrieval import Scorer
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
 from hf_captionrl.trainers.guard import log_completions, print_completions
-from hf_captionrl.trainers.policy import default_output_dir, make_policy, refuse_data_parallel
+from hf_captionrl.trainers.policy import make_policy, refuse_data_parallel
 from hf_captionrl.trainers.publishing import write_training_facts
 
 
@@ -90,9 +89,7 @@ class EpochCallback(TrainerCallback):
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # The epoch is a sum of fractions: 0.9999999 means 1.
         self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
@@ -125,10 +122,9 @@ def references_of(dataset: Any) -> list[list[str]] | None:
 class CaptionTrainer(ExactResumeTrainer):
     """`transformers.Trainer` for image captioners.
 
-    It trains any [`Captioner`], draws one caption per image and epoch, encodes the images of a frozen vision tower once, and
-    evaluates by generating captions and retrieving their images. It averages over supervised tokens itself, because the
-    Trainer scales the gradients of several captioners by accumulation x processes (transformers #47688). Subclasses define
-    the loss.
+    It trains any [`Captioner`], draws one caption per image and epoch, and evaluates by generating captions and retrieving
+    their images. It averages over supervised tokens itself, because the Trainer scales the gradients of several captioners
+    by accumulation x processes (transformers #47688). Subclasses define the loss.
 
     Trainable weights are fp32. A model given by name is loaded in fp32, whatever its checkpoint holds; adapters and their
     `modules_to_save` stay in fp32 over a 16-bit base; other trainable weights in 16 bits are refused.
@@ -137,14 +133,11 @@ class CaptionTrainer(ExactResumeTrainer):
         model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. A model or a name is passed to
             `load_captioner`. None only with `model_init`.
         args ([`CaptionConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
-        train_dataset (`datasets.Dataset`, *optional*): A data set that `load_captions` makes or accepts: images with captions
-            under usual column names, with or without `image_id`. [`SmileTrainer`] also accepts a
-            `datasets.IterableDataset`, with `max_steps`.
-        eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): The same, but never iterable; with several, metrics
-            are named `eval_{name}_...`.
+        train_dataset (`datasets.Dataset`, *optional*): A data set that `load_captions` makes or accepts. [`SmileTrainer`]
+            also accepts a `datasets.IterableDataset`, with `max_steps`.
+        eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): With several, metrics are `eval_{name}_...`.
         processing_class (processor, *optional*): Processor, if `model` does not bring one.
-        scorer ([`Scorer`], *optional*): Frozen image-text model for retrieval at evaluation. Without it only text statistics are
-            computed.
+        scorer ([`Scorer`], *optional*): Frozen image-text model for retrieval at evaluation.
         peft_config (`peft.PeftConfig` or `dict`, *optional*): Adapter to train: a `LoraConfig`, for instance of
             [`language_lora`]; a dict holds the arguments of `Captioner.lora_config`.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
@@ -156,18 +149,11 @@ class CaptionTrainer(ExactResumeTrainer):
         compute_metrics (`Callable`, *optional*): From an `EvalPrediction` to a dict of numbers. `predictions` are the
             captions, one per image, `label_ids` lists of references; with `include_for_metrics=["inputs"]`, `inputs` are
             the image ids.
-        preprocess_logits_for_metrics (*optional*): Refused: captions are evaluated, not logits.
-
-    Raises:
-        TypeError: If `args` is not a configuration of this trainer.
-        ValueError: If a data set lacks a column, a field is not supported, trainable weights are 16-bit, one process sees
-            several GPUs, or evaluation does not compute the metric that selects the best model.
     """
 
     args: CaptionConfig
-    config_class: ClassVar[type[CaptionConfig]] = CaptionConfig
-    method_name: ClassVar[str] = "Captioning"
-    """Names the output folder of a run without a configuration."""
+    config_class: ClassVar[type[Any]] = CaptionConfig
+    method_name = "Captioning"
     selecting_scorer: Scorer | None = None
     """Scorer of `reward_recall_at_1`, where `scorer` is held out and must not select."""
     whole_set_for: ClassVar[str | None] = None
@@ -189,26 +175,22 @@ class CaptionTrainer(ExactResumeTrainer):
         data_collator: Callable[[list[Any]], dict[str, Any]] | None = None,
         model_init: Callable[..., Any] | None = None,
         compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
-        preprocess_logits_for_metrics: Any | None = None,
     ) -> None:
         args = self._resolve_args(model, args)
         train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
         eval_dataset = evaluation_rows(eval_dataset)
-        if preprocess_logits_for_metrics is not None:
+        if (model is None) == (model_init is None) or (model_init is not None and optimizers != (None, None)):
             raise ValueError(
-                "preprocess_logits_for_metrics has nothing to process: evaluation generates captions, and logits are not kept. "
-                "Use compute_metrics, which gets captions and references."
+                "Pass the policy as model, or as model_init a function that makes it, without optimizers."
             )
         set_seed(args.seed)  # before an adapter draws its weights; the Trainer seeds later
         self._policy_settings = {"processor": processing_class, "peft_config": peft_config}
-        self.captioner = self._first_policy(model, args, model_init, optimizers)
+        self.model_init = model_init
+        made = super().call_model_init() if model is None else model
+        self.captioner = make_policy(made, args, **self._policy_settings)
         refuse_data_parallel(args, self.captioner.model)
         self.scorer = scorer
-        # What is computed once per data set (and scorer); they are kept alive so that their ids are not reused.
-        self._tower_features: dict[int, tuple[Any, Any]] = {}
-        self._prepared_pixels: dict[int, tuple[Any, Any]] = {}
-        self._scorer_features: dict[tuple[int, int], tuple[Any, Any, Tensor]] = {}
-        self._read_rows: dict[int, tuple[Any, datasets.Dataset]] = {}
+        self._once: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         if compute_metrics is None and type(self).evaluate is CaptionTrainer.evaluate:
             self._check_best_metric(args, eval_dataset)
         self._train_source = train_dataset
@@ -240,26 +222,9 @@ class CaptionTrainer(ExactResumeTrainer):
 
     @classmethod
     def _resolve_args(cls, model: Any, args: Any) -> Any:
-        """The configuration, checked; without one, the default configuration."""
-        if args is None:
-            return cls.config_class(default_output_dir(model, cls.method_name))
-        if not isinstance(args, cls.config_class):
-            raise TypeError(f"args is a {type(args).__name__}. Use a {cls.config_class.__name__}.")
+        args = super()._resolve_args(model, args)
         refuse_unsupported(args)  # fields may have changed since it was created
         return args
-
-    def _first_policy(self, model: Any, args: Any, model_init: Any, optimizers: tuple[Any, Any]) -> Captioner:
-        if (model is None) == (model_init is None):
-            raise ValueError(
-                "Pass the policy as model, or as model_init, a function that makes it. Use exactly one of them."
-            )
-        if model_init is not None and optimizers != (None, None):
-            raise ValueError(
-                "optimizers holds the weights of one model, and model_init makes another one for each train(). Use one of them."
-            )
-        self.model_init = model_init
-        made = super().call_model_init() if model is None else model
-        return make_policy(made, args, **self._policy_settings)
 
     def call_model_init(self, trial: Any = None) -> Any:
         made = super().call_model_init(trial)
@@ -268,8 +233,8 @@ class CaptionTrainer(ExactResumeTrainer):
         if isinstance(self.caption_collator, CaptionCollator):
             self.caption_collator.captioner = self.captioner
         if (self.args.cache_image_features or self.args.cache_pixels) and self._train_source is not None:
-            self._tower_features.clear()  # the new tower may differ
-            self._prepared_pixels.clear()
+            for key in [key for key in self._once if key[0] in ("tower", "pixels")]:
+                del self._once[key]  # the new tower may differ
             self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
         return self.captioner.model
 
@@ -279,30 +244,26 @@ class CaptionTrainer(ExactResumeTrainer):
         used = args.load_best_model_at_end or args.save_strategy == "best"
         if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
             return
-        if "recall_at" in wanted and self.scorer is None:
-            raise ValueError(
-                f"The best model is chosen by {args.metric_for_best_model!r}, which needs a scorer. "
-                "Pass scorer=load_scorer(...), or choose another metric_for_best_model."
-            )
-        known = []
-        for name, rows in (sets if isinstance(sets, Mapping) else {"": sets}).items():
-            own = ["loss"] if "captions" in (getattr(rows, "column_names", None) or ()) else []
-            if not args.prediction_loss_only:
-                own += ["length", "lexical_diversity"]
-                scorers = {"": self.scorer, "reward_": self.selecting_scorer}
-                for prefix in (prefix for prefix, scorer in scorers.items() if scorer is not None):
-                    own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
-                    own += [f"{prefix}rd100_recall_at_1"] if rows is not None and len(rows) >= 100 else []
-                own += ["degenerate", "clipped_ratio"] if getattr(args, "guard", "off") != "off" else []
-            own += ["runtime", "samples_per_second", "steps_per_second"]
-            known += [f"{name}_{metric}" if name else metric for metric in own]
+        known = ["loss", "length", "lexical_diversity", "degenerate", "clipped_ratio", "runtime"]
+        for prefix, scorer in (("", self.scorer), ("reward_", self.selecting_scorer)):
+            if scorer is not None:
+                known += [f"{prefix}{name}" for name in ("recall_at_1", "recall_at_5", "rd100_recall_at_1")]
+        if isinstance(sets, Mapping):
+            known = [f"{name}_{metric}" for name in sets for metric in known]
         if wanted not in known:
             raise ValueError(
-                f"The best model is chosen by {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
-                f"{', '.join(known)}, or compute it in compute_metrics."
+                f"metric_for_best_model is {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
+                f"{', '.join(known)}, pass the scorer that recall needs, or compute it in compute_metrics."
             )
 
     # Data
+
+    def _kept(self, name: str, objects: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        """What is computed once per data set (and scorer); they are kept alive so that their ids are not reused."""
+        key = (name, *map(id, objects))
+        if key not in self._once:
+            self._once[key] = (objects, compute())
+        return self._once[key][1]
 
     def _caption_dataset(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions):
@@ -319,41 +280,30 @@ class CaptionTrainer(ExactResumeTrainer):
         if not args.cache_image_features:
             if number := frames_of(dataset):
                 raise ValueError(
-                    f"The data are videos ({number} frames each), and features of frames are pooled once for the whole run. "
-                    "Set freeze_vision_tower=True and cache_image_features=True."
+                    f"Videos ({number} frames each) need freeze_vision_tower=True and cache_image_features=True. Set both."
                 )
             return None
-        if id(dataset) not in self._tower_features:
-            features = vision_tower_features(
-                self.captioner,
-                dataset,
-                cache_dir=args.feature_cache_dir,
-                dtype=args.feature_cache_dtype,
-                frame_pooling=args.frame_pooling,
-            )
-            self._tower_features[id(dataset)] = (dataset, features)
-        return self._tower_features[id(dataset)][1]
+        settings: dict[str, Any] = {"dtype": args.feature_cache_dtype, "frame_pooling": args.frame_pooling}
+        return self._kept(
+            "tower",
+            (dataset,),
+            lambda: vision_tower_features(self.captioner, dataset, cache_dir=args.feature_cache_dir, **settings),
+        )
 
     def _pixels(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
         """Prepared pixels of the images; None where Pillow reads images in each step, or features replace them."""
         if args.cache_pixels is None and (args.image_decoder == "pillow" or args.cache_image_features):
             return None
-        if id(dataset) not in self._prepared_pixels:
-            parts = self.captioner.prepared_pixels
-            made: Any = DecodedPixels(dataset, parts)
-            if args.cache_pixels is not None:
-                form = cast(PixelForm, args.cache_pixels)
-                made = cached_pixels(dataset, parts, form=form, directory=args.feature_cache_dir)
-            self._prepared_pixels[id(dataset)] = (dataset, made)
-        return self._prepared_pixels[id(dataset)][1]
+        parts, folder = self.captioner.prepared_pixels, args.feature_cache_dir
+        form = cast(PixelForm, args.cache_pixels)
+        if form is None:
+            return self._kept("pixels", (dataset,), lambda: DecodedPixels(dataset, parts))
+        return self._kept("pixels", (dataset,), lambda: cached_pixels(dataset, parts, form=form, directory=folder))
 
     def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
         """Image features `(N, D)` of a scorer, fp32, computed once per data set; of a video the mean of its frames' features."""
-        key = (id(scorer), id(dataset))
-        if key not in self._scorer_features:
-            features = scorer_features(scorer, dataset, cache_dir=self.args.feature_cache_dir)
-            self._scorer_features[key] = (scorer, dataset, features)
-        return self._scorer_features[key][2]
+        folder = self.args.feature_cache_dir
+        return self._kept("scorer", (scorer, dataset), lambda: scorer_features(scorer, dataset, cache_dir=folder))
 
     # Loss
 
@@ -382,11 +332,10 @@ class CaptionTrainer(ExactResumeTrainer):
         return number
 
     def check_supervised(self, model: Any, inputs: dict[str, Any]) -> None:
-        """Refuse a batch without supervised tokens; on the first batch of training, compare the head tap with the model's loss."""
+        """Refuse a batch without supervised tokens; compare the head tap with the model's loss on the first one of training."""
         if not (inputs["labels"] != IGNORE_INDEX).any():
             raise ValueError(
-                "No token of this batch is supervised: every label is ignored. Are all captions empty after the prompt? "
-                "Raise max_caption_length or check the captions with hf_captionrl.data.check_captions."
+                "No token of this batch is supervised. Raise max_caption_length, or check the captions with check_captions."
             )
         if not self._tap_checked and model.training:
             self._tap_checked = True
@@ -419,17 +368,14 @@ class CaptionTrainer(ExactResumeTrainer):
         return self._generate(dataset, **generate_kwargs).captions
 
     def evaluate(
-        self,
-        eval_dataset: datasets.Dataset | Mapping[str, datasets.Dataset] | str | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Measure the loss, caption the evaluation data, describe the captions and, with a scorer, retrieve the images.
 
         Args:
             eval_dataset (`datasets.Dataset`, a `dict` of them or `str`, *optional*): Instead of the trainer's, with the same
                 column names; a name selects one of several. With several, keys begin with the prefix and the name.
-            ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
+            ignore_keys (`list[str]`, *optional*): Unused.
             metric_key_prefix (`str`): Prefix of every key.
 
         Returns:
@@ -440,11 +386,6 @@ class CaptionTrainer(ExactResumeTrainer):
         """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
-            known = list(self.eval_dataset) if isinstance(self.eval_dataset, Mapping) else []
-            if dataset not in known:
-                raise ValueError(
-                    f"eval_dataset is {dataset!r}, and the trainer has {known}. Use one of these names, or a data set."
-                )
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
         if dataset is None:
             raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
@@ -492,9 +433,7 @@ class CaptionTrainer(ExactResumeTrainer):
 
     def _rows_of(self, dataset: Any) -> datasets.Dataset:
         """The data under the usual column names; the same object for the same data, so that caches find it."""
-        if id(dataset) not in self._read_rows:
-            self._read_rows[id(dataset)] = (dataset, evaluation_rows(dataset))
-        return self._read_rows[id(dataset)][1]
+        return self._kept("rows", (dataset,), lambda: evaluation_rows(dataset))
 
     def _measure(
         self, dataset: datasets.Dataset, prefix: str, *, generate: bool = False
@@ -502,22 +441,18 @@ class CaptionTrainer(ExactResumeTrainer):
         """Captions as generated, ranks of the images, and metrics with the prefix."""
         start = time.time()
         references = references_of(dataset)
-        metrics: dict[str, Any] = {}
         loss = None if references is None else self._reference_loss(dataset)
-        if loss is not None:
-            metrics["loss"] = loss
+        metrics: dict[str, Any] = {} if loss is None else {"loss": loss}
         captions = ranks = None
         if generate or not self.args.prediction_loss_only:
             captions, ended = self._generate(dataset)
             described, ranks = self._describe(dataset, spoken(captions))
-            guard = self.guard
-            metrics |= described | ({} if guard is None else guard.check_captions(captions, ended))
+            metrics |= described | ({} if self.guard is None else self.guard.check_captions(captions, ended))
             if self.compute_metrics is not None and references is not None:
                 metrics |= self._computed(dataset, captions, references)
         elif loss is None:
             raise ValueError(
-                "prediction_loss_only is True, and the evaluation data have no captions for a loss. Use False, or "
-                "data with a column 'captions'."
+                "prediction_loss_only is True, and the evaluation data have no column 'captions'. Use False."
             )
         named = {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": v for name, v in metrics.items()}
         batch = self.args.eval_batch_size * self.args.world_size
@@ -529,17 +464,13 @@ class CaptionTrainer(ExactResumeTrainer):
         args = self.args
         rows = self._shard(len(dataset))
         features = self._known_features(dataset, rows)
-        settings = {
-            "num_beams": args.generation_num_beams,
-            "max_new_tokens": args.generation_max_new_tokens,
-            **generate_kwargs,
-        }
+        beams, longest = args.generation_num_beams, args.generation_max_new_tokens
         mine = generate_with_ends(
             self.captioner,
             None if features is not None else LazyImages(self._pixels(dataset, args) or dataset, rows),
             image_features=features,
             batch_size=args.generation_batch_size or args.per_device_eval_batch_size,
-            **settings,
+            **{"num_beams": beams, "max_new_tokens": longest, **generate_kwargs},
         )
         if self.accelerator.num_processes == 1:
             return mine
@@ -584,8 +515,8 @@ class CaptionTrainer(ExactResumeTrainer):
 
     def _show_captions(self, dataset: datasets.Dataset, captions: list[str], ranks: Any | None, tag: str) -> None:
         """Print the first captions of an evaluation and send them to the trackers."""
-        args = self.args
-        first = dataset.select(range(min(args.num_completions_to_print, len(dataset))))
+        step = self.state.global_step
+        first = dataset.select(range(min(self.args.num_completions_to_print, len(dataset))))
         shown, references = list(first), references_of(first) or [[]] * len(first)
         rows = [
             {
@@ -596,15 +527,9 @@ class CaptionTrainer(ExactResumeTrainer):
             }
             for index, row in enumerate(shown)
         ]
-        print_completions(rows, step=self.state.global_step)
-        log_completions(
-            rows,
-            [open_still(row) for row in shown],
-            step=self.state.global_step,
-            report_to=args.report_to,
-            tensorboard_writer=self.tensorboard_writer,
-            tag=tag,
-        )
+        print_completions(rows, step=step)
+        images, writer = [open_still(row) for row in shown], self.tensorboard_writer
+        log_completions(rows, images, step=step, report_to=self.args.report_to, tensorboard_writer=writer, tag=tag)
 
     def _shard(self, number: int) -> list[int]:
         """Rows of this process: every world_size-th one.
@@ -621,23 +546,17 @@ class CaptionTrainer(ExactResumeTrainer):
 
     def _known_features(self, dataset: datasets.Dataset, rows: Sequence[int]) -> Any:
         """Output of the frozen vision tower for some rows, by position; None where images are read."""
-        args = self.args
-        is_cached = id(dataset) in self._tower_features
-        if not is_cached and is_sharded(self.captioner.model) and args.cache_image_features:
+        is_cached = ("tower", id(dataset)) in self._once
+        if self.args.cache_image_features and not is_cached and is_sharded(self.captioner.model):
             # While the cache is filled, processes skip what another one has stored, so their numbers of forwards differ.
-            if not (number := frames_of(dataset)):
-                return None
-            videos = LazyImages(dataset, rows)
-            return VideoFeatures(self.captioner, videos, number, args.frame_pooling)
-        features = self._vision_tower_features(dataset, args)
+            number, images = frames_of(dataset), LazyImages(dataset, rows)
+            return VideoFeatures(self.captioner, images, number, self.args.frame_pooling) if number else None
+        features = self._vision_tower_features(dataset, self.args)
         return None if features is None else [features[i] for i in rows]
 
     def _describe(self, dataset: datasets.Dataset, captions: list[str]) -> tuple[dict[str, float], Any]:
         statistics = caption_statistics(captions)
-        metrics = {
-            "length": float(statistics["length"]),
-            "lexical_diversity": float(statistics["lexical_diversity"]),
-        }
+        metrics = {name: float(statistics[name]) for name in ("length", "lexical_diversity")}
         ranks = None
         for prefix, scorer in (("reward_", self.selecting_scorer), ("", self.scorer)):
             if scorer is None:
@@ -656,13 +575,9 @@ class CaptionTrainer(ExactResumeTrainer):
         """Metrics of the user's `compute_metrics`."""
         ids = None
         if "inputs" in self.args.include_for_metrics:
-            named = "image_id" in dataset.column_names
-            ids = [str(i) for i in dataset["image_id"]] if named else [str(i) for i in range(len(dataset))]
+            ids = list(map(str, dataset["image_id"] if "image_id" in dataset.column_names else range(len(dataset))))
         prediction = EvalPrediction(predictions=captions, label_ids=references, inputs=ids)  # type: ignore[arg-type]
-        found = self.compute_metrics(prediction)
-        if not isinstance(found, Mapping):
-            raise TypeError(f"compute_metrics returned a {type(found).__name__}. Return a dict of names and numbers.")
-        return denumpify_detensorize(dict(found))
+        return denumpify_detensorize(dict(self.compute_metrics(prediction)))
 
     # Saving
 

@@ -17,11 +17,9 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from accelerate.utils import gather_object
@@ -30,6 +28,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
+from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.publishing import CheckedPush, on_main_process, public_name
 from hf_captionrl.utils.io import FolderLock, to_plain, write_json
 from hf_captionrl.utils.model_files import (
@@ -89,25 +88,19 @@ def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
 
 
 def checkpoint_to_resume(trainer: Any, wanted: str | bool) -> str:
-    """The folder of a checkpoint, for True the newest one in `args.output_dir`; refused if no run may resume from it.
-
-    It may have the weights as pickles, which run code; hold the model only; or be of another run.
-    """
+    """The folder of a checkpoint, for True the newest one in `args.output_dir`; refused if no run may resume from it."""
     folder = trainer.args.output_dir
     found = (get_last_checkpoint(folder) if has_checkpoint(folder) else None) if wanted is True else str(wanted)
     if found is None or not os.path.isdir(found):
         raise ValueError(f"There is no checkpoint {found or f'in {folder!r}'}. Start without resume_from_checkpoint.")
     for path in sorted(Path(found).rglob("*")):
         if _PICKLED_WEIGHTS.fullmatch(path.name):
-            raise ValueError(
-                f"{str(path)!r} is a pickle; weights are loaded only from safetensors: use {convert_command(found)}."
-            )
+            raise ValueError(f"{str(path)!r} is a pickle, which is never loaded. Use {convert_command(found)}.")
         if path.name.endswith(".safetensors.index.json"):
             check_index(path)
     if not any(Path(found).glob("rng_state*.pth")):
         raise ValueError(
-            f"{found!r} holds the model only (save_only_model=True): without the states of optimizer, schedule and random "
-            "numbers no run can resume from it exactly. Use it as the model of a new run, or another checkpoint."
+            f"{found!r} holds the model only (save_only_model=True). Use it as the model of a new run, or another checkpoint."
         )
     path = Path(found) / CONFIGURATION_FILE
     if path.exists():  # checkpoints of a plain Trainer have none
@@ -116,7 +109,7 @@ def checkpoint_to_resume(trainer: Any, wanted: str | bool) -> str:
             if saved.get(name) != mine.get(name):
                 raise ValueError(
                     f"{found!r} is of another run: its {name} is {saved.get(name)!r}, and here it is {mine.get(name)!r}. "
-                    "Resume with the same configuration, from another checkpoint, or start in another output_dir."
+                    "Use the same configuration, another checkpoint, or another output_dir."
                 )
     return found
 
@@ -140,17 +133,12 @@ SELECTION_FILE = "selected_checkpoint.json"
 
 def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[str, Any]:
     """The checkpoint with the best metric; `kept_instead` says which other weights the model has, and why."""
-    args, state = trainer.args, trainer.state
-    guard = None if trainer.guard is None else trainer.guard.facts()
+    args, state, guard = trainer.args, trainer.state, trainer.guard
     metric = args.metric_for_best_model
     metric = metric if metric is None or str(metric).startswith("eval_") else f"eval_{metric}"
-    refused = {entry["step"] for entry in (guard or {}).get("refused", ())}
-    # An evaluation before the first step has no checkpoint.
-    values = {
-        e["step"]: e[metric]
-        for e in state.log_history
-        if metric in e and e.get("step", 0) > 0 and e["step"] not in refused
-    }
+    # Neither an evaluation before the first step nor a refused one has a checkpoint.
+    without = {0, *(entry["step"] for entry in ([] if guard is None else guard.refused))}
+    values = {e["step"]: e[metric] for e in state.log_history if metric in e and e.get("step", 0) not in without}
     step = state.best_global_step
     found = {
         "step": step,
@@ -162,7 +150,9 @@ def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[st
         "tie_rule": "earliest",
     }
     found |= {} if kept_instead is None else {"kept_instead": kept_instead}
-    return found if guard is None else {**found, "guard": guard}
+    if guard is not None:
+        found["guard"] = {"action": guard.action, "trips": list(guard.trips), "refused": list(guard.refused)}
+    return found
 
 
 def _sentence(selection: dict[str, Any]) -> str:
@@ -174,9 +164,9 @@ def _sentence(selection: dict[str, Any]) -> str:
     value = "?" if selection["value"] is None else f"{selection['value']:.6g}"
     ties = selection["ties"]
     tied = f"{len(ties)} tied (steps {', '.join(map(str, ties))}): the earliest is taken" if ties else "no ties"
+    number = selection["evaluations"]
     text = (
-        f"checkpoint-{selection['step']}: {selection['metric']} = {value}, the {best} of {selection['evaluations']} "
-        f"evaluations; {tied}."
+        f"checkpoint-{selection['step']}: {selection['metric']} = {value}, the {best} of {number} evaluations; {tied}."
     )
     return f"Selected {text}" if instead is None else f"Best was {text} It was not loaded: {instead}."
 
@@ -186,12 +176,10 @@ def selection_lines(selection: dict[str, Any]) -> list[str]:
     lines = [_sentence(selection)]
     guard = selection.get("guard") or {"trips": [], "refused": []}
     for trip in guard["trips"]:
-        outcome = {"warn": "Training continued.", "stop": "Training stopped.", "rollback": "Training stopped."}
-        back = trip["rolled_back_to"]
-        lines.append(
-            f"Step {trip['step']}: the guard tripped. {trip['reason']} "
-            + (outcome[trip["action"]] if back is None else f"The weights were rolled back to {back}.")
-        )
+        outcome = "Training continued." if trip["action"] == "warn" else "Training stopped."
+        if trip["rolled_back_to"] is not None:
+            outcome = f"The weights were rolled back to {trip['rolled_back_to']}."
+        lines.append(f"Step {trip['step']}: the guard tripped. {trip['reason']} {outcome}")
     lines += [f"Step {e['step']}: the guard refused the evaluation. {e['reason']}" for e in guard["refused"]]
     if selection.get("collapsed"):
         lines.append(f"The captions have collapsed, so this model is not delivered. {selection['collapsed']}")
@@ -211,65 +199,52 @@ def conclude_selection(trainer: Any) -> None:
     """After training, report the selected checkpoint, and whether the captions of the model have collapsed."""
     args, state, guard = trainer.args, trainer.state, trainer.guard
     here = f"the weights of step {state.global_step} are kept"
-    is_loaded = args.load_best_model_at_end and state.best_model_checkpoint is not None
-    if is_loaded and trainer.fault_of_best is not None:
-        is_loaded = False
-        trainer.selection = describe_selection(trainer, f"it is broken, and {here}")
-    elif is_loaded:
-        trainer.selection = describe_selection(trainer)
-    elif args.save_strategy == "best" and state.best_model_checkpoint is not None:
-        is_loaded = state.best_global_step == state.global_step
-        why = None if is_loaded else f"load_best_model_at_end is False, and {here}"
-        trainer.selection = describe_selection(trainer, why)
+    wants_best = args.load_best_model_at_end or args.save_strategy == "best"
+    has_best = wants_best and state.best_model_checkpoint is not None
+    why = None  # the model does not have the weights of the best checkpoint
+    if has_best:
+        if args.load_best_model_at_end and trainer.fault_of_best is not None:
+            why = f"it is broken, and {here}"
+        elif not args.load_best_model_at_end and state.best_global_step != state.global_step:
+            why = f"load_best_model_at_end is False, and {here}"
     elif guard is not None and (guard.trips or guard.refused):
         why = "load_best_model_at_end is False"
         if args.load_best_model_at_end:
             why = f"the guard refused {len(guard.refused)} evaluations and accepted none"
         back = next((trip["rolled_back_to"] for trip in guard.trips if trip["rolled_back_to"]), None)
-        trainer.selection = describe_selection(
-            trainer, f"{why}, and {here if back is None else f'the guard rolled back to {back}'}"
-        )
-    if trainer.selection is not None and state.is_world_process_zero:
-        print(_sentence(trainer.selection))
-    if guard is not None and not is_loaded:
-        reason = guard.fault_of_kept_weights(args, state)
-        if reason is not None:
-            note_collapse(trainer, reason)
+        why += f", and {here if back is None else f'the guard rolled back to {back}'}"
+    if has_best or why is not None:
+        trainer.selection = describe_selection(trainer, why)
+        if state.is_world_process_zero:
+            print(_sentence(trainer.selection))
+    if guard is not None and (why is not None or not has_best) and (fault := guard.fault_of_kept_weights(args, state)):
+        note_collapse(trainer, fault)
 
 
 # --- Check that weights are finite, in one pass over those that training can change ----------------------------------
 
 
-def _changeable(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Names and values of trainable parameters and of buffers that are saved; whether each may hold infinity."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            yield name, parameter, False
+def first_non_finite(model: nn.Module) -> str | None:
+    """Name of the first weight of this process that training can change, and that is NaN or infinite; copies no weights."""
+    changeable = [(name, p, False) for name, p in model.named_parameters() if p.requires_grad]
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(prefix=prefix, recurse=False):
-            # Some buffers are masks with minus infinity.
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                yield name, buffer, True
-
-
-def first_non_finite(model: nn.Module) -> str | None:
-    """Name of the first weight of this process with NaN or infinity, without copying weights."""
+                changeable.append((name, buffer, True))  # type: ignore[arg-type]  # may be a mask with minus infinity
     names: list[str] = []
-    bad: dict[torch.device, list[Tensor]] = {}
-    where: list[tuple[torch.device, int]] = []
-    for name, values, may_be_infinite in _changeable(model):
+    bad: list[Tensor] = []
+    for name, weight, may_be_infinite in changeable:
         # The part that this process holds: under DeepSpeed's stage 3 the parameter itself is empty; DTensor is FSDP2's.
-        values = getattr(values, "ds_tensor", values)
+        values: Any = getattr(weight, "ds_tensor", weight)
         values = (values.to_local() if hasattr(values, "to_local") else values).detach()
         if values.numel() and values.is_floating_point() and values.device.type != "meta":
             # The largest magnitude is NaN if any value is, and cannot overflow.
             largest = torch.linalg.vector_norm(values, ord=float("inf"))
-            flags = bad.setdefault(values.device, [])
-            where.append((values.device, len(flags)))
             names.append(name.removeprefix("module."))
-            flags.append(largest.isnan() if may_be_infinite else ~largest.isfinite())
-    fetched = {device: torch.stack(flags).tolist() for device, flags in bad.items()}  # one transfer per device
-    return next((name for name, (device, at) in zip(names, where, strict=True) if fetched[device][at]), None)
+            bad.append(largest.isnan() if may_be_infinite else ~largest.isfinite())
+    home = bad[0].device if bad else None
+    flags = torch.stack([flag.to(home) for flag in bad]).tolist() if bad else []  # one transfer
+    return next((name for name, flag in zip(names, flags, strict=True) if flag), None)
 
 
 # --- An orderly stop on a signal: the step is finished, a checkpoint is saved, and the process exits with 0 ----------
@@ -306,18 +281,17 @@ class StopOnSignal(TrainerCallback):
             signal.signal(number, before)
         self._before = {}
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, number: int, frame: Any) -> None:
         if self.received is not None:
             self._restore()
             signal.raise_signal(number)
             return
         self.received = number
-        # Not print: the signal may have interrupted one.
-        name = signal.Signals(number).name
-        text = f"\n{name}: finishing the step and saving a checkpoint. A second signal stops immediately.\n"
-        os.write(2, text.encode())
+        text = "finishing the step and saving a checkpoint. A second signal stops immediately."
+        os.write(2, f"\n{signal.Signals(number).name}: {text}\n".encode())  # print may be what was interrupted
 
-    def _maybe_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Save after a signal that came before or during the evaluation."""
         asked = int(self.received is not None)
         accelerator = self.trainer.accelerator
         if accelerator.num_processes > 1:  # every process asks at the same points
@@ -330,32 +304,22 @@ class StopOnSignal(TrainerCallback):
             return  # another callback stops training and decides what is saved
         control.should_save = self._saves = True
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    on_evaluate = on_epoch_end
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save after a signal; after the last step of an epoch, wait for its evaluation."""
         epoch = state.epoch or 0.0
         if abs(epoch - round(epoch)) > 1e-6:
-            self._maybe_save(args, state, control)
+            self.on_epoch_end(args, state, control)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Save after a signal that came before or during the evaluation."""
-        self._maybe_save(args, state, control)
-
-    on_evaluate = on_epoch_end
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Exit after the checkpoint is saved."""
         if not self._saves:
             return
         if state.is_world_process_zero:
-            print(
-                f"Stopped after step {state.global_step}; checkpoint-{state.global_step} is saved. "
-                "resume_from_checkpoint resumes from it.",
-                file=sys.stderr,
-            )
+            step = state.global_step
+            text = f"Stopped after step {step}; checkpoint-{step} is saved. resume_from_checkpoint resumes from it."
+            print(text, file=sys.stderr)
         raise SystemExit(0)
 
 
@@ -379,8 +343,7 @@ class ExactResumeArguments:
             self.hub_private_repo = True  # TRL's GRPO logs completions to a repository too
         if self.save_on_signal and getattr(self, "save_only_model", False):
             logger.warning(
-                "save_only_model=True: a checkpoint saved on a signal holds the model only, and no run can resume from it. Use "
-                "save_only_model=False to resume."
+                "save_only_model=True: no run can resume from it. Use save_only_model=False for a checkpoint on a signal."
             )
 
 
@@ -389,8 +352,7 @@ def _refuse_foreign_code(args: Any) -> None:
     places = (vars(args), getattr(args, "model_init_kwargs", None) or {})
     if any(place.get("trust_remote_code") for place in places):
         raise ValueError(
-            "trust_remote_code is set, but code from checkpoints is never run. Remove it, and use a model whose class is "
-            "part of transformers."
+            "trust_remote_code is set, but code of checkpoints is never run. Use a model class of transformers."
         )
 
 
@@ -410,7 +372,19 @@ class ExactResumeTrainer(CheckedPush):
     collapsed: str | None = None
     guard: GuardCallback | None = None
     fault_of_best: str | None = None  # why the best checkpoint could not be loaded
+    config_class: ClassVar[type[Any]]
+    method_name: ClassVar[str]
+    """Names the output folder of a run without a configuration."""
     _loading: str | None = None
+
+    @classmethod
+    def _resolve_args(cls, model: Any, args: Any) -> Any:
+        """The configuration; without one, the default configuration."""
+        if args is None:
+            return cls.config_class(default_output_dir(model, cls.method_name))
+        if not isinstance(args, cls.config_class):
+            raise TypeError(f"args is a {type(args).__name__}. Use a {cls.config_class.__name__}.")
+        return args
 
     @staticmethod
     def _load_safely(args: Any, *, by_name: bool, model: Any = None) -> None:
@@ -461,15 +435,10 @@ class ExactResumeTrainer(CheckedPush):
         if name is None:
             return
         good = get_last_checkpoint(self.args.output_dir) if has_checkpoint(self.args.output_dir) else None
-        remedy = "This run has no earlier checkpoint. Start again with a lower learning_rate or max_grad_norm."
-        if good is not None:
-            remedy = (
-                f"The last checkpoint is {good!r}. Start from it, with a lower learning_rate or max_grad_norm: use it as the "
-                "model of a new run."
-            )
+        again = "Start again" if good is None else f"Start a new run from the last checkpoint, {good!r},"
         raise FloatingPointError(
             f"Training has diverged: {name} is NaN or infinite after step {self.state.global_step}. {what} is not saved, "
-            f"and no checkpoint is removed. {remedy}"
+            f"and no checkpoint is removed. {again} with a lower learning_rate or max_grad_norm."
         )
 
     def save_state_of_run(self, folder: str) -> None:

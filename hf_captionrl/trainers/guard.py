@@ -32,38 +32,45 @@ from hf_captionrl.metrics.table import escape_markdown
 from hf_captionrl.rewards import CompletionReward, RewardContext, SelfRetrieval, WeightedRewards
 from hf_captionrl.text.degenerate_captions import caption_words, count_words, find_repeats, mark_degenerate
 from hf_captionrl.text.ngrams import distinct_share
-from hf_captionrl.trainers.rollout import means_over_processes
 from hf_captionrl.utils.options import Fraction, Positive, Range, check_values
-
-# --- A policy's captions with their images and rewards, on the terminal and in trackers ------------------------------
-# Captions come from a model that may exploit anything, so they are always shown as text and never as markup.
-
-TRACKERS: tuple[str, ...] = ("tensorboard", "trackio", "wandb")
-"""Trackers that show tables with images; the Trainer handles other names in `report_to`."""
-
-CompletionRow = Mapping[str, Any]
 
 logger = logging.getLogger(__name__)
 
 
+def means_over_processes(accelerator: Any, values: list[float]) -> list[float]:
+    """Means of numbers over the processes, in float64."""
+    if accelerator.num_processes == 1 or not values:
+        return values
+    mine = torch.tensor([values], dtype=torch.float64, device=accelerator.device)
+    return accelerator.gather(mine).mean(0).tolist()
+
+
+# --- A policy's captions with their images and rewards, on the terminal and in trackers ------------------------------
+# Captions come from a model that may exploit anything, so they are always shown as text and never as markup.
+
+CompletionRow = Mapping[str, Any]
+"""`image_id` and `caption`; maybe `reference`, `extra` and `rewards` by name, `advantage` and `rank`."""
+
+
 def _columns(rows: Sequence[CompletionRow], text: Callable[[Any], str]) -> dict[str, list[Any]]:
     """The columns of the table; `text` escapes strings."""
+
+    def numbers(values: Sequence[Any]) -> list[float | None]:
+        return [None if value is None else float(value) for value in values]
+
     columns: dict[str, list[Any]] = {
         "image_id": [text(row["image_id"]) for row in rows],
         "caption": [text(row["caption"]) for row in rows],
         "reference": [text(row.get("reference") or "") for row in rows],
     }
-    for name in dict.fromkeys(str(name) for row in rows for name in row.get("extra") or {}):
-        columns[f"extra/{name}"] = [text((row.get("extra") or {}).get(name, "")) for row in rows]
-    for name in dict.fromkeys(name for row in rows for name in row.get("rewards") or {}):
-        columns[f"rewards/{name}"] = [(row.get("rewards") or {}).get(name) for row in rows]
-    columns["advantage"] = [row.get("advantage") for row in rows]
-    for name, values in columns.items():
-        if name.startswith("rewards/") or name == "advantage":
-            columns[name] = [None if value is None else float(value) for value in values]
-    if any(row.get("rank") is not None for row in rows):
-        columns["rank"] = [None if row.get("rank") is None else int(row["rank"]) for row in rows]
-    return columns
+    extras, rewards = ([row.get(name) or {} for row in rows] for name in ("extra", "rewards"))
+    for name in dict.fromkeys(name for one in extras for name in one):
+        columns[f"extra/{name}"] = [text(one.get(name, "")) for one in extras]
+    for name in dict.fromkeys(name for one in rewards for name in one):
+        columns[f"rewards/{name}"] = numbers([one.get(name) for one in rewards])
+    columns["advantage"] = numbers([row.get("advantage") for row in rows])
+    ranks = [row.get("rank") for row in rows]
+    return columns if set(ranks) <= {None} else {**columns, "rank": ranks}
 
 
 def _shown(value: Any) -> str:
@@ -85,10 +92,8 @@ def print_completions(rows: Sequence[CompletionRow], *, step: int, console: Cons
     columns = _columns(rows, str)
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"Captions of step {step}"), pad_edge=False)
     for name in columns:
-        heading = (
-            name.removeprefix("extra/").removeprefix("rewards/").removesuffix("_id" if name == "image_id" else "")
-        )
         is_number = name.startswith("rewards/") or name in ("advantage", "rank")
+        heading = "image" if name == "image_id" else name.removeprefix("extra/").removeprefix("rewards/")
         table.add_column(cell(heading), justify="right" if is_number else "left")
     for values in zip(*columns.values(), strict=True):
         table.add_row(*map(cell, values))
@@ -113,27 +118,35 @@ def log_completions(
     tensorboard_writer: Any | None = None,
     tag: str = "completions",
 ) -> list[str]:
-    """Send captions with images (one per row, None if unknown) and rewards to the trackers that a run reports to.
+    """Send captions with images (one per row, None if unknown) and rewards to those of the trackers below that are wanted.
 
     A requested tracker that is not installed or has no run is skipped with one warning per process: a failed log must not end
     the training.
     """
     wanted = {report_to} if isinstance(report_to, str) else set(report_to or ())
     written = []
-    for name in [name for name in TRACKERS if rows and (name in wanted or "all" in wanted)]:
+    for name in ("tensorboard", "trackio", "wandb"):
+        if not rows or not wanted & {name, "all"}:
+            continue
         if name == "tensorboard":
             if tensorboard_writer is None:
                 _warn_once(name, "there is no writer. Install tensorboard, and log from the main process.")
                 continue
-            _log_tensorboard(tensorboard_writer, rows, images, step, tag)
+            columns = _columns(rows, _escaped)
+            lines = ["| " + " | ".join(map(escape_markdown, columns)) + " |", "|" + " --- |" * len(columns)]
+            lines += ["| " + " | ".join(map(_shown, values)) + " |" for values in zip(*columns.values(), strict=True)]
+            tensorboard_writer.add_text(tag, "\n".join(lines), step)
+            for index, image in enumerate(images):
+                if image is not None:
+                    pixels = np.asarray(image.convert("RGB"))
+                    tensorboard_writer.add_image(f"{tag}/{index}", pixels, step, dataformats="HWC")
         else:
             try:
                 module = importlib.import_module(name)
             except ImportError:
                 _warn_once(name, f"it is not installed. Install {name}, or take it out of report_to.")
                 continue
-            run = module.run if name == "wandb" else module.context_vars.current_run.get()
-            if run is None:
+            if (module.run if name == "wandb" else module.context_vars.current_run.get()) is None:
                 _warn_once(
                     name, f"no run is active. Call {name}.init() before training, or log from the main process."
                 )
@@ -150,16 +163,6 @@ def log_completions(
     return written
 
 
-def _log_tensorboard(writer: Any, rows: Sequence[CompletionRow], images: Sequence[Any], step: int, tag: str) -> None:
-    columns = _columns(rows, _escaped)
-    lines = ["| " + " | ".join(map(escape_markdown, columns)) + " |", "|" + " --- |" * len(columns)]
-    lines += ["| " + " | ".join(map(_shown, values)) + " |" for values in zip(*columns.values(), strict=True)]
-    writer.add_text(tag, "\n".join(lines), step)
-    for index, image in enumerate(images):
-        if image is not None:
-            writer.add_image(f"{tag}/{index}", np.asarray(image.convert("RGB")), step, dataformats="HWC")
-
-
 # --- Statistics of the captions of one training step -----------------------------------------------------------------
 
 
@@ -168,9 +171,8 @@ def describe_completions(
 ) -> tuple[dict[str, float], dict[str, int]]:
     """Statistics of the captions of one step, and for some of them the index of a caption that is an example.
 
-    Quantiles of the length in words, the mean share of distinct words and word pairs per caption, the longest phrase
-    that occurs twice, in words, and shares in [0, 1]. `ended` `(N,)` is False where the length limit truncated a
-    caption.
+    Lengths and phrases are in words; `distinct_1` and `distinct_2` are the mean shares of distinct words and word pairs per
+    caption. `ended` `(N,)` is False where the length limit truncated a caption.
     """
     batch = caption_words(captions)
     counts = count_words(batch)
@@ -204,10 +206,9 @@ def describe_completions(
 
 
 # --- The guard against reward hacking: it detects captions that exploit the scorer -----------------------------------
-# Self-retrieval rewards loops ("a blue and blue blue blue and yellow blue"), repeated phrases ("on a blue background on a blue
-# background"), and truncated captions. The guard computes statistics of every step. When their mean over the last steps
-# exceeds a limit, it warns, stops training, or rolls back to an earlier checkpoint. It also checks the captions of every
-# evaluation: samples may be fine while beam search repeats itself. A checkpoint whose captions it refuses is never selected.
+# Self-retrieval rewards loops ("a blue and blue blue blue and yellow blue"), repeated phrases and truncated captions. The guard
+# warns, stops or rolls back when the mean of a statistic over the last steps exceeds a limit. It also checks the captions of
+# every evaluation: samples may be fine while beam search repeats itself. A checkpoint that it refuses is never selected.
 
 GuardAction = Literal["off", "warn", "stop", "rollback"]
 Growth = Annotated[float, Range(at_least=0, below=math.inf)]
@@ -260,13 +261,8 @@ def _mean(values: Sequence[float]) -> float | None:
 class GuardCallback(TrainerCallback):
     """Acts when captions exploit the reward, and records which checkpoints are good.
 
-    `trips` says when a limit was broken, `refused` which evaluations select no checkpoint.
-
-    Args:
-        thresholds: The limits.
-        action: `warn`, `stop`, or `rollback`: load the weights of the newest good checkpoint, `rolled_back_to`, then stop.
-        load: Loads the weights of a checkpoint, for `rollback`.
-        reference_captions: Their lengths are compared with; None for those of the first window.
+    `trips` says when a limit was broken, `refused` which evaluations select no checkpoint. On `rollback`, `load` loads the
+    newest good checkpoint, `rolled_back_to`. Lengths are compared with `reference_captions`, or with the first window.
     """
 
     def __init__(
@@ -276,17 +272,8 @@ class GuardCallback(TrainerCallback):
         load: Callable[[str], None] | None = None,
         reference_captions: Sequence[str] | None = None,
     ) -> None:
-        self.thresholds = thresholds
-        self.action = action
-        self.load = load
+        self.thresholds, self.action, self.load = thresholds, action, load
         self.rolled_back_to: str | None = None
-        self._window: deque[dict[str, float]] = deque(maxlen=thresholds.window)
-        self._start: dict[str, list[float]]  # the first values, as many as the window has steps
-        self._examples: dict[str, str]  # the newest for each statistic
-        self._good: list[int]  # steps of checkpoints, ascending
-        self._tripped: bool
-        self.trips: list[dict[str, Any]]
-        self.refused: list[dict[str, Any]]
         self._against: list[str] = []  # reasons against the captions of the current evaluation
         self._reference_length: float | None = None
         if reference_captions:
@@ -307,10 +294,7 @@ class GuardCallback(TrainerCallback):
         held_out_scorer: float | None = None,
         means_over_processes: Callable[[list[float]], list[float]] | None = None,
     ) -> dict[str, float]:
-        """Record one step.
-
-        `ended` `(N,)` is False where the length limit truncated a caption. Rewards of both scorers have the same units.
-        """
+        """Record one step; returns its statistics. Rewards of both scorers have the same units."""
         step, examples = describe_completions(captions, ended)
         if truncated_by_scorer is not None:
             step["truncated_by_scorer"] = float(truncated_by_scorer)
@@ -329,37 +313,22 @@ class GuardCallback(TrainerCallback):
         self._examples |= {name: captions[index] for name, index in examples.items()}
         return {f"guard/{name}": value for name, value in step.items()}
 
-    def reason_against(self, captions: Sequence[str], ended: Tensor | None = None) -> str | None:
-        """The limit that captions of an evaluation break, with value and example; None if they break none.
-
-        Shapes: `ended` `(N,)`. Captions are as they will be written: by beam search or greedy decoding.
-        """
-        if not len(captions):
-            return None
-        statistics, examples = describe_completions(captions, ended)
-        texts = {name: captions[index] for name, index in examples.items()}
-        return self._reason(f"In {len(captions)} evaluated captions", [statistics], texts)
-
-    def _limit(self, rule: str) -> float | None:
-        """The limit on the mean, in its units."""
-        value = getattr(self.thresholds, rule)
-        if value is not None and rule == "max_length_growth":
-            length = self._reference_length or _mean(self._start["length_p90"])
-            return None if length is None else value * max(length, 1.0)
-        if value is not None and rule == "max_gap_growth":
-            start = _mean(self._start["reward_minus_held_out"])
-            return None if start is None else start + value
-        return value
-
     def _reason(self, where: str, steps: Sequence[Mapping[str, float]], examples: Mapping[str, str]) -> str | None:
         """The first rule that the mean over the steps breaks, with value, limit and example."""
+        starts = {name: _mean(values) for name, values in self._start.items()}
         for rule, (name, what) in _RULES.items():
-            limit, value = self._limit(rule), _mean([step[name] for step in steps if name in step])
+            limit = threshold = getattr(self.thresholds, rule)
+            value = _mean([step[name] for step in steps if name in step])
+            if threshold is not None and rule == "max_length_growth":
+                length = self._reference_length or starts["length_p90"]
+                limit = None if length is None else threshold * max(length, 1.0)
+            elif threshold is not None and rule == "max_gap_growth":
+                start = starts["reward_minus_held_out"]
+                limit = None if start is None else start + threshold
             if limit is None or value is None or (value >= limit if rule == "min_distinct" else value <= limit):
                 continue
             side = "below" if rule == "min_distinct" else "above"
-            limit_name = f"{rule}={getattr(self.thresholds, rule):g}"
-            sentence = f"{where} {what} was {value:.3g}, {side} the limit of {limit:.3g} ({limit_name})"
+            sentence = f"{where} {what} was {value:.3g}, {side} the limit of {limit:.3g} ({rule}={threshold:g})"
             return sentence + (f"; for example {examples[name]!r}." if name in examples else ".")
         return None
 
@@ -381,27 +350,23 @@ class GuardCallback(TrainerCallback):
 
     # Training
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Forget an earlier training, and mark the resumed checkpoint as good if it was; its state was saved before that."""
-        self.rolled_back_to = None  # another train() of the same trainer may save again
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # Forget an earlier training: another train() of the same trainer may save again.
+        self.rolled_back_to = None
         self._against = []
         if state.global_step == 0:
             self.load_state_dict({})
-        self.on_save(args, state, control)
+        self.on_save(
+            args, state, control
+        )  # the resumed checkpoint's own state was saved before it was known to be good
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Mark the new checkpoint as good if no limit is broken."""
-        # After a resume from an earlier step, later checkpoints belong to the previous attempt.
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # The new checkpoint is good if no limit is broken. After a resume, later ones belong to the previous attempt.
         self._good = [step for step in self._good if step < state.global_step]
         if state.global_step > 0 and self.doubt is None and self.refusal(state.global_step) is None:
             self._good.append(state.global_step)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Warn, stop or roll back if a limit is broken."""
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._against = []
         reason = self.reason
         tripped, self._tripped = self._tripped, reason is not None
@@ -410,20 +375,17 @@ class GuardCallback(TrainerCallback):
             return
         message = f"Step {state.global_step}: the reward seems to be hacked. {reason}"
         if self.action == "rollback":
-            message += f" {self._roll_back(args, control)}"
-        elif self.action == "stop":
-            message += " Training stops."
+            message += self._roll_back(args, control)
         if self.action != "warn":
+            message += " Training stops."
             control.should_training_stop = True
         name = None if self.rolled_back_to is None else Path(self.rolled_back_to).name
         self.trips.append({"step": state.global_step, "reason": reason, "action": self.action, "rolled_back_to": name})
         if state.is_world_process_zero:
             logger.warning(message)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Prevent what `"epoch"` strategies would cause at the stop after a rollback."""
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # Prevent what "epoch" strategies would cause at the stop after a rollback.
         if self.rolled_back_to is not None:
             control.should_save = control.should_evaluate = False
 
@@ -433,15 +395,15 @@ class GuardCallback(TrainerCallback):
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None or self.load is None:
             return (
-                "No checkpoint was saved while the captions were good (or save_total_limit removed it), so the policy is "
-                "unchanged. Training stops. Lower save_steps next time."
+                " No checkpoint was saved while the captions were good (or save_total_limit removed it), so the policy is "
+                "unchanged. Lower save_steps next time."
             )
         self.load(str(folder))
         self.rolled_back_to = str(folder)
         # A checkpoint of this step would combine the old weights with the optimizer of the hacked policy, and its
         # evaluation would be that of another step.
         control.should_save = control.should_evaluate = False
-        return f"The policy was rolled back to {folder.name}, the newest good checkpoint. Training stops."
+        return f" The policy was rolled back to {folder.name}, the newest good checkpoint."
 
     # Evaluations
 
@@ -450,11 +412,18 @@ class GuardCallback(TrainerCallback):
         if not captions:
             return {}
         ended = None if ended is None else torch.as_tensor(ended)
-        reason = self.reason_against(captions, ended)
-        if reason is not None:
+        if (reason := self.reason_against(captions, ended)) is not None:
             self._against.append(reason)
         found = describe_completions(captions, ended)[0]
         return {name: found[name] for name in ("degenerate", "clipped_ratio") if name in found}
+
+    def reason_against(self, captions: Sequence[str], ended: Tensor | None = None) -> str | None:
+        """The limit that captions of an evaluation break, with value and example; None if they break none."""
+        if not captions:
+            return None
+        found, examples = describe_completions(captions, ended)
+        texts = {name: captions[index] for name, index in examples.items()}
+        return self._reason(f"In {len(captions)} evaluated captions", [found], texts)
 
     def accepts(self, state: TrainerState) -> bool:
         """Whether the evaluation of this step may select its checkpoint; a refused one is recorded."""
@@ -480,27 +449,22 @@ class GuardCallback(TrainerCallback):
             return None
         return self.refusal(state.global_step) or self.doubt
 
-    def facts(self) -> dict[str, Any]:
-        """Action, trips and refused evaluations, for `selected_checkpoint.json` and reports."""
-        return {"action": self.action, "trips": list(self.trips), "refused": list(self.refused)}
-
     def state_dict(self) -> dict[str, Any]:
         """State for an exact resume."""
-        names = ("start", "examples", "good", "tripped")
-        state = {"window": list(self._window), **{name: getattr(self, f"_{name}") for name in names}}
-        return copy.deepcopy(state | {"trips": self.trips, "refused": self.refused})
+        own = {"start": self._start, "examples": self._examples, "good": self._good, "tripped": self._tripped}
+        return copy.deepcopy({"window": list(self._window), **own, "trips": self.trips, "refused": self.refused})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; an empty one is that of a new training."""
         state = copy.deepcopy(dict(state))
-        self._window.clear()
-        self._window.extend(state.get("window", []))
-        self._start = state.get("start", {"length_p90": [], "reward_minus_held_out": []})
-        self._examples = state.get("examples", {})
-        self._good = state.get("good", [])
+        self._window: deque[dict[str, float]] = deque(state.get("window", []), self.thresholds.window)
+        # The first values, as many as the window has steps.
+        self._start: dict[str, list[float]] = state.get("start", {"length_p90": [], "reward_minus_held_out": []})
+        self._examples: dict[str, str] = state.get("examples", {})  # the newest for each statistic
+        self._good: list[int] = state.get("good", [])  # steps of checkpoints, ascending
         self._tripped = bool(state.get("tripped", False))
-        self.trips = state.get("trips", [])
-        self.refused = state.get("refused", [])
+        self.trips: list[dict[str, Any]] = state.get("trips", [])
+        self.refused: list[dict[str, Any]] = state.get("refused", [])
 
 
 # --- Statistics of rollouts: logged, checked by the guard, and shown as tables of completions ------------------------
@@ -519,10 +483,7 @@ class RolloutMonitor:
         guard: GuardCallback | None = None,
         held_out: SelfRetrieval | None = None,
     ) -> None:
-        self.rewards = rewards
-        self.accelerator = accelerator
-        self.guard = guard
-        self.held_out = held_out
+        self.rewards, self.accelerator, self.guard, self.held_out = rewards, accelerator, guard, held_out
         self._values: dict[str, list[float]] = defaultdict(list)
         self._last: tuple[RewardContext, Tensor, Tensor] | None = None
 
@@ -553,17 +514,28 @@ class RolloutMonitor:
             named["bag_size"] = context.bag_size
         self._last = (context, rewards, advantages)
         means = self.note(named)
-        self._note_metrics(context, means)
+        if any(isinstance(reward, CompletionReward) for reward in self.rewards.rewards):
+            self._note_metrics(context, means)
         if self.guard is not None:
-            # The guard averages over processes itself.
-            for name, value in self._watch(self.guard, context).items():
+            statistics, accuracy = context.statistics, None
+            if self.held_out is not None and "recall_at_1" in statistics:
+                found = self.held_out(replace(context, statistics={}))  # (N,)
+                accuracy = float(found.nan_to_num(0.0).mean())
+            watched = self.guard.observe(
+                context.captions,
+                ended=context.ended,
+                truncated_by_scorer=statistics.get("completions/truncated_by_scorer"),
+                # Shares of images found, not log-probabilities, whose scales differ between scorers.
+                reward=None if accuracy is None else statistics["recall_at_1"],
+                held_out_scorer=accuracy,
+                means_over_processes=lambda values: means_over_processes(self.accelerator, values),
+            )
+            for name, value in watched.items():
                 self._values[name].append(value)
         return means
 
     def _note_metrics(self, context: RewardContext, known: Mapping[str, float]) -> None:
         """Keep what reward functions logged; these names may differ between processes."""
-        if not any(isinstance(reward, CompletionReward) for reward in self.rewards.rewards):
-            return
         mine = {name: (math.fsum(values), len(values)) for name, values in context.metrics.items()}
         everyone = [mine] if self.accelerator.num_processes == 1 else gather_object([mine])
         for name in sorted({name for one in everyone for name in one}):
@@ -573,22 +545,6 @@ class RolloutMonitor:
                 )
             sums, counts = zip(*(one[name] for one in everyone if name in one), strict=True)
             self._values[name].append(math.fsum(sums) / sum(counts))
-
-    def _watch(self, guard: GuardCallback, context: RewardContext) -> dict[str, float]:
-        statistics = context.statistics
-        held_out_scorer = None
-        if self.held_out is not None and "recall_at_1" in statistics:
-            accuracy = self.held_out(replace(context, statistics={}))  # (N,)
-            held_out_scorer = float(accuracy.nan_to_num(0.0).mean())
-        return guard.observe(
-            context.captions,
-            ended=context.ended,
-            truncated_by_scorer=statistics.get("completions/truncated_by_scorer"),
-            # Shares of images found, not log-probabilities, whose scales differ between scorers.
-            reward=statistics.get("recall_at_1") if held_out_scorer is not None else None,
-            held_out_scorer=held_out_scorer,
-            means_over_processes=lambda values: means_over_processes(self.accelerator, values),
-        )
 
     def drain(self) -> dict[str, float]:
         """Means since the last call."""
@@ -601,21 +557,19 @@ class RolloutMonitor:
         if self._last is None:
             return
         context, rewards, advantages = self._last
-        rows = []
-        for n in range(min(number, len(context.captions))):
-            image = n // context.group_size
-            rows.append(
-                {
-                    "image_id": context.image_ids[image],
-                    "caption": context.captions[n],
-                    "reference": next(iter(context.references[image]), ""),
-                    "rewards": dict(zip(self.rewards.names, rewards[n].tolist(), strict=True)),
-                    "advantage": float(advantages[n]),
-                    "rank": None if context.ranks is None else int(context.ranks[n]),
-                    "extra": {name: values[n] for name, values in context.extra.items()},
-                }
-            )
+        images = [n // context.group_size for n in range(min(number, len(context.captions)))]
+        rows = [
+            {
+                "image_id": context.image_ids[image],
+                "caption": context.captions[n],
+                "reference": next(iter(context.references[image]), ""),
+                "rewards": dict(zip(self.rewards.names, rewards[n].tolist(), strict=True)),
+                "advantage": float(advantages[n]),
+                "rank": None if context.ranks is None else int(context.ranks[n]),
+                "extra": {name: values[n] for name, values in context.extra.items()},
+            }
+            for n, image in enumerate(images)
+        ]
         print_completions(rows, step=log["step"])
         if log["report_to"]:
-            shown = [int(context.rows[n // context.group_size]) for n in range(len(rows))]
-            log_completions(rows, [open_still(dataset[row]) for row in shown], **log)
+            log_completions(rows, [open_still(dataset[int(context.rows[image])]) for image in images], **log)

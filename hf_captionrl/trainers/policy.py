@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from accelerate.utils import str_to_bool
 from torch import Tensor, nn
 
 from hf_captionrl.captioners.captioner import Captioner
@@ -20,14 +21,13 @@ from hf_captionrl.captioners.loading import load_captioner
 def refuse_data_parallel(args: Any, model: Any = None) -> None:
     """Refuse `torch.nn.DataParallel`, in which a Trainer wraps the model when one process sees several GPUs.
 
-    DataParallel would split the batch of a step, but bags, rollouts and the number of supervised tokens belong to a process.
+    It would split the batch of a step, but bags, rollouts and the number of supervised tokens belong to a process.
     """
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
     if args.n_gpu > 1 and not spread:
         raise ValueError(
             f"One process sees {args.n_gpu} GPUs, and torch.nn.DataParallel is not supported. Use one process per GPU: "
-            f"`accelerate launch --num_processes {args.n_gpu} train.py` or `torchrun --nproc_per_node {args.n_gpu} train.py`. "
-            "For a single GPU set CUDA_VISIBLE_DEVICES=0."
+            f"`accelerate launch --num_processes {args.n_gpu} train.py`, or for a single GPU set CUDA_VISIBLE_DEVICES=0."
         )
 
 
@@ -37,41 +37,27 @@ def refuse_data_parallel(args: Any, model: Any = None) -> None:
 
 logger = logging.getLogger(__name__)
 
-_TRUE = {"1", "true", "yes", "on", "y", "t"}
-
 
 def _is_low(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and parameter.element_size() < 4
 
 
-def _inputs_to_fp32(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    def cast(value: Any) -> Any:
-        return value.float() if isinstance(value, Tensor) and _is_low(value) else value
-
-    return tuple(cast(value) for value in args), {name: cast(value) for name, value in kwargs.items()}
-
-
-def _outputs_to(dtype: torch.dtype) -> Any:
-    """Forward hook that casts the output to the dtype of the frozen modules after it."""
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(dtype) if value.is_floating_point() else value
-        if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            return tuple(map(cast, value))
-        if isinstance(value, dict):  # transformers' ModelOutput is one
-            for name, part in value.items():
-                value[name] = cast(part)
-        return value
-
-    return lambda module, args, output: cast(output)
+def _cast(value: Any, dtype: torch.dtype, low_only: bool = False) -> Any:
+    """The floating-point tensors of a value in a dtype, or only those in 16 bits or less."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() and (_is_low(value) or not low_only) else value
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(_cast(part, dtype, low_only) for part in value)
+    if isinstance(value, dict):  # transformers' ModelOutput is one
+        for name, part in value.items():
+            value[name] = _cast(part, dtype, low_only)
+    return value
 
 
 def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
-    """Turn the trainable 16-bit weights of adapters into fp32: those of PEFT's tuners, and of `modules_to_save`.
+    """Turn the trainable 16-bit weights of PEFT's tuners and of `modules_to_save` into fp32; returns their names.
 
-    PEFT does so by default for the weights of its tuners, and leaves `modules_to_save` in the dtype of the base. The frozen
-    base keeps its dtype; activations are cast between it and the modules of `modules_to_save`.
+    The frozen base keeps its dtype; activations are cast between it and the modules of `modules_to_save`.
     """
     if not hasattr(model, "peft_config"):
         return []
@@ -85,8 +71,12 @@ def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
                 low = {p.dtype for p in copy.parameters() if p.requires_grad and _is_low(p)}
                 if low:
                     adapters |= {id(p): f"{name}.modules_to_save.{key}.{n}" for n, p in copy.named_parameters()}
-                    copy.register_forward_pre_hook(_inputs_to_fp32, with_kwargs=True)
-                    copy.register_forward_hook(_outputs_to(low.pop()))
+                    copy.register_forward_pre_hook(
+                        lambda _, args, kwargs: _cast((args, dict(kwargs)), torch.float32, low_only=True),
+                        with_kwargs=True,
+                    )
+                    dtype = low.pop()
+                    copy.register_forward_hook(lambda _, __, output, dtype=dtype: _cast(output, dtype))
                     for buffer in copy.buffers():
                         if _is_low(buffer):
                             buffer.data = buffer.data.float()
@@ -106,28 +96,18 @@ def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
     return changed
 
 
-def _has_master_copy(args: Any) -> bool:
-    """Whether 16-bit weights have an fp32 master copy: DeepSpeed, and FSDP with mixed precision."""
-    if getattr(args, "deepspeed_plugin", None) is not None:
-        return True
-    fsdp = bool(getattr(args, "fsdp_plugin_args", None) or getattr(args, "fsdp", None))
-    fsdp = fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in _TRUE
-    return fsdp and getattr(args, "mixed_precision", "no") != "no"
-
-
 def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
-    """Refuse trainable weights in 16 bits or less without an fp32 master copy.
-
-    Quantised weights are frozen and never refused. DeepSpeed, and FSDP with mixed precision, update an fp32 copy.
-    """
-    if _has_master_copy(args):
+    """Refuse trainable weights in 16 bits or less without an fp32 master copy, as DeepSpeed and mixed FSDP have one."""
+    fsdp = getattr(args, "fsdp_plugin_args", None) or getattr(args, "fsdp", None)
+    fsdp = fsdp or str_to_bool(os.environ.get("ACCELERATE_USE_FSDP") or "0")
+    is_mixed = getattr(args, "mixed_precision", "no") != "no"
+    if getattr(args, "deepspeed_plugin", None) is not None or (fsdp and is_mixed):
         return
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     low = [(name, p) for name, p in trainable if _is_low(p)]
     if not low:
         return
     name, example = low[0]
-    kind = str(example.dtype).removeprefix("torch.")
     remedy = (
         "Add the adapter without it (for LoRA bias='none'), or load the base in fp32"
         if hasattr(model, "peft_config")
@@ -136,7 +116,7 @@ def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
         "peft_config=LoraConfig(...)"
     )
     raise ValueError(
-        f"{len(low)} of {len(trainable)} trainable weights are {kind} ({name}, ...). At this precision nearly every "
+        f"{len(low)} of {len(trainable)} trainable weights are {str(example.dtype)[6:]} ({name}, ...). At this precision nearly every "
         f"update is rounded to zero, so almost nothing is learned. {remedy}."
     )
 
@@ -151,8 +131,6 @@ def require_fp32(model: nn.Module, args: Any) -> None:
 
 # --- The captioner that a trainer trains, made from its argument `model`: loading, adapter, frozen tower, precision ---
 
-_DTYPES = ("float32", "bfloat16", "float16", "auto")
-
 
 def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
     """Loading arguments with the dtype by name; refuses arguments that `from_pretrained` does not accept."""
@@ -160,17 +138,16 @@ def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(settings, dict):
         raise ValueError(
-            f"model_init_kwargs is {settings!r}. Use a dict or JSON, for instance "
-            '{"dtype": "bfloat16", "attn_implementation": "sdpa"}.'
+            f'model_init_kwargs is {settings!r}. Use a dict or JSON, for instance {{"dtype": "bfloat16"}}.'
         )
     settings = dict(settings)
     if "torch_dtype" in settings:
         settings.setdefault("dtype", settings.pop("torch_dtype"))
     dtype = settings.get("dtype")
-    if isinstance(dtype, torch.dtype):
-        settings["dtype"] = str(dtype).removeprefix("torch.")  # as JSON has it
-    elif dtype is not None and dtype not in _DTYPES:
-        raise ValueError(f"model_init_kwargs has dtype {dtype!r}. Use one of {', '.join(map(repr, _DTYPES))}.")
+    if dtype is not None:
+        settings["dtype"] = dtype = str(dtype).removeprefix("torch.")  # as JSON has it
+        if dtype not in (known := ("float32", "bfloat16", "float16", "auto")):
+            raise ValueError(f"model_init_kwargs has dtype {dtype!r}. Use one of {known}.")
     return settings
 
 
@@ -186,46 +163,32 @@ def default_output_dir(model: Any, method: str) -> str:
     return f"{name or 'captioner'}-{method}"
 
 
-def _loaded(model: Any, args: Any, processor: Any) -> Captioner:
+def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: Any = None) -> Captioner:
+    """The captioner that a trainer trains."""
+    settings: dict[str, Any] = {}
     if isinstance(model, (str, os.PathLike)):
         # fp32 by default, whatever the dtype of the checkpoint, as in TRL.
         settings = {"dtype": "float32", **(args.model_init_kwargs or {})}
-        return load_captioner(model, processor=processor, prompt=args.prompt, **settings)
-    if args.model_init_kwargs:
+    elif args.model_init_kwargs:
         raise ValueError(
-            f"model_init_kwargs is {args.model_init_kwargs}, but the model is a {type(model).__name__}, which is loaded "
-            "already. Pass the model by name, or leave model_init_kwargs out."
+            f"model_init_kwargs is {args.model_init_kwargs}, but the model is loaded already. Pass it by name."
         )
-    if isinstance(model, Captioner):
-        if args.prompt is not None:
-            model.prompt = args.prompt
-        return model
-    return load_captioner(model, processor=processor, prompt=args.prompt)
-
-
-def _freeze_tower(captioner: Captioner) -> None:
-    adapted = {n for n, p in captioner.model.named_parameters() if p.requires_grad}
-    captioner.freeze_vision()
-    if not hasattr(captioner.model, "peft_config"):
-        return
-    lost = sorted(adapted - {n for n, p in captioner.model.named_parameters() if p.requires_grad})
-    if lost:
-        raise ValueError(
-            f"The adapter has weights in the vision tower ({lost[0]} and {len(lost) - 1} more), which freeze_vision_tower "
-            "freezes. Use target_modules of the language model (language_lora(model), tune='language'), or "
-            "freeze_vision_tower=False."
-        )
-
-
-def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: Any = None) -> Captioner:
-    """The captioner that a trainer trains."""
-    captioner = _loaded(model, args, processor)
+    captioner = model
+    if not isinstance(model, Captioner):
+        captioner = load_captioner(model, processor=processor, prompt=args.prompt, **settings)
+    elif args.prompt is not None:
+        captioner.prompt = args.prompt
     if peft_config is not None:
-        if isinstance(peft_config, dict):
-            peft_config = captioner.lora_config(**peft_config)
-        captioner.add_adapter(peft_config)
+        captioner.add_adapter(captioner.lora_config(**peft_config) if isinstance(peft_config, dict) else peft_config)
     if args.freeze_vision_tower:
-        _freeze_tower(captioner)
+        adapted = {n for n, p in captioner.model.named_parameters() if p.requires_grad}
+        captioner.freeze_vision()
+        lost = sorted(adapted - {n for n, p in captioner.model.named_parameters() if p.requires_grad})
+        if lost and hasattr(captioner.model, "peft_config"):
+            raise ValueError(
+                f"The adapter has weights in the vision tower ({lost[0]}, ...), which freeze_vision_tower freezes. Use "
+                "target_modules of the language model (language_lora(model), tune='language'), or freeze_vision_tower=False."
+            )
     require_fp32(captioner.model, args)
     return captioner
 

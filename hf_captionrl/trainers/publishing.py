@@ -40,8 +40,8 @@ def public_name(name: Any) -> str | None:
     return (Path(text).name if os.path.isabs(text) or os.path.exists(text) else text) or None
 
 
-def training_facts(trainer: Any) -> dict[str, Any]:
-    """Facts about the model of a [`CaptionTrainer`]."""
+def write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> None:
+    """Write facts about the model of a [`CaptionTrainer`] into [`TRAINING_FILE`]."""
     captioner, args, data = trainer.captioner, trainer.args, trainer.train_dataset
     rewards, mle_weight = getattr(trainer, "rewards", None), getattr(args, "mle_weight", None)
     facts: dict[str, Any] = {
@@ -67,12 +67,7 @@ def training_facts(trainer: Any) -> dict[str, Any]:
     elif mle_weight is not None:
         facts |= {"objective": "mle" if mle_weight == 1.0 else "smile", "mle_weight": mle_weight}
         facts["first_token"] = args.first_token
-    return facts
-
-
-def write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> None:
-    """Write [`TRAINING_FILE`]."""
-    write_json(Path(folder) / TRAINING_FILE, training_facts(trainer))
+    write_json(Path(folder) / TRAINING_FILE, facts)
 
 
 def _hub() -> Any:
@@ -95,8 +90,7 @@ class CheckedPush(Trainer):
         self.push_in_progress = None
 
     def create_model_card(self, **facts: Any) -> None:  # type: ignore[override]
-        """Write a card without results into `args.output_dir`, unless someone has written one; tags and tasks follow
-        from the kind of the model."""
+        """Write a card without results into `args.output_dir`, unless someone has written one."""
         name = facts.get("model_name") or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
 
         def write() -> None:

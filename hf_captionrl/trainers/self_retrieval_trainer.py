@@ -58,32 +58,27 @@ class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, Retr
 
     def make_rewards(self, **given: Any) -> list[tuple[Reward, float]]:
         """The rewards with a weight above 0, and their weights; `given` replaces fields of [`SelfRetrieval`]."""
-        found: list[tuple[Reward, float]] = []  # weighted sums add up in this order
-        if self.retrieval_weight:
-            found.append((make_reward(SelfRetrieval, self, **given), self.retrieval_weight))
-        for name, reward in _OTHER_REWARDS.items():
-            if weight := getattr(self, name):
-                found.append((make_reward(reward, self), weight))
-        return found
+        kinds: dict[type[Reward], float] = {  # weighted sums add up in this order
+            SelfRetrieval: self.retrieval_weight,
+            CiderReward: self.cider_weight,
+            PairwiseDiversity: self.diversity_weight,
+            RepetitionPenalty: self.repetition_weight,
+            LengthPenalty: self.length_weight,
+            TruncationPenalty: self.truncation_weight,
+        }
+        made = [
+            (make_reward(kind, self, **(given if kind is SelfRetrieval else {})), weight)
+            for kind, weight in kinds.items()
+        ]
+        return [(reward, weight) for reward, weight in made if weight]
 
     def check_rewards(self) -> None:
         """Refuse values that a reward does not accept, and weights that reward nothing."""
-        make_reward(SelfRetrieval, self)
-        for reward in _OTHER_REWARDS.values():
-            make_reward(reward, self)
+        self.make_rewards()
         if not self.retrieval_weight and not self.cider_weight:  # penalties alone would teach empty captions
             raise ValueError(
                 "retrieval_weight and cider_weight are all 0, so that nothing is rewarded. Set one of them above 0."
             )
-
-
-_OTHER_REWARDS: dict[str, type[Reward]] = {
-    "cider_weight": CiderReward,
-    "diversity_weight": PairwiseDiversity,
-    "repetition_weight": RepetitionPenalty,
-    "length_weight": LengthPenalty,
-    "truncation_weight": TruncationPenalty,
-}
 
 
 @dataclass
@@ -119,8 +114,7 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
         self.check_rewards()
         if not self.retrieval_weight and self.bag_schedule == "adaptive":
             raise ValueError(
-                "bag_schedule='adaptive' follows the share of images found, which is not measured with retrieval_weight=0. Use "
-                "another schedule, or a retrieval_weight above 0."
+                "bag_schedule='adaptive' follows the share of images found. Use a retrieval_weight above 0."
             )
         super().check()
 
@@ -132,17 +126,11 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
     Revisiting Self-Retrieval for Fine-Grained Image Captioning". Give `neighbours` (of `captionrl bags`) for BagCurri, and
     `peft_config=language_lora(model)`, `vision_lora(model)` or `both_lora(model)` for SR-L, SR-V, SR-LV.
 
-    Args:
-        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
-        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble.
-        args ([`SelfRetrievalConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SelfRetrieval`.
-        train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
-        eval_dataset (`datasets.Dataset`, *optional*): The same columns.
-        reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
-        kwargs: For [`CaptionRLTrainer`]: `held_out_scorer`, `neighbours`, `peft_config`, `model_init`, `compute_metrics`, ...
+    The arguments are those of [`CaptionRLTrainer`], with a [`SelfRetrievalConfig`], and:
 
-    Raises:
-        ValueError: If there is no scorer, or arguments contradict each other; before any training.
+    Args:
+        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble.
+        reward_funcs (*optional*): Instead of the configured rewards.
 
     Example:
         >>> trainer = SelfRetrievalTrainer("Salesforce/blip-image-captioning-base", scorer, args, train)  # doctest: +SKIP
@@ -166,12 +154,6 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
     ) -> None:
         scorers = scorer_list(scorer)
         args = self._resolve_args(model, args)
-        super().__init__(
-            model,
-            args.make_rewards(scorer=scorers) if reward_funcs is None else reward_funcs,
-            args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            scorer=scorers[0],
-            **kwargs,
-        )
+        if reward_funcs is None:
+            reward_funcs = args.make_rewards(scorer=scorers)
+        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, scorer=scorers[0], **kwargs)

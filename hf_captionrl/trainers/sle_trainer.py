@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.losses.policy_gradient import LossType
 from hf_captionrl.rewards import CiderReward, PairwiseDiversity, Reward, RewardContext, RewardLike
 from hf_captionrl.rewards.base import make_reward
 from hf_captionrl.rewards.text_rewards import CiderOptions, DiversityOptions
@@ -26,8 +27,7 @@ class SLEConfig(DiversityOptions, CiderOptions, CaptionRLConfig):
     r"""Arguments of [`SLETrainer`]; defaults are those of Chen and Jin 2020, Section 5.1, where the paper names them.
 
     `alpha=1` is self-critical sequence training (the paper's SLL), with `entropy_weight` SLL-ME. Only what differs from
-    [`CaptionRLConfig`] is listed; `cider_eos`, `distance` and `diversity` are those of [`CiderReward`] and
-    [`PairwiseDiversity`]. Where the paper and the authors' code differ, a field names both.
+    [`CaptionRLConfig`] is listed. Where the paper and the authors' code differ, a field names both.
     """
 
     alpha: Fraction = documented(
@@ -44,7 +44,7 @@ class SLEConfig(DiversityOptions, CiderOptions, CaptionRLConfig):
     baseline: str | None = documented(
         "greedy", "Baseline of CIDEr-D; diversity has another, the mean over the captions."
     )
-    loss_type: str = documented(
+    loss_type: LossType = documented(
         "dapo",
         "'dapo' (the code): summed over captions and tokens, divided by all tokens of the batch; 'sum': Eq. 16 as "
         "printed.",
@@ -65,21 +65,17 @@ class SLEConfig(DiversityOptions, CiderOptions, CaptionRLConfig):
     def __post_init__(self) -> None:
         check_values(self)
         if self.alpha < 1.0 and self.num_generations < 2:
-            raise ValueError(
-                f"Diversity compares the captions of one image, and num_generations is {self.num_generations}. Use 2 or "
-                "more (the paper: 5), or alpha=1 for CIDEr-D alone."
-            )
+            raise ValueError(f"num_generations is {self.num_generations}. Use 2 or more (the paper: 5), or alpha=1.")
         self.make_rewards()
         if self.alpha < 1.0 and self.num_generations == 2 and self.diversity == "pairwise":
             warnings.warn(
-                "With num_generations=2 both captions of an image are equally far from each other, so each is its own "
-                "baseline and the diversity advantage is 0 ('bleu34': wherever both are equally long). Use 3 or more.",
+                "With num_generations=2 both captions of an image are equally far from each other, so the diversity "
+                "advantage is 0 ('bleu34': wherever both are equally long). Use 3 or more.",
                 stacklevel=2,
             )
         if self.rl_start_epoch and self.num_iterations > 1:
             raise ValueError(
-                f"num_iterations={self.num_iterations} would repeat every batch of cross-entropy too. Use num_iterations=1, "
-                "or a separate run of cross-entropy and rl_start_epoch=0 here."
+                f"num_iterations={self.num_iterations} would repeat the batches of rl_start_epoch. Use 1, or a separate run."
             )
         super().__post_init__()
 
@@ -92,20 +88,12 @@ class SLETrainer(CaptionRLTrainer):
     `-alpha (CIDEr(y_j) - CIDEr(greedy)) log p(y_j) - (1 - alpha) (2/s) (sum_k d(y_j, y_k) - 1/s sum_ik d(y_i, y_k)) log p(y_j)`.
     The first `rl_start_epoch` epochs train by cross-entropy on the references instead.
 
-    Args:
-        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
-        args ([`SLEConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SLE`.
-        train_dataset (`datasets.Dataset`, *optional*): Columns `image`, `image_id` and `captions`.
-        eval_dataset (`datasets.Dataset`, *optional*): The same columns.
-        distance (`Callable`, *optional*): Instead of `args.distance`: from a [`RewardContext`] to distances
-            `(B, s, s)`.
-        text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)`, for `args.distance="embedding"`; by
-            default the text tower of `scorer`.
-        reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
-        kwargs: For [`CaptionRLTrainer`]: `scorer`, `held_out_scorer`, `peft_config`, `model_init`, `compute_metrics`, ...
+    The arguments are those of [`CaptionRLTrainer`], with a [`SLEConfig`], and:
 
-    Raises:
-        ValueError: If arguments contradict each other; before any training.
+    Args:
+        distance (`Callable`, *optional*): Instead of `args.distance`, as for [`PairwiseDiversity`].
+        text_encoder (`Callable`, *optional*): As for [`PairwiseDiversity`].
+        reward_funcs (*optional*): Instead of the configured rewards.
 
     Example:
         >>> trainer = SLETrainer("Salesforce/blip-image-captioning-base", SLEConfig("out"), train)  # doctest: +SKIP
@@ -149,15 +137,13 @@ class SLETrainer(CaptionRLTrainer):
             return scheduler
         if not isinstance(scheduler, LambdaLR):
             raise ValueError(
-                f"xe_learning_rate needs a schedule that is a function of the step, and lr_scheduler_type is "
-                f"{self.args.lr_scheduler_type!r}. Use 'constant', or xe_learning_rate=None."
+                f"xe_learning_rate needs a function of the step, not {self.args.lr_scheduler_type!r}. Use 'constant'."
             )
         ratio = rate / self.args.learning_rate
-
-        def before(schedule: Callable[[int], float]) -> Callable[[int], float]:
-            return lambda step: schedule(step) * (ratio if step < switch else 1.0)
-
-        schedules = [before(schedule) for schedule in scheduler.lr_lambdas]
+        schedules = [
+            lambda step, schedule=schedule: schedule(step) * (ratio if step < switch else 1.0)
+            for schedule in scheduler.lr_lambdas
+        ]
         self.lr_scheduler = LambdaLR(scheduler.optimizer, schedules)  # type: ignore[arg-type]
         return self.lr_scheduler
 
@@ -167,11 +153,7 @@ class SLETrainer(CaptionRLTrainer):
             super().begin_step(micro_batches)
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         # Eq. 15 of a micro-batch of rollouts, or the cross-entropy of a micro-batch of references.
         if "advantages" in inputs:

@@ -77,62 +77,30 @@ class SmileObjective:
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Eq. 2-4.
 
     Args:
-        mle_weight (`float`): lambda of Eq. 4, in [0, 1].
-        first_token (`str`, *optional*): `"mle"` or `"smile"`; None for the subset's (see `smile_loss`).
-        subset (`str`): `"caption"`, `"random"` or `"reverse"`.
-        mle_label_smoothing (`float`): Label smoothing of the MLE branch.
-        num_random (`int`): Words drawn for `subset="random"`.
-        random_draw (`str`): Draw them per `"sequence"` or per `"position"`.
         seed (`str`): Seed of the draw. Each caption is drawn independently, so the loss does not depend on the split of a batch.
+        settings: Of [`SmileConfig`]: `mle_weight`, `first_token` (not `"shift"`), `subset`, `mle_label_smoothing`,
+            `num_random` and `random_draw`.
     """
 
-    def __init__(
-        self,
-        *,
-        mle_weight: float = 0.0,
-        first_token: str | None = None,
-        subset: str = "caption",
-        mle_label_smoothing: float = 0.0,
-        num_random: int = 10,
-        random_draw: str = "sequence",
-        seed: str = "0",
-    ) -> None:
-        self.settings: dict[str, Any] = {
-            "mle_weight": mle_weight,
-            "first_token": first_token,
-            "subset": subset,
-            "mle_label_smoothing": mle_label_smoothing,
-            "num_random": num_random,
-            "random_draw": random_draw,
-        }
+    def __init__(self, *, seed: str = "0", **settings: Any) -> None:
+        self.settings = {"num_random": 10, "random_draw": "sequence", **settings}
         self.seed = seed
 
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
         """`loss`, the sum over the supervised tokens in nats."""
-        settings = dict(self.settings)
-        if settings["subset"] == "random":
-            projection = head.logits if head.weight is None else head.weight.T
-            assert projection is not None
+        settings: dict[str, Any] = {**self.settings, "reduction": "sum"}
+        if settings.get("subset") == "random":
+            projection: Any = head.logits if head.weight is None else head.weight.T
             settings["random_ids"] = self.draw(head.labels, projection.shape[-1])
         if head.hidden is None or head.weight is None:
             assert head.logits is not None
-            return {"loss": smile_loss(head.logits, head.labels, reduction="sum", **settings)}
-        return {
-            "loss": fused_smile_loss(
-                head.hidden,
-                head.weight,
-                head.labels,
-                bias=head.bias,
-                softcap=head.softcap,
-                reduction="sum",
-                **settings,
-            )
-        }
+            return {"loss": smile_loss(head.logits, head.labels, **settings)}
+        settings |= {"bias": head.bias, "softcap": head.softcap}
+        return {"loss": fused_smile_loss(head.hidden, head.weight, head.labels, **settings)}
 
     def draw(self, labels: Tensor, vocab_size: int) -> Tensor:
         """Random words for each caption with aligned labels `(B, T)`: ids `(B, num_random)` or `(B, T, num_random)`."""
-        per_position = self.settings["random_draw"] == "position"
-        num_random = self.settings["num_random"]
+        per_position, num_random = self.settings["random_draw"] == "position", self.settings["num_random"]
         B, T = labels.shape
         ids = torch.zeros((B, T, num_random) if per_position else (B, num_random), dtype=torch.long)
         for row, label in enumerate(labels.cpu()):
@@ -141,18 +109,12 @@ class SmileObjective:
             key = hashlib.blake2b(f"{self.seed}/{text}".encode(), digest_size=7).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(key, "big"))
             shape = (len(text), num_random) if per_position else (num_random,)
-            drawn = torch.randint(vocab_size, shape, generator=generator)
-            if per_position:
-                ids[row, supervised] = drawn
-            else:
-                ids[row] = drawn
+            ids[(row, supervised) if per_position else row] = torch.randint(vocab_size, shape, generator=generator)
         return ids.to(labels.device)
 
 
 class SmileTrainer(CaptionTrainer):
-    """Finetunes a captioner with SMILE (or, at `mle_weight=1`, with maximum likelihood).
-
-    SMILE is a finetuning method: start from a trained captioner.
+    """Finetunes a trained captioner with SMILE (or, at `mle_weight=1`, with maximum likelihood).
 
     The arguments are those of [`CaptionTrainer`], with a [`SmileConfig`].
 
@@ -168,17 +130,12 @@ class SmileTrainer(CaptionTrainer):
     def _caption_dataset(self, dataset: Any, args: Any, **more: Any) -> CaptionDataset | StreamedCaptions:
         if isinstance(dataset, StreamedCaptions) and args.captions_per_image == "all":
             raise ValueError(
-                "captions_per_image is 'all', and train_dataset is an IterableDataset, of which one caption per image is drawn. Use "
-                "captions_per_image='one', or a Dataset: load_dataset without streaming=True."
+                "captions_per_image='all' needs a Dataset, and this is a stream. Use 'one', or load it without streaming."
             )
         return super()._caption_dataset(dataset, args, captions_per_image=args.captions_per_image, **more)
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         self.check_supervised(model, inputs)
         outputs = self._run_head(model, inputs, self.objective())
@@ -202,12 +159,11 @@ class SmileTrainer(CaptionTrainer):
         if epoch is None:
             epoch = int((self.state.epoch or 0.0) + 1e-6)
         args = self.args
-        assert args.random_draw is not None
         return SmileObjective(
             mle_weight=args.mle_weight,
             first_token="smile" if args.first_token == "shift" else args.first_token,
             subset=args.subset,
-            mle_label_smoothing=args.mle_label_smoothing or 0.0,
+            mle_label_smoothing=args.mle_label_smoothing,
             num_random=args.num_random,
             random_draw=args.random_draw,
             seed=f"{args.seed}/{epoch}",

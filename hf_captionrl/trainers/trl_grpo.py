@@ -28,7 +28,7 @@ from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_
 from hf_captionrl.rewards.base import completion_text
 from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, make_bag_sampler
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
-from hf_captionrl.trainers.policy import default_output_dir, refuse_data_parallel, require_fp32
+from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
 from hf_captionrl.utils.options import NotNegative, check_values, documented
 
@@ -72,19 +72,15 @@ _ROW = "caption_row"
 
 
 class BagRepeatSampler(Sampler[int]):
-    """Rows in the order of TRL's GRPO: each image G times, each rollout as often as it is used.
+    """Rows in the order of TRL's GRPO: each image G times, each rollout `repeat_count` times.
 
     A rollout is a batch of bags. TRL needs the same number of images in every rollout, so where bags do not fill it,
     random images of no bag are added as distractors, the same on every process. The sampler has no `set_epoch`, which
     accelerate would call too: [`CurriculumCallback`] sets the epoch of the bags.
-
-    `bags` yields whole rollouts, for a single process; `repeat_count` is the steps per generation times iterations.
     """
 
     def __init__(self, bags: BagCurriculumSampler, num_generations: int, repeat_count: int) -> None:
-        self.bags = bags
-        self.num_generations = num_generations
-        self.repeat_count = repeat_count
+        self.bags, self.num_generations, self.repeat_count = bags, num_generations, repeat_count
 
     def __len__(self) -> int:
         return len(self.bags) * self.bags.batch_size * self.num_generations * self.repeat_count
@@ -97,9 +93,7 @@ class BagRepeatSampler(Sampler[int]):
                 generator = np.random.default_rng([self.bags.seed, self.bags.epoch, index])
                 rows = rows + generator.choice(free, missing, replace=False).tolist()
             for _ in range(self.repeat_count):
-                for row in rows:
-                    for _ in range(self.num_generations):
-                        yield row
+                yield from (row for row in rows for _ in range(self.num_generations))
 
 
 class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
@@ -119,17 +113,14 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
         kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
 
-    Raises:
-        TypeError: If `args` is not a [`SelfRetrievalGRPOConfig`].
-        ValueError: If there is no scorer, `reward_weights` is set without `reward_funcs`, a column is missing, a rollout
-            cannot be divided, `eval_dataset` is given, or trainable weights are 16-bit.
-
     Example:
         >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP
         >>> SelfRetrievalGRPOTrainer("HuggingFaceTB/SmolVLM-Instruct", scorer, args, train).train()  # doctest: +SKIP
     """
 
     args: SelfRetrievalGRPOConfig
+    config_class = SelfRetrievalGRPOConfig
+    method_name = "SelfRetrieval"
 
     def __init__(
         self,
@@ -142,21 +133,16 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         scorers = scorer_list(scorer)
-        if args is None:
-            args = SelfRetrievalGRPOConfig(default_output_dir(model, "SelfRetrieval"))
-        if not isinstance(args, SelfRetrievalGRPOConfig):
-            raise TypeError(f"args is a {type(args).__name__}. Use a SelfRetrievalGRPOConfig.")
+        args = self._resolve_args(model, args)
         if train_dataset is None:
             raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         if kwargs.get("eval_dataset") is not None:
             raise ValueError(
-                "Rewards are defined for the training images only. Evaluate checkpoints with `captionrl caption` and `captionrl "
-                "evaluate`, and leave eval_dataset out."
+                "eval_dataset has no rewards here. Leave it out, and use `captionrl caption` and `captionrl evaluate`."
             )
         if args.reward_weights is not None and reward_funcs is None:
             raise ValueError(
-                f"reward_weights is {args.reward_weights}, but configured rewards have weights already. Set "
-                "retrieval_weight, cider_weight, ..., or pass reward_funcs too."
+                f"reward_weights is {args.reward_weights}, without reward_funcs. Set retrieval_weight, cider_weight, ..."
             )
         train_dataset = training_rows(
             train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
@@ -180,7 +166,13 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
                 f"(per_device_train_batch_size x steps_per_generation = {share}), so that one process has all captions of an "
                 "image. Change one of them."
             )
-        self.bags = self._make_bags(neighbours, images, args)
+        self.bags = make_bag_sampler(args, images, len(train_dataset), neighbours=neighbours)
+        uneven = [size for size in self.bags.schedule.values() if images % size]
+        if uneven and args.distractor_scope == "bag":
+            raise ValueError(
+                f"Bags of {uneven} do not fill rollouts of {images} images, and distractor_scope='bag' cannot use images "
+                "outside a bag. Use distractor_scope='batch', or another schedule or number of images."
+            )
         refuse_data_parallel(args, model)
         # With beta above 0, TRL loads the reference model by its name, wherever the policy comes from.
         self._load_safely(args, by_name=isinstance(model, str) or args.beta != 0.0, model=model)
@@ -188,7 +180,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             model,
             reward_funcs=[_named(reward.name) for reward in self.rewards.rewards],
             args=args,
-            train_dataset=self._with_prompts(train_dataset, _prompts(train_dataset, args, neighbours)),
+            train_dataset=_with_prompts(train_dataset, args, neighbours),
             **kwargs,
         )
         require_fp32(self.model, args)
@@ -198,23 +190,6 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         self.add_callback(CurriculumCallback(self.bags))
         with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
             self.rewards.prepare(self._reward_data())
-
-    def _make_bags(self, neighbours: Any | None, images: int, args: SelfRetrievalGRPOConfig) -> BagCurriculumSampler:
-        bags = make_bag_sampler(args, images, len(self.caption_data), neighbours=neighbours)
-        uneven = [size for size in bags.schedule.values() if images % size]
-        if uneven and args.distractor_scope == "bag":
-            raise ValueError(
-                f"Bags of {uneven} do not fill rollouts of {images} images, and distractor_scope='bag' cannot use images "
-                "outside a bag. Use distractor_scope='batch', or another schedule or number of images."
-            )
-        return bags
-
-    @staticmethod
-    def _with_prompts(dataset: datasets.Dataset, prompts: Sequence[str]) -> datasets.Dataset:
-        """TRL's columns beside ours; images stay as they are stored."""
-        dataset = dataset.remove_columns([c for c in ("prompt", _ROW) if c in dataset.column_names])
-        dataset = dataset.add_column("prompt", [[{"role": "user", "content": prompt}] for prompt in prompts])
-        return dataset.add_column(_ROW, list(range(len(dataset))))
 
     def _reward_data(self) -> RewardData:
         data, args = self.caption_data, self.args
@@ -240,13 +215,10 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
 
     @staticmethod
     def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-        width = max(max((len(row) for row in rows), default=1), 1)
-        ids = torch.full((len(rows), width), pad_id)
-        mask = torch.zeros((len(rows), width), dtype=torch.bool)
-        for index, row in enumerate(rows):
-            ids[index, : len(row)] = torch.as_tensor(list(row), dtype=torch.long)
-            mask[index, : len(row)] = True
-        return ids, mask
+        lengths = torch.tensor([len(row) for row in rows])
+        width = max(int(lengths.max()), 1)
+        ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows])
+        return ids, torch.arange(width) < lengths[:, None]
 
     # Overrides of TRL
 
@@ -265,11 +237,9 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         context = self.reward_context(inputs, completions, completion_ids_list, prompts)
         mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
         if not mine.isfinite().all():
-            names = [
-                name for name, bad in zip(self.rewards.names, (~mine.isfinite()).any(0).tolist(), strict=True) if bad
-            ]
+            names = [self.rewards.names[column] for column in (~mine.isfinite()).any(0).nonzero().flatten()]
             raise ValueError(
-                f"The reward(s) {names} are beyond 3.4e38, the largest number in fp32, in which TRL computes. Use smaller rewards."
+                f"The reward(s) {names} are beyond 3.4e38, TRL's largest number (fp32). Use smaller rewards."
             )
         for name, value in context.statistics.items():
             self._log_metric(name, float(value))
@@ -281,19 +251,15 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         return gather(mine)
 
     def reward_context(
-        self,
-        inputs: list[dict[str, Any]],
-        completions: list[Any],
-        completion_ids_list: list[list[int]],
-        prompts: list[Any] | None = None,
+        self, inputs: list[dict[str, Any]], completions: list[Any], ids_list: list[list[int]], prompts: Any = None
     ) -> RewardContext:
-        """What rewards see of a rollout: N rows of the data, the captions of one image consecutive, with their completions.
+        """What rewards see of N rows of the data, the captions of one image adjacent, with their completions.
 
         The candidates are the images of all processes.
         """
         G, device = self.num_generations, self.accelerator.device
         rows = torch.tensor([row[_ROW] for row in inputs[::G]], device=device)  # (B,)
-        ids, mask = self._padded(completion_ids_list, self._tokenizer.pad_token_id)
+        ids, mask = self._padded(ids_list, self._tokenizer.pad_token_id)
         until_end, ended = completion_mask(ids, end_ids=self.eos_token_ids, pad_id=self._tokenizer.pad_token_id)
         listed = rows.tolist()
         return RewardContext(
@@ -311,7 +277,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             columns={name: [row[name] for row in inputs[::G]] for name in inputs[0] if name not in ("prompt", _ROW)},
             prompts=prompts,
             completions=completions,
-            completion_ids=completion_ids_list,
+            completion_ids=ids_list,
             trainer_state=self.state,
         )
 
@@ -332,14 +298,23 @@ def _named(name: str) -> Any:
     return reward
 
 
+def _with_prompts(
+    dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None
+) -> datasets.Dataset:
+    """TRL's columns beside ours; images stay as they are stored."""
+    dataset = dataset.remove_columns([c for c in ("prompt", _ROW) if c in dataset.column_names])
+    prompts = _prompts(dataset, args, neighbours)
+    dataset = dataset.add_column("prompt", [[{"role": "user", "content": prompt}] for prompt in prompts])
+    return dataset.add_column(_ROW, list(range(len(dataset))))
+
+
 def _prompts(dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None) -> list[str]:
     """The user's message of each row: the prompt, with `contrastive_distractors` captions of the row's neighbours."""
     if not args.contrastive_distractors:
         return [args.prompt] * len(dataset)
     if neighbours is None:
         raise ValueError(
-            f"contrastive_distractors is {args.contrastive_distractors}, but there are no neighbours. Pass neighbours of "
-            "`captionrl bags` to the trainer."
+            f"contrastive_distractors is {args.contrastive_distractors}. Pass neighbours of `captionrl bags` to the trainer."
         )
     captions = [next(iter(texts), "") for texts in caption_column(dataset)]
     nearest = np.asarray(neighbours)[:, : args.contrastive_distractors].tolist()

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,11 @@ from hf_captionrl.captioners.head_tap import head_projection, is_tappable, repla
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
 from hf_captionrl.losses.linear_log_probs import accumulation_dtype
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
-from hf_captionrl.trainers.policy import default_output_dir, refuse_data_parallel, require_fp32
+from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.utils.options import Fraction, Range, check_values, documented
 
 Scope = Literal["document", "sentence", "window"]
 SCOPES: tuple[str, ...] = get_args(Scope)
-"""Scopes of a vocabulary subset."""
 
 
 @dataclass
@@ -57,20 +56,16 @@ class SmileSFTConfig(ExactResumeArguments, SFTConfig):
             return
         if self.packing_strategy == "wrapped" and (self.packing or self.eval_packing):
             raise ValueError(
-                "packing_strategy='wrapped' joins documents without their boundaries, which SMILE's subsets need. Use "
-                "packing_strategy='bfd'."
+                "packing_strategy='wrapped' drops the boundaries of documents, which SMILE needs. Use 'bfd'."
             )
         if self.eval_packing and not (self.packing or self.padding_free):
             raise ValueError(
-                "eval_packing=True without packing makes rows of several documents whose boundaries trl does not pass "
-                "on. Set packing=True too, or eval_packing=False."
+                "eval_packing=True needs packing=True: trl drops the boundaries of documents. Set packing too, or neither."
             )
-        if self.loss_type != "nll":
-            raise ValueError(f"loss_type is {self.loss_type!r}, which is not SMILE. Use 'nll', or mle_weight=1.")
-        if self.label_smoothing_factor > 0:
+        if self.loss_type != "nll" or self.label_smoothing_factor > 0:
             raise ValueError(
-                f"label_smoothing_factor is {self.label_smoothing_factor}, which trl applies to full logits. Use 0, or "
-                "mle_weight=1."
+                f"loss_type is {self.loss_type!r} and label_smoothing_factor {self.label_smoothing_factor}, which is not "
+                "SMILE. Use 'nll' and 0, or mle_weight=1."
             )
 
 
@@ -93,28 +88,23 @@ class Segments(NamedTuple):
 
 
 def sentence_ends(tokenizer: Any, vocab_size: int) -> Tensor:
-    """Which tokens end a sentence, from the text of each token alone.
+    """Which tokens `(V,)` end a sentence, from the text of each token alone; the point of "3.14" does too.
 
-    A token ends a sentence if its text ends in `. ! ? …` or their full-width forms (closing quotes and brackets after it
-    are ignored), contains a line break, or is a special token such as the end of the text. The point of "3.14" counts as
-    an end too.
-
-    Returns `(V,)`: bool.
+    A token ends a sentence if its text ends in an end mark (closing quotes and brackets after it are ignored), contains a
+    line break, or is a special token such as the end of the text.
     """
     ends = torch.zeros(vocab_size, dtype=torch.bool)
     known = min(len(tokenizer), vocab_size)
     for token, text in enumerate(tokenizer.batch_decode([[i] for i in range(known)], skip_special_tokens=False)):
         ends[token] = "\n" in text or text.rstrip(_CLOSING).endswith(_END_MARKS)
-    special = [token for token in tokenizer.all_special_ids if token < vocab_size]
-    ends[special] = True
+    ends[[token for token in tokenizer.all_special_ids if token < vocab_size]] = True
     return ends
 
 
 def document_ids(labels: Tensor, position_ids: Tensor | None) -> Tensor:
-    """Which document each token belongs to.
+    """Which document each token belongs to: ids `(B, T)` that ascend over the flattened batch.
 
-    `position_ids` `(B, T)` are 0 at the first token of each document; None where a row is a document. The ids `(B, T)`
-    ascend over the flattened batch.
+    `position_ids` `(B, T)` are 0 at the first token of each document; None where a row is a document.
     """
     B, T = labels.shape
     rows = torch.arange(B, device=labels.device).unsqueeze(1) * (T + 1)  # (B, 1)
@@ -162,11 +152,9 @@ def similar_lengths(lengths: Tensor) -> Iterator[Tensor]:
     if int(ordered[0]) * lengths.numel() <= _SMALL:
         yield order
         return
-    remaining = ordered.tolist()
     start = 0
-    while start < len(remaining):
-        shortest = remaining[start] / _PADDING_FACTOR
-        stop = start + sum(length > shortest for length in remaining[start:])
+    while start < len(order):
+        stop = start + int((ordered[start:] > ordered[start] / _PADDING_FACTOR).sum())
         yield order[start:stop]
         start = stop
 
@@ -203,13 +191,10 @@ def segment_loss(
     labels: Tensor,
     documents: Tensor,
     *,
-    bias: Tensor | None = None,
     scope: str = "document",
     window_tokens: int = 32,
     ends: Tensor | None = None,
-    mle_weight: float = 0.0,
-    first_token: str = "mle",
-    softcap: float | None = None,
+    **settings: Any,
 ) -> Tensor:
     r"""SMILE with a separate subset for each document, sentence or window.
 
@@ -217,11 +202,10 @@ def segment_loss(
     `scope="document"` is the paper's; the other scopes address the limitation that section 6 names. Everything is
     aligned: position t predicts `labels[:, t]`.
 
-    Shapes: `hidden` `(B, T, D)`, `weight` `(V, D)`, `labels` `(B, T)`, `documents` `(B, T)`, `bias` `(V,)`, `ends`
-    `(V,)`. Sum over the supervised tokens, in nats; a connected 0 if there are none.
+    Shapes: `hidden` `(B, T, D)`, `weight` `(V, D)`, `labels` and `documents` `(B, T)`, `ends` `(V,)`. `settings` are for
+    [`fused_smile_loss`]. Returns the sum over the supervised tokens, in nats; a connected 0 if there are none.
     """
     found = find_segments(labels, documents, scope, window_tokens=window_tokens, ends=ends)
-    settings: dict[str, Any] = {"mle_weight": mle_weight, "first_token": first_token, "softcap": softcap}
     tokens = labels.flatten()[found.index]  # (N,)
     states = hidden.flatten(0, 1)[found.index]  # (N, D)
     place = torch.full_like(found.lengths, -1)  # (K,)
@@ -235,10 +219,9 @@ def segment_loss(
         at = (row[mine], found.slot[mine])
         padded = states.new_zeros(len(group), longest, states.size(-1)).index_put(at, states[mine])
         targets = tokens.new_full((len(group), longest), IGNORE_INDEX).index_put(at, tokens[mine])
-        loss = fused_smile_loss(padded, weight, targets, bias=bias, reduction="sum", **settings)
+        loss = fused_smile_loss(padded, weight, targets, reduction="sum", **settings)
         total = loss if total is None else total + loss
-    assert total is not None
-    return total
+    return cast(Tensor, total)
 
 
 def add_smile_head(
@@ -248,10 +231,7 @@ def add_smile_head(
     trl_forward = model.forward
     factor, softcap = logit_factors(model.config)
     if not is_tappable(model.get_output_embeddings()):
-        raise ValueError(
-            f"The output projection is a {type(model.get_output_embeddings()).__name__}, whose weight cannot be read as "
-            "one matrix. Exclude it from quantisation and from DoRA."
-        )
+        raise ValueError("The output projection has no plain weight. Exclude it from quantisation and from DoRA.")
 
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
@@ -263,19 +243,14 @@ def add_smile_head(
         labels, num_items = kwargs.pop("labels", None), kwargs.pop("num_items_in_batch", None)
         if labels is None or kwargs.pop("shift_labels", None) is not None:
             raise ValueError(
-                "SMILE needs whole documents with their labels. Switch context and sequence parallelism off, or set "
-                "mle_weight=1."
+                "SMILE needs whole documents with labels. Use no context or sequence parallelism, or mle_weight=1."
             )
         if kwargs.get("output_router_logits"):
-            raise ValueError(
-                "The router loss of a mixture of experts is computed only together with maximum likelihood. Set "
-                "router_aux_loss_coef=0.0, or mle_weight=1."
-            )
+            raise ValueError("SMILE has no router loss. Set router_aux_loss_coef=0.0, or mle_weight=1.")
         position_ids = kwargs.get("position_ids")
         if packed and position_ids is None:
             raise ValueError(
-                "A padding-free batch came without position_ids, so the ends of its documents are unknown. Prompt "
-                "learning drops them: use LoRA, or switch packing and padding_free off."
+                "A padding-free batch came without position_ids (prompt learning drops them). Use LoRA, or no packing."
             )
         hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state[:, :-1]
         documents = document_ids(labels, position_ids)[:, 1:]
@@ -333,9 +308,6 @@ def plain_head_for_checks(model: Any) -> Iterator[None]:
         del base.get_output_embeddings
 
 
-_OF_FULL_LOGITS = ("entropy", "mean_token_accuracy")
-
-
 class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
     """`trl.SFTTrainer` whose loss chooses each token from the words of its document, sentence or window.
 
@@ -344,20 +316,12 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
     Data, packing, labels, adapters and averaging are TRL's, and with `mle_weight=1` also the loss. A subset holds only
     the supervised tokens, including the end token, and no words of the prompt. An adapter on the output projection is
     allowed if `model` is a loaded model. TRL's entropy and token accuracy need the whole vocabulary, so they are logged
-    only where TRL's head computes the loss, at `mle_weight=1`.
-
-    Trainable weights are fp32: TRL loads a model given by name in fp32, adapters and their `modules_to_save` stay in fp32
-    over a 16-bit base (also in QLoRA, which TRL trains in bf16), and other trainable 16-bit weights are refused.
+    only where TRL's head computes the loss, at `mle_weight=1`. Trainable weights are fp32, as in [`CaptionTrainer`].
 
     Args:
         model (`PreTrainedModel`, `PeftModel` or `str`): The causal language model, or its name.
         args ([`SmileSFTConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
         kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ...
-
-    Raises:
-        TypeError: If `args` is not a [`SmileSFTConfig`].
-        ValueError: If `compute_loss_func` is given beside a `mle_weight` below 1, the output projection cannot be read, or
-            trainable weights are 16-bit.
 
     Example:
         >>> trainer = SmileSFTTrainer(model, SmileSFTConfig("out"), train_dataset=rows)  # doctest: +SKIP
@@ -366,16 +330,13 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
 
     _tag_names = ("trl", "sft", "smile")
     args: SmileSFTConfig
+    config_class = SmileSFTConfig
+    method_name = "SMILE"
 
     def __init__(self, model: PreTrainedModel | Any, args: SmileSFTConfig | None = None, **kwargs: Any) -> None:
-        if not isinstance(args, SmileSFTConfig):
-            if args is not None:
-                raise TypeError(f"args is a {type(args).__name__}. Pass a SmileSFTConfig.")
-            args = SmileSFTConfig(default_output_dir(model, "SMILE"))
+        args = self._resolve_args(model, args)
         if kwargs.get("compute_loss_func") is not None and args.mle_weight < 1.0:
-            raise ValueError(
-                "compute_loss_func replaces the loss, and with it SMILE. Leave it out, or set mle_weight=1."
-            )
+            raise ValueError("compute_loss_func replaces SMILE. Leave it out, or set mle_weight=1.")
         refuse_data_parallel(args, model)
         self._load_safely(args, by_name=isinstance(model, str), model=model)
         with plain_head_for_checks(model):
@@ -390,15 +351,9 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
         self._base = base
         add_smile_head(base, args, FusedCausalLMOutput, ends=ends, packed=self.padding_free)
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().compute_loss(*args, **kwargs)
         if not uses_trl_head(self._base.get_output_embeddings(), self.args.mle_weight):
-            for name in _OF_FULL_LOGITS:
+            for name in ("entropy", "mean_token_accuracy"):  # of full logits
                 self._metrics["train" if self.model.training else "eval"].pop(name, None)
         return result

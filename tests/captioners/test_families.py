@@ -19,7 +19,7 @@ from hf_captionrl.captioners import loading as captioner_loading
 from hf_captionrl.losses import fused_smile_loss, smile_loss
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
-from tests.rewards.of_context import OfContext
+from tests.rewards.conftest import OfContext
 from tests.tiny import FAMILIES, tiny_images, tiny_model
 from tests.tiny.chat import CHAT_TYPES, tiny_chat
 from tests.tiny.families import FAMILY_NAMES, tiny_family

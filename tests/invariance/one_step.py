@@ -23,7 +23,7 @@ from hf_captionrl.trainers import (
     SmileConfig,
     SmileTrainer,
 )
-from hf_captionrl.trainers.rollout import reference_ids
+from hf_captionrl.trainers.caption_rl_trainer import reference_ids
 from hf_captionrl.utils.model_files import model_path
 from tests.trainers.one_step import PLAIN_SGD
 

@@ -17,7 +17,7 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
 from tests.tiny.chat import tiny_chat
-from tests.trainers.bits import bits, different
+from tests.trainers.one_step import bits, different
 from tests.trainers.grpo_worker import make_trainer
 
 STEPS = {"save_strategy": "steps", "logging_steps": 1, "report_to": "none", "use_cpu": True, "disable_tqdm": True}

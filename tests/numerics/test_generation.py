@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.trainers.rollout import drawing_from_the_policy
+from hf_captionrl.trainers.caption_rl_trainer import drawing_from_the_policy
 from tests.tiny import FAMILIES, tiny_images, tiny_model
 from tests.tiny.chat import CHAT_TYPES, tiny_chat
 from tests.tiny.families import FAMILY_NAMES, tiny_family

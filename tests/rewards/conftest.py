@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_captionrl.rewards import RewardContext, RewardData
+from hf_captionrl.rewards import Reward, RewardContext, RewardData
 
 EOS = 0
 
@@ -98,3 +98,11 @@ class Operations(TorchDispatchMode):
 @pytest.fixture
 def rollouts() -> Rollouts:
     return Rollouts()
+
+
+class OfContext(Reward):
+    def __init__(self, function, name="of_context"):
+        self.function, self.name = function, name
+
+    def __call__(self, context):
+        return torch.as_tensor(self.function(context))

@@ -1,11 +1,18 @@
+"""Tests."""
+
 import json
 import math
+import statistics
 
 import pytest
 import torch
+from torch import Tensor
+from trl.trainer.utils import nanstd
 
-from hf_captionrl.rewards import BASELINES, RunningMeanBaseline, make_baseline
-from tests.tolerances import assert_close
+from hf_captionrl.rewards import BASELINES, RunningMeanBaseline, WeightedRewards, make_baseline
+from hf_captionrl.rewards.advantages import compute_advantages
+from tests.rewards.conftest import OfContext
+from tests.tolerances import assert_close, close
 
 REWARDS = torch.tensor([[1.0, 2.0, 6.0], [-4.0, -1.0, -1.0]], dtype=torch.float64)
 
@@ -62,34 +69,152 @@ def test_running_mean_is_of_the_past_and_resumes_exactly():
     assert baseline.mean == pytest.approx((0.1 + 0.2 + 0.7 + 1 / 3) / 4)
 
 
-def test_stateless_baselines_have_an_empty_state():
-    baseline = make_baseline("leave_one_out", 2)
-    baseline.update(3.0)
-    assert baseline.state_dict() == {}
-    baseline.load_state_dict({})
-
-
-def test_each_call_makes_a_new_baseline():
-    first = make_baseline("running_mean", 1)
-    first.update(5.0)
-    assert make_baseline("running_mean", 1).state_dict() == {"mean": 0.0, "number": 0}
-
-
-def test_unknown_name():
-    with pytest.raises(ValueError, match="There is no baseline 'median'"):
-        make_baseline("median", 4)
-
-
 @pytest.mark.parametrize("name", ["leave_one_out", "group_mean", "group_floor"])
 def test_groups_of_one_are_refused(name):
-    with pytest.raises(ValueError, match="num_generations=1"):
+    with pytest.raises(ValueError, match="num_generations"):
         make_baseline(name, 1)
     assert make_baseline(name, 2)(torch.tensor([[0.0, 1.0]])).isfinite().all()
 
 
-def test_greedy_needs_samples_and_greedy_rewards():
-    with pytest.raises(ValueError, match="every advantage is 0"):
+def test_greedy_needs_samples_and_a_name_must_be_known():
+    with pytest.raises(ValueError, match="do_sample"):
         make_baseline("greedy", 1, do_sample=False)
-    with pytest.raises(ValueError, match="needs the rewards of the greedy captions"):
-        make_baseline("greedy", 1)(REWARDS)
-    assert not math.isnan(make_baseline("running_mean", 1, do_sample=False)(REWARDS).sum())
+    with pytest.raises(ValueError, match="'median'"):
+        make_baseline("median", 4)
+
+
+B, G, WEIGHTS = 3, 4, [1.0, -0.5]
+VALUES = torch.tensor(
+    [[0.1, 3.0, -2.0, 0.4, 5.0, 5.0, 4.0, 7.5, -1.0, 0.0, 2.0, 9.0], [2.0, 2.0, 2.0, 2.0, 0, 1, 0, 1, 8, -3, 4, 0.5]],
+    dtype=torch.float64,
+).T  # (N, 2)
+
+
+def column(index: int, values: Tensor, baseline: str | None = None) -> OfContext:
+    reward = OfContext(lambda context: values[:, index], f"reward_{index}")
+    reward.baseline = baseline
+    return reward
+
+
+def advantages(
+    rollouts, *, values: Tensor = VALUES, weights=WEIGHTS, baseline: str = "group_mean", second=None, **kw
+) -> list[float]:
+    """Advantages of B images with G captions each."""
+    names = [None, second][: values.size(1)]
+    rewards = WeightedRewards([column(i, values, name) for i, name in enumerate(names)], weights[: values.size(1)])
+    used = {name: make_baseline(name, G) for name in {baseline, second or baseline}}
+    rows = list(range(len(values) // G))
+    context = rollouts.context([f"caption {n}" for n in range(len(values))], rows)
+    found, logged = compute_advantages(rewards, used, baseline, context, None, lambda x: x, **kw)
+    assert logged.equal(values)
+    return found.tolist()
+
+
+def sums() -> list[list[float]]:
+    total = [WEIGHTS[0] * float(one) + WEIGHTS[1] * float(two) for one, two in VALUES]
+    return [total[G * b : G * (b + 1)] for b in range(B)]
+
+
+def trl_advantages(rewards: Tensor, weights: list[float], scale_rewards: str, aggregation: str) -> Tensor:
+    """The formulas of `GRPOTrainer._generate_and_score_completions` of TRL 1.16, for rewards `(N, R)` that are numbers."""
+    if aggregation == "sum_then_normalize":
+        total = (rewards * torch.tensor(weights).unsqueeze(0)).nansum(dim=1)
+        mean = torch.nanmean(total.view(-1, G), dim=1).repeat_interleave(G, dim=0)
+        if scale_rewards == "batch":
+            std = nanstd(total).expand_as(total)
+        else:
+            std = nanstd(total.view(-1, G), dim=1).repeat_interleave(G, dim=0)
+        return total - mean if scale_rewards == "none" else (total - mean) / (std + 1e-4)
+    grouped = rewards.view(-1, G, rewards.size(1))
+    reward_k = (grouped - torch.nanmean(grouped, dim=1, keepdim=True)) / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
+    total = (reward_k.view(-1, rewards.size(1)) * torch.tensor(weights).unsqueeze(0)).nansum(dim=1)
+    return (total - torch.nanmean(total)) / (nanstd(total) + 1e-4)
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+def test_scaled_sums_equal_a_plain_loop(rollouts, scale_rewards):
+    rows = sums()
+    everything = [value for row in rows for value in row]
+    expected = []
+    for row in rows:
+        divisor = {"group": statistics.stdev(row), "batch": statistics.stdev(everything)}.get(scale_rewards, 1 - 1e-4)
+        expected += [(value - sum(row) / G) / (divisor + 1e-4) for value in row]
+    assert advantages(rollouts, scale_rewards=scale_rewards) == close(expected)
+
+
+def test_normalised_rewards_equal_a_plain_loop(rollouts):
+    total = []
+    for start in range(0, B * G, G):
+        columns = [VALUES[start : start + G, k].tolist() for k in range(2)]
+        scaled = [[(v - sum(c) / G) / (statistics.stdev(c) + 1e-4) for v in c] for c in columns]
+        total += [sum(w * c[g] for w, c in zip(WEIGHTS, scaled, strict=True)) for g in range(G)]
+    expected = [(v - sum(total) / len(total)) / (statistics.stdev(total) + 1e-4) for v in total]
+    found = advantages(rollouts, multi_objective_aggregation="normalize_then_sum")
+    assert found == close(expected)
+    summed_first = advantages(rollouts, scale_rewards="batch")
+    assert max(abs(a - b) for a, b in zip(found, summed_first, strict=True)) > 0.1  # negative control
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    ("scale_rewards", "aggregation"),
+    [(scale, "sum_then_normalize") for scale in ("group", "batch", "none")] + [("none", "normalize_then_sum")],
+)
+def test_advantages_equal_those_of_trl(rollouts, number, scale_rewards, aggregation):
+    values = VALUES[:, :number]
+    found = advantages(rollouts, values=values, scale_rewards=scale_rewards, multi_objective_aggregation=aggregation)
+    expected = trl_advantages(values, WEIGHTS[:number], scale_rewards, aggregation)
+    assert found == close(expected.tolist(), dtype="float32")  # TRL's deviations are rounded to fp32
+
+
+def test_scaling_divides_the_advantages_of_any_baseline(rollouts):
+    """By the standard deviation of all rewards, whatever is subtracted from each."""
+    for names in ({"baseline": "leave_one_out"}, {"baseline": "batch_mean", "second": "group_mean"}):
+        plain = advantages(rollouts, **names)
+        spread = [statistics.stdev(row) + 1e-4 for row in sums() for _ in range(G)]
+        scaled = advantages(rollouts, **names, scale_rewards="group")
+        assert scaled == close([value / one for value, one in zip(plain, spread, strict=True)])
+
+
+@pytest.mark.parametrize("how", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}])
+def test_two_processes_scale_by_the_rewards_of_both(rollouts, how):
+    """Each process takes part in every mean, so that the means of both are exchanged in turn."""
+    values = VALUES[: 2 * G]
+    whole = advantages(rollouts, values=values, **how)
+    halves = [values[:G], values[G:]]
+    exchanged: list[float] = []
+    for _ in range(3):  # a mean needs the means before it; the last pass has all of them
+        calls: list[list[float]] = []
+        found = []
+        for half in halves:
+            mine: list[float] = []
+
+            def mean(value: float, mine: list[float] = mine, known: list[float] = exchanged) -> float:
+                mine.append(value)
+                return known[len(mine) - 1] if len(mine) <= len(known) else value
+
+            rewards = WeightedRewards([column(i, half) for i in range(2)], WEIGHTS)
+            context = rollouts.context(
+                [f"caption {n}" for n in range(G)], [0], candidates=torch.tensor([0, 1]), positions=torch.tensor([0])
+            )
+            used = {"group_mean": make_baseline("group_mean", G)}
+            found += compute_advantages(rewards, used, "group_mean", context, None, mean, **how)[0].tolist()
+            calls.append(mine)
+        exchanged = [sum(pair) / 2 for pair in zip(*calls, strict=True)]
+    assert found == close(whole, ulps=64)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"scale_rewards": "group"}, {"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}],
+)
+def test_equal_rewards_give_no_gradient_scaled_advantages(rollouts, how):
+    found = advantages(rollouts, values=torch.full((8, 2), 0.25, dtype=torch.float64), **how)
+    assert found == [0.0] * 8
+
+
+def test_scaled_advantages_have_unit_variance(rollouts):
+    found = advantages(rollouts, scale_rewards="group")
+    for start in range(0, B * G, G):
+        assert statistics.stdev(found[start : start + G]) == pytest.approx(1, rel=1e-3)
+    assert not math.isclose(statistics.stdev(advantages(rollouts)[:G]), 1, rel_tol=0.1)

@@ -191,8 +191,3 @@ def test_all_captions_are_scored_at_once(rollouts, monkeypatch):
 def test_own_baseline():
     assert CiderReward().baseline is None
     assert CiderReward(baseline="greedy").baseline == "greedy"
-
-
-def test_an_unknown_variant_is_refused(rollouts):
-    with pytest.raises(ValueError, match="variant"):
-        ready(rollouts, variant="cider_x")

@@ -1,11 +1,18 @@
+"""Tests."""
+
+import asyncio
+import itertools
 import json
 import math
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 
-from hf_captionrl.rewards import SelfRetrieval, WeightedRewards, retrieval_rewards
+from hf_captionrl.retrieval import FeatureCache, NeighbourFile
+from hf_captionrl.rewards import BankRewardFunction, ImageBank, SelfRetrieval, WeightedRewards, retrieval_rewards
+from hf_captionrl.rewards.self_retrieval import _with_random
 from tests.rewards.conftest import TableScorer
 from tests.tolerances import assert_close, close
 
@@ -74,16 +81,6 @@ def test_nan_stays_nan_and_does_not_affect_other_captions(kind):
     similarity = torch.tensor([[0.5, 0.2], [math.nan, math.nan]])
     found = retrieval_rewards(similarity, torch.tensor([0, 1]), kind, 10.0)
     assert found.isnan().tolist() == [False, True]
-
-
-def test_very_old_policies_give_finite_losses():
-    similarity = torch.tensor([[-1.0, 1.0]])
-    assert retrieval_rewards(similarity, torch.tensor([0]), "log_prob", 100.0).tolist() == [-200.0]
-
-
-def test_unknown_reward_kind_is_refused():
-    with pytest.raises(ValueError, match="reward_kind is 'rank'"):
-        retrieval_rewards(torch.zeros(1, 2), torch.zeros(1).long(), "rank")  # type: ignore[arg-type]
 
 
 # The reward
@@ -232,52 +229,421 @@ def test_reward_without_a_scorer_uses_that_of_the_trainer(rollouts):
     assert reward(rollouts.context(captions, ROWS)).equal(expected)
 
 
+# A bank
+
+
+IDS = [f"i{row}" for row in range(8)]
+ALONE = [4, 1]  # two training images that are not in the rollout
+
+
+def weighted(scorer, caption: str, own: int, weights: dict[int, float], scale: float = 100.0) -> float:
+    """Log-probability of the target, in float64; `weights` are those of the distractors' exponentials."""
+    text = scorer.texts[caption].double()
+    logits = {row: scale * float(text @ scorer.images[row].double()) for row in [own, *weights]}
+    largest = max(logits.values())
+    total = sum(weight * math.exp(logits[row] - largest) for row, weight in weights.items())
+    return logits[own] - largest - math.log(total + math.exp(logits[own] - largest))
+
+
+def evenly(distractors: list[int], batch_size: int) -> dict[int, float]:
+    """Weights of distractors that stand for a batch."""
+    return dict.fromkeys(distractors, (batch_size - 1) / len(distractors))
+
+
+def nearest(scorer, row: int) -> list[int]:
+    """The other images, the most similar one first."""
+    others = [other for other in range(len(scorer.images)) if other != row]
+    return sorted(others, key=lambda other: -float(scorer.images[row] @ scorer.images[other]))
+
+
+def reward_with(rollouts, scorer, **kwargs) -> SelfRetrieval:
+    reward = SelfRetrieval(scorer, distractor_scope="bank", **kwargs)
+    reward.prepare(rollouts.data([["a"]] * 8))
+    return reward
+
+
+def bank_of(scorer, rows, **kwargs) -> ImageBank:
+    return ImageBank(scorer.images[rows], [IDS[row] for row in rows], scorer.signature, **kwargs)
+
+
+@pytest.mark.parametrize("batch_size", [2, 6, 100])
+@pytest.mark.parametrize("rows", [[4, 1], [7, 2, 5, 1]])
+def test_random_bank_equals_a_plain_loop(rollouts, rows, batch_size):
+    scorer, captions = world()
+    reward = reward_with(rollouts, scorer, bank=bank_of(scorer, rows), bank_batch_size=batch_size)
+    found = reward(rollouts.context(captions, ROWS))
+    expected = [
+        weighted(scorer, caption, ROWS[n // G], evenly([row for row in rows if row != ROWS[n // G]], batch_size))
+        for n, caption in enumerate(captions)
+    ]
+    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_nearest_bank_equals_a_plain_loop(rollouts, given):
+    """The nearest images of each target among the training images, or neighbours that are given."""
+    scorer, captions = world()
+    near = {row: nearest(scorer, row)[:3] for row in range(8)}
+    bank = None
+    if given:
+        order = [3, 0, 7, 1, 2, 6, 5, 4]  # the file's rows are not those of the bank
+        indices = torch.tensor([[order.index(r) for r in near[row]] for row in order])
+        file = NeighbourFile(indices, torch.zeros(8, 3), [IDS[row] for row in order], "table@1", "image")
+        bank = bank_of(scorer, list(range(8)), neighbours=file)
+    reward = reward_with(rollouts, scorer, bank=bank, bank_images="nearest", bank_size=3, bank_batch_size=10)
+    found = reward(rollouts.context(captions, ROWS))
+    expected = [weighted(scorer, c, ROWS[n // G], evenly(near[ROWS[n // G]], 10)) for n, c in enumerate(captions)]
+    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+
+
+@pytest.mark.parametrize(("k", "number"), [(2, 5), (1, 7), (6, 7)])
+def test_nearest_and_random_images_equal_a_plain_loop(rollouts, k, number):
+    """DiscriTune, Table 12: the k nearest images of each target, and random ones."""
+    scorer, captions = world()
+    settings = {"bank_images": "nearest_and_random", "num_hard_distractors": k, "bank_batch_size": 10}
+    reward = reward_with(rollouts, scorer, bank_size=number, **settings)
+    columns = reward._banks[0]._nearest.tolist()
+    for row, mine in enumerate(columns):
+        others = nearest(scorer, row)
+        assert mine[:k] == others[:k]
+        assert len(set(mine) - {row}) == number
+    found = reward(rollouts.context(captions, ROWS))
+    expected = [weighted(scorer, c, ROWS[n // G], evenly(columns[ROWS[n // G]], 10)) for n, c in enumerate(captions)]
+    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+    again = reward_with(rollouts, scorer, bank_size=number, **settings)
+    assert again._banks[0]._nearest.tolist() == columns  # the same in every process
+
+
+def test_random_images_of_the_bank_are_drawn_evenly():
+    count, k, number = 40, 3, 13
+    rows = (torch.arange(count)[:, None] + torch.arange(1, k + 1)) % count
+    found = _with_random(rows, number)
+    assert torch.equal(found[:, :k], rows)
+    times = torch.bincount(found[:, k:].flatten(), minlength=count)
+    # Each image is drawn 10 times in the mean; the standard deviation of such a count is below sqrt(10).
+    assert (times - (number - k)).abs().max() < 4 * (number - k) ** 0.5
+
+
+def test_bank_of_the_batch_equals_the_reward_within_the_batch(rollouts):
+    scorer, captions = world()
+    batch = SelfRetrieval(scorer)
+    batch.prepare(rollouts.data([["a"]] * 8))
+    bank = reward_with(rollouts, scorer, bank=bank_of(scorer, ROWS), bank_batch_size=len(ROWS))
+    contexts = [rollouts.context(captions, ROWS) for _ in range(2)]
+    assert_close(bank(contexts[0]), batch(contexts[1]), magnitude=100)
+    assert contexts[0].statistics == contexts[1].statistics
+    assert bank.undefined(contexts[0]) == batch.undefined(contexts[1])
+
+
+def test_weighted_sum_is_the_mean_sum_over_all_batches():
+    """exp(-reward) is linear in the sum over distractors, so its mean over all batches is that of the bank."""
+    generator = torch.Generator().manual_seed(0)
+    similarity = 0.02 * torch.randn(3, 9, generator=generator, dtype=torch.float64)
+    target, scale = torch.zeros(3, dtype=torch.long), 10.0
+    batches = list(itertools.combinations(range(1, 9), 3))
+    sums = [retrieval_rewards(similarity[:, [0, *batch]], target, scale=scale).neg().exp() for batch in batches]
+    weights = torch.full((3, 9), 3 / 8, dtype=torch.float64)
+    weights[:, 0] = 1
+    found = retrieval_rewards(similarity, target, scale=scale, weights=weights)
+    assert_close(found.neg().exp(), torch.stack(sums).mean(0))
+    unweighted = retrieval_rewards(similarity, target, scale=scale)
+    assert (unweighted.neg().exp() - torch.stack(sums).mean(0)).abs().max() > 1  # negative control
+
+
+def test_target_and_its_copies_are_not_distractors(rollouts):
+    scorer, captions = world()
+    target, others = ROWS[0], ALONE
+    context = rollouts.context(captions[:G], [target])
+    expected = reward_with(rollouts, scorer, bank=bank_of(scorer, others))(context)
+
+    def with_extra(image_id: str, features) -> torch.Tensor:
+        images = torch.cat([scorer.images[others], features[None]])
+        bank = ImageBank(images, [*(IDS[row] for row in others), image_id], scorer.signature)
+        return reward_with(rollouts, scorer, bank=bank)(context)
+
+    itself, copy = with_extra(IDS[target], scorer.images[3]), with_extra("copy", 2 * scorer.images[target])
+    assert_close(itself, expected, magnitude=100)
+    assert_close(copy, expected, magnitude=100)
+    alike = with_extra("alike", scorer.images[target] + torch.tensor([0.001, 0, 0, 0, 0]))
+    assert (alike - expected).abs().max() > 0.1  # negative control
+
+
+def test_a_group_alone_has_the_rewards_that_it_has_in_a_batch(rollouts):
+    scorer, captions = world()
+    reward = reward_with(rollouts, scorer, bank_size=5)
+    whole = reward(rollouts.context(captions, ROWS))
+    for position, row in enumerate(ROWS):
+        context = rollouts.context(captions[G * position : G * (position + 1)], [row])
+        assert_close(reward(context), whole[G * position : G * (position + 1)], magnitude=100)
+        assert context.ranks is None
+        assert "recall_at_1" not in context.statistics  # one image has no rank
+
+
+def test_random_bank_is_the_same_for_every_scorer_and_process(rollouts):
+    one, two = (reward_with(rollouts, [world()[0], world(1)[0]], bank_size=4) for _ in range(2))
+    ids = [bank.image_ids for reward in (one, two) for bank in reward._banks]
+    assert len(set(ids[0])) == 4
+    assert ids == [ids[0]] * 4
+
+
+def test_bank_takes_the_features_of_a_cache(rollouts, tmp_path):
+    scorer, captions = world()
+    cache = FeatureCache(tmp_path, model_id="table", revision="1")
+    cache.put(IDS, scorer.images)
+    bank = ImageBank(cache.get([IDS[row] for row in ALONE]), [IDS[row] for row in ALONE], "table")
+    rewards = [reward_with(rollouts, scorer, bank=one) for one in (bank, bank_of(scorer, ALONE))]
+    found, expected = (reward(rollouts.context(captions, ROWS)) for reward in rewards)
+    assert found.equal(expected)
+
+
+# The function for TRL
+
+
+def function(scorer, **kwargs) -> BankRewardFunction:
+    return BankRewardFunction(scorer, bank_of(scorer, list(range(8))), **kwargs)
+
+
+@pytest.mark.parametrize("messages", [False, True])
+def test_function_for_trl_returns_the_rewards(rollouts, messages):
+    scorer, captions = world()
+    expected = reward_with(rollouts, scorer, bank_size=5, bank_batch_size=7)(rollouts.context(captions, ROWS))
+    reward = function(scorer, bank_size=5, bank_batch_size=7)
+    completions = [[{"role": "assistant", "content": caption}] for caption in captions] if messages else captions
+    image_id = [IDS[row] for row in ROWS for _ in range(G)]
+    found = reward(prompts=[""] * 12, completions=completions, completion_ids=[[1]] * 12, image_id=image_id)
+    assert found == close(expected.tolist(), dtype="float32", magnitude=100)
+    assert reward.__name__ == "self_retrieval"
+
+
+def test_function_for_trl_survives_pickling_and_threads():
+    """TRL's asynchronous trainer sends it to another process, which calls it group by group, each in a thread."""
+    scorer, captions = world()
+    reward = function(scorer, bank_size=5)
+    whole = reward(completions=captions, image_id=[IDS[row] for row in ROWS for _ in range(G)])
+    sent = pickle.loads(pickle.dumps(reward))
+
+    async def groups() -> list[list[float]]:
+        calls = [
+            asyncio.to_thread(sent, completions=captions[G * n : G * (n + 1)], image_id=[IDS[row]] * G)
+            for n, row in enumerate(ROWS)
+        ]
+        return await asyncio.gather(*calls)
+
+    found = [value for group in asyncio.run(groups()) for value in group]
+    assert found == close(whole, dtype="float32", magnitude=100)
+
+
+def test_function_for_trl_gives_empty_captions_the_floor():
+    scorer, captions = world()
+    scorer.texts[""] = scorer.images[0]
+    found = function(scorer, bank_size=5, bank_batch_size=7)(completions=[captions[0], " "], image_id=[IDS[7]] * 2)
+    assert found[0] > found[1] == close(-2 * math.log(7))
+
+
+# Importance weights
+
+
+IMPORTANCE = {"bank_images": "nearest_and_random", "bank_weighting": "importance"}
+
+
+@pytest.mark.parametrize(("k", "number"), [(2, 5), (1, 3), (3, 4)])
+def test_rewards_equal_a_plain_loop(rollouts, k, number):
+    """In the rollout, and one group alone in the function for TRL."""
+    scorer, captions = world()
+    settings = {**IMPORTANCE, "num_hard_distractors": k, "bank_size": number, "bank_batch_size": 6}
+    reward = reward_with(rollouts, scorer, **settings)
+    drawn = [row[k:] for row in reward._banks[0]._nearest.tolist()]
+    expected = []
+    for n, caption in enumerate(captions):
+        row = ROWS[n // G]
+        near = nearest(scorer, row)[:k]
+        assert not set(drawn[row]) & {row, *near}
+        weights = dict.fromkeys(near, 5 / 7) | dict.fromkeys(drawn[row], 5 / 7 * (7 - k) / (number - k))
+        expected.append(weighted(scorer, caption, row, weights))
+    found = reward(rollouts.context(captions, ROWS))
+    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+    function = BankRewardFunction(scorer, bank_of(scorer, list(range(8))), **settings)
+    alone = [function(completions=captions[G * n : G * n + G], image_id=[IDS[r]] * G) for n, r in enumerate(ROWS)]
+    assert list(itertools.chain(*alone)) == close(expected, dtype="float32", magnitude=100)
+    equal = reward_with(rollouts, scorer, **settings | {"bank_weighting": "equal"})(rollouts.context(captions, ROWS))
+    assert (equal - found).abs().max() > 0.01  # negative control
+
+
+def bank_with(scorer, row: int, distractors: list[int], counts=None) -> ImageBank:
+    """A bank whose distractors of one target are given; those of the others do not matter."""
+    columns = torch.tensor([[(other + 1) % 8] * len(distractors) for other in range(8)])
+    columns[row] = torch.tensor(distractors)
+    file = NeighbourFile(columns, torch.zeros(columns.shape), IDS, "table@1", "image")
+    return bank_of(scorer, list(range(8)), neighbours=file, counts=counts)
+
+
+@pytest.mark.parametrize(("weighting", "is_unbiased"), [("importance", True), ("equal", False)])
+def test_mean_denominator_over_all_banks_is_that_over_all_batches(weighting, is_unbiased):
+    """All banks of the 2 nearest of 7 images and 3 of the others, and all batches of 4 images, are enumerated."""
+    scorer, captions = world()
+    first, k, m = torch.tensor([0]), 2, 3
+    counts = [1.0] * k + [(7 - k) / m] * m if weighting == "importance" else None
+    for row, caption in ((ROWS[0], captions[0]), (ROWS[3], captions[3 * G])):
+        order, text = nearest(scorer, row), scorer.texts[caption][None]
+        batches = [
+            retrieval_rewards(text @ scorer.images[[row, *others]].T, first, scale=5.0)
+            for others in itertools.combinations(order, 3)
+        ]
+        banks = []
+        for drawn in itertools.combinations(order[k:], m):
+            bank = bank_with(scorer, row, [*order[:k], *drawn], counts)
+            similarity, weights = bank.compare(text, scorer.images[row][None], [IDS[row]], 4)
+            banks.append(retrieval_rewards(similarity, first, scale=5.0, weights=weights))
+        expected, found = (float(torch.cat(rewards).neg().exp().mean()) for rewards in (batches, banks))
+        if is_unbiased:
+            assert found == close(expected, dtype="float32", ulps=64)
+        else:
+            assert abs((found - 1) / (expected - 1) - 1) > 0.1  # exp(-reward) is 1 without distractors
+
+
+@pytest.mark.parametrize("k", [2, 6, 7])
+def test_bank_of_all_images_has_equal_weights(rollouts, k):
+    scorer, captions = world()
+    whole = reward_with(rollouts, scorer, bank=bank_of(scorer, list(range(8))), bank_batch_size=6)
+    settings = {**IMPORTANCE, "num_hard_distractors": k, "bank_size": 7, "bank_batch_size": 6}
+    expected = whole(rollouts.context(captions, ROWS))
+    assert_close(reward_with(rollouts, scorer, **settings)(rollouts.context(captions, ROWS)), expected, magnitude=100)
+
+
+def test_random_bank_is_weighted_by_importance_as_it_is(rollouts):
+    scorer, captions = world()
+    found = [
+        reward_with(rollouts, scorer, bank_size=5, bank_weighting=weighting)(rollouts.context(captions, ROWS))
+        for weighting in ("equal", "importance")
+    ]
+    assert found[0].equal(found[1])
+
+
+def test_copies_among_the_nearest_images_are_not_counted(rollouts):
+    """With one copy, 1 of the 2 nearest images is left, and 6 of the 7 other images."""
+    scorer, captions = world()
+    row = ROWS[0]
+    order = nearest(scorer, row)
+    images = scorer.images.clone()
+    images[order[0]] = images[row]
+    copied = TableScorer(scorer.texts, images)
+    settings = {**IMPORTANCE, "num_hard_distractors": 2, "bank_size": 4, "bank_batch_size": 6}
+    reward = reward_with(rollouts, copied, **settings)
+    columns = reward._banks[0]._nearest[row].tolist()
+    assert columns[:2] == order[:2]
+    weights = {order[1]: 5 / 6} | dict.fromkeys(columns[2:], 5 / 6 * 5 / 2)
+    found = reward(rollouts.context(captions[:G], [row]))
+    expected = [weighted(copied, caption, row, weights) for caption in captions[:G]]
+    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+
+
+def test_given_bank_has_its_own_counts(rollouts):
+    scorer, captions = world()
+    row = ROWS[0]
+    shared = bank_of(scorer, [4, 1, 2], counts=[1, 2, 4])
+    own = bank_with(scorer, row, [4, 1, 2], [1, 2, 4])
+    expected = [weighted(scorer, c, row, {4: 9 / 7, 1: 18 / 7, 2: 36 / 7}) for c in captions[:G]]
+    for bank in (shared, own):
+        reward = reward_with(rollouts, scorer, bank=bank, bank_weighting="importance", bank_batch_size=10)
+        found = reward(rollouts.context(captions[:G], [row]))
+        assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+
+
+# Bad input
+
+
 # Bad input
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
+    ("name", "settings"),
     [
-        ({"reward_kind": "rank"}, "reward_kind is 'rank'"),
-        ({"distractor_scope": "world"}, "distractor_scope is 'world'"),
-        ({"scorer_ensemble": "vote"}, "scorer_ensemble is 'vote'"),
-        ({"similarity_scale": 0.0}, "similarity_scale is 0.0"),
-        ({"similarity_scale": math.nan}, "similarity_scale is nan"),
-        ({"similarity_scale": -1.0}, "similarity_scale is -1.0"),
-        ({"num_hard_distractors": 0}, "num_hard_distractors is 0"),
+        ("reward_kind", {"reward_kind": "rank"}),
+        ("distractor_scope", {"distractor_scope": "world"}),
+        ("distractor_scope", {"bank": "a bank"}),
+        ("scorer_ensemble", {"scorer_ensemble": "vote"}),
+        *(("similarity_scale", {"similarity_scale": scale}) for scale in (0.0, math.nan, -1.0)),
+        ("num_hard_distractors", {"num_hard_distractors": 0}),
+        ("reward_kind", {"distractor_scope": "bank", "reward_kind": "accuracy"}),
+        ("bank_images", {"distractor_scope": "bank", "bank_weighting": "importance", "bank_images": "nearest"}),
+        ("reward_kind", {"distractor_scope": "bank", "bank_weighting": "importance", "reward_kind": "cosine"}),
     ],
 )
-def test_bad_arguments_are_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        SelfRetrieval(**kwargs)
+def test_arguments_that_are_refused(name, settings):
+    with pytest.raises(ValueError, match=name):
+        SelfRetrieval(**settings)
 
 
-def test_contradictory_arguments_are_errors_before_training(rollouts):
-    scorer, _ = world()
-    with pytest.raises(ValueError, match="needs a scorer"):
-        SelfRetrieval().prepare(rollouts.data([["a"]]))
-    with pytest.raises(ValueError, match="needs batches of bags"):
-        SelfRetrieval(scorer, distractor_scope="bag").prepare(rollouts.data([["a"]] * 8))
-    with pytest.raises(ValueError, match="features of 8 images for 3"):
-        SelfRetrieval(scorer).prepare(rollouts.data([["a"]] * 3))
+def next_two(ids=IDS) -> NeighbourFile:
+    indices = torch.tensor([[(row + 1) % 8, (row + 2) % 8] for row in range(8)])
+    return NeighbourFile(indices, torch.zeros(8, 2), ids, "table@1", "image")
 
 
-def test_incomplete_bags_are_refused(rollouts):
+def alone_with_its_copy(scorer) -> ImageBank:
+    return ImageBank(scorer.images[[7, 7]], ["i7", "copy"], "table")
+
+
+REFUSED_BANKS = {
+    "another scorer": ("by 'clip@2'", lambda s: ImageBank(s.images, IDS, "clip@2")),
+    "another width": ("6 features", lambda s: ImageBank(torch.ones(8, 6), IDS, "table")),
+    "too many": ("2 banks", lambda s: [bank_of(s, [1, 2]), bank_of(s, [1, 2])]),
+    "no neighbour's features": ("'i2'", lambda s: bank_of(s, [0, 1, 2, 3, 5, 6, 7], neighbours=next_two())),
+    "no neighbours": (
+        "'i0'",
+        lambda s: ImageBank(torch.ones(9, 5), [*IDS, "i9"], "table", neighbours=next_two(["i9", *IDS[1:]])),
+    ),
+    "equal ids": ("one id per image", lambda s: ImageBank(s.images, ["a"] * 8, "table")),
+    "missing ids": ("one id per image", lambda s: ImageBank(s.images, IDS[:7], "table")),
+    "one image": ("2 or more", lambda s: bank_of(s, [3])),
+    "only copies": ("'i7'", alone_with_its_copy),
+    "too few counts": ("counts", lambda s: bank_of(s, [4, 1, 2], counts=[1.0, 1.0])),
+    "counts of neighbours": ("counts", lambda s: bank_with(s, 0, [4, 1, 2], [1.0, 0.0, 1.0])),
+    "infinite counts": ("counts", lambda s: bank_of(s, [4, 1, 2], counts=[1.0, math.inf, 1.0])),
+    "counts without importance": ("bank_weighting", lambda s: bank_of(s, [4, 1], counts=[1, 2])),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_BANKS)
+def test_banks_that_are_refused(rollouts, kind):
     scorer, captions = world()
-    reward = ready(rollouts, scorer, distractor_scope="bag", bags=True)
-    with pytest.raises(ValueError, match="this rollout has none"):
-        reward(rollouts.context(captions, ROWS))
-    with pytest.raises(ValueError, match="6 candidates are not a whole number of bags of 4"):
-        reward(rollouts.context(captions, ROWS, bag_size=4))
+    message, make = REFUSED_BANKS[kind]
+    with pytest.raises(ValueError, match=message):
+        reward_with(rollouts, scorer, bank=make(scorer))(rollouts.context(captions[:G], [7]))
 
 
-def test_policy_with_longer_captions_than_the_scorer_reads_is_refused(rollouts):
+@pytest.mark.parametrize(("kind", "most"), [("random", 8), ("nearest", 7), ("nearest_and_random", 7)])
+def test_sizes_of_banks_that_are_refused(rollouts, kind, most):
     scorer, _ = world()
-    reads = scorer.max_text_tokens - 2
-    data = rollouts.data([["a"]] * 8)
+    assert reward_with(rollouts, scorer, bank_images=kind, bank_size=most, num_hard_distractors=2)._banks
+    with pytest.raises(ValueError, match="bank_size"):
+        reward_with(rollouts, scorer, bank_images=kind, bank_size=most + 1)
+    for settings in ({"num_hard_distractors": 10, "bank_size": 5}, {"num_hard_distractors": 3, "bank_size": 3}):
+        with pytest.raises(ValueError, match="num_hard_distractors"):
+            reward_with(rollouts, scorer, **IMPORTANCE, **settings)
+    with pytest.raises(ValueError, match="counts"):  # of a given bank with neighbours
+        reward_with(rollouts, scorer, bank=bank_with(scorer, 0, [4, 1, 2]), bank_weighting="importance")
+
+
+def test_data_and_rollouts_that_are_refused(rollouts):
+    scorer, captions = world()
+    bags = ready(rollouts, scorer, distractor_scope="bag", bags=True)
+    data, reads = rollouts.data([["a"]] * 8), scorer.max_text_tokens - 2
+    data.max_completion_length = reads + 1
+    SelfRetrieval(scorer, allow_truncation_captions=True).prepare(data)
+    for message, call in (
+        ("scorer", lambda: SelfRetrieval().prepare(data)),
+        ("bags", lambda: SelfRetrieval(scorer, distractor_scope="bag").prepare(data)),
+        ("8.* images for 3", lambda: SelfRetrieval(scorer).prepare(rollouts.data([["a"]] * 3))),
+        ("max_completion_length", lambda: SelfRetrieval(scorer).prepare(data)),
+        ("bags", lambda: bags(rollouts.context(captions, ROWS))),
+        ("bags of 4", lambda: bags(rollouts.context(captions, ROWS, bag_size=4))),
+        ("'j9'", lambda: function(scorer, bank_size=5)(completions=captions[:1], image_id=["j9"])),
+        (
+            "accuracy",
+            lambda: retrieval_rewards(torch.zeros(1, 2), torch.zeros(1).long(), "accuracy", weights=torch.ones(1, 2)),
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
     data.max_completion_length = reads
     SelfRetrieval(scorer).prepare(data)
-    data.max_completion_length = reads + 1
-    with pytest.raises(ValueError, match=f"Lower max_completion_length to {reads}"):
-        SelfRetrieval(scorer).prepare(data)
-    SelfRetrieval(scorer, allow_truncation_captions=True).prepare(data)

@@ -6,7 +6,18 @@ from hf_captionrl.apps.instruct.instructions import tiny_llama
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.model_files import model_path
-from tests.trainers.documents import ROWS
+
+# Prompts and answers of one sentence and of several.
+ROWS = [
+    {"prompt": "Name a fruit: ", "completion": "An apple. It is red. Is it sweet? Yes!"},
+    {"prompt": "Count to six: ", "completion": "one two three four five six"},
+    {"prompt": "Greet me: ", "completion": "Hello.\nHello again."},
+    {
+        "prompt": "What is rain? ",
+        "completion": "Rain is water that falls from clouds. The water falls again. It rains.",
+    },
+    {"prompt": "Yes or no? ", "completion": "No."},
+]
 
 
 @pytest.fixture(scope="session")

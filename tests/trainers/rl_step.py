@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import TrainerCallback
 
-from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SLEConfig, SLETrainer
 from hf_captionrl.utils.model_files import model_path
 
-from .one_step import PLAIN_SGD, weights
+from .one_step import PLAIN_SGD, captioner, weights
 
 GREEDY = {**PLAIN_SGD, "do_sample": False, "max_completion_length": 12, "guard": "off"}
 IMAGES = 16
@@ -43,7 +42,7 @@ def build(
     folder,
     dataset,
     *,
-    captioner=None,
+    policy=None,
     scorer=None,
     held_out_scorer=None,
     kill_at=None,
@@ -56,7 +55,7 @@ def build(
 ):
     """A trainer of the embedded captioner."""
     return SelfRetrievalTrainer(
-        captioner or load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32),
+        policy or captioner(),
         scorer or load_scorer(model_path("scenes:clip-reward")),
         SelfRetrievalConfig(str(folder), **{**GREEDY, **kw}),
         dataset,
@@ -72,6 +71,20 @@ def build(
 def train(folder, dataset, *, resume=False, **arguments):
     """Train and return the trainer."""
     trainer = build(folder, dataset, **arguments)
+    trainer.train(resume_from_checkpoint=resume or None)
+    return trainer
+
+
+SLE = {**PLAIN_SGD, "per_device_train_batch_size": 8, "max_completion_length": 10, "guard": "off"}
+
+
+def build_sle(folder, dataset, *, trainer_arguments=None, **arguments):
+    config = SLEConfig(str(folder), **{**SLE, **arguments})
+    return SLETrainer(captioner(), config, dataset, **(trainer_arguments or {}))
+
+
+def train_sle(folder, dataset, *, resume=False, **arguments):
+    trainer = build_sle(folder, dataset, **arguments)
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
-from tests.trainers.documents import ROWS
+from tests.trainers.conftest import ROWS
 
 
 def make(parts, folder, *, cls=SmileSFTTrainer, config=SmileSFTConfig, rows=ROWS, peft=None, **settings):

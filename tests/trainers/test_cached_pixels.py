@@ -6,11 +6,13 @@ import torch
 from PIL import Image
 
 from hf_captionrl.data.video import VIDEO_FRAMES
+from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
 from hf_captionrl.utils.model_files import model_path
 from recipes import smile_blip
 from tests.tiny import tiny_captioner
+from tests.trainers.test_evaluation import make
 
 from .one_step import PLAIN_SGD, weights
 
@@ -98,7 +100,7 @@ def test_a_new_model_of_a_search_gets_its_own_pixels(tmp_path, scenes):
         ({"cache_pixels": "png"}, "cache_pixels is 'png'. Use 'uint8'"),
         (
             {"cache_pixels": True, "cache_image_features": True, "freeze_vision_tower": True},
-            r"cache_pixels is 'uint8', but cache_image_features already stores .* Use one of them",
+            "cache_pixels and cache_image_features",
         ),
     ],
 )
@@ -132,3 +134,40 @@ def test_streams_videos_and_tiles_are_refused(tmp_path, scenes):
     videos = scenes["train"].add_column(VIDEO_FRAMES, [4] * len(scenes["train"]))
     with pytest.raises(ValueError, match=r"The data are videos .* Leave out cache_pixels"):
         SmileTrainer(tiny_captioner("blip"), config, videos)
+
+
+class OnAnotherDevice(torch.Tensor):
+    """Refuses every operation but the copy to the CPU."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is not torch.Tensor.cpu:
+            raise AssertionError(f"{func} of a tensor on another device")
+        with torch._C.DisableTorchFunctionSubclass():
+            return args[0].clone().as_subclass(torch.Tensor)
+
+
+def on_another_device(monkeypatch, scorer):
+    plain = scorer.text_features
+    monkeypatch.setattr(scorer, "text_features", lambda texts: plain(texts).as_subclass(OnAnotherDevice))
+
+
+def test_evaluator_of_recipes(monkeypatch, scenes, scorer, held_out_scorer, tmp_path):
+    rows = scenes["validation"]
+    captions = [texts[0] for texts in rows["captions"]]
+    evaluator = Evaluator(rows, held_out_scorer, None, seed=0, cache_dir=str(tmp_path), reward_scorer=scorer)
+    expected = evaluator.row("x", captions)
+    for each in (scorer, held_out_scorer):
+        on_another_device(monkeypatch, each)
+    assert evaluator.row("x", captions) == expected
+    assert expected["pool_recall_at_1"] > 0
+
+
+def test_evaluation_of_trainers(monkeypatch, scenes, scorer, tmp_path):
+    trainer = make(tmp_path / "out", scenes, trainer_arguments={"scorer": scorer})
+    expected = trainer.evaluate()
+    on_another_device(monkeypatch, scorer)
+    found = trainer.evaluate()
+    times = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
+    assert {k: v for k, v in found.items() if k not in times} == {k: v for k, v in expected.items() if k not in times}
+    assert "eval_recall_at_1" in found

@@ -2,13 +2,15 @@
 
 import copy
 import json
+import logging
 import math
 import os
-import signal
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,11 +19,15 @@ from safetensors.torch import load_file
 from hf_captionrl.captioners.captioner import split_greedy
 from hf_captionrl.data import open_image
 from hf_captionrl.rewards import PairwiseDiversity, SelfRetrieval
-from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
-from tests.rewards.of_context import OfContext
-from tests.tiny import FAMILIES, tiny_captioner
+from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, image_inputs, reference_ids, write_completions
+from hf_captionrl.trainers.guard import GuardThresholds
+from tests.processes import run_in_processes
+from tests.rewards.conftest import OfContext
+from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tolerances import close, resolution
-from tests.trainers.policies import SAMPLED, captioner
+from tests.trainers.grpo_worker import make_trainer
+from tests.trainers.one_step import SAMPLED, bits, captioner, different
 
 from .one_step import assert_one_plain_step, largest_difference, weights
 from .rl_step import GREEDY, build, train
@@ -66,12 +72,11 @@ def test_fewer_distractors_change_the_gradient(tmp_path, scenes, whole_batch):
     assert largest_difference(other, whole_batch) > 1e-3
 
 
-def _run(folder, arguments, processes=1):
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--standalone"]
-    command = [*(command if processes > 1 else [sys.executable]), "-m", "tests.trainers.rl_step"]
-    # As many threads as here: sums in a different order differ in the last bit.
-    threads = str(torch.get_num_threads() if processes == 1 else 1)
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": threads}
+def _run(folder, arguments):
+    """On two processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    command += ["-m", "tests.trainers.rl_step"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*command, str(folder / "weights.safetensors"), json.dumps(arguments)],
         cwd=Path(__file__).parents[2],
@@ -80,21 +85,6 @@ def _run(folder, arguments, processes=1):
         text=True,
         timeout=300,
     )
-
-
-@pytest.mark.slow  # launched by torchrun; tests/invariance does the same in forked processes
-@pytest.mark.parametrize("bags", [False, True])
-def test_two_processes_equal_one(tmp_path, scenes, whole_batch, bags):
-    arguments = {"per_device_train_batch_size": 8, "bags": bags}
-    if bags:
-        arguments |= {"distractor_scope": "bag", "bag_schedule": {1: 4}}
-    done = _run(tmp_path, arguments, processes=2)
-    assert done.returncode == 0, done.stderr[-3000:]
-    alone = whole_batch
-    if bags:
-        alone = weights(train(tmp_path / "one", scenes["train"], **{**arguments, "per_device_train_batch_size": 16}))
-        assert largest_difference(alone, whole_batch) > 1e-4
-    assert largest_difference(load_file(tmp_path / "weights.safetensors"), alone) < resolution(1, ulps=128)
 
 
 RESUMED = {
@@ -111,32 +101,14 @@ RESUMED = {
 }
 
 
-@pytest.mark.slow  # tests/faults kills each trainer once
-def test_resume_is_bit_exact_after_sigkill(tmp_path, scenes):
-    through = train(tmp_path / "through", scenes["train"], **{**RESUMED, "save_strategy": "no"})
-    killed = _run(tmp_path / "killed", {**RESUMED, "kill_at": 4})
-    assert killed.returncode == -signal.SIGKILL
-    resumed = train(tmp_path / "killed", scenes["train"], resume=True, **RESUMED)
-    assert resumed.state.global_step == 5
-    assert largest_difference(weights(resumed), weights(through)) == 0.0
-    ours, theirs = (t.optimizer.state_dict()["state"] for t in (resumed, through))
-    assert all(torch.equal(ours[i]["exp_avg"], theirs[i]["exp_avg"]) for i in ours)
-    assert (
-        resumed.rollouts.baselines["running_mean"].state_dict()
-        == through.rollouts.baselines["running_mean"].state_dict()
-    )
-    assert resumed.rollouts.baselines["running_mean"].number == 5
-    assert resumed.batch_sampler.bag_size == through.batch_sampler.bag_size == 4
-
-
 @pytest.mark.slow
 def test_resume_is_bit_exact_after_sigkill_of_two_processes_with_workers(tmp_path):
     arguments = {**RESUMED, "per_device_train_batch_size": 4, "dataloader_num_workers": 1}
-    through = _run(tmp_path / "through", {**arguments, "save_strategy": "no"}, processes=2)
+    through = _run(tmp_path / "through", {**arguments, "save_strategy": "no"})
     assert through.returncode == 0, through.stderr[-3000:]
-    assert _run(tmp_path / "killed", {**arguments, "kill_at": 4}, processes=2).returncode != 0
+    assert _run(tmp_path / "killed", {**arguments, "kill_at": 4}).returncode != 0
     assert not (tmp_path / "killed" / "weights.safetensors").exists()
-    resumed = _run(tmp_path / "killed", {**arguments, "resume": True}, processes=2)
+    resumed = _run(tmp_path / "killed", {**arguments, "resume": True})
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     ours, theirs = (load_file(tmp_path / name / "weights.safetensors") for name in ("killed", "through"))
     assert largest_difference(ours, theirs) == 0.0
@@ -195,11 +167,11 @@ def test_each_image_is_encoded_once(tmp_path, scenes, baseline):
     model = captioner()
     seen = _count_images(model.vision_tower)
     arguments = {**SAMPLED, "num_generations": 3, "baseline": baseline, "freeze_vision_tower": True}
-    train(tmp_path, scenes["train"], captioner=model, **arguments)
+    train(tmp_path, scenes["train"], policy=model, **arguments)
     assert sum(seen) == 8
     seen.clear()
     cached = {**arguments, "cache_image_features": True, "feature_cache_dir": str(tmp_path / "cache")}
-    train(tmp_path, scenes["train"], captioner=model, **{**cached, "max_steps": 4})
+    train(tmp_path, scenes["train"], policy=model, **{**cached, "max_steps": 4})
     assert sum(seen) == 16  # the whole run: once for each image of the data set
 
 
@@ -262,7 +234,7 @@ def test_lora_presets_train_only_their_parts(tmp_path, scenes, tune, scorer):
     trainer = train(
         tmp_path,
         scenes["train"],
-        captioner=model,
+        policy=model,
         scorer=scorer,
         peft_config={"tune": tune, "r": 4},
         freeze_vision_tower=tune == "language",
@@ -342,3 +314,334 @@ def test_the_adaptive_curriculum_rises_with_recall(tmp_path, scenes):
         sizes[threshold] = [entry["bag_size"] for entry in trainer.state.log_history if "bag_size" in entry]
     assert sizes[1e-9] == [2, 2, 3, 3, 5, 5]  # two rollouts per epoch, one size up per epoch
     assert sizes[1.0] == [2] * 6
+
+
+def looping(trainer):
+    """Make the policy generate hacked captions from its third rollout on."""
+    write, calls = trainer.rollouts.generate, []
+
+    def hacked(images, **overrides):
+        calls.append(1)
+        completions = write(images, **overrides)
+        if len(calls) > 2:
+            completions.captions = ["a blue and blue blue blue and yellow blue"] * len(completions.captions)
+        return completions
+
+    trainer.rollouts.generate = hacked
+
+
+@pytest.mark.parametrize("action", ["off", "warn", "stop", "rollback"])
+def test_the_guard_acts_on_degenerate_captions(tmp_path, scenes, action, caplog):
+    arguments = {
+        **SAMPLED,
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "learning_rate": 0.01,
+        "seed": 1,
+    }
+    trainer = build(tmp_path, scenes["train"], guard=action, guard_thresholds=GuardThresholds(window=2), **arguments)
+    looping(trainer)
+    trainer.train()
+    # Two healthy rollouts, then one of a window of two is degenerate.
+    assert trainer.state.global_step == (6 if action in ("off", "warn") else 3)
+    assert ("hacked" in caplog.text) == (action != "off")
+    if action != "off":
+        assert "blue blue" in caplog.text
+    saved = {n.name: load_file(n / "model.safetensors") for n in tmp_path.glob("checkpoint-*")}
+    now = trainer.accelerator.unwrap_model(trainer.model).state_dict()
+    name = "text_decoder.bert.encoder.layer.0.attention.self.query.weight"
+    assert torch.equal(now[name], saved["checkpoint-2"][name]) == (action == "rollback")
+
+
+def test_the_held_out_scorer_is_compared_at_every_step(tmp_path, scenes, scorer, held_out_scorer):
+    trainer = build(
+        tmp_path,
+        scenes["train"],
+        scorer=scorer,
+        held_out_scorer=held_out_scorer,
+        guard="warn",
+        **SAMPLED,
+        logging_steps=1,
+        max_steps=3,
+    )
+    trainer.args.logging_strategy = "steps"
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert len(entries) == 3
+    for entry in entries:
+        gap = entry["guard/reward_minus_held_out"]
+        assert -1 <= gap <= 1
+        # Shares of eight captions.
+        assert round(gap * 8, 6) == round(gap * 8)
+        assert entry["guard/length_p10"] <= entry["guard/length_p50"] <= entry["guard/length_p90"]
+        assert {
+            "guard/distinct_2",
+            "guard/longest_repeat_max",
+            "guard/degenerate",
+            "guard/truncated_by_scorer",
+        } <= entry.keys()
+
+
+REFUSED = [
+    ("batch", {"bags": True, "bag_schedule": 9, **SAMPLED}),
+    ("32 different images", {"per_device_train_batch_size": 32}),
+    ("neighbours", {"bag_schedule": 2, **SAMPLED}),
+    ("bags", {"distractor_scope": "bag", **SAMPLED}),
+    ("do_sample", {"baseline": "greedy"}),
+    ("num_generations", {"baseline": "leave_one_out", **SAMPLED}),
+    ("do_sample", {"num_generations": 3}),
+    ("temperature", {**SAMPLED, "temperature": 0.0}),
+    ("similarity_scale", {"similarity_scale": "big"}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), REFUSED)
+def test_arguments_that_are_refused_before_training(tmp_path, scenes, name, arguments):
+    with pytest.raises(ValueError, match=name):
+        build(tmp_path, scenes["train"], **arguments)
+
+
+def test_data_and_rewards_that_are_refused_before_training(tmp_path, scenes, scorer):
+    config = SelfRetrievalConfig(str(tmp_path), **{**GREEDY, **SAMPLED})
+    few = torch.tensor([[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]])
+    with pytest.raises(ValueError, match="neighbours of 5 images"):
+        SelfRetrievalTrainer(captioner(), scorer, config, scenes["train"], neighbours=few)
+    without = scenes["train"].remove_columns("captions").add_column("captions", [[]] + [["a cat"]] * 15)
+    for name, reward, data in (("'sider'", "sider", scenes["train"]), ("reference", "cider", without)):
+        with pytest.raises(ValueError, match=name):
+            CaptionRLTrainer(captioner(), reward, CaptionRLConfig(str(tmp_path), **{**GREEDY, **SAMPLED}), data)
+
+
+def test_a_scorer_inside_the_policy_is_refused(tmp_path, scenes, scorer):
+    model, twin = captioner(), copy.copy(scorer)
+    twin.model = copy.deepcopy(scorer.model)
+    twin.model.visual_projection.weight = next(iter(model.model.parameters()))
+    with pytest.raises(ValueError, match=r"visual_projection\.weight"):
+        build(tmp_path, scenes["train"], policy=model, scorer=twin)
+
+
+STEPS = {
+    **SAMPLED,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "num_generations": 2,
+    "num_iterations": 3,
+    "max_completion_length": 5,
+    "baseline": "leave_one_out",
+    "beta": 0.1,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-3,
+    "max_steps": 8,
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+}
+SAVED = {**STEPS, "save_strategy": "steps", "save_steps": 1}
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def through(tmp_path_factory, scenes):
+    trainer = build(tmp_path_factory.mktemp("through"), scenes["train"], **SAVED)
+    trainer.train()
+    return trainer
+
+
+def checkpoint(trainer, step):
+    return str(Path(trainer.args.output_dir) / f"checkpoint-{step}")
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
+def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
+    resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
+    written = []
+    roll_out = resumed.rollouts.roll_out
+    resumed.rollouts.roll_out = lambda *given: written.append(resumed.state.global_step) or roll_out(*given)
+    resumed.train(resume_from_checkpoint=checkpoint(through, step))
+    assert resumed.state.global_step == 8
+    assert written == [at for at in (0, 3, 6) if at >= step]  # no new captions between two iterations
+    assert not different(bits(resumed), bits(through))
+    assert losses(resumed) == losses(through)
+
+
+def test_trained_vision_tower_resumes_too(tmp_path, scenes):
+    """Rollouts then hold pixels, instead of the features of a frozen tower."""
+    settings = {**SAVED, "freeze_vision_tower": False, "max_steps": 5}
+    alone = build(tmp_path / "through", scenes["train"], **settings)
+    alone.train()
+    resumed = build(tmp_path / "resumed", scenes["train"], **settings)
+    resumed.train(resume_from_checkpoint=checkpoint(alone, 2))
+    assert not different(bits(resumed), bits(alone))
+
+
+def test_rollout_is_stored_only_between_iterations(through):
+    folder = Path(through.args.output_dir)
+    stored = {step for step in range(1, 9) if list((folder / f"checkpoint-{step}").glob("caption_rl_rollout_*"))}
+    assert stored == {1, 2, 4, 5, 7, 8}
+
+
+def test_checkpoint_without_its_rollout_generates_a_new_one(tmp_path, scenes, through, caplog):
+    """Like checkpoints of earlier versions, or of another number of processes."""
+    copy = Path(shutil.copytree(checkpoint(through, 2), tmp_path / "checkpoint-2"))
+    state = copy / "caption_rl_state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "rollout": 2}))
+    resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
+    with caplog.at_level(logging.WARNING):
+        resumed.train(resume_from_checkpoint=str(copy))
+    assert "New captions are generated" in caplog.text
+    assert resumed.state.global_step == 8
+    assert different(bits(resumed), bits(through))
+
+
+@pytest.mark.parametrize("strategy", ["epoch", "best"])
+def test_other_save_strategies_resume_between_iterations(tmp_path, scenes, strategy):
+    def make(folder, max_steps):
+        settings = {**GREEDY, **STEPS, "save_strategy": strategy, "max_steps": max_steps}
+        if strategy == "best":  # the first evaluation is the best so far, between two iterations
+            settings |= {"metric_for_best_model": "length", "greater_is_better": True, "eval_strategy": "steps"}
+            settings |= {"eval_steps": 1, "generation_num_beams": 1, "generation_max_new_tokens": 4}
+        args = CaptionRLConfig(str(folder), **settings)
+        return CaptionRLTrainer(
+            captioner(), "repetition", args, scenes["train"], scenes["validation"].select(range(2))
+        )
+
+    make(tmp_path / "stopped", 2).train()
+    first = min((tmp_path / "stopped").glob("checkpoint-*"))
+    assert first.name == {"epoch": "checkpoint-2", "best": "checkpoint-1"}[strategy]
+    resumed, through = make(tmp_path / "resumed", 4), make(tmp_path / "through", 4)
+    resumed.train(resume_from_checkpoint=str(first))
+    through.train()
+    assert not different(bits(resumed), bits(through))
+
+
+def _run_rollout_resume(folder: str) -> None:
+    from hf_captionrl.scenes import load_scenes
+
+    data = load_scenes(num_train=16, num_validation=1, num_test=0)["train"]
+    settings = {**SAVED, "per_device_train_batch_size": 2, "max_steps": 5}
+    trainer = build(Path(folder) / "through", data, **settings)
+    trainer.train()
+    resumed = build(Path(folder) / "resumed", data, **settings)
+    resumed.train(resume_from_checkpoint=str(Path(folder) / "through" / "checkpoint-2"))
+    assert not different(bits(resumed), bits(trainer))
+    assert torch.distributed.get_world_size() == 2
+
+
+def test_two_processes_resume_between_iterations(tmp_path):
+    run_in_processes(2, _run_rollout_resume, str(tmp_path), folder=tmp_path)
+
+
+SETTINGS = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 8}
+
+
+def drawn(captioner, images, **settings):
+    torch.manual_seed(0)
+    return write_completions(captioner, images, **SETTINGS, **settings).ids.tolist()
+
+
+@pytest.mark.parametrize("family", ["blip", "git", "vit-gpt2", "clipcap"])
+def test_published_generation_settings_do_not_change_the_rollout(family):
+    """Repetition penalties and forced ends would sample from another distribution than the scored one."""
+    captioner = tiny_captioner(family)
+    images = [captioner.encode_images(tiny_images(2))]
+    plain = drawn(captioner, images)
+    writer = captioner.base_model.text_decoder if family == "blip" else captioner.base_model
+    writer.generation_config.repetition_penalty = 50.0
+    writer.generation_config.min_new_tokens = 8
+    assert drawn(captioner, images) == plain
+    assert writer.generation_config.repetition_penalty == 50.0  # kept in the saved model
+    torch.manual_seed(0)
+    assert captioner.generate(**images[0], **SETTINGS).ids.tolist() != plain
+
+
+def test_generation_settings_are_restored_after_an_error():
+    captioner = tiny_captioner("git")
+    before = captioner.base_model.generation_config
+    with pytest.raises(ValueError, match="either pixel_values or image_features"):
+        write_completions(captioner, [{}])
+    assert captioner.base_model.generation_config is before
+
+
+def test_generation_batch_size_does_not_change_the_captions():
+    captioner = tiny_captioner("vit-gpt2")
+    images = captioner.encode_images(tiny_images(5))["pixel_values"]
+    batches = [{"pixel_values": images[:3]}, {"pixel_values": images[3:]}]
+    greedy = {"do_sample": False, "max_new_tokens": 6}
+    whole = write_completions(captioner, batches, **greedy)
+    for size in (1, 2, 5):
+        assert write_completions(captioner, batches, batch_size=size, **greedy).captions == whole.captions
+
+
+def test_frozen_tower_encodes_once_and_trained_tower_in_the_update():
+    captioner = tiny_captioner("blip")
+    batch = captioner.encode_images(tiny_images(2))
+    kept = image_inputs(captioner, [dict(batch)])
+    assert list(kept[0]) == ["pixel_values"]
+    captioner.freeze_vision()
+    inputs = dict(batch)
+    (found,) = image_inputs(captioner, [inputs])
+    assert list(found) == ["image_features"]
+    assert "pixel_values" not in inputs
+    assert inputs["image_features"] is found["image_features"]
+
+
+def test_references_are_encoded_like_completions():
+    captioner = tiny_captioner("blip", prompt="a ")
+    ids, mask = reference_ids(captioner, ["red cat", "", "dog"])
+    tokens = captioner.tokenizer("red cat", add_special_tokens=False).input_ids
+    assert ids[0][mask[0]].tolist() == [*tokens, captioner.eos_token_id]
+    assert ids[1][mask[1]].tolist() == [captioner.eos_token_id]
+    assert mask.sum(1).tolist() == [3, 1, 2]
+
+
+BAGS = {"bags": True, "bag_schedule": {1: 2, 2: 4}, **SAMPLED, "max_completion_length": 3}
+
+
+def self_retrieval(folder, scenes, **settings):
+    """Two rollouts per epoch; bags of 2 in the first epoch, of 4 later."""
+    return build(folder, scenes["train"], **{**BAGS, "max_steps": 4, **settings})
+
+
+def grpo(folder, scenes, **settings):
+    """Likewise."""
+    return make_trainer(
+        str(folder),
+        per_device_train_batch_size=8,
+        bag_schedule={1: 2, 2: 4},
+        max_completion_length=3,
+        max_steps=4,
+        trainer_arguments={"neighbours": np.stack([np.r_[0:row, row + 1 : 8] for row in range(8)])},
+        **settings,
+    )
+
+
+def bag_sizes(trainer, **arguments):
+    sizes = []
+    maker = getattr(trainer, "rollouts", trainer)  # TRL's trainer makes its rollouts itself
+    inner = maker.reward_context
+
+    def spy(*given):
+        context = inner(*given)
+        sizes.append(context.bag_size)
+        return context
+
+    maker.reward_context = spy
+    trainer.train(**arguments)
+    return sizes
+
+
+@pytest.mark.parametrize("make", [self_retrieval, grpo])
+def test_epoch_is_set_only_by_the_callback(tmp_path, scenes, make):
+    assert bag_sizes(make(tmp_path / "with", scenes)) == [2, 2, 4, 4]
+    without = make(tmp_path / "without", scenes)
+    without.remove_callback(CurriculumCallback)
+    assert bag_sizes(without) == [2, 2, 2, 2]
+
+
+def test_epoch_is_set_when_a_run_resumes_within_it(tmp_path, scenes):
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    self_retrieval(tmp_path, scenes, **saving, max_steps=3).train()
+    assert bag_sizes(self_retrieval(tmp_path, scenes, **saving, max_steps=5), resume_from_checkpoint=True) == [4, 4]

@@ -2,18 +2,35 @@
 
 import errno
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from safetensors.torch import load_file
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hf_captionrl.trainers as trainers
-from hf_captionrl.trainers.checkpoints import CONFIGURATION_FILE, PARTIAL, ExactResumeTrainer, has_checkpoint
+from hf_captionrl import pipeline
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.data import open_image
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from hf_captionrl.trainers.checkpoints import (
+    CONFIGURATION_FILE,
+    PARTIAL,
+    SELECTION_FILE,
+    ExactResumeTrainer,
+    first_non_finite,
+    has_checkpoint,
+)
+from hf_captionrl.trainers.publishing import TRAINING_FILE
 from tests.processes import run_in_processes
-from tests.trainers.bits import bits, different
-from tests.trainers.toy import KilledError, toy
+from tests.tiny import tiny_captioner
+from tests.trainers import test_reward_functions as rewarding
+from tests.trainers.one_step import bits, different
+from tests.trainers.toy import KilledError, Linear, toy
 
 
 def names(folder):
@@ -203,3 +220,245 @@ def test_processes_write_one_checkpoint(tmp_path):
         "rng_state_1.pth",
     }
     assert not (tmp_path / "alone" / PARTIAL).exists()
+
+
+class Diverge(TrainerCallback):
+    """Sets a weight to a value after a step."""
+
+    def __init__(self, step, value, rank=None):
+        self.step, self.value, self.rank = step, value, rank
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == self.step and self.rank in (None, args.process_index):
+            with torch.no_grad():
+                model.layer.weight[0, 1] = self.value
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_not_saved_and_nothing_is_removed(tmp_path, value):
+    trainer = toy(tmp_path, save_total_limit=1, callbacks=[Diverge(3, value)])
+    with pytest.raises(FloatingPointError) as caught:
+        trainer.train()
+    for part in ("layer.weight", "step 4", repr(str(tmp_path / "checkpoint-2")), "learning_rate"):
+        assert part in str(caught.value)
+    assert names(tmp_path) == ["checkpoint-2"]
+
+
+def test_a_learning_rate_that_diverges_stops_the_run(tmp_path):
+    trainer = toy(tmp_path, learning_rate=1e30, optim="sgd", max_grad_norm=0.0)
+    with pytest.raises(FloatingPointError, match=r"diverged: layer\.\w+ is NaN .* Start again"):
+        trainer.train()
+    assert names(tmp_path) == []
+
+
+def test_a_run_without_checkpoints_that_diverges_stops_at_its_end(tmp_path):
+    trainer = toy(tmp_path, save_strategy="no", max_steps=3, callbacks=[Diverge(3, math.nan)])
+    with pytest.raises(FloatingPointError, match=r"NaN or infinite after step 3\. The model is not saved"):
+        trainer.train()
+    with pytest.raises(FloatingPointError, match=r"The model is not saved.*lower learning_rate"):
+        trainer.save_model()
+    with pytest.raises(FloatingPointError, match="The model is not saved"):
+        trainer.save_model(str(tmp_path / "elsewhere"))
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_large_weights_are_finite(dtype):
+    model = Linear().to(dtype)
+    with torch.no_grad():
+        model.layer.weight.fill_(torch.finfo(dtype).max)
+        model.layer.bias.fill_(-torch.finfo(dtype).max)
+    assert first_non_finite(model) is None
+    with torch.no_grad():
+        model.layer.bias[0] = -math.inf
+    assert first_non_finite(model) == "layer.bias"
+
+
+def test_only_trainable_weights_and_saved_buffers_are_checked():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    model.register_buffer("scratch", torch.tensor([math.nan]), persistent=False)
+    model[0].weight.requires_grad_(False)
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan  # unchanged
+    assert first_non_finite(model) is None
+    model[1].running_mean[1] = math.nan
+    assert first_non_finite(model) == "1.running_mean"
+
+
+def test_adapters_and_modules_to_save_are_checked():
+    from peft import LoraConfig, get_peft_model
+
+    base = tiny_captioner("blip").model
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["query"], modules_to_save=["fc1"]))
+    assert first_non_finite(model) is None
+    for part in ("lora_B", "modules_to_save"):
+        name, values = next((n, p) for n, p in model.named_parameters() if part in n and p.requires_grad)
+        with torch.no_grad():
+            before, values.view(-1)[-1] = values.view(-1)[-1].clone(), math.nan
+            assert first_non_finite(model) == name
+            values.view(-1)[-1] = before
+
+
+def look_at_shards(folder):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    model = torch.nn.Module()
+    values = torch.ones(4, 2)
+    values[3, 1] = math.nan  # in the shard of the second process
+    shards = distribute_tensor(values, init_device_mesh("cpu", (2,)), [Shard(0)])
+    model.register_parameter("weight", torch.nn.Parameter(shards))
+    assert (first_non_finite(model) is not None) == (torch.distributed.get_rank() == 1)
+
+
+def diverge_on_one(folder):
+    from pathlib import Path
+
+    trainer = toy(Path(folder), callbacks=[Diverge(3, math.nan, rank=1)], ddp_broadcast_buffers=False)
+    try:
+        trainer.train()
+    except FloatingPointError as error:
+        (Path(folder) / f"said-{trainer.args.process_index}").write_text(str(error))
+
+
+def test_each_process_checks_its_shard(tmp_path):
+    run_in_processes(2, look_at_shards, str(tmp_path), folder=tmp_path)
+
+
+def test_all_processes_stop_if_one_has_diverged(tmp_path):
+    run_in_processes(2, diverge_on_one, str(tmp_path), folder=tmp_path)
+    said = [(tmp_path / f"said-{rank}").read_text() for rank in (0, 1)]
+    assert said[0] == said[1]
+    assert "the last checkpoint" in said[0]
+    assert names(tmp_path) == ["checkpoint-2"]
+
+
+def test_saving_the_model_only_on_a_signal_is_warned_of(tmp_path, caplog):
+    toy(tmp_path, save_only_model=True)
+    assert not caplog.records
+    toy(tmp_path, save_only_model=True, save_on_signal=True)
+    assert "save_only_model=False" in caplog.text
+
+
+class Evaluated(SmileTrainer):
+    """Evaluations with given values."""
+
+    def evaluate(self, *args, **kwargs):
+        metrics = {"eval_score": self.values[self.state.global_step]}
+        self.log(metrics)
+        return metrics
+
+
+def trained(folder, values, resume=False, **settings):
+    """One evaluation and checkpoint per step; the value of step 0 is that before training."""
+    arguments = {
+        "max_steps": len(values) - 1,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-2,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "score",
+        "greater_is_better": True,
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        **settings,
+    }
+    scenes = load_scenes(num_train=4, num_validation=1, num_test=0)
+    trainer = Evaluated(
+        tiny_captioner("blip"), SmileConfig(str(folder), **arguments), scenes["train"], scenes["validation"]
+    )
+    trainer.values = values
+    trainer.train(resume_from_checkpoint=resume or None)
+    return trainer
+
+
+def test_selection_is_printed_and_stored_with_the_model(tmp_path, capsys):
+    trainer = trained(tmp_path, [9.0, 0.25, 0.5, 0.5, 0.125, 0.5], eval_on_start=True)
+    expected = {
+        "step": 2,
+        "metric": "eval_score",
+        "value": 0.5,
+        "greater_is_better": True,
+        "evaluations": 5,
+        "ties": [3, 5],
+        "tie_rule": "earliest",
+    }
+    said = "Selected checkpoint-2: eval_score = 0.5, the highest of 5 evaluations; 2 tied (steps 3, 5): the earliest is taken."
+    assert capsys.readouterr().out.splitlines().count(said) == 1
+    assert trainer.selection == expected
+    trainer.save_model()
+    assert json.loads((tmp_path / SELECTION_FILE).read_text()) == expected
+    kept, best, last = (
+        load_file(folder / "model.safetensors")
+        for folder in (tmp_path, tmp_path / "checkpoint-2", tmp_path / "checkpoint-5")
+    )
+    assert all(torch.equal(kept[name], best[name]) for name in best)
+    assert any(not torch.equal(kept[name], last[name]) for name in last)
+    assert not (tmp_path / "checkpoint-2" / SELECTION_FILE).exists()
+    load_captioner(str(tmp_path))
+
+
+def test_lowest_value_without_ties(tmp_path, capsys):
+    trained(tmp_path, [0.0, 3.0, 1.0, 2.0], greater_is_better=False)
+    assert "Selected checkpoint-2: eval_score = 1, the lowest of 3 evaluations; no ties." in capsys.readouterr().out
+
+
+def test_resumed_run_counts_the_evaluations_before(tmp_path, capsys):
+    trained(tmp_path, [0.0, 3.0, 1.0])
+    capsys.readouterr()
+    trainer = trained(tmp_path, [0.0, 3.0, 1.0, 3.0], resume=True)
+    assert (trainer.selection["step"], trainer.selection["evaluations"], trainer.selection["ties"]) == (1, 3, [3])
+
+
+def test_nothing_is_selected_by_default(tmp_path, capsys):
+    trainer = trained(tmp_path, [0.0, 1.0, 2.0], load_best_model_at_end=False)
+    trainer.save_model()
+    assert trainer.selection is None
+    assert "elected" not in capsys.readouterr().out
+    assert not (tmp_path / SELECTION_FILE).exists()
+
+
+def test_best_checkpoint_is_reported_if_not_loaded(tmp_path, capsys):
+    settings = {"load_best_model_at_end": False, "save_strategy": "best"}
+    trainer = trained(tmp_path, [0.0, 1.0, 3.0, 2.0], **settings)
+    assert (trainer.selection["step"], trainer.selection["value"]) == (2, 3.0)
+    assert trainer.selection["kept_instead"] == "load_best_model_at_end is False, and the weights of step 3 are kept"
+    assert "Best was checkpoint-2: eval_score = 3" in capsys.readouterr().out
+    trainer.save_model()
+    assert json.loads((tmp_path / SELECTION_FILE).read_text()) == trainer.selection
+    trainer = trained(tmp_path / "last", [0.0, 1.0, 2.0], **settings)
+    assert "Selected checkpoint-2: eval_score = 2, the highest of 2" in capsys.readouterr().out
+    assert "kept_instead" not in trainer.selection
+
+
+@pytest.mark.parametrize(("make", "objective"), [(rewarding.self_retrieval, "self_retrieval"), (rewarding.sle, None)])
+def test_saved_folder_can_caption_and_records_its_training(tmp_path, make, objective):
+    data = rewarding.marked()
+    trainer = make(tmp_path, data, rewarding.Recorder(), learning_rate=1e-2)
+    trainer.train()
+    trainer.save_model()
+    written = trainer.generate_captions(data, num_beams=1, max_new_tokens=12)
+    loaded = load_captioner(str(tmp_path))
+    pixels = loaded.encode_images([open_image(row["image"]) for row in data])["pixel_values"]
+    assert loaded.generate(pixel_values=pixels, num_beams=1, max_new_tokens=12).captions == written
+    assert pipeline(str(tmp_path), num_beams=1, max_new_tokens=12)(data[0]["image"]) == written[0]
+    files = {path.name for path in tmp_path.iterdir()}
+    assert {"model.safetensors", "config.json", "captioner.json", "tokenizer_config.json", TRAINING_FILE} <= files
+    assert files & {"processor_config.json", "preprocessor_config.json"}
+    assert "training_args.bin" not in files
+    text = (tmp_path / TRAINING_FILE).read_text()
+    facts = json.loads(text)
+    assert facts["trainer"] == type(trainer).__name__
+    assert facts.get("objective") == objective
+    assert "the reward 'marks'" in facts["reward"]
+    assert (facts["family"], facts["base_model"]) == ("blip", "blip-mle")
+    assert (facts["steps"], facts["train_images"]) == (1, 8)
+    assert str(tmp_path) not in text
+    assert '"/' not in text  # no local path
+    for name, value in loaded.model.state_dict().items():
+        assert torch.equal(value, trainer.model.state_dict()[name]), name

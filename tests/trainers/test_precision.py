@@ -26,7 +26,7 @@ from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_blip, tiny_captioner, tiny_clipcap, tiny_vit_gpt2
 from tests.tiny.chat import tiny_chat
 from tests.tolerances import within
-from tests.trainers.documents import ROWS
+from tests.trainers.conftest import ROWS
 from tests.trainers.grpo_worker import make_trainer as make_grpo
 from tests.trainers.sft_runs import make as make_sft
 
@@ -305,7 +305,7 @@ def test_model_init_kwargs_as_json_or_dict(given, stored, tmp_path, scenes):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"dtype": "bf16"}, "Use one of 'float32', 'bfloat16', 'float16', 'auto'"),
+        ({"dtype": "bf16"}, "dtype 'bf16'"),
         ("sdpa", "Use a dict or JSON"),
         ({"trust_remote_code": True}, "trust_remote_code"),
     ],

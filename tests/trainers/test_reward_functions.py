@@ -19,10 +19,10 @@ from hf_captionrl.trainers import (
     SLEConfig,
     SLETrainer,
 )
-from hf_captionrl.trainers.rollout import RowColumns
+from hf_captionrl.trainers.caption_rl_trainer import RowColumns
 from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
-from tests.rewards.of_context import OfContext
+from tests.rewards.conftest import OfContext
 from tests.test_docs import blocks
 from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.one_step import PLAIN_SGD

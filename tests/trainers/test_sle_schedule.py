@@ -5,8 +5,9 @@ import torch
 
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 from tests.tolerances import resolution
-from tests.trainers.one_step import largest_difference
-from tests.trainers.sle_runs import SLE, captioner, train
+from tests.trainers.one_step import captioner, largest_difference
+from tests.trainers.rl_step import SLE
+from tests.trainers.rl_step import train_sle as train
 
 from .one_step import train as train_smile
 from .one_step import weights

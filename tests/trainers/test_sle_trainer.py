@@ -17,11 +17,12 @@ from hf_captionrl.rewards import CiderReward, RewardContext, RewardData, Weighte
 from hf_captionrl.rewards import edit_distance as token_edit_distance
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers import SLEConfig
-from tests.rewards.of_context import OfContext
+from tests.rewards.conftest import OfContext
 from tests.rewards.test_diversity import plain_bleu34, plain_edit
 from tests.tolerances import assert_close, close, resolution, within
-from tests.trainers.one_step import largest_difference
-from tests.trainers.sle_runs import build, captioner, train
+from tests.trainers.one_step import captioner, largest_difference
+from tests.trainers.rl_step import build_sle as build
+from tests.trainers.rl_step import train_sle as train
 
 from .one_step import weights
 
@@ -338,16 +339,6 @@ def test_an_embedding_needs_a_text_encoder(tmp_path, scenes):
 
     trainer = train(tmp_path, scenes["train"], distance="embedding", trainer_arguments={"text_encoder": letters})
     assert largest_difference(weights(trainer), dict(captioner().model.named_parameters())) > 1e-5
-
-
-def test_self_critical_training_works_with_one_caption(tmp_path):
-    assert SLEConfig(str(tmp_path), alpha=1.0, num_generations=1, use_cpu=True).alpha == 1.0
-
-
-def test_images_without_references_are_refused_with_cider(tmp_path, scenes):
-    without = scenes["train"].map(lambda row, i: {"captions": row["captions"] if i else []}, with_indices=True)
-    with pytest.raises(ValueError, match="1 training images have no reference"):
-        build(tmp_path, without)
 
 
 def test_empty_references_are_counted_and_empty_samples_have_rewards(tmp_path, scenes):

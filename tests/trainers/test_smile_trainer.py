@@ -1,27 +1,24 @@
 """SmileTrainer: plain loops, splits of the batch, several processes, and exact resume."""
 
+import dataclasses
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.data import CaptionDataset
 from hf_captionrl.losses import smile_loss
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
+from hf_captionrl.trainers import SelfRetrievalConfig, SmileConfig, SmileObjective, SmileTrainer
+from hf_captionrl.trainers.publishing import TRAINING_FILE
 from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_captioner
 from tests.tolerances import assert_close, resolution
+from tests.trainers.one_step import bits, different
 
-from .bits import bits, different
 from .one_step import PLAIN_SGD, assert_one_plain_step, largest_difference, train, weights
 
 
@@ -106,21 +103,6 @@ def test_averaging_per_micro_batch_changes_the_gradient(tmp_path, scenes, whole_
     assert largest_difference(split, whole_batch) > 1e-5
 
 
-@pytest.mark.slow  # launched by torchrun; tests/invariance does the same in forked processes
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_two_processes_give_the_gradient_of_one(tmp_path, whole_batch, accumulation):
-    output = tmp_path / "weights.safetensors"
-    arguments = {"per_device_train_batch_size": 8 // accumulation, "gradient_accumulation_steps": accumulation}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
-    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"]
-    command += ["-m", "tests.trainers.one_step", str(output), json.dumps(arguments)]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert largest_difference(load_file(output), whole_batch) < resolution(1)
-
-
 @pytest.mark.parametrize("draw", ["sequence", "position"])
 def test_random_subsets_do_not_depend_on_the_split(tmp_path, scenes, draw):
     settings = {"subset": "random", "random_draw": draw}
@@ -152,11 +134,6 @@ def test_cached_image_features_change_nothing(tmp_path, scenes, whole_batch, mon
     # A second run of three epochs encodes nothing.
     train(tmp_path / "b", scenes["train"], per_device_train_batch_size=8, **{**settings, "max_steps": 6})
     assert sum(encoded) == 16
-
-
-def test_a_trained_tower_may_not_be_cached(tmp_path):
-    with pytest.raises(ValueError, match="freeze_vision_tower=True"):
-        SmileConfig(str(tmp_path), cache_image_features=True)
 
 
 def test_frozen_tower_is_unchanged_and_the_rest_trains(whole_batch):
@@ -294,27 +271,12 @@ def test_the_best_epoch_is_kept_by_retrieval(tmp_path, scenes):
     assert trainer.evaluate()["eval_recall_at_1"] == max(history)
 
 
-def test_choosing_by_retrieval_needs_a_scorer(tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch")
-    with pytest.raises(ValueError, match="needs a scorer"):
-        SmileTrainer(captioner(), config, train_dataset=scenes["train"], eval_dataset=scenes["validation"])
-
-
 def test_all_labels_ignored_is_an_error(tmp_path, scenes):
     trainer = SmileTrainer(captioner(), SmileConfig(str(tmp_path), use_cpu=True), train_dataset=scenes["train"])
     batch = trainer.data_collator([trainer.train_dataset[0]])
     batch["labels"].fill_(-100)
-    with pytest.raises(ValueError, match="every label is ignored"):
+    with pytest.raises(ValueError, match="max_caption_length"):
         trainer.compute_loss(trainer.model, batch)
-
-
-def test_a_missing_column_is_named(tmp_path, scenes):
-    with pytest.raises(ValueError, match=r"lack the column\(s\) \['captions'\]"):
-        SmileTrainer(
-            captioner(),
-            SmileConfig(str(tmp_path), use_cpu=True),
-            train_dataset=scenes["train"].remove_columns("captions"),
-        )
 
 
 def test_evaluation_without_data_is_an_error(tmp_path):
@@ -356,3 +318,107 @@ def test_an_adapter_in_a_frozen_tower_is_refused(tmp_path, scenes):
     config = SmileConfig(str(tmp_path), use_cpu=True, freeze_vision_tower=True)
     with pytest.raises(ValueError, match="tune='language'"):
         SmileTrainer(captioner(), config, train_dataset=scenes["train"], peft_config={"tune": "both"})
+
+
+def test_paper_defaults(tmp_path):
+    config = SmileConfig(str(tmp_path))
+    assert config.learning_rate == 1e-5
+    assert config.weight_decay == 0.05
+    assert config.lr_scheduler_type == "cosine"
+    assert config.per_device_train_batch_size == 32
+    assert config.num_train_epochs == 5
+    assert config.mle_weight == 0.0
+    assert config.max_caption_length == 40
+    assert (config.generation_num_beams, config.generation_max_new_tokens) == (3, 75)
+    assert (config.mle_label_smoothing, config.random_draw) == (0.0, "sequence")
+    assert config.remove_unused_columns is False
+
+
+def test_code_preset_sets_only_missing_values(tmp_path):
+    config = SmileConfig(str(tmp_path), preset="code")
+    assert (config.mle_label_smoothing, config.random_draw) == (0.1, "position")
+    config = SmileConfig(str(tmp_path), preset="code", mle_label_smoothing=0.0)
+    assert (config.mle_label_smoothing, config.random_draw) == (0.0, "position")
+
+
+def test_best_model_is_chosen_by_retrieval(tmp_path):
+    config = SmileConfig(str(tmp_path), load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch")
+    assert config.metric_for_best_model == "recall_at_1"
+    assert config.greater_is_better
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mle_weight", 1.5),
+        ("first_token", "last"),
+        ("subset", "nouns"),
+        ("captions_per_image", "two"),
+        ("preset", "blog"),
+        ("num_random", 0),
+        ("mle_label_smoothing", 1.0),
+        ("random_draw", "word"),
+        ("cache_image_features", True),  # without a frozen tower
+        ("feature_cache_dtype", "int8"),
+        ("cache_pixels", "png"),
+        ("image_decoder", "opencv"),
+        ("frame_pooling", "max"),
+        ("generation_num_beams", 0),
+        ("generation_max_new_tokens", 0),
+        ("remove_unused_columns", True),
+        ("max_caption_length", 1),
+        ("per_device_train_batch_size", 0),
+        ("gradient_accumulation_steps", 0),
+        ("learning_rate", float("nan")),
+        ("weight_decay", -0.1),
+        ("max_grad_norm", float("inf")),
+        ("adam_beta1", 1.0),
+        ("neftune_noise_alpha", -1.0),
+    ],
+)
+def test_bad_values_are_named(tmp_path, name, value):
+    with pytest.raises(ValueError, match=name):
+        SmileConfig(str(tmp_path), **{name: value})
+
+
+def test_an_epoch_with_all_captions_has_each_once_and_resumes_exactly(tmp_path, scenes):
+    data = scenes["train"].select(range(4))
+    everything = sorted(caption for group in data["captions"] for caption in group)
+    settings = {
+        "optim": "adamw_torch",
+        "learning_rate": 1e-3,
+        "per_device_train_batch_size": 2,
+        "max_steps": -1,
+        "num_train_epochs": 2,
+        "save_strategy": "steps",
+        "freeze_vision_tower": True,
+        "captions_per_image": "all",
+    }
+    steps = -(-len(everything) // 2)
+    seen = []
+
+    class Spy(SmileTrainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            seen.extend(self.captioner.decode(inputs["input_ids"][:, 1:]))
+            return super().compute_loss(model, inputs, **kwargs)
+
+    def trained(folder, resume=None):
+        config = SmileConfig(str(folder), **{**PLAIN_SGD, **settings, "save_steps": steps + 1})
+        trainer = Spy(load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32), config, train_dataset=data)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    through = trained(tmp_path / "a")
+    assert through.state.global_step == 2 * steps
+    first, second = seen[: len(everything)], seen[len(everything) :]
+    assert sorted(first) == sorted(second) == everything
+    assert first != second  # in another order
+    resumed = trained(tmp_path / "b", str(tmp_path / "a" / f"checkpoint-{steps + 1}"))
+    assert different(bits(through), bits(resumed)) == []
+    through.save_model()
+    assert json.loads((tmp_path / "a" / TRAINING_FILE).read_text())["train_images"] == 4
+
+
+def test_only_captions_of_references_can_all_be_rows():
+    """With rewards an epoch consists of images, so bags hold each image once."""
+    assert "captions_per_image" not in {field.name for field in dataclasses.fields(SelfRetrievalConfig)}

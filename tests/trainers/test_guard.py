@@ -1,0 +1,585 @@
+"""GuardCallback: warn, stop, or roll back to the newest good checkpoint."""
+
+import json
+import logging
+import random
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from hf_captionrl.captioners.pipeline import GeneratedCaptions
+from hf_captionrl.metrics import self_retrieval
+from hf_captionrl.text.degenerate_captions import degenerate
+from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
+from hf_captionrl.trainers.caption_rl_trainer import STATE_FILE
+from hf_captionrl.trainers.checkpoints import SELECTION_FILE, selection_lines
+from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, describe_completions
+from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, plainly_degenerate
+from tests.trainers.one_step import SAMPLED, captioner
+from tests.trainers.rl_step import build
+
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return {"loss": ((self.weight - x) ** 2).mean()}
+
+
+class Speaker(TrainerCallback):
+    """Replaces the trainer: passes captions to the guard, good ones first."""
+
+    def __init__(self, guard, captions_of):
+        self.guard, self.captions_of = guard, captions_of
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.guard.observe(self.captions_of(state.global_step + 1))
+
+
+def make_trainer(folder, action, hacked_from, *, window=2, max_steps=8, hacked_until=99, **more):
+    callback = GuardCallback(GuardThresholds(window=window), action)
+    bad = lambda step: [HACKED if hacked_from <= step < hacked_until else GOOD]  # noqa: E731
+    arguments = {"save_steps": 1, "per_device_train_batch_size": 1, "learning_rate": 0.1, "report_to": [], **more}
+    trainer = Trainer(
+        Line(),
+        TrainingArguments(str(folder), max_steps=max_steps, use_cpu=True, disable_tqdm=True, **arguments),
+        train_dataset=[{"x": torch.full((2,), float(i))} for i in range(1, 9)],
+        callbacks=[Speaker(callback, bad), callback],
+    )
+    callback.load = trainer._load_from_checkpoint
+    return trainer, callback
+
+
+def test_rollback_loads_the_newest_good_checkpoint(tmp_path, caplog):
+    trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=4)
+    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
+        trainer.train()
+    # The window of two is bad at step 4 already: its mean is .5.
+    assert trainer.state.global_step == 4
+    assert callback.rolled_back_to == str(tmp_path / "checkpoint-3")
+    saved = load_file(tmp_path / "checkpoint-3" / "model.safetensors")
+    assert torch.equal(trainer.model.weight.detach(), saved["weight"])
+    assert not torch.equal(saved["weight"], load_file(tmp_path / "checkpoint-2" / "model.safetensors")["weight"])
+    assert not (tmp_path / "checkpoint-4").exists()
+    assert "checkpoint-3" in caplog.text
+    assert HACKED in caplog.text
+
+
+def test_another_run_of_the_same_trainer_saves_again(tmp_path):
+    trainer, callback = make_trainer(
+        tmp_path, "rollback", 10, max_steps=-1, num_train_epochs=3, save_strategy="epoch", hacked_until=11
+    )
+    trainer.train()
+    assert callback.rolled_back_to is not None
+    trainer.train()  # from step 1 again, hacked at step 10 again
+    assert callback.rolled_back_to == str(tmp_path / "checkpoint-8")
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert callback.rolled_back_to is None
+
+
+@pytest.mark.parametrize("hacked_from", [10, 12])
+def test_rollback_prevents_the_save_at_the_end_of_the_epoch(tmp_path, hacked_from):
+    """After a stop the Trainer ends the epoch, and saves if it saves every epoch (8 steps here)."""
+    trainer, callback = make_trainer(
+        tmp_path, "rollback", hacked_from, max_steps=-1, num_train_epochs=3, save_strategy="epoch"
+    )
+    trainer.train()
+    assert trainer.state.global_step == hacked_from
+    assert callback.rolled_back_to == str(tmp_path / "checkpoint-8")
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
+
+
+def test_rollback_skips_removed_checkpoints(tmp_path):
+    trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=6, window=4)
+    # One hacked step of four is above the limit, also in the newest quarter.
+    trainer.add_callback(Remover(tmp_path / "checkpoint-5"))
+    trainer.train()
+    assert callback.rolled_back_to == str(tmp_path / "checkpoint-4")
+
+
+class Remover(TrainerCallback):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_save(self, args, state, control, **kwargs):
+        if self.folder.exists():
+            self.folder.rename(self.folder.with_name("moved"))
+
+
+@pytest.mark.parametrize("save_steps", [1, 100])
+def test_rollback_without_a_good_checkpoint_stops_training(tmp_path, caplog, save_steps):
+    trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=1, save_steps=save_steps)
+    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+    assert callback.rolled_back_to is None
+    assert "No checkpoint was saved while the captions were good" in caplog.text
+    assert trainer.model.weight.abs().sum() > 0
+
+
+def test_warn_logs_once_per_broken_limit(tmp_path, caplog):
+    trainer, _ = make_trainer(tmp_path, "warn", hacked_from=3, hacked_until=6, save_steps=100)
+    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
+        trainer.train()
+    assert trainer.state.global_step == 8
+    assert sum("seems to be hacked" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_a_resumed_run_knows_its_good_checkpoints(tmp_path):
+    first, before = make_trainer(tmp_path, "rollback", hacked_from=99, max_steps=3)
+    states = {}
+    first._save_optimizer_and_scheduler = _saving(first, before, states)
+    first.train()
+    second, after = make_trainer(tmp_path, "rollback", hacked_from=4)
+    after.load_state_dict(json.loads(json.dumps(states[3])))
+    assert 3 not in after.state_dict()["good"]  # saved before it was known to be good
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert second.state.global_step == 4
+    assert after.rolled_back_to == str(tmp_path / "checkpoint-3")
+
+
+def _saving(trainer, callback, states):
+    """Save the callback's state before on_save, as the trainer does."""
+    save = trainer._save_optimizer_and_scheduler
+
+    def wrapped(output_dir):
+        states[trainer.state.global_step] = callback.state_dict()
+        save(output_dir)
+
+    return wrapped
+
+
+def random_captions(number=300, words=6, longest=14):
+    rng = random.Random(0)
+    return [" ".join(rng.choice("abcdefgh"[:words]) for _ in range(rng.randrange(longest))) for _ in range(number)]
+
+
+def longest_repeat(words):
+    best = 0
+    for i in range(len(words)):
+        for j in range(i + 1, len(words)):
+            n = 0
+            while j + n < len(words) and words[i + n] == words[j + n]:
+                n += 1
+            best = max(best, n)
+    return best
+
+
+def share_of_different(words, n):
+    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else None
+
+
+@pytest.mark.parametrize("words", [2, 5, 8])
+def test_statistics_equal_plain_loops(words):
+    captions = random_captions(words=words)
+    cut = [c.split() for c in captions]
+    ended = [len(w) % 3 > 0 for w in cut]
+    found = describe_completions(captions, torch.tensor(ended))[0]
+    assert degenerate(captions) == [plainly_degenerate(w) for w in cut]
+    lengths = [len(w) for w in cut]
+    repeats = [longest_repeat(w) for w in cut]
+    for q in (10, 50, 90):
+        assert found[f"length_p{q}"] == pytest.approx(np.percentile(lengths, q))
+    for n in (1, 2):
+        shares = [s for w in cut if (s := share_of_different(w, n)) is not None]
+        assert found[f"distinct_{n}"] == pytest.approx(np.mean(shares))
+    assert found["longest_repeat_max"] == max(repeats)
+    assert found["longest_repeat_mean"] == pytest.approx(np.mean(repeats))
+    assert found["degenerate"] == pytest.approx(np.mean([plainly_degenerate(w) for w in cut]))
+    assert found["empty"] == pytest.approx(np.mean([not w for w in cut]))
+    assert found["clipped_ratio"] == pytest.approx(np.mean([not e for e in ended]))
+    assert found["distinct_captions"] == len(set(captions)) / len(captions)
+
+
+def test_statistics_of_empty_captions():
+    found = describe_completions(["", "."])[0]
+    assert found["empty"] == 1
+    assert found["distinct_2"] == 1
+    assert found["degenerate"] == found["longest_repeat_max"] == found["length_p90"] == 0
+    assert "clipped_ratio" not in found
+
+
+def test_bad_input_is_refused():
+    for name, value in (("window", 0), ("max_degenerate", 1.5), ("max_length_growth", float("nan"))):
+        with pytest.raises(ValueError, match=name):
+            GuardThresholds(**{name: value})
+
+
+def test_a_guard_trips_when_the_window_is_full():
+    guard = GuardCallback(GuardThresholds(window=3))
+    for _ in range(2):
+        logged = guard.observe([HACKED, GOOD])
+        assert guard.reason is None
+    assert logged["guard/degenerate"] == 0.5
+    guard.observe([GOOD, HACKED])
+    assert guard.reason is not None
+    for part in ("degenerate", "0.5", "0.1", "max_degenerate", HACKED, "3 steps"):
+        assert part in guard.reason
+    for _ in range(3):
+        guard.observe([GOOD])
+    assert guard.reason is None
+
+
+def test_ordinary_steps_never_trip():
+    guard = GuardCallback(GuardThresholds(window=2), reference_captions=ORDINARY)
+    for _ in range(5):
+        guard.observe(ORDINARY, ended=torch.ones(5), truncated_by_scorer=0.0, reward=0.5, held_out_scorer=0.5)
+        assert guard.reason is None
+        assert guard.doubt is None
+
+
+LONG = "one small cat two large dogs three red birds four green trees five blue cars six old houses"
+RULES = {
+    "max_degenerate": ({"captions": [LOOP]}, LOOP),
+    "max_length_growth": ({"captions": [LONG, "a cat"]}, LONG),
+    "min_distinct": ({"captions": ["a cat a cat a cat"]}, "a cat a cat"),
+    "max_clipped_ratio": ({"captions": ["a dog", "a cat"], "ended": torch.tensor([True, False])}, "a cat"),
+    "max_truncated_by_scorer": ({"captions": ["a cat"], "truncated_by_scorer": 0.5}, "a cat"),
+    "max_gap_growth": ({"captions": ["a cat", "a red dog"], "reward": 0.7, "held_out_scorer": 0.3}, "a red dog"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_limit_names_itself_and_can_be_switched_off(rule):
+    step, example = RULES[rule]
+    off = dict.fromkeys(set(RULES) - {rule})
+    start = {
+        "captions": ["a cat", "a dog"],
+        "ended": torch.ones(2),
+        "truncated_by_scorer": 0.0,
+        "reward": 0.5,
+        "held_out_scorer": 0.5,
+    }
+    for thresholds, trips in (
+        (GuardThresholds(window=1, **off), True),
+        (GuardThresholds(1, **off | {rule: None}), False),
+    ):
+        guard = GuardCallback(thresholds)
+        guard.observe(**start)
+        assert guard.reason is None
+        guard.observe(**step)
+        assert (guard.reason is not None) is trips
+        if trips:
+            assert rule in guard.reason
+            assert example in guard.reason
+
+
+def test_lengths_are_compared_with_the_references():
+    limits = GuardThresholds(window=1, max_length_growth=2.0)
+    short, long = ["a cat"] * 20, [GOOD] * 20  # 2 and 12 words
+    for references, trips in ((short, True), (long, False), (["a cat"] * 17 + [GOOD] * 3, False)):
+        guard = GuardCallback(limits, reference_captions=references)
+        guard.observe(long)
+        assert (guard.reason is not None) is trips
+
+
+def test_non_finite_rewards_are_counted_and_excluded():
+    guard = GuardCallback(GuardThresholds(window=1))
+    logged = guard.observe(["a", "b", "c"], reward=0.75, held_out_scorer=0.5)
+    assert logged["guard/reward_minus_held_out"] == pytest.approx(0.25)
+    assert logged["guard/nonfinite_reward"] == 0
+    logged = guard.observe(["a"], reward=float("nan"), held_out_scorer=0.5)
+    assert "guard/reward_minus_held_out" not in logged
+    assert logged["guard/nonfinite_reward"] == 1
+    assert guard.reason is None
+    json.dumps(guard.state_dict(), allow_nan=False)
+
+
+def test_constant_gap_is_not_hacking():
+    guard = GuardCallback(GuardThresholds(window=2))
+    for _ in range(6):
+        guard.observe(["a cat"], reward=3.0, held_out_scorer=0.5)
+        assert guard.reason is None
+
+
+def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
+    guard = GuardCallback(GuardThresholds(window=2))
+    for step in range(12):
+        scored = {"reward": 1.0, "held_out_scorer": 0.9 if step < 6 else 0.1} if step % 2 else {}
+        guard.observe(["a cat"], **scored)
+        assert (guard.reason is None) is (step < 7)
+
+
+def test_processes_decide_by_the_mean_over_all_processes():
+    guards = [GuardCallback(GuardThresholds(window=1, max_degenerate=0.3)) for _ in range(2)]
+    steps = [[HACKED, HACKED, HACKED, GOOD], [GOOD] * 4]
+    each = [list(GuardCallback().observe(step).values()) for step in steps]
+    mean = np.mean(each, axis=0).tolist()
+    logged = [g.observe(s, means_over_processes=lambda values: mean) for g, s in zip(guards, steps, strict=True)]
+    assert logged[0] == logged[1]
+    assert logged[0]["guard/degenerate"] == 0.375
+    assert all(g.reason is not None for g in guards)
+
+
+def test_guard_resumes_exactly():
+    rng = random.Random(1)
+    steps = [[rng.choice([HACKED, GOOD, "a cat"]) for _ in range(5)] for _ in range(14)]
+
+    def run(guard, part):
+        out = []
+        for captions in part:
+            logged = guard.observe(captions, reward=len(captions[0]), held_out_scorer=1.0)
+            out.append((logged, guard.reason, guard.doubt))
+        return out
+
+    limits = GuardThresholds(window=4, max_degenerate=0.4)
+    whole = run(GuardCallback(limits), steps)
+    for cut in (2, 9):
+        first, second = GuardCallback(limits), GuardCallback(limits)
+        run(first, steps[:cut])
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert second.reason == first.reason
+        assert run(second, steps[cut:]) == whole[cut:]
+    assert len({reason is None for _, reason, _ in whole}) == 2  # the test sees both
+
+
+def test_a_checkpoint_of_a_late_collapse_is_not_healthy():
+    guard = GuardCallback(GuardThresholds(window=8, max_degenerate=0.5))
+    for _ in range(6):
+        guard.observe([GOOD])
+    assert guard.doubt is None
+    for _ in range(2):
+        guard.observe([HACKED])
+    assert guard.reason is None
+    assert guard.doubt is not None
+
+
+HACKED_COLLAPSED_RUNS = "a blue and blue blue blue and yellow blue"
+EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+BEST = {**EVERY_STEP, **SAMPLED, "load_best_model_at_end": True, "learning_rate": 0.01, "generation_num_beams": 1}
+QUERY = "text_decoder.bert.encoder.layer.0.attention.self.query.weight"
+
+
+def evaluated(folder, scenes, recalls, hacked=(), *, samples_hacked=(), resume=False, **arguments):
+    """A run with a given R@1 after each step, in which captions of evaluations or of rollouts are hacked."""
+    settings = {**BEST, "max_steps": len(recalls), "guard": "warn", **arguments}
+    trainer = build(
+        folder,
+        scenes["train"],
+        eval_dataset=scenes["validation"],
+        guard_thresholds=GuardThresholds(window=2),
+        **settings,
+    )
+    generate, describe = trainer._generate, trainer._describe
+    roll_out = trainer.rollouts.generate
+
+    def generate_or_hack(dataset, **overrides):
+        if trainer.state.global_step in hacked:
+            return GeneratedCaptions([HACKED_COLLAPSED_RUNS] * len(dataset), [True] * len(dataset))
+        return generate(dataset, **overrides)
+
+    def describe_as_given(dataset, captions):
+        metrics, ranks = describe(dataset, captions)
+        return metrics | {"recall_at_1": recalls[trainer.state.global_step - 1]}, ranks
+
+    def roll_out_or_hack(images, **overrides):
+        completions = roll_out(images, **overrides)
+        if trainer.state.global_step + 1 in samples_hacked:
+            completions.captions = [HACKED_COLLAPSED_RUNS] * len(completions.captions)
+        return completions
+
+    trainer._generate, trainer._describe = generate_or_hack, describe_as_given
+    trainer.rollouts.generate = roll_out_or_hack
+    trainer.train(resume_from_checkpoint=resume or None)
+    return trainer
+
+
+def has_weights_of(trainer, folder):
+    return torch.equal(trainer.model.state_dict()[QUERY], load_file(folder / "model.safetensors")[QUERY])
+
+
+def test_an_accepted_checkpoint_is_selected_although_a_collapsed_one_has_a_higher_recall(tmp_path, scenes, capsys):
+    trainer = evaluated(tmp_path, scenes, [0.2, 0.9, 0.4, 0.3], hacked=[2])
+    assert has_weights_of(trainer, tmp_path / "checkpoint-3")
+    assert not has_weights_of(trainer, tmp_path / "checkpoint-2")
+    selection = trainer.selection
+    assert (selection["step"], selection["value"], selection["evaluations"]) == (3, 0.4, 3)
+    assert trainer.collapsed is None
+    # The samples of all steps were fine: the greedy captions of the evaluation decided.
+    assert selection["guard"]["trips"] == []
+    (refused,) = selection["guard"]["refused"]
+    assert refused["step"] == 2
+    assert refused["reason"].startswith("In 12 evaluated captions the share of degenerate captions was 1, above")
+    assert HACKED_COLLAPSED_RUNS in refused["reason"]
+    assert "Selected checkpoint-3: eval_recall_at_1 = 0.4, the highest of 3 evaluations" in capsys.readouterr().out
+    assert selection_lines(selection)[1].startswith("Step 2: the guard refused the evaluation. In 12 evaluated")
+    evaluations = {e["step"]: e for e in trainer.state.log_history if "eval_degenerate" in e}
+    assert {step: e["eval_degenerate"] for step, e in evaluations.items()} == {1: 0.0, 2: 1.0, 3: 0.0, 4: 0.0}
+    assert all(0 <= e["eval_clipped_ratio"] <= 1 for e in evaluations.values())
+    trainer.save_model()
+    assert json.loads((tmp_path / SELECTION_FILE).read_text())["guard"]["refused"] == [refused]
+
+
+def test_a_refused_evaluation_is_not_a_tie(tmp_path, scenes):
+    trainer = evaluated(tmp_path, scenes, [0.4, 0.4, 0.1], hacked=[2])
+    assert (trainer.selection["step"], trainer.selection["ties"]) == (1, [])
+
+
+def test_without_a_guard_the_highest_recall_is_selected(tmp_path, scenes):
+    trainer = evaluated(tmp_path, scenes, [0.2, 0.9, 0.4], hacked=[2], guard="off")
+    assert trainer.selection["step"] == 2
+    assert "guard" not in trainer.selection
+    assert trainer.collapsed is None
+
+
+def test_no_checkpoint_is_selected_while_the_samples_are_hacked(tmp_path, scenes):
+    """Beam search may hide for some steps what the samples already show."""
+    trainer = evaluated(tmp_path, scenes, [0.2, 0.3, 0.9, 0.8], samples_hacked=[3, 4])
+    assert trainer.selection["step"] == 2
+    assert [entry["step"] for entry in trainer.selection["guard"]["refused"]] == [3, 4]
+    assert [(trip["step"], trip["action"]) for trip in trainer.selection["guard"]["trips"]] == [(3, "warn")]
+
+
+def test_if_every_evaluation_is_refused_the_trainer_says_that_the_model_has_collapsed(tmp_path, scenes, caplog):
+    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
+        trainer = evaluated(tmp_path, scenes, [0.2, 0.9], hacked=[1, 2])
+    assert has_weights_of(trainer, tmp_path / "checkpoint-2")
+    assert trainer.selection["step"] is None
+    assert trainer.selection["kept_instead"] == (
+        "the guard refused 2 evaluations and accepted none, and the weights of step 2 are kept"
+    )
+    assert trainer.collapsed == trainer.selection["collapsed"]
+    assert "degenerate captions was 1" in trainer.collapsed
+    assert "The captions have collapsed. Do not use this model." in caplog.text
+    # The next training of this trainer is judged anew.
+    trainer._generate = lambda data, **_: GeneratedCaptions(["a cat"] * len(data), [True] * len(data))
+    trainer.train()
+    assert trainer.collapsed is None
+    assert trainer.selection["guard"]["refused"] == []
+
+
+def test_after_a_rollback_the_best_accepted_checkpoint_is_loaded(tmp_path, scenes):
+    trainer = evaluated(tmp_path, scenes, [0.9, 0.5, 0.1, 0.1], samples_hacked=[3, 4], guard="rollback")
+    assert trainer.state.global_step == 3
+    (trip,) = trainer.selection["guard"]["trips"]
+    assert (trip["step"], trip["action"], trip["rolled_back_to"]) == (3, "rollback", "checkpoint-2")
+    assert trainer.selection["step"] == 1
+    assert "kept_instead" not in trainer.selection
+    assert has_weights_of(trainer, tmp_path / "checkpoint-1")
+    # At step 3 the policy is that of step 2 again: there is nothing to evaluate or save.
+    assert [e["step"] for e in trainer.state.log_history if "eval_recall_at_1" in e] == [1, 2]
+    assert not (tmp_path / "checkpoint-3").exists()
+    assert "The weights were rolled back to checkpoint-2." in selection_lines(trainer.selection)[1]
+
+
+def test_a_refused_checkpoint_is_not_rolled_back_to(tmp_path, scenes):
+    trainer = evaluated(tmp_path, scenes, [0.9, 0.5, 0.1, 0.1], hacked=[2], samples_hacked=[3, 4], guard="rollback")
+    assert trainer.selection["guard"]["trips"][0]["rolled_back_to"] == "checkpoint-1"
+
+
+def test_a_stopped_run_without_selection_says_that_its_weights_have_collapsed(tmp_path, scenes):
+    settings = {"guard": "stop", "load_best_model_at_end": False}
+    trainer = evaluated(tmp_path, scenes, [0.2, 0.3, 0.9, 0.8], samples_hacked=[3, 4], **settings)
+    assert trainer.state.global_step == 3
+    assert trainer.collapsed is not None
+    assert trainer.selection["kept_instead"] == "load_best_model_at_end is False, and the weights of step 3 are kept"
+    assert "Training stopped." in selection_lines(trainer.selection)[1]
+    rolled = evaluated(tmp_path / "b", scenes, [0.2, 0.3, 0.9], samples_hacked=[3], **settings | {"guard": "rollback"})
+    assert rolled.collapsed is None
+    assert (
+        rolled.selection["kept_instead"]
+        == "load_best_model_at_end is False, and the guard rolled back to checkpoint-2"
+    )
+
+
+def test_a_resumed_run_knows_its_refused_evaluations_and_trips(tmp_path, scenes):
+    evaluated(tmp_path, scenes, [0.4, 0.9, 0.3], hacked=[2], samples_hacked=[2])
+    state = json.loads((tmp_path / "checkpoint-3" / STATE_FILE).read_text())["guard"]
+    assert [entry["step"] for entry in state["refused"]] == [2, 3]
+    assert [entry["step"] for entry in state["trips"]] == [2]
+    trainer = evaluated(tmp_path, scenes, [0.0, 0.0, 0.0, 0.2, 0.5], resume=True)
+    assert trainer.selection["step"] == 5
+    assert trainer.selection["guard"]["refused"][:2] == state["refused"]
+    assert trainer.selection["guard"]["trips"] == state["trips"]
+
+
+def test_a_stopped_run_that_is_resumed_stops_again(tmp_path, scenes):
+    settings = {"samples_hacked": [2, 3, 4, 5], "guard": "stop"}
+    assert evaluated(tmp_path, scenes, [0.2] * 5, **settings).state.global_step == 2
+    resumed = evaluated(tmp_path, scenes, [0.2] * 5, resume=True, **settings)
+    assert resumed.state.global_step == 3
+    assert [trip["step"] for trip in resumed.guard.trips] == [2, 3]
+    assert resumed.selection["step"] == 1
+
+
+def test_a_policy_that_a_reward_makes_repeat_itself_is_not_delivered(tmp_path, scenes, scorer):
+    def repeated_words(completions):
+        return [float(len(text.split()) - len(set(text.split()))) for text in completions]
+
+    settings = {"num_generations": 4, "baseline": "leave_one_out", "max_completion_length": 12}
+    settings |= {
+        "cache_image_features": True,
+        "feature_cache_dir": str(tmp_path / "cache"),
+        "freeze_vision_tower": True,
+    }
+    settings |= {"learning_rate": 1e-3, "max_steps": 10, "per_device_train_batch_size": 16, "guard": "warn"}
+    settings |= {"generation_num_beams": 2, "generation_max_new_tokens": 30, "load_best_model_at_end": True}
+    settings |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True, **EVERY_STEP}
+    trainer = CaptionRLTrainer(
+        captioner(),
+        [repeated_words],
+        CaptionRLConfig(str(tmp_path / "out"), **settings),
+        scenes["train"],
+        scenes["validation"],
+        scorer=scorer,
+    )
+    trainer.train()
+    collapsed = [e["step"] for e in trainer.state.log_history if e.get("eval_degenerate", 0) > 0.5]
+    assert collapsed[-1] == 10  # without the guard, this would be the last policy
+    refused = [entry["step"] for entry in trainer.selection["guard"]["refused"]]
+    assert set(collapsed) <= set(refused)
+    assert trainer.selection["step"] not in refused
+    assert trainer.collapsed is None
+    written = trainer._generate(scenes["validation"])
+    assert trainer.guard.reason_against(written.captions, torch.tensor(written.ended)) is None
+
+
+# Which scorer selects
+
+
+def test_the_reward_scorer_selects_and_not_the_held_out_one(tmp_path, scenes, scorer, held_out_scorer):
+    both = {"scorer": scorer, "held_out_scorer": held_out_scorer, "guard": "warn"}
+    trainer = build(tmp_path, scenes["train"], eval_dataset=scenes["validation"], **both, **BEST)
+    assert trainer.args.metric_for_best_model == "reward_recall_at_1"
+    assert trainer.args.greater_is_better
+    found = trainer.evaluate(scenes["validation"])
+    captions = trainer.generate_captions(scenes["validation"])
+    for name, used in (("reward_recall_at_1", scorer), ("recall_at_1", held_out_scorer)):
+        images = trainer.scorer_image_features(used, trainer._rows_of(scenes["validation"]))
+        expected = self_retrieval(torch.as_tensor(used.text_features(captions)), images)["recall_at_1"]
+        assert found[f"eval_{name}"] == pytest.approx(float(expected))
+    assert "eval_reward_rd100_recall_at_1" not in found  # 12 images
+
+
+def test_a_metric_that_is_named_stays(tmp_path, scenes, scorer, held_out_scorer):
+    both = {"scorer": scorer, "held_out_scorer": held_out_scorer}
+    trainer = build(
+        tmp_path, scenes["train"], eval_dataset=scenes["validation"], **both, metric_for_best_model="length", **BEST
+    )
+    assert trainer.args.metric_for_best_model == "length"
+
+
+def test_a_single_scorer_selects_by_its_recall(tmp_path, scenes, scorer):
+    trainer = build(tmp_path, scenes["train"], eval_dataset=scenes["validation"], scorer=scorer, **BEST)
+    assert trainer.args.metric_for_best_model == "recall_at_1"
+    assert "eval_reward_recall_at_1" not in trainer.evaluate(scenes["validation"])
+    config = CaptionRLConfig(str(tmp_path), use_cpu=True, **{k: v for k, v in BEST.items() if k != "learning_rate"})
+    with pytest.raises(ValueError, match=r"recall_at_1.*scorer"):
+        CaptionRLTrainer(captioner(), "cider", config, scenes["train"], scenes["validation"])
+
+
+def test_the_guard_accepts_ordinary_captions(tmp_path, scenes):
+    guard = build(tmp_path, scenes["train"], guard="warn", **SAMPLED).guard
+    good = ["a cat on a bed", "two dogs", ""]
+    assert guard.reason_against(good) is None
+    assert guard.reason_against([]) is None
+    assert "share of truncated captions was 0.333" in guard.reason_against(good, torch.tensor([True, False, True]))
+    long = " ".join(f"word{number}" for number in range(60))
+    assert "length in words was" in guard.reason_against([long])
+    assert f"for example {long!r}" in guard.reason_against([long, "a cat"] * 2)
