@@ -2,10 +2,10 @@
 
 import csv
 import functools
+import itertools
 import json
 import logging
 import os
-import shutil
 
 import datasets
 import pytest
@@ -77,20 +77,6 @@ def test_csv_and_parquet_metadata(tmp_path):
     assert pixels(ds, 0) == of_png(1)
 
 
-@pytest.mark.parametrize(
-    ("line", "number"), [("1.png,a dog, running\n", 5), ("1.png\n", 5), ('1.png,"a\ndog",3\n', 6)]
-)
-def test_a_csv_row_of_another_length_is_refused(tmp_path, line, number):
-    """An unquoted comma would truncate a caption, and a missing field would be an empty caption."""
-    folder = make_folder(tmp_path / "a", 2)
-    (folder / "metadata.jsonl").unlink()
-    (folder / "metadata.csv").write_text('file_name,caption\n\n0.png,"a cat,\nasleep"\n' + line)
-    with pytest.raises(
-        ValueError, match=rf"^Line {number} of .*metadata.csv has [13] fields.* (into quotes|for each empty field)"
-    ):
-        load_captions("imagefolder", data_dir=folder)
-
-
 def test_split_folders_keep_their_splits(tmp_path):
     for name, count in (("train", 6), ("val", 2), ("test", 3)):
         make_folder(tmp_path / name, count)
@@ -120,61 +106,6 @@ def test_values_of_mixed_types_reach_the_check(tmp_path):
     assert report.counts("caption") == {"caption_not_text": 3}
     assert len(good) == 14
     assert good["captions"][1] == ["good"]
-
-
-def test_error_for_missing_columns_names_the_columns_and_the_argument(tmp_path):
-    folder = make_folder(tmp_path, 3, column="beschreibung")
-    with pytest.raises(ValueError, match=r"no column 'captions'.*\['beschreibung', 'file_name'\].*Set caption_column"):
-        load_captions("imagefolder", data_dir=folder)
-    ds = load_captions("imagefolder", data_dir=folder, caption_column="beschreibung", split_fractions=ALL)
-    assert ds[0]["captions"] == captions(0)
-    with pytest.raises(ValueError, match=r"no column 'photo'.*Set image_column"):
-        load_captions("imagefolder", data_dir=folder, image_column="photo", caption_column="beschreibung")
-    with pytest.raises(ValueError, match=r"no column 'nr'.*Set image_id_column"):
-        load_captions("imagefolder", data_dir=folder, image_id_column="nr", caption_column="beschreibung")
-    make_folder(tmp_path, 3, column="text", rows={1: {"caption": "x"}})
-    with pytest.raises(ValueError, match=r"caption_column could be any of \['caption', 'text'\]"):
-        load_captions("imagefolder", data_dir=folder)
-    make_folder(tmp_path, 3, column="captions", rows={n: {"captions": n} for n in range(3)})
-    with pytest.raises(ValueError, match=r"no text; the columns.*Set caption_column"):
-        load_captions("imagefolder", data_dir=folder)
-
-
-NAMED = '{"file_name": "a.jpg", "captions": ["x"]}\n'
-
-
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        (None, r"has no metadata.jsonl.*\['a.jpg'\].*\"file_name\""),
-        (NAMED + '{"file_name": "b.j', r"Line 2 of .*metadata.jsonl is not valid JSON"),
-        ("[1]\n", r"Line 1 .* holds a list"),
-        ("\n", "holds no rows"),
-        (b'{"file_name": "\xff"}', "is not UTF-8"),
-    ],
-)
-def test_bad_folders_are_refused(tmp_path, metadata, message):
-    (tmp_path / "a.jpg").touch()
-    if metadata is not None:
-        (tmp_path / "metadata.jsonl").write_bytes(metadata if isinstance(metadata, bytes) else metadata.encode())
-    with pytest.raises(ValueError, match=message):
-        load_captions("imagefolder", data_dir=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("imagefolder", {}, "data_dir"),
-        ("imagefolder", {"data_dir": "nowhere"}, "data_dir"),
-        ("imagefolder", {"data_dir": ".", "image_root": "nowhere"}, "image_root"),
-        ("gone.parquet", {}, "not a file"),
-        ("nocaps", {}, "data_dir"),
-    ],
-)
-def test_places_that_do_not_exist_are_refused(tmp_path, monkeypatch, name, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        load_captions(name, **arguments)
 
 
 # --- Karpathy ---
@@ -223,28 +154,6 @@ def test_karpathy_without_filepath_and_cocoid_as_flickr30k(tmp_path):
     ds = load_captions(str(path), image_root=tmp_path / "images", split="test")
     assert ds["image_id"][:] == ["3", "7"]
     assert pixels(ds, 1) == of_png(7)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (karpathy(n1={"split": "holdout"}), r"splits \['holdout'\]"),
-        ({"images": [{"file_name": "a.jpg", "id": 1}], "annotations": []}, "no entry of `images` has `sentences`"),
-        ({"info": {}, "data": []}, r"keys \['data', 'info'\]"),
-        ("{broken", "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
-        ("[1, 2]", "list of objects"),
-    ],
-    ids=range(6),
-)
-def test_other_json_is_refused(tmp_path, content, message):
-    path = tmp_path / "d.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(ValueError, match=message):
-        load_captions(str(path), image_root=tmp_path)
-    path.write_text(json.dumps(karpathy()))
-    with pytest.raises(ValueError, match="Set image_root"):
-        load_captions(str(path))
 
 
 # --- tables ---
@@ -336,12 +245,6 @@ def test_file_name_is_not_a_pattern(tmp_path):
     assert found["captions"][:] == [["run[1].parquet"]]
 
 
-def test_unknown_hub_data_set_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"'nobody/nothing' could not be loaded.*'imagefolder' with data_dir"):
-        load_captions("nobody/nothing")
-
-
 def test_code_of_a_data_set_is_never_run(tmp_path):
     folder = tmp_path / "evil"
     folder.mkdir()
@@ -359,8 +262,6 @@ def test_detailed_captions_of_the_scenes(monkeypatch):
         assert full[name]["captions"] == [[text] for text in plain[name]["full_caption"]]
         assert full[name].features == plain[name].features
         assert full[name]["image_id"] == plain[name]["image_id"]
-    with pytest.raises(ValueError, match="caption_column is 'caption'"):
-        load_caption_splits("scenes", caption_column="caption")
 
 
 def test_domains_of_the_scenes_are_configurations(monkeypatch):
@@ -374,12 +275,14 @@ def test_domains_of_the_scenes_are_configurations(monkeypatch):
     assert plain["captions"] != other["captions"]
     assert other["captions"] == small(annotators="alt_text")["train"]["captions"]
     assert shapes["captions"] == small("shapes")["train"]["captions"]
-    with pytest.raises(
-        ValueError, match=r"dataset_config is 'shape', but 'scenes' has \['alt_text', 'captions', 'shapes'\]"
+    for name, arguments in (
+        ("scenes", {"dataset_config": "shape"}),
+        ("moving_scenes", {"dataset_config": "shapes", "num_frames": 4}),
+        ("scenes", {"num_frames": 2}),
+        ("scenes", {"caption_column": "caption"}),
     ):
-        load_caption_splits("scenes", dataset_config="shape")
-    with pytest.raises(ValueError, match="'moving_scenes' has only captions"):
-        load_caption_splits("moving_scenes", dataset_config="shapes", num_frames=4)
+        with pytest.raises(ValueError, match=next(iter(arguments))):
+            load_caption_splits(name, **arguments)
 
 
 def test_scenes_are_the_default_data(monkeypatch):
@@ -429,30 +332,18 @@ def test_folder_without_metadata_is_loaded_with_subfolders(tmp_path):
         assert open_image(undecoded(ds)[1]["image"]).tobytes() == open_image(png(2)).tobytes()
     checked, report = check_captions(ds, require_captions=False)
     assert (len(checked), report.entries) == (5, ())
-    with pytest.raises(ValueError, match=r"has no metadata.jsonl.*its 5 images have no captions"):
-        load_captions("imagefolder", data_dir=folder)
 
 
 def test_every_format_that_can_be_opened_is_found(tmp_path):
     """Files in every format that Pillow writes."""
-    written = []
-    for suffix, kind in [
-        *[(".jpg", "JPEG"), (".jfif", "JPEG"), (".png", "PNG"), (".webp", "WEBP"), (".gif", "GIF"), (".bmp", "BMP")],
-        *[
-            (".tif", "TIFF"),
-            (".tiff", "TIFF"),
-            (".ppm", "PPM"),
-            (".tga", "TGA"),
-            (".jp2", "JPEG2000"),
-            (".dib", "DIB"),
-        ],
-    ]:
+    kinds = {".jpg": "JPEG", ".jfif": "JPEG", ".jp2": "JPEG2000", ".tif": "TIFF"}
+    suffixes = [*kinds, ".png", ".webp", ".gif", ".bmp", ".tiff", ".ppm", ".tga", ".dib"]
+    for suffix in suffixes:
+        kind = kinds.get(suffix, suffix[1:].upper())
         Image.new("RGB", (16, 12), (200, 90, 20)).save(tmp_path / f"x{suffix}", kind)
-        written.append(f"x{suffix}")
     ds = load(tmp_path)
-    assert ds["image_id"][:] == sorted(written)
-    for row in undecoded(ds):
-        assert open_image(row["image"]).size == (16, 12)
+    assert ds["image_id"][:] == sorted(f"x{suffix}" for suffix in suffixes)
+    assert all(open_image(row["image"]).size == (16, 12) for row in undecoded(ds))
     assert not {".eps", ".txt", ".mp4", ".pdf", ".ico", ".heic", ""} & image_suffixes()
 
 
@@ -505,17 +396,6 @@ def test_links_that_leave_the_folder_are_refused(tmp_path, caplog):
     (folder / "gone.png").symlink_to(folder / "nowhere.png")
     _, report = check_captions(load(folder), require_captions=False, max_bad_fraction=0.5)
     assert [(entry.image_id, entry.reason) for entry in report.entries] == [("gone.png", "image_not_found")]
-
-
-def test_folders_without_images(tmp_path):
-    for require in (True, False):
-        with pytest.raises(ValueError, match=r"no images .*it has nothing"):
-            load_captions("imagefolder", data_dir=tmp_path, require_captions=require)
-    (tmp_path / "a.heic").touch()
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "b.txt").touch()
-    with pytest.raises(ValueError, match=r"no images .*'a.heic', 'sub'.*2 other files \(1 .heic, 1 .txt\)"):
-        load(tmp_path)
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, caplog, monkeypatch):
@@ -583,17 +463,8 @@ def test_split_folder_without_metadata_is_reported(tmp_path, caplog):
     assert "2 of 5 images are not named by any row of train/metadata.jsonl" in caplog.text
 
 
-def test_second_metadata_file_is_refused_or_reported(tmp_path, caplog):
+def test_second_metadata_file_is_reported(tmp_path, caplog):
     folder = make_folder(tmp_path / "p", 2)
-    (folder / "metadata.csv").write_text("file_name,caption\n0.png,other\n")
-    for require in (True, False):
-        with pytest.raises(ValueError, match=r"has metadata.jsonl and metadata.csv, and only one can be read"):
-            load_captions("imagefolder", data_dir=folder, require_captions=require)
-    (folder / "metadata.csv").unlink()
-    make_folder(folder / "train", 2)
-    with pytest.raises(ValueError, match=r"has metadata.jsonl and train/metadata.jsonl"):
-        load_captions("imagefolder", data_dir=folder)
-    shutil.rmtree(folder / "train")
     make_folder(folder / "2024", 2)
     with caplog.at_level(logging.WARNING):
         assert len(load_captions("imagefolder", data_dir=folder, split="all")) == 2
@@ -605,16 +476,7 @@ def test_second_metadata_file_is_refused_or_reported(tmp_path, caplog):
     assert "2024/metadata.jsonl is not read" in caplog.text
 
 
-def test_metadata_without_captions_is_accepted_for_captioning(tmp_path):
-    folder = make_folder(tmp_path, 3, column="date")
-    with pytest.raises(ValueError, match="no column 'captions'"):
-        load_captions("imagefolder", data_dir=folder)
-    ds = load(folder)
-    assert ds["captions"][:] == [[]] * 3
-    assert ds["image_id"][:] == ["0.png", "1.png", "2.png"]
-
-
-NAME = "hf://datasets/me/photos@v1/data/train-*.parquet"
+HUB = "hf://datasets/me/photos@v1/data/train-*.parquet"
 
 
 def test_hub_files_are_read_like_a_local_file(tmp_path, monkeypatch):
@@ -628,19 +490,89 @@ def test_hub_files_are_read_like_a_local_file(tmp_path, monkeypatch):
 
     local = load_captions(str(tmp_path / "a.parquet"), split="all")
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    found = load_captions(NAME, split="all")
-    assert asked == [("parquet", NAME)]
+    found = load_captions(HUB, split="all")
+    assert asked == [("parquet", HUB)]
     assert found["captions"][:] == local["captions"][:] == rows["captions"][:]
     assert undecoded(found)["image"][:] == undecoded(local)["image"][:]
 
 
+FOLDER = {"data_dir": "."}
+ROW = '{"file_name": "a.jpg", "captions": ["x"]}\n'
+KARPATHY = json.dumps(karpathy())
+JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption": "z"}\n'
+
+
 @pytest.mark.parametrize(
-    ("name", "more", "message"),
+    ("name", "files", "arguments", "named"),
     [
-        ("hf://datasets/me/photos", {}, "hf:// needs files that end in .parquet"),
-        (NAME, {"revision": "v2"}, "files on the Hub name their revision: hf://datasets/OWNER/NAME@v2/"),
+        ("imagefolder", {}, {}, "data_dir"),
+        ("imagefolder", {}, FOLDER | {"data_dir": "nowhere"}, "data_dir"),
+        ("imagefolder", {}, FOLDER | {"image_root": "nowhere"}, "image_root"),
+        ("imagefolder", {}, FOLDER, "it has nothing"),
+        ("imagefolder", {"a.heic": "", "sub/b.txt": ""}, FOLDER, r"2 other files \(1 .heic, 1 .txt\)"),
+        ("imagefolder", {"a.jpg": ""}, FOLDER, r"no metadata.jsonl.*its 1 images have no captions"),
+        ("imagefolder", {"metadata.jsonl": ROW + '{"file_name": "b.j'}, FOLDER, "Line 2"),
+        ("imagefolder", {"metadata.jsonl": "[1]\n"}, FOLDER, "not an object"),
+        ("imagefolder", {"metadata.jsonl": "\n"}, FOLDER, "no rows"),
+        ("imagefolder", {"metadata.jsonl": '{"file_name": "\xff"}'}, FOLDER, "UTF-8"),
+        ("imagefolder", {"metadata.jsonl": JSON_LINES}, FOLDER, "Line 2 .*'caption' twice"),
+        ("imagefolder", {"metadata.jsonl": ROW, "metadata.csv": ""}, FOLDER, "only one can be read"),
+        ("imagefolder", {"metadata.jsonl": ROW, "train/metadata.jsonl": ROW}, FOLDER, "only one can be read"),
+        ("imagefolder", {"metadata.jsonl": '{"file_name": "a", "x": "y"}'}, FOLDER, "'captions'.*caption_column"),
+        ("imagefolder", {"metadata.jsonl": '{"file_name": "a", "text": "", "caption": ""}'}, FOLDER, "caption_column"),
+        ("imagefolder", {"metadata.jsonl": '{"file_name": "a", "captions": 1}'}, FOLDER, "no text.*caption_column"),
+        ("imagefolder", {"metadata.jsonl": ROW}, FOLDER | {"image_column": "photo"}, "image_column"),
+        ("imagefolder", {"metadata.jsonl": ROW}, FOLDER | {"image_id_column": "nr"}, "image_id_column"),
+        # An unquoted comma would truncate a caption, and a missing field would be an empty caption.
+        (
+            "imagefolder",
+            {"metadata.csv": 'file_name,text\n\n0.png,"a,\nb"\n1.png,c, d\n'},
+            FOLDER,
+            "Line 5 .* 3 fields",
+        ),
+        ("imagefolder", {"metadata.csv": "file_name,text\n1.png\n"}, FOLDER, "Line 2 .* 1 fields"),
+        ("imagefolder", {"metadata.csv": "file_name,split,split\na,b,c\n"}, FOLDER, "several columns 'split'"),
+        ("imagefolder", {"metadata.csv": "file_name,text,\na,x,\nb,y,lost\n"}, FOLDER, "Line 3 .* 'lost'"),
+        # The next quote would close it and join two rows.
+        (
+            "imagefolder",
+            {"metadata.csv": 'file_name,text\na,"a dog\nb,"a cat"\nc,y\n'},
+            FOLDER,
+            "begins in line 2 .*quote",
+        ),
+        (
+            "imagefolder",
+            {"metadata.csv": 'file_name,text\na,"two\nlines"\nb,"a "big" cat"\n'},
+            FOLDER,
+            "in line 4 .*quote",
+        ),
+        ("imagefolder", {"metadata.csv": 'file_name,text\na,x\nb,"a cat\n'}, FOLDER, "begins in line 3 .*quote"),
+        ("imagefolder", {"metadata.csv": 'file_name,"text\na,x\n'}, FOLDER, "begins in line 1 .*quote"),
+        ("gone.parquet", {}, {}, "not a file"),
+        ("nocaps", {}, {}, "data_dir"),
+        ("nobody/nothing", {}, {}, "could not be loaded"),
+        ("d.json", {"d.json": json.dumps(karpathy(n1={"split": "holdout"}))}, {"image_root": "."}, r"\['holdout'\]"),
+        ("d.json", {"d.json": '{"images": [{"file_name": "a.jpg"}]}'}, {"image_root": "."}, "`sentences`"),
+        ("d.json", {"d.json": '{"info": {}, "data": []}'}, {"image_root": "."}, r"\['data', 'info'\]"),
+        ("d.json", {"d.json": "{broken"}, {}, "not valid JSON"),
+        ("d.json", {"d.json": "[" * 100_000}, {}, "not valid JSON"),
+        ("d.json", {"d.json": "[1, 2]"}, {}, "list of objects"),
+        ("d.json", {"d.json": KARPATHY}, {}, "image_root"),
+        ("hf://datasets/me/photos", {}, {}, "hf:// needs files that end in .parquet"),
+        (HUB, {}, {"revision": "v2"}, "name their revision"),
     ],
+    ids=itertools.count(),
 )
-def test_other_hub_names_are_refused(name, more, message):
-    with pytest.raises(ValueError, match=message):
-        load_captions(name, split="all", **more)
+def test_bad_sources_are_refused(tmp_path, monkeypatch, name, files, arguments, named):
+    monkeypatch.chdir(tmp_path)
+    for path, content in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(content.encode("latin-1"))
+    with pytest.raises((ValueError, FileNotFoundError), match=named):
+        load_captions(name, **arguments)
+
+
+def test_metadata_without_captions_is_accepted_for_captioning(tmp_path):
+    ds = load(make_folder(tmp_path, 3, column="date"))
+    assert ds["captions"][:] == [[]] * 3
+    assert ds["image_id"][:] == ["0.png", "1.png", "2.png"]
