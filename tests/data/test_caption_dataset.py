@@ -21,13 +21,13 @@ from hf_captionrl.data import (
     CaptionCollator,
     CaptionDataset,
     ImageError,
-    draw_caption,
     evaluation_rows,
     load_caption_splits,
     load_captions,
     open_image,
     training_rows,
 )
+from hf_captionrl.data.caption_dataset import draw_caption
 from hf_captionrl.data.columns import undecoded
 from tests.data.photos import captions, embedded, make_folder, png
 

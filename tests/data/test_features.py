@@ -27,13 +27,12 @@ from hf_captionrl.data import (
     open_image,
     pool_frames,
     sample_frames,
-    video_hash,
 )
 from hf_captionrl.data import features as module
 from hf_captionrl.data.columns import replace_column, undecoded
 from hf_captionrl.data.features import file_hashes, in_threads, keys_of, source_key, source_keys
 from hf_captionrl.data.quarantine import QuarantineError
-from hf_captionrl.data.video import VIDEO_FRAMES
+from hf_captionrl.data.video import VIDEO_FRAMES, video_hash
 from hf_captionrl.retrieval import FeatureCache
 from tests.data.films import COLOURS, make_tgif, middles
 from tests.data.photos import embedded, png

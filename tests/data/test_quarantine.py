@@ -11,8 +11,6 @@ from PIL import Image
 from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.data import (
-    CAPTION_REMEDIES,
-    IMAGE_REMEDIES,
     QuarantineError,
     check_captions,
     load_caption_splits,
@@ -20,6 +18,8 @@ from hf_captionrl.data import (
     open_image,
     quarantine,
 )
+from hf_captionrl.data.columns import CAPTION_REMEDIES
+from hf_captionrl.data.images import IMAGE_REMEDIES
 from hf_captionrl.data.options import DatasetOptions, load_split
 from tests.data.photos import captions, embedded, make_folder, png
 

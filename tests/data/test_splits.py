@@ -7,9 +7,9 @@ import shutil
 import datasets
 import pytest
 
-from hf_captionrl.data import choose_split, hash_split, load_caption_splits, load_captions
+from hf_captionrl.data import choose_split, load_caption_splits, load_captions
 from hf_captionrl.data.columns import replace_column, with_split
-from hf_captionrl.data.loading import parse_split
+from hf_captionrl.data.loading import hash_split, parse_split
 from tests.data.photos import embedded, make_folder, png
 
 ALL = (1, 0, 0)  # no split is divided off train
