@@ -128,9 +128,8 @@ class BagCurriculumSampler(Sampler[list[int]]):
     def _check_size(self, size: int) -> None:
         if self.batch_size // size < self.num_processes:
             raise ValueError(
-                f"A batch of {self.batch_size} holds {self.batch_size // size} bags of {size} for {self.num_processes} "
-                f"process(es), and bags stay whole. Raise batch_size to {size * self.num_processes}, or choose a schedule "
-                "with smaller bags."
+                f"A bag of {size} is larger than the batch of {self.batch_size} shared by {self.num_processes} process(es). "
+                f"Raise batch_size to {size * self.num_processes}, or choose a schedule with smaller bags."
             )
         # Only the nearest are used, however many are ranked.
         width = size - 1 if self._neighbours is None else self._neighbours.shape[1]
@@ -207,8 +206,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         for name, value in self._settings().items():
             if state.get(name) != value:
                 raise ValueError(
-                    f"The saved sampler has {name} {state.get(name)!r} and this one {value!r}, so its batches would be "
-                    "different. Use the saved value, or start again."
+                    f"The saved sampler has {name} {state.get(name)!r} and this one {value!r}. Use the saved value."
                 )
         self._raised = [int(epoch) for epoch in state["raised"]]
         self.set_epoch(int(state["epoch"]))

@@ -119,13 +119,12 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         needed = {"image_id", "captions"} | (set() if by_row else {"image"})
         if missing := sorted(needed - set(ds.column_names)):
             raise ValueError(
-                f"The data set lacks the columns {missing}; it has {ds.column_names}. Load it with load_captions, "
-                "which takes image_column, caption_column and image_id_column."
+                f"The data set lacks the columns {missing}; it has {ds.column_names}. Load it with load_captions."
             )
         if image_features is None and frames_of(ds):
             raise ValueError(
-                "The data set holds videos, and a captioner needs the features of their frames. Pass image_features of "
-                "cached_features; trainers do so with freeze_vision_tower=True and cache_image_features=True."
+                "The data set holds videos. Pass image_features of cached_features; for trainers set "
+                "freeze_vision_tower=True and cache_image_features=True."
             )
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other: each determines the image. Pass one of them.")
@@ -228,8 +227,7 @@ class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
             where = f"{self._name}: row {number} (image_id {image_id!r})"
             if isinstance(row[self._image], str):
                 raise ValueError(
-                    f"{where} holds text as its image, but paths need an image_root, which streams do not have. Load the "
-                    "rows with load_captions and image_root, or cast the column to datasets.Image."
+                    f"{where} holds text as its image, and streams have no image_root. Cast the column to datasets.Image."
                 )
             captions = [text for text in to_caption_list(row[self._captions]) if text]
             if not captions:
@@ -270,8 +268,8 @@ class CaptionCollator:
             shapes = sorted({tuple(feature.shape) for feature in features})
             if len(features) != len(items) or len(shapes) > 1:
                 raise ValueError(
-                    f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs them "
-                    "for all, of one shape. Use one CaptionDataset and one image processor for the whole run."
+                    f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs one shape. "
+                    "Use one CaptionDataset and one image processor for the whole run."
                 )
             stacked = torch.stack(features)
             return self.captioner.collate(None, captions, image_features=stacked, max_length=self.max_length)
@@ -316,15 +314,15 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
         is_repeated = np.bincount(RowLookup(ids).first_rows()) > 1
         if is_repeated.any():
             raise ValueError(
-                f"image_id {ids[int(is_repeated.argmax())]!r} occurs in several rows of the training data, and {whole_set_for}: "
-                "an image would be its own distractor. Use load_captions, which joins such rows."
+                f"image_id {ids[int(is_repeated.argmax())]!r} occurs in several rows of the training data, and {whole_set_for}. "
+                "Use load_captions, which joins such rows."
             )
     elif rows._fingerprint not in _checked:
         # Otherwise they would stop training in the middle of an epoch.
         for row, texts in enumerate(caption_column(rows)):
             if not texts or not all(isinstance(text, str) and clean_caption(text) for text in texts):
                 raise ValueError(
-                    f"train_dataset: row {row} (image_id {id_column(rows)[row]!r}) has no caption or an empty one: "
+                    f"train_dataset: row {row} (image_id {id_column(rows)[row]!r}) has an empty caption or none: "
                     f"{texts!r:.80}. Remove such rows and captions with hf_captionrl.data.check_captions."
                 )
         _checked.add(rows._fingerprint)
@@ -358,8 +356,8 @@ def _with_columns(dataset: Any, data: str, split: str, *, require_captions: bool
         missing += [] if names & set(usual["caption_column"]) or not require_captions else ["captions"]
         if missing:
             raise ValueError(
-                f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. Rename the columns, or "
-                "load the data with load_captions, which takes image_column and caption_column."
+                f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. Rename them, or use "
+                "load_captions, which takes image_column and caption_column."
             )
         split = split if by_split_column(dataset) else "all"
     found: Any = load_captions(dataset, split=split, require_captions=require_captions)
@@ -394,8 +392,7 @@ def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCapti
         raise ValueError(_refused("train_dataset", dataset, whole_set_for))
     if args is None or args.max_steps <= 0:
         raise ValueError(
-            "train_dataset is an IterableDataset, whose length is unknown, and max_steps is not set. Set max_steps to the "
-            "number of optimizer steps."
+            "train_dataset is an IterableDataset, whose length is unknown. Set max_steps to the number of optimizer steps."
         )
     if args.accelerator_config.dispatch_batches is None:
         # By default accelerate reads on the main process and joins batches, but their texts differ in length.

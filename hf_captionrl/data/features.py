@@ -361,10 +361,9 @@ def cached_pixels(
 
 def refuse_videos(dataset: datasets.Dataset) -> None:
     """Refuse data whose pixels cannot be cached."""
-    if number := frames_of(dataset):
+    if frames_of(dataset):
         raise ValueError(
-            f"The data are videos ({number} frames each), and only the pixels of images are cached. Leave out "
-            "cache_pixels; set freeze_vision_tower=True and cache_image_features=True."
+            "The data are videos. Leave out cache_pixels; set freeze_vision_tower=True and cache_image_features=True."
         )
 
 
@@ -390,7 +389,4 @@ def _to_jpeg(pixels: Tensor, size: int) -> Tensor:
         data = encode_jpeg(pixels, quality)
         if len(data) <= size:
             return torch.nn.functional.pad(data, (0, size - len(data)))
-    raise ValueError(
-        f"An image of {tuple(pixels.shape)} pixels does not fit into {size} bytes as a JPEG of quality {_QUALITIES[-1]}. "
-        "Use cache_pixels='uint8'."
-    )
+    raise ValueError(f"{tuple(pixels.shape)} pixels do not fit into {size} bytes as a JPEG. Use cache_pixels='uint8'.")

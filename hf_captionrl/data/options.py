@@ -264,8 +264,8 @@ def load_split(
         rows = select_rows(rows, only[only < len(rows)])
     if expected_ids is not None and ids_digest(rows) != expected_ids:
         raise ValueError(
-            f"--dataset {arguments.dataset!r} has other images in this process than in the one that started it. Use a path "
-            "that all machines share, and leave the data unchanged while the command runs."
+            f"--dataset {arguments.dataset!r} has other images in this process than in the first. Use a path that all "
+            "machines share, and leave the data unchanged."
         )
     return LoadedSplit(rows, all_ids, chosen.split, chosen.sizes)
 

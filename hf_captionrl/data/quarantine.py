@@ -186,8 +186,7 @@ def _check_split(
     if len(ds) and times.max() > 1:
         row = int(times.argmax())
         raise ValueError(
-            f"Split {split!r}: image_id {ids[row]!r} is in {times[row]} rows; an id must name one image. Load the data with "
-            "load_captions, which joins such rows, or set another image_id_column."
+            f"Split {split!r}: image_id {ids[row]!r} is in {times[row]} rows. Use load_captions, which joins such rows."
         )
     is_kept: np.ndarray = np.zeros(len(ds), bool)
     changed = False

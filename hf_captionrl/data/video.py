@@ -111,7 +111,7 @@ def _refuse_many_pixels(size: tuple[int, int], count: int, name: str, most: int)
     if size[0] * size[1] * count > most:
         raise ImageError(
             "image_too_large",
-            f"{name} is {size[0]} x {size[1]} pixels in {count} frames, and all frames may have {most} together",
+            f"{name} has {count} frames of {size[0]} x {size[1]} pixels, and all frames may have {most} together",
         )
 
 
@@ -358,7 +358,6 @@ def frames_of(dataset: datasets.Dataset) -> int:
     numbers = set(dataset[VIDEO_FRAMES][:])
     if len(numbers) > 1 or not all(isinstance(number, int) and number > 0 for number in numbers):
         raise ValueError(
-            f"The column {VIDEO_FRAMES!r} holds {sorted(map(str, numbers))[:5]}, and all rows need the same number of frames. "
-            "Load the data with num_frames."
+            f"{VIDEO_FRAMES!r} holds {sorted(map(str, numbers))[:5]}, and must be one number. Load with num_frames."
         )
     return numbers.pop() if numbers else 0

@@ -62,7 +62,7 @@ def test_published_bags_are_matched_by_number(tmp_path):
     assert load_published_bags(tmp_path / "benchmark", [5]) == {5: bags[5]}
     ids = [f"COCO_val2014_{number:012d}.jpg" for number in (11, 10, 9, 7, 42, 3310)]
     assert match_coco_ids({3: bags[3]}, ids)[3] == [[ids[5], ids[4], ids[3]], [ids[2], ids[1], ids[0]]]
-    with pytest.raises(ValueError, match="5 images of the bags are not in the data set, such as COCO image 1"):
+    with pytest.raises(ValueError, match="5 images of the bags are missing, such as COCO image 1"):
         match_coco_ids(bags, ids)
     with pytest.raises(ValueError, match="are both COCO image 7"):
         match_coco_ids({3: [["7"]]}, [7, "0007"])
@@ -230,7 +230,7 @@ def images(*rows, **more):
         (load_published_bags, [[1, 2, None]], "is not a COCO image"),
         (load_imagecode, {"a": ["b"]}, "with labels"),
         (load_imagecode, {"a": {"10": "b"}}, "position '10'"),
-        (load_imagecode, {"a": {"1": " "}}, "description ' '"),
+        (load_imagecode, {"a": {"1": " "}}, "position '1' by ' '"),
         (load_imagecode, {}, "has no all sets"),
         (load_hard_pool, ["7", "COCO_val2014_000000000007"], "occurs twice"),
         (load_hard_pool, {"imgids": []}, "a list of names"),
@@ -349,7 +349,7 @@ def test_msr_vtt_is_loaded_in_its_own_layout(tmp_path):
         load_caption_splits("msr-vtt", data_dir=tmp_path / "two", num_frames=3)
     twice = content | {"videos": [*content["videos"], content["videos"][0]]}
     (tmp_path / "videodatainfo.json").write_text(json.dumps(twice))
-    with pytest.raises(ValueError, match=r"video0 is twice in .*videodatainfo.json"):
+    with pytest.raises(ValueError, match="video0 is in"):
         load_caption_splits("msr-vtt", data_dir=tmp_path, num_frames=3)
     (tmp_path / "videodatainfo.json").write_text(json.dumps({"videos": [1]}))
     with pytest.raises(ValueError, match="the lists 'videos' and 'sentences'"):

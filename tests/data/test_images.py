@@ -16,8 +16,7 @@ from PIL import Image
 from hf_captionrl.data import ImageError, load_captions, open_image
 from hf_captionrl.data import images as decoding
 from hf_captionrl.data.images import IMAGE_REMEDIES, decode_image, is_address, verify_image
-from tests.data.photos import make_folder, png
-from tests.data.sample_photo import photograph
+from tests.data.photos import make_folder, photograph, png
 from tests.tolerances import within
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
