@@ -34,13 +34,22 @@ from hf_captionrl.utils.options import Positive, check_values
 
 
 class CaptionItem(TypedDict):
-    """One training example."""
+    """One training example.
 
-    image: Image.Image | torch.Tensor | None  # RGB; or prepared pixels, `(3, H, W)` uint8; None with `image_features`
-    image_features: torch.Tensor | None  # `(M, D)`: cached output of the vision tower
-    caption: str  # drawn for this epoch
+    Attributes:
+        image (`PIL.Image.Image` or `torch.Tensor`, *optional*): RGB; with `pixels` its prepared pixels, `(3, H, W)` uint8;
+            `None` if there are `image_features`.
+        image_features (`torch.Tensor` of shape `(M, D)`, *optional*): Cached output of the vision tower.
+        caption (`str`): The caption drawn for this epoch.
+        image_id (`str`): Id of the image.
+        index (`int`): Row of the image in the data set.
+    """
+
+    image: Image.Image | torch.Tensor | None
+    image_features: torch.Tensor | None
+    caption: str
     image_id: str
-    index: int  # row of the image in the data set
+    index: int
 
 
 def draw_caption(num_captions: int, *, seed: int, epoch: int, image_id: str) -> int:

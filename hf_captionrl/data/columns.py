@@ -293,16 +293,10 @@ def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
 
 # Names of splits in data sets, and our name for each.
 SPLIT_NAMES: dict[str, str] = {
-    "train": "train",
-    "training": "train",
-    "restval": "train",  # Karpathy's 30,504 validation images, which are used for training
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "validate": "validation",  # MSR-VTT
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
+    # restval: Karpathy's 30,504 validation images, which are used for training; validate: MSR-VTT.
+    **dict.fromkeys(("train", "training", "restval"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "validate", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 
 
@@ -462,10 +456,8 @@ def pick_column(names: Sequence[str], wanted: str, argument: str, where: str) ->
     if len(found) == 1:
         logger.info("%s: no column %r, taking %r (%s).", where, wanted, found[0], argument)
         return found[0]
-    fault = (
-        f"{argument} could be any of {found}" if found else f"no column {wanted!r}; the columns are {sorted(names)}"
-    )
-    raise ValueError(f"{where}: {fault}. Set {argument} (--{argument}) to one of them.")
+    fault = f"could be any of {found}" if found else f"is {wanted!r}, no column {wanted!r} of {sorted(names)}"
+    raise ValueError(f"{where}: {argument} {fault}. Set {argument} (--{argument}) to one of them.")
 
 
 def to_caption_columns(
@@ -491,7 +483,7 @@ def to_caption_columns(
     uses = [image, captions, ids]
 
     # A column in its final form, without another use, stays where it is, perhaps on disk.
-    given: Iterable[Any] = ([] for _ in ds) if captions is None else ColumnView[Any](ds, captions)
+    given: Iterable[Any] = repeat([], len(ds)) if captions is None else ColumnView[Any](ds, captions)
     is_ours = uses.count(captions) == 1 and captions is not None and ds.features[captions] == CAPTIONS
     texts = None
     if not is_ours or any(value != to_caption_list(value) for value in given):

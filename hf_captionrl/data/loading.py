@@ -54,7 +54,6 @@ logger = logging.getLogger(__name__)
 METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 # Files that systems add: resource forks of macOS, thumbnails of network drives, the recycle bin of Windows.
 _SYSTEM_NAMES = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
-_SHOWN = 5
 
 
 @functools.cache
@@ -528,8 +527,7 @@ def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] 
 
 def _in_order(splits: Mapping[str, datasets.Dataset]) -> dict[str, datasets.Dataset]:
     """Train, validation and test first."""
-    names = [*(name for name in SPLITS if name in splits), *(name for name in splits if name not in SPLITS)]
-    return {name: splits[name] for name in names}
+    return {name: splits[name] for name in dict.fromkeys([*SPLITS, *splits]) if name in splits}
 
 
 def load_caption_splits(

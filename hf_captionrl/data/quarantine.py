@@ -130,11 +130,7 @@ class QuarantineError(ValueError):
 
 
 def _image_faults(
-    ds: datasets.Dataset,
-    mode: Literal["header", "full"],
-    max_pixels: int,
-    num_workers: int,
-    cache_dir: str | os.PathLike[str] | None,
+    ds: datasets.Dataset, mode: Any, max_pixels: int, num_workers: int, cache_dir: str | os.PathLike[str] | None
 ) -> Iterator[ImageError | None]:
     is_video = VIDEO_FRAMES in ds.column_names
     verify = verify_video if is_video else verify_image
