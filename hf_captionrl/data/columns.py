@@ -187,7 +187,11 @@ def id_column(ds: datasets.Dataset, name: str = "image_id") -> ColumnView[str]:
 
 def caption_column(ds: datasets.Dataset, name: str = "captions") -> ColumnView[list[str]]:
     """The captions of each row: a list, a single text, or none."""
-    return ColumnView(ds, name, lambda value: [value] if isinstance(value, str) else list(value or []))
+    return ColumnView(ds, name, _texts)
+
+
+def _texts(value: str | Sequence[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])
 
 
 def caption_lists(ds: datasets.Dataset, column: str = "captions") -> list[list[str]]:

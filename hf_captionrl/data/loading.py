@@ -262,7 +262,8 @@ def _is_json_lines(text: str) -> bool:
 
 def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
     images = content.get("images")
-    if not isinstance(images, list) or not any(isinstance(image, dict) and "sentences" in image for image in images):
+    are_objects = isinstance(images, list) and all(isinstance(image, dict) for image in images)
+    if not are_objects or not any("sentences" in image for image in images):
         raise ValueError(
             f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images`, a list of objects with "
             "`sentences`. Use dataset_coco.json, not an annotation file of COCO, or JSON lines."

@@ -241,14 +241,6 @@ def test_columns_with_reserved_names_are_dropped(tmp_path):
     assert (default[0]["image_id"], default[0]["captions"]) == ("7", ["old"])
 
 
-def test_id_column_called_image(tmp_path):
-    rows = [{"file": f"{n}.png", "image": f"id {n}", "caption": "a"} for n in range(2)]
-    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ds = load_captions(str(tmp_path / "r.jsonl"), image_column="file", image_id_column="image", split_fractions=ALL)
-    assert_shape(ds)
-    assert ds["image_id"][:] == ["id 0", "id 1"]
-
-
 def test_file_name_is_not_a_pattern(tmp_path):
     for name in ("run[1].parquet", "run1.parquet"):
         table = datasets.Dataset.from_dict({"image": ["a.png"], "caption": [name], "image_id": ["1"]})
@@ -268,9 +260,15 @@ def test_code_of_a_data_set_is_never_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_detailed_captions_of_the_scenes(monkeypatch):
-    small = functools.partial(hf_captionrl.scenes.load_scenes, num_train=4, num_validation=3, num_test=0)
-    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", small)
+@pytest.fixture
+def small(monkeypatch):
+    """Few scenes."""
+    found = functools.partial(hf_captionrl.scenes.load_scenes, num_train=4, num_validation=3, num_test=0)
+    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", found)
+    return found
+
+
+def test_detailed_captions_of_the_scenes(small):
     plain, full = load_caption_splits("scenes"), load_caption_splits("scenes", caption_column="full_caption")
     for name in ("train", "validation", "test"):
         assert full[name]["captions"] == [[text] for text in plain[name]["full_caption"]]
@@ -278,9 +276,7 @@ def test_detailed_captions_of_the_scenes(monkeypatch):
         assert full[name]["image_id"] == plain[name]["image_id"]
 
 
-def test_domains_of_the_scenes_are_configurations(monkeypatch):
-    small = functools.partial(hf_captionrl.scenes.load_scenes, num_train=4, num_validation=3, num_test=0)
-    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", small)
+def test_domains_of_the_scenes_are_configurations(small):
     plain, other, shapes = (
         load_caption_splits("scenes", dataset_config=name)["train"] for name in (None, "alt_text", "shapes")
     )
@@ -312,14 +308,6 @@ def test_scenes_are_the_default_data(monkeypatch):
     assert good["test"]["captions"][:] == splits["test"]["captions"][:]
     assert load_captions(split=None).keys() == splits.keys()
     assert load_captions(split="validation")["image_id"][:] == splits["validation"]["image_id"][:]
-
-
-@pytest.mark.parametrize("fractions", [(0.0, 0.5, 0.5), (0.0, 0.0, 1.0)])
-def test_train_with_a_share_of_0_is_empty(tmp_path, fractions):
-    splits = load_caption_splits("imagefolder", data_dir=make_folder(tmp_path, 10), split_fractions=fractions)
-    assert "train" not in splits
-    ids = [image_id for split in splits.values() for image_id in split["image_id"][:]]
-    assert len(ids) == len(set(ids)) == 10
 
 
 ALL_IMAGE_FOLDERS = {"split": "all", "require_captions": False}
