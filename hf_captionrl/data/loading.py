@@ -261,7 +261,7 @@ def _is_json_lines(text: str) -> bool:
 
 
 def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
-    images = content.get("images")
+    images: Any = content.get("images")
     are_objects = isinstance(images, list) and all(isinstance(image, dict) for image in images)
     if not are_objects or not any("sentences" in image for image in images):
         raise ValueError(

@@ -253,7 +253,7 @@ def load_split(
     if not embedded and quarantine_path is not None:
         rows, report = check_captions(
             rows,
-            quarantine_path=quarantine_path,
+            quarantine_path=Path(quarantine_path),
             max_bad_fraction=arguments.max_bad_fraction,
             require_captions=require_captions,
             cache_dir=getattr(arguments, "cache_dir", None) or default_cache_dir(),
