@@ -13,46 +13,22 @@ if TYPE_CHECKING:
         CaptionDataset,
         CaptionItem,
         StreamedCaptions,
-        draw_caption,
         evaluation_rows,
         training_rows,
     )
-    from hf_captionrl.data.columns import CAPTION_REMEDIES, MAX_CAPTION_WORDS, SourceArguments, clean_caption
+    from hf_captionrl.data.columns import SourceArguments
     from hf_captionrl.data.features import (
         CachedPixels,
         DecodedPixels,
-        FramePooling,
         PixelForm,
         cached_features,
         cached_pixels,
         pool_frames,
     )
-    from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, open_image, verify_image
-    from hf_captionrl.data.loading import (
-        SPLITS,
-        ChosenSplit,
-        choose_split,
-        hash_split,
-        load_caption_splits,
-        load_captions,
-    )
-    from hf_captionrl.data.quarantine import (
-        ImageReader,
-        QuarantineEntry,
-        QuarantineError,
-        QuarantineReport,
-        check_captions,
-    )
+    from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
+    from hf_captionrl.data.loading import SPLITS, choose_split, load_caption_splits, load_captions
+    from hf_captionrl.data.quarantine import ImageReader, QuarantineError, QuarantineReport, check_captions
     from hf_captionrl.data.simplifying import exchange_captions
-    from hf_captionrl.data.video import (
-        VIDEO_REMEDIES,
-        VideoError,
-        frames_of,
-        is_video,
-        open_still,
-        sample_frames,
-        verify_video,
-        video_hash,
-    )
+    from hf_captionrl.data.video import VideoError, frames_of, is_video, open_still, sample_frames, verify_video
 
 __getattr__, __all__ = lazy_names(__name__)

@@ -76,8 +76,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
             ignored. `None`: by epochs.
 
     Raises:
-        ValueError: If neighbours do not fit the data set, a bag is larger than the batch, than its neighbours can fill
-            or than the processes can share, the data set is smaller than a batch, or an argument is out of range.
+        ValueError: If a bag is larger than the batch, than its neighbours can fill or than the processes can share.
     """
 
     def __init__(
@@ -94,29 +93,23 @@ class BagCurriculumSampler(Sampler[list[int]]):
         features: Any = None,
         adaptive: float | None = None,
     ) -> None:
-        if distractors not in ("nearest", "random"):
-            raise ValueError(f"distractors is {distractors!r}. Use 'nearest' or 'random'.")
         self._neighbours = None if neighbours is None else check_neighbours(neighbours, num_images)
         if self._neighbours is not None:
             num_images = len(self._neighbours)
-        elif distractors == "nearest":
-            raise ValueError(
-                "distractors='nearest' needs neighbours. Pass them, or use distractors='random' and num_images."
-            )
+        if distractors not in ("nearest", "random") or (distractors == "nearest" and neighbours is None):
+            raise ValueError(f"distractors is {distractors!r}. Use 'nearest' with neighbours, or 'random'.")
         if num_images is None:
-            raise ValueError("Without neighbours the number of images is unknown. Pass num_images.")
-        if num_processes < 1 or not 0 <= process_index < num_processes:
+            raise ValueError("num_images is not given, and without neighbours it is unknown. Pass it.")
+        if not 0 <= process_index < num_processes:
             raise ValueError(
-                f"process_index is {process_index}. Use a number in [0, num_processes) = [0, {num_processes})."
+                f"process_index is {process_index}. Use a number in [0, {num_processes}) (num_processes)."
             )
         if seed < 0:
             raise ValueError(f"seed is {seed}. Use 0 or more.")
         if adaptive is not None and not 0 <= adaptive <= 1:
             raise ValueError(f"adaptive is {adaptive}, but R@1 is in [0, 1]. Use 0.5 for half of the captions.")
         if not 1 <= batch_size <= num_images:
-            raise ValueError(
-                f"batch_size is {batch_size}, and the data set has {num_images} images. Use 1 to {num_images}."
-            )
+            raise ValueError(f"batch_size is {batch_size}, but must be 1 to {num_images}, the number of images.")
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
         self.process_index, self.num_processes = process_index, num_processes
         self.distractors, self.adaptive = distractors, adaptive
@@ -133,34 +126,21 @@ class BagCurriculumSampler(Sampler[list[int]]):
         return list(self.schedule.values())
 
     def _check_size(self, size: int) -> None:
-        width = None if self._neighbours is None else self._neighbours.shape[1]
-        if size > self.batch_size:
-            raise ValueError(
-                f"A bag of {size} is larger than the batch of {self.batch_size}, and bags stay whole. Raise batch_size "
-                "or choose a schedule with smaller bags."
-            )
         if self.batch_size // size < self.num_processes:
             raise ValueError(
-                f"A batch of {self.batch_size} holds {self.batch_size // size} bags of {size}, which {self.num_processes} "
-                f"processes cannot share, and bags stay whole. Raise batch_size to {size * self.num_processes}, or choose "
-                "a schedule with smaller bags."
+                f"A bag of {size} is larger than the batch of {self.batch_size} shared by {self.num_processes} process(es). "
+                f"Raise batch_size to {size * self.num_processes}, or choose a schedule with smaller bags."
             )
         # Only the nearest are used, however many are ranked.
-        if self.distractors == "nearest" and width is not None and size - 1 > min(width, TOP_NEIGHBOURS):
+        width = size - 1 if self._neighbours is None else self._neighbours.shape[1]
+        if self.distractors == "nearest" and size - 1 > min(width, TOP_NEIGHBOURS):
             raise ValueError(
                 f"A bag of {size} needs {size - 1} ranked neighbours per image, and there are {width}, of which at most "
                 f"{TOP_NEIGHBOURS} are used. Pass more, or choose a schedule with smaller bags."
             )
 
     def bag_size_at(self, epoch: int) -> int:
-        """Images of a bag in an epoch.
-
-        Args:
-            epoch: From 0; epochs after the schedule keep its last size.
-
-        Returns:
-            `int`: K; with an adaptive schedule, as far as it is known.
-        """
+        """K in an epoch from 0; with an adaptive schedule as far as it is known."""
         if self.adaptive is not None:
             return self._sizes[sum(start <= epoch for start in self._raised)]
         return next((size for end, size in self.schedule.items() if epoch < end), self._sizes[-1])
@@ -181,14 +161,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; a running iteration does not change.
-
-        Args:
-            epoch: From 0.
-
-        Raises:
-            ValueError: If it is negative.
-        """
+        """Set the epoch, from 0; a running iteration does not change."""
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}, but epochs are counted from 0. Use 0 or more.")
         self._epoch = int(epoch)
@@ -203,9 +176,6 @@ class BagCurriculumSampler(Sampler[list[int]]):
 
         Returns:
             `int`: Bag size of the next epoch.
-
-        Raises:
-            ValueError: If the schedule is not adaptive, or the number is not in [0, 1].
         """
         if self.adaptive is None:
             raise ValueError("This schedule depends on the epoch. Pass adaptive=0.5 for one that depends on recall.")
@@ -218,11 +188,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         return self.bag_size_at(following)
 
     def state_dict(self) -> dict[str, Any]:
-        """State for an exact resume; plain numbers and lists.
-
-        Returns:
-            `dict`: Epoch, the epochs at which an adaptive size rose, and the settings.
-        """
+        """State for an exact resume, of plain numbers and lists: the epoch, those at which the size rose, the settings."""
         return {"epoch": self._epoch, "raised": list(self._raised), **self._settings()}
 
     def _settings(self) -> dict[str, Any]:
@@ -236,19 +202,11 @@ class BagCurriculumSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of another sampler.
-
-        Args:
-            state: From [`state_dict`].
-
-        Raises:
-            ValueError: If that sampler made other batches than this one would.
-        """
+        """Continue from the [`state_dict`] of another sampler, which must make the same batches."""
         for name, value in self._settings().items():
             if state.get(name) != value:
                 raise ValueError(
-                    f"The saved sampler has {name} {state.get(name)!r} and this one {value!r}, so its batches would be "
-                    "different. Use the saved value, or start again."
+                    f"The saved sampler has {name} {state.get(name)!r} and this one {value!r}. Use the saved value."
                 )
         self._raised = [int(epoch) for epoch in state["raised"]]
         self.set_epoch(int(state["epoch"]))

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import datasets
+import numpy as np
 
 from hf_captionrl.data.columns import (
     CAPTIONS,
@@ -45,9 +46,8 @@ from hf_captionrl.data.video import VIDEO_SUFFIXES
 logger = logging.getLogger(__name__)
 
 IMAGECODE_SET_SIZE = 10
-"""Number of images in each set of ImageCoDe."""
+# From the object classes of COCO to objects that COCO's captions never name.
 NOCAPS_DOMAINS = ("in-domain", "near-domain", "out-domain")
-"""Domains of nocaps, from the object classes of COCO to objects that COCO's captions never name."""
 PUBLISHED = ("nocaps", "concadia", "imagecode")
 
 _STATIC = "open-images"  # in the name of a set of ten similar photographs; all others are frames of one video
@@ -55,14 +55,14 @@ _COCO_NAME = re.compile(r"(?:.*_)?0*(\d+)(?:\.[A-Za-z]+)?")
 _FRAME = re.compile(r"img(\d+)\.jpe?g", re.IGNORECASE)
 
 
-def _read_json(path: str | Path, what: str) -> Any:
-    path = Path(path)
-    if not path.is_file():
+def _existing(path: str | Path, what: str) -> Path:
+    if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Use {what}.")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}), so it is not {what}. Download it again.") from None
+    return Path(path)
+
+
+def _read_json(path: str | Path, what: str) -> Any:
+    return json.loads(_existing(path, what).read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def _as_published(path: str | Path, what: str) -> Iterator[None]:
     """Whatever of a file does not have the form that its reader expects becomes one error."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(
             f"{path} does not have the form of {what} ({type(error).__name__}: {error}). Use the published file."
         ) from error
@@ -83,10 +83,9 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _existing(path: Path, what: str) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Use the folder with {what}.")
-    return path
+def _require(argument: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{argument} is {value!r}. Use one of {list(known)}.")
 
 
 def read_published(name: str, arguments: SourceArguments) -> Source:
@@ -96,15 +95,15 @@ def read_published(name: str, arguments: SourceArguments) -> Source:
     folder = Path(arguments.data_dir).expanduser()
     root = Path(arguments.image_root or folder / ("image-sets" if name == "imagecode" else "images"))
     splits: dict[str, Any] = {}
-    column: Any = arguments.caption_column
     if name == "nocaps":
         domain: Any
         for domain in NOCAPS_DOMAINS:
             rows = load_nocaps(folder / "nocaps_val_4500_captions.json", root, domain=domain)
             splits[domain.replace("-", "_")] = rows
     elif name == "concadia":
+        column = arguments.caption_column
+        text: Any = "caption" if column == "captions" else column
         for split in ("train", "validation", "test"):
-            text: Any = "caption" if column == "captions" else column
             rows = load_concadia(folder / "wiki_split.json", root, split=split, text=text)
             splits[split] = rows if column == "captions" else rows.rename_column("captions", column)
     else:
@@ -146,17 +145,14 @@ def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) ->
     for size in sizes:
         path = inside / f"{size}.json"
         what = f"a list of bags of {size} COCO ids, as in the release's benchmark/{size}.json"
-        where: dict[str, int] = {}
         with _as_published(path, what):
-            found[int(size)] = [[coco_id(i) for i in bag] for bag in _list(_read_json(path, what))]
-        for number, ids in enumerate(found[int(size)]):
-            if len(set(ids)) != size or len(ids) != size:
-                raise ValueError(f"{path}: bag {number} holds {ids!r:.80}, which are not {size} different images.")
-            for i in ids:
-                if where.setdefault(i, number) != number:
-                    raise ValueError(
-                        f"{path}: image {i} is in bags {where[i]} and {number}, but bags must be disjoint."
-                    )
+            bags = [[coco_id(i) for i in bag] for bag in _list(_read_json(path, what))]
+        if odd := [ids for ids in bags if len(set(ids)) != size or len(ids) != size]:
+            raise ValueError(f"{path}: a bag holds {odd[0]!r:.80}, which are not {size} different images.")
+        image, times = Counter(i for bag in bags for i in bag).most_common(1)[0]
+        if times > 1:
+            raise ValueError(f"{path}: image {image} is in {times} bags, but bags must be disjoint.")
+        found[int(size)] = bags
     return found
 
 
@@ -173,8 +169,7 @@ def match_coco_ids(
     missing = sorted(wanted - own.keys(), key=int)
     if missing:
         raise ValueError(
-            f"{len(missing)} images of the bags are not in the data set, such as COCO image {missing[0]}. The paper's bags are "
-            "made of COCO's Karpathy validation and test images, 10,000 together. Use both."
+            f"{len(missing)} images of the bags are missing, such as COCO image {missing[0]}. Use both Karpathy splits."
         )
     return {size: [[own[i] for i in bag] for bag in group] for size, group in bags.items()}
 
@@ -187,27 +182,23 @@ def load_hard_pool(path: str | Path) -> list[str]:
     `val2014/COCO_val2014_000000003310.jpg`; only their form is checked. With these images as the pool,
     `metrics.self_retrieval(..., targets=...)` ranks captions in it.
     """
-    path = Path(path)
+    what = "a list of names of COCO images"
+    path = _existing(path, what)
     suffix = path.suffix.lower()
     remedy = "If you trust the pickle, save its list `imgids` as JSON, and use that file."
-    names: Any
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. Use a file with the names of the pool's images.")
-    if suffix == ".json":
-        names = _read_json(path, "a list of names of images")
-    elif suffix == ".txt":
-        names = [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-    elif suffix == ".npy":
-        import numpy as np
-
-        try:
-            with path.open("rb") as file:  # np.load would also take an archive of arrays
-                names = np.lib.format.read_array(file, allow_pickle=False).tolist()
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{path} holds no plain array of names ({error}). {remedy}") from None
-    else:
+    if suffix not in (".json", ".txt", ".npy"):
         raise ValueError(f"{path} must end in .json, .txt or .npy; pickles are never opened. {remedy}")
-    with _as_published(path, "a list of names of COCO images"):
+    with _as_published(path, what):
+        if suffix == ".json":
+            names = _read_json(path, what)
+        elif suffix == ".txt":
+            names = [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        else:
+            try:
+                with path.open("rb") as file:  # np.load would also take an archive of arrays
+                    names = np.lib.format.read_array(file, allow_pickle=False).tolist()
+            except (ValueError, OSError) as error:
+                raise ValueError(f"{path} holds no plain array of names ({error}). {remedy}") from None
         ids = [coco_id(name) for name in _list(names)]
     if len(set(ids)) < len(ids):
         twice = Counter(ids).most_common(1)[0][0]
@@ -240,8 +231,7 @@ def load_imagecode(
     `img9.jpg`; archives may use other numbers, so the images are sorted by number, as in the authors' loader. To evaluate
     a captioner, caption image `targets[i]` and rank it in `sets[i]`.
     """
-    if kind not in ("all", "static", "video"):
-        raise ValueError(f"kind is {kind!r}. Use 'all', 'static' or 'video'.")
+    _require("kind", kind, ("all", "static", "video"))
     what = "ImageCoDe's valid_data.json, with labels"
     found = RetrievalSets([], [], [], [], [], [])
     with _as_published(path, what):
@@ -256,8 +246,7 @@ def load_imagecode(
             for position, text in texts.items():
                 if position not in map(str, range(IMAGECODE_SET_SIZE)) or not text.strip():
                     raise ValueError(
-                        f"{path}: set {name!r} has the description {text!r:.60} of position {position!r}; positions are 0 to "
-                        "9. Use a file with labels."
+                        f"{path}: set {name!r} describes position {position!r} by {text!r:.60}. Use a file with labels of 0 to 9."
                     )
                 found.descriptions.append(text)
                 found.targets.append(first + int(position))
@@ -276,10 +265,7 @@ def _set_images(root: Path, name: str) -> list[Path]:
         raise FileNotFoundError(f"There is no folder {str(folder)!r} for set {name!r}. image_root holds one per set.")
     numbered = {int(match.group(1)): path for path in folder.iterdir() if (match := _FRAME.fullmatch(path.name))}
     if len(numbered) != IMAGECODE_SET_SIZE:
-        raise ValueError(
-            f"{folder} holds {len(numbered)} images called img<number>.jpg, and a set has {IMAGECODE_SET_SIZE}. Unpack it "
-            "again."
-        )
+        raise ValueError(f"{folder} holds {len(numbered)} images img<number>.jpg, and a set has 10. Unpack it again.")
     return [numbered[number] for number in sorted(numbered)]
 
 
@@ -312,8 +298,7 @@ def load_nocaps(
     The annotation file is COCO's layout: `images` with `id`, `file_name` and `domain`, and `annotations` with `image_id`
     and `caption`. DiscriTune reports near- and out-domain. The test file has no captions.
     """
-    if domain not in ("all", *NOCAPS_DOMAINS):
-        raise ValueError(f"domain is {domain!r}. Use 'all' or one of {NOCAPS_DOMAINS}.")
+    _require("domain", domain, ("all", *NOCAPS_DOMAINS))
     what = "nocaps_val_4500_captions.json"
     rows = []
     with _as_published(path, what):
@@ -325,16 +310,12 @@ def load_nocaps(
             captions[entry["image_id"]].append(entry["caption"])
         for image in value["images"]:
             if image["domain"] not in NOCAPS_DOMAINS:
-                raise ValueError(
-                    f"{path}: image {image['id']!r} has the domain {image['domain']!r}, not {NOCAPS_DOMAINS}."
-                )
+                raise ValueError(f"{path}: image {image['id']!r} has the domain {image['domain']!r}.")
             if domain not in ("all", image["domain"]):
                 continue
             texts = [text for text in to_caption_list(captions[image["id"]]) if text]
             if not texts:
-                raise ValueError(
-                    f"{path}: image {image['id']!r} has no caption. The file of the test images has none."
-                )
+                raise ValueError(f"{path}: image {image['id']!r} has no caption, as in the file of the test images.")
             row = {"image": image["file_name"], "image_id": str(image["id"]), "captions": texts}
             rows.append({**row, "domain": image["domain"]})
     if not rows:
@@ -355,9 +336,7 @@ def load_concadia(
     `context`, each with the text in `raw`. DiscriTune evaluates on the captions; descriptions replace the image for blind
     readers.
     """
-    if text not in ("caption", "description"):
-        raise ValueError(f"text is {text!r}. Use 'caption' or 'description'.")
-
+    _require("text", text, ("caption", "description"))
     what = "Concadia's wiki_split.json"
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
@@ -399,17 +378,20 @@ def load_winoground(folder: str | Path) -> list[ImagePair]:
     """
     root = Path(folder)
     root = root / "data" if (root / "data" / "examples.jsonl").is_file() else root
-    path = _existing(root / "examples.jsonl", "Winoground's examples.jsonl")
-    found = []
+    path = _existing(root / "examples.jsonl", "the folder with Winoground's examples.jsonl")
+
+    def image(name: str) -> Path:
+        return _existing(root / "images" / f"{name.removesuffix('.png')}.png", "the folder with the images")
+
     with _as_published(path, "Winoground's examples.jsonl"):
-        for row in read_json_lines(path):
-            one, other = (
-                _existing(root / "images" / f"{row[key].removesuffix('.png')}.png", "the images")
-                for key in ("image_0", "image_1")
+        return [
+            ImagePair(
+                (image(row["image_0"]), image(row["image_1"])),
+                (row["caption_0"], row["caption_1"]),
+                str(row.get("collapsed_tag", "")),
             )
-            captions = (row["caption_0"], row["caption_1"])
-            found.append(ImagePair((one, other), captions, str(row.get("collapsed_tag", ""))))
-    return found
+            for row in read_json_lines(path)
+        ]
 
 
 def load_mmvp(folder: str | Path) -> list[ImagePair]:
@@ -418,25 +400,22 @@ def load_mmvp(folder: str | Path) -> list[ImagePair]:
     Consecutive rows form a pair, whose `category` is the type of the statement. The images are `<type>/<id>.jpg` in
     `images` or `MLLM_VLM Images`.
     """
-    path = _existing(Path(folder) / "Questions.csv", "MMVP-VLM's Questions.csv")
+    path = _existing(Path(folder) / "Questions.csv", "the folder with MMVP-VLM's Questions.csv")
     places = [Path(folder) / name for name in ("images", "MLLM_VLM Images") if (Path(folder) / name).is_dir()]
     if not places:
         raise FileNotFoundError(f"{folder} has no folder 'images'. Use the folder of MMVP-VLM with its images.")
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))[1:]
-    if not rows or len(rows) % 2 or any(len(row) != 3 for row in rows):
+    pairs = list(zip(rows[::2], rows[1::2], strict=False))
+    if not rows or len(rows) % 2 or any(len(row) != 3 for row in rows) or any(a[1] != b[1] for a, b in pairs):
         raise ValueError(
-            f"{path} must hold a header and pairs of rows (id, type, statement). Use the file as published."
+            f"{path} must hold a header and pairs of rows (id, type, statement) of one type. Use the published file."
         )
-    found = []
-    for first, second in zip(rows[::2], rows[1::2], strict=True):
-        if first[1] != second[1]:
-            raise ValueError(
-                f"{path}: questions {first[0]} and {second[0]} are of different types. Use the published file."
-            )
-        one, other = (_existing(places[0] / row[1] / f"{row[0]}.jpg", "the images") for row in (first, second))
-        found.append(ImagePair((one, other), (first[2], second[2]), first[1]))
-    return found
+
+    def image(row: list[str]) -> Path:
+        return _existing(places[0] / row[1] / f"{row[0]}.jpg", "the folder with the images")
+
+    return [ImagePair((image(a), image(b)), (a[2], b[2]), a[1]) for a, b in pairs]
 
 
 # --- TGIF and MSR-VTT ------------------------------------------------------------------------------------------------
@@ -451,19 +430,18 @@ def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None
     if name not in _PATTERNS:
         known = path.suffix.lower() == ".tsv" or (path.suffix.lower() == ".json" and "videodata" in path.name)
         return [path] if known and path.is_file() else []
+    patterns = _PATTERNS[name]
     if data_dir is None:
-        raise ValueError(f"dataset_name {name!r} needs a folder. Set data_dir to the one with {_PATTERNS[name][0]}.")
+        raise ValueError(f"dataset_name {name!r} needs a folder. Set data_dir to the one with {patterns[0]}.")
     folder = Path(data_dir).expanduser()
-    for pattern in _PATTERNS[name]:
+    for pattern in patterns:
         found = sorted(folder.glob(pattern))
         if len(found) > 1 and pattern != _PARTS:
             names = [file.name for file in found[:5]]
             raise ValueError(f"data_dir ({str(folder)!r}) holds {names}. Use one of them as dataset_name.")
         if found:
             return found
-    raise FileNotFoundError(
-        f"data_dir ({str(folder)!r}) holds no {_PATTERNS[name][0]}. Set it to the folder with one."
-    )
+    raise FileNotFoundError(f"data_dir ({str(folder)!r}) holds no {patterns[0]}. Set it to the folder with one.")
 
 
 def read_video_source(paths: list[Path], root: Path | None) -> Source:
@@ -493,37 +471,29 @@ def _read_tgif(paths: list[Path], root: Path) -> Iterable[Video]:
     Nothing is fetched: the GIF of `https://.../tumblr_a1.gif` is the file `tumblr_a1.gif`. A table may also hold paths.
     """
 
-    def lines(path: Path) -> list[str]:
-        return [line.rstrip("\r") for line in read_text(path).split("\n")]
-
     def local(address: str) -> str:
         return address.split("?")[0].rstrip("/").rpartition("/")[2] if "://" in address else address
 
     path = paths[0]
     captions: dict[str, list[str]] = {}
-    for number, line in enumerate(lines(path), start=1):
+    files: dict[str, str] = {}
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
-        address, tab, caption = line.partition("\t")
-        if not tab:
-            raise ValueError(f"Line {number} of {path} has no tab. Write an address or path, a tab and a caption.")
-        if not Path(local(address.strip())).name:
-            raise ValueError(
-                f"Line {number} of {path} does not name a file: {address!r}. Write an address or path before the tab."
-            )
-        captions.setdefault(address.strip(), []).append(caption)
-    files: dict[str, str] = {}
-    for address in captions:
+        address, tab, caption = line.rstrip("\r").partition("\t")
+        address = address.strip()
+        if not tab or not Path(local(address)).name:
+            raise ValueError(f"Line {number} of {path} is not an address or path of a file, a tab and a caption.")
         if files.setdefault(local(address), address) != address:
             raise ValueError(
-                f"{path}: {files[local(address)]!r} and {address!r} have the same file name. Save them under different "
-                "names and write those names instead of the addresses."
+                f"{path}: {files[local(address)]!r} and {address!r} have the same file name. Rename one file, and write it."
             )
+        captions.setdefault(address, []).append(caption)
     split_of: dict[str, str] = {}
     for name in ("train", "val", "test"):
         places = (path.parent / "splits" / f"{name}.txt", path.parent / f"{name}.txt")
         if (found := next((place for place in places if place.is_file()), None)) is not None:
-            split_of |= {line.strip(): name for line in lines(found) if line.strip()}
+            split_of |= {line.strip(): name for line in read_text(found).split("\n") if line.strip()}
     lost = [address for address in captions if split_of and address not in split_of]
     if lost:
         logger.warning("%s: %d videos are not in any split and are skipped (%s, ...).", path, len(lost), lost[0])
@@ -549,9 +519,7 @@ def _read_msr_vtt(paths: list[Path], root: Path) -> Iterable[Video]:
                 name = str(row["video_id"])
                 if name in file_of:
                     raise ValueError(
-                        f"{name} is twice in {path}. Remove one of the two."
-                        if file_of[name] == path
-                        else f"{name} is in {file_of[name]} and in {path}. Use only one of these files as dataset_name."
+                        f"{name} is in {file_of[name]} and in {path}. Keep one, or use one of these files as dataset_name."
                     )
                 file_of[name] = path
                 split_of[name] = row.get("split", "train")

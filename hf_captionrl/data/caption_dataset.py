@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, TypedDict
 
 import datasets
 import numpy as np
@@ -59,9 +59,7 @@ def draw_caption(num_captions: int, *, seed: int, epoch: int, image_id: str) -> 
     random state, and the caption of an image does not depend on the other images of the data set.
     """
     if num_captions < 1:
-        raise ValueError(
-            f"Image {image_id!r} has {num_captions} captions, but needs at least one. Run check_captions first."
-        )
+        raise ValueError(f"Image {image_id!r} has {num_captions} captions. Run check_captions first.")
     # The key is unambiguous, because seed and epoch contain no "/".
     key = f"{int(seed)}/{int(epoch)}/{image_id}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") % num_captions
@@ -96,22 +94,19 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
     """Images with one caption each, drawn again in every epoch (see `CaptionDraw`), or with each of their captions.
 
     Args:
-        ds (`datasets.Dataset`): Columns `image`, `image_id` and `captions`, as `load_captions` gives them.
+        ds (`datasets.Dataset`): Columns `image`, `image_id` and `captions`, as `load_captions` gives them. Of videos only
+            with `image_features`.
         seed (`int`): Seed of the draw.
         image_features (`Any`, *optional*): Cached outputs of the frozen vision tower, indexable by row: a tensor, an
             array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
         pixels ([`CachedPixels`] or [`DecodedPixels`], *optional*): Prepared pixels, indexable by row.
-        transform (`Callable`, *optional*): RGB image to image, applied after opening.
+        transform (`Callable`, *optional*): RGB image to image, applied after opening. Excludes `image_features` and
+            `pixels`, which exclude each other.
         max_pixels (`int`): As for `open_image`.
         resample (`bool`): `False` keeps the captions of epoch 0 and ignores `set_epoch`. For evaluation, because
             accelerate counts every evaluation as an epoch, and losses on different captions are not comparable.
         captions_per_image (`str`): `"one"`: an item per image, with a caption drawn for the epoch. `"all"`: an item per
             caption, in the order of the images.
-
-    Raises:
-        ValueError: If a column is missing, an image has no caption with `captions_per_image="all"`, `image_features` or
-            `pixels` has another number of rows than `ds`, more than one of `image_features`, `pixels` and `transform` is given,
-            or `ds` holds videos without `image_features`.
     """
 
     def __init__(
@@ -127,29 +122,25 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         captions_per_image: Literal["one", "all"] = "one",
     ) -> None:
         super().__init__(seed)
-        prepared = {"image_features": image_features, "pixels": pixels}
+        prepared: dict[str, Any] = {"image_features": image_features, "pixels": pixels, "transform": transform}
         given = [name for name, rows in prepared.items() if rows is not None]
-        needed = {"image_id", "captions"} | (set() if given else {"image"})
-        missing = sorted(needed - set(ds.column_names))
-        if missing:
+        by_row = [name for name in given if name != "transform"]
+        needed = {"image_id", "captions"} | (set() if by_row else {"image"})
+        if missing := sorted(needed - set(ds.column_names)):
             raise ValueError(
-                f"The data set lacks the columns {missing}; it has {ds.column_names}. Load it with load_captions, "
-                f"which takes image_column, caption_column and image_id_column."
+                f"The data set lacks the columns {missing}; it has {ds.column_names}. Load it with load_captions."
             )
         if image_features is None and frames_of(ds):
             raise ValueError(
-                "The data set holds videos, for which a captioner needs the features of their frames. Pass image_features "
-                "of cached_features; trainers do so with freeze_vision_tower=True and "
-                "cache_image_features=True."
+                "The data set holds videos. Pass image_features of cached_features; for trainers set "
+                "freeze_vision_tower=True and cache_image_features=True."
             )
-        if len(given) + (transform is not None) > 1:
-            given += ["transform"] * (transform is not None)
+        if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other: each determines the image. Pass one of them.")
-        for name in given:
-            if (number := len(prepared[name])) != len(ds):  # type: ignore[arg-type]
+        for name in by_row:
+            if (number := len(prepared[name])) != len(ds):
                 raise ValueError(
-                    f"{name} has {number} rows and the data set {len(ds)}; they must be equal. Compute the {name} again from "
-                    "this data set."
+                    f"{name} has {number} rows and the data set {len(ds)}. Compute it again from this data set."
                 )
         # Other columns (and, with features or pixels, the image's bytes) are never read.
         self._rows = undecoded(ds.select_columns(sorted(needed)).with_format(None))
@@ -187,19 +178,17 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
         image_id = str(row["image_id"])
         image: Image.Image | torch.Tensor | None = None
         features = None
-        if self._image_features is None:
+        if self._image_features is not None:
+            # Copied, because memory maps are read-only and a view would pickle the whole map.
+            features = self._image_features[index]
+            is_tensor = isinstance(features, torch.Tensor)
+            features = features.detach().clone() if is_tensor else torch.from_numpy(np.array(features))
+        else:
             try:
                 image = self._pixels[index] if self._pixels is not None else self._open(row["image"])
             except ImageError as error:
                 error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
                 raise
-        else:
-            # Copied, because memory maps are read-only and a view would pickle the whole map.
-            row_features = self._image_features[index]
-            if isinstance(row_features, torch.Tensor):
-                features = row_features.detach().clone()
-            else:
-                features = torch.from_numpy(np.array(row_features))
         captions = row["captions"] or []
         captions = [captions] if isinstance(captions, str) else captions
         return {
@@ -243,47 +232,25 @@ class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for number, row in zip(itertools.count(), self._rows):
-            yield self._item(number, row)
-
-    def _item(self, number: int, row: dict[str, Any]) -> dict[str, Any]:
-        image, image_id = row[self._image], row.get("image_id")
-        image_id = str(number) if image_id is None else str(image_id)
-        where = f"{self._name}: row {number} (image_id {image_id!r})"
-        if isinstance(image, str):
-            raise ValueError(
-                f"{where} holds text as its image, but paths need an image_root, which streams do not have. Load the rows "
-                "with load_captions and image_root, or cast the column to datasets.Image."
-            )
-        captions = [text for text in to_caption_list(row[self._captions]) if text is not None and clean_caption(text)]
-        if not captions:
-            raise ValueError(
-                f"{where} has no caption: {row[self._captions]!r:.60}. Filter such rows out of the stream."
-            )
-        return {
-            "image": image,
-            "image_features": None,
-            "caption": self.draw(captions, image_id),
-            "image_id": image_id,
-            "index": number,
-        }
+            image_id = str(number) if row.get("image_id") is None else str(row["image_id"])
+            where = f"{self._name}: row {number} (image_id {image_id!r})"
+            if isinstance(row[self._image], str):
+                raise ValueError(
+                    f"{where} holds text as its image, and streams have no image_root. Cast the column to datasets.Image."
+                )
+            captions = [text for text in to_caption_list(row[self._captions]) if text]
+            if not captions:
+                raise ValueError(f"{where} has no caption: {row[self._captions]!r:.60}. Filter such rows out.")
+            yield {
+                "image": row[self._image],
+                "image_features": None,
+                "caption": self.draw(captions, image_id),
+                "image_id": image_id,
+                "index": number,
+            }
 
 
 # --- Collates items of a `CaptionDataset` to a batch of a captioner --------------------------------------------------
-
-
-class Collates(Protocol):
-    """Protocol of a captioner for the collator."""
-
-    def collate(
-        self,
-        images: Sequence[Image.Image] | Sequence[torch.Tensor] | None,
-        captions: Sequence[str],
-        *,
-        image_features: torch.Tensor | None = None,
-        max_length: int = 40,
-    ) -> dict[str, Any]:
-        """Make one batch of B images, or their prepared pixels, `(3, H, W)` each, or `(B, M, D)` features in their place."""
-        ...
 
 
 @dataclass
@@ -291,14 +258,12 @@ class CaptionCollator:
     """Collate items of a `CaptionDataset` with a captioner.
 
     Args:
-        captioner (`Collates`): The captioner whose `collate` makes the batch.
+        captioner: Its `collate(images, captions, *, image_features, max_length)` makes a batch of B images, or of their
+            prepared pixels, `(3, H, W)` each, or of `(B, M, D)` features in their place.
         max_length (`int`): Longest caption in tokens, with the prompt (40 in the papers).
-
-    Raises:
-        ValueError: If `max_length` is below 1, or a batch has both images and features, or features of several shapes.
     """
 
-    captioner: Collates
+    captioner: Any
     max_length: Positive = 40
 
     def __post_init__(self) -> None:
@@ -312,15 +277,14 @@ class CaptionCollator:
             shapes = sorted({tuple(feature.shape) for feature in features})
             if len(features) != len(items) or len(shapes) > 1:
                 raise ValueError(
-                    f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs them "
-                    f"for all, of one shape. Use one CaptionDataset and one image processor for the whole run."
+                    f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs one shape. "
+                    "Use one CaptionDataset and one image processor for the whole run."
                 )
             stacked = torch.stack(features)
             return self.captioner.collate(None, captions, image_features=stacked, max_length=self.max_length)
         if missing := sum(item["image"] is None for item in items):
             raise ValueError(
-                f"{missing} of {len(items)} items have neither image nor image_features, and each needs one. Use the "
-                "items of a CaptionDataset."
+                f"{missing} of {len(items)} items have neither image nor image_features. Use items of a CaptionDataset."
             )
         # Images of a stream are opened here.
         images: list[Any] = [item["image"] for item in items]
@@ -359,12 +323,17 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
         is_repeated = np.bincount(RowLookup(ids).first_rows()) > 1
         if is_repeated.any():
             raise ValueError(
-                f"image_id {ids[int(is_repeated.argmax())]!r} occurs in several rows of the training data, and {whole_set_for}: "
-                "an image would be its own distractor. Use one row per image, or load the data with load_captions, which "
-                "joins such rows."
+                f"image_id {ids[int(is_repeated.argmax())]!r} occurs in several rows of the training data, and {whole_set_for}. "
+                "Use load_captions, which joins such rows."
             )
     elif rows._fingerprint not in _checked:
-        _refuse_empty(rows)
+        # Otherwise they would stop training in the middle of an epoch.
+        for row, texts in enumerate(caption_column(rows)):
+            if not texts or not all(isinstance(text, str) and clean_caption(text) for text in texts):
+                raise ValueError(
+                    f"train_dataset: row {row} (image_id {id_column(rows)[row]!r}) has an empty caption or none: "
+                    f"{texts!r:.80}. Remove such rows and captions with hf_captionrl.data.check_captions."
+                )
         _checked.add(rows._fingerprint)
     return rows
 
@@ -396,8 +365,8 @@ def _with_columns(dataset: Any, data: str, split: str, *, require_captions: bool
         missing += [] if names & set(usual["caption_column"]) or not require_captions else ["captions"]
         if missing:
             raise ValueError(
-                f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. Rename the columns, or "
-                "load the data with hf_captionrl.data.load_captions, which takes image_column and caption_column."
+                f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. Rename them, or use "
+                "load_captions, which takes image_column and caption_column."
             )
         split = split if by_split_column(dataset) else "all"
     found: Any = load_captions(dataset, split=split, require_captions=require_captions)
@@ -432,24 +401,10 @@ def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCapti
         raise ValueError(_refused("train_dataset", dataset, whole_set_for))
     if args is None or args.max_steps <= 0:
         raise ValueError(
-            "train_dataset is an IterableDataset, whose length is unknown, and max_steps is not set. Set max_steps to the "
-            "number of optimizer steps."
+            "train_dataset is an IterableDataset, whose length is unknown. Set max_steps to the number of optimizer steps."
         )
     if args.accelerator_config.dispatch_batches is None:
         # By default accelerate reads on the main process and joins batches, but their texts differ in length.
         args.accelerator_config.dispatch_batches = False
     seed = args.seed if args.data_seed is None else args.data_seed
     return StreamedCaptions(dataset, seed=seed)
-
-
-def _refuse_empty(rows: datasets.Dataset) -> None:
-    """Refuse rows without captions and empty captions, which would stop training in the middle of an epoch."""
-    for row, texts in enumerate(caption_column(rows)):
-        empty = next((n for n, text in enumerate(texts) if not isinstance(text, str) or not clean_caption(text)), None)
-        if texts and empty is None:
-            continue
-        fault = "has no caption" if empty is None else f"has an empty caption: captions[{empty}] is {texts[empty]!r}"
-        raise ValueError(
-            f"train_dataset: row {row} (image_id {rows[row : row + 1]['image_id'][0]!r}) {fault}. Write one, or remove "
-            "such rows and captions with hf_captionrl.data.check_captions."
-        )

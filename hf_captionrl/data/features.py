@@ -15,16 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
-from hf_captionrl.data.columns import undecoded
+from hf_captionrl.data.columns import in_arrow, undecoded
 from hf_captionrl.data.images import ImageError, decode_image, media_source, open_image
 from hf_captionrl.data.video import frames_of, sample_frames, video_hash
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
@@ -34,33 +35,11 @@ T = TypeVar("T")
 
 _ROWS_AT_ONCE = 256
 _FILES_AT_ONCE = 16_384
-_UNREADABLE = "00" * 16  # in place of a hash
 # A file that changes twice within the resolution of its file system's clock keeps its modification time.
 _SETTLED_NS = 2_000_000_000
 
 
 # --- Keys of images from the bytes of their files, so that no image is decoded to find it in a cache -----------------
-
-
-class _Keys(Sequence[str]):
-    """Keys that are stored as digests, `(N, 16)` uint8, and become text when they are indexed."""
-
-    def __init__(self, digests: np.ndarray) -> None:
-        self._digests = digests
-
-    def __len__(self) -> int:
-        return len(self._digests)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, list):
-            return [self[row] for row in index]
-        found = self._digests[index]
-        return _Keys(found) if isinstance(index, slice) else _key(found.tobytes().hex())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class _File(NamedTuple):
@@ -91,46 +70,56 @@ def source_keys(
     progress: str | bool = False,
     skip_unreadable: bool = False,
 ) -> Sequence[str]:
-    """One key per row: the hash of its image's bytes.
+    """One key per row, kept in Arrow: the hash of its image's bytes.
 
     A file that was hashed before is known by its path, size and modification time, and is not read again. `directory` is
     the root of the feature caches. With `skip_unreadable`, rows without a readable file have one key in common instead of
     raising an `ImageError`.
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
-    known: FeatureCache | None = None
-    digests: np.ndarray = np.empty((len(column), 16), np.uint8)
-    files: list[tuple[int, _File]] = []
-    row = 0
-    with workers() as pool, progress_bar(len(column), progress, "image files", delay=1.0) as bar:
-        for batch in column.iter(_ROWS_AT_ONCE):
-            for found in pool.map(_hash_if_readable if skip_unreadable else _hash_or_file, batch["image"]):
-                if isinstance(found, _File):
-                    files.append((row, found))
-                else:
-                    digests[row] = np.frombuffer(bytes.fromhex(found), np.uint8)
-                row += 1
-            if files and (len(files) >= _FILES_AT_ONCE or row == len(column)):
-                rows = [row for row, _ in files]
-                known = file_hashes(directory) if known is None else known
-                digests[rows] = _file_hashes(known, [file for _, file in files], pool, progress and "Hashing files")
-                files = []
-            if bar is not None:
-                bar.update(len(batch["image"]))
-    return _Keys(digests)
+    known = file_hashes(directory)
+
+    def look(value: Any) -> str | _File:
+        if not skip_unreadable:
+            return _hash_or_file(value)
+        try:
+            found = _hash_or_file(value)
+        except (ImageError, OSError):
+            return "00" * 16
+        return found if isinstance(found, str) or os.access(found.path, os.R_OK) else "00" * 16
+
+    def keys() -> Iterator[str]:
+        found: list[str | _File] = []
+        with workers() as pool, progress_bar(len(column), progress, "image files", delay=1.0) as bar:
+            for batch in column.iter(_ROWS_AT_ONCE):
+                found += pool.map(look, batch["image"])
+                if bar is not None:
+                    bar.update(len(batch["image"]))
+                if len(found) >= _FILES_AT_ONCE:
+                    yield from _keys(found, known, pool, progress and "Hashing files")
+                    found = []
+            yield from _keys(found, known, pool, progress and "Hashing files")
+
+    return in_arrow(keys(), pa.string())
 
 
-def _file_hashes(
-    known: FeatureCache, files: Sequence[_File], pool: ThreadPoolExecutor, progress: str | bool
-) -> np.ndarray:
-    """Hashes of files, `(N, 16)` uint8, from the cache if they are in it."""
+def _keys(
+    found: Sequence[str | _File], known: FeatureCache, pool: ThreadPoolExecutor, progress: str | bool
+) -> Iterator[str]:
+    """Keys from hashes and from files, whose hashes are computed if they are not in the cache."""
+    files = [each for each in found if isinstance(each, _File)]
 
     def compute(rows: list[int]) -> np.ndarray:
         hashes = pool.map(_file_hash, (files[i].path for i in rows))
         return np.stack([np.frombuffer(bytes.fromhex(h), np.uint8) for h in hashes])  # (rows, 16)
 
-    states = [file.state for file in files]
-    return np.asarray(known.get_or_compute(states, compute, batch_size=_ROWS_AT_ONCE, progress=progress))
+    hashes: Any = iter(())
+    if files:
+        states = [file.state for file in files]
+        hashes = iter(np.asarray(known.get_or_compute(states, compute, batch_size=_ROWS_AT_ONCE, progress=progress)))
+    for each in found:
+        digest = each if isinstance(each, str) else next(hashes).tobytes().hex()
+        yield f"file {digest}"  # keys of `image_hash` are those of decoded pixels
 
 
 def file_hashes(directory: str | os.PathLike | None) -> FeatureCache:
@@ -160,22 +149,15 @@ def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T
 def keys_of(values: Sequence[Any], known: FeatureCache) -> list[str | ImageError]:
     """Keys of a few undecoded images, as [`source_keys`] gives them, or their errors; `known` is [`file_hashes`]."""
     found = in_threads(_hash_or_file)(values)
-    files = [each for each in found if isinstance(each, _File)]
-    if files:
-        with workers() as pool:
-            hashes = dict(zip(files, _file_hashes(known, files, pool, False), strict=True))
-        found = [hashes[each].tobytes().hex() if isinstance(each, _File) else each for each in found]
-    return [each if isinstance(each, ImageError) else _key(str(each)) for each in found]
+    with workers() as pool:
+        keys = _keys([each for each in found if not isinstance(each, ImageError)], known, pool, False)
+        return [each if isinstance(each, ImageError) else next(keys) for each in found]
 
 
 def source_key(value: Any) -> str:
     """Key of one undecoded image, as [`source_keys`] gives it; its file is read."""
     found = _hash_or_file(value)
-    return _key(_file_hash(found.path) if isinstance(found, _File) else found)
-
-
-def _key(digest: str) -> str:
-    return f"file {digest}"  # keys of `image_hash` are those of decoded pixels
+    return f"file {_file_hash(found.path) if isinstance(found, _File) else found}"
 
 
 def _hash_or_file(value: Any) -> str | _File:
@@ -190,14 +172,6 @@ def _hash_or_file(value: Any) -> str | _File:
     return _File(source, f"{Path(source).absolute()}\n{status.st_size}\n{status.st_mtime_ns}")
 
 
-def _hash_if_readable(value: Any) -> str | _File:
-    try:
-        found = _hash_or_file(value)
-    except (ImageError, OSError):
-        return _UNREADABLE
-    return found if isinstance(found, str) or os.access(found.path, os.R_OK) else _UNREADABLE
-
-
 def _file_hash(path: str) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -205,10 +179,9 @@ def _file_hash(path: str) -> str:
 
 # --- Features --------------------------------------------------------------------------------------------------------
 
+# How features of frames are combined to features of a video; "native": with the model's video inputs.
 FramePooling = Literal["mean", "concat", "ordered"]
-"""How features of frames are combined to features of a video."""
 VideoPooling = FramePooling | Literal["native"]
-"""As `FramePooling`, or with the model's video inputs."""
 
 
 def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") -> Tensor:
@@ -258,8 +231,7 @@ def cached_features(
             the consecutive frames of several videos to features with one row per video.
         batch_size (`int`): Images, or frames, per call; the frames of one video are never divided.
         progress (`str` or `bool`): Label of the progress bar, or False.
-        unit_length (`bool`): Scale the mean over a video's frames to length 1. For scorers, whose features have unit
-            length; the mean of several is shorter.
+        unit_length (`bool`): Scale the mean over a video's frames to length 1, for scorers, whose features have unit length.
         pooling (`"mean"`, `"concat"`, `"ordered"` or `"native"`): For videos, see `pool_frames`; with `"native"`, `encode`
             pools. A cache holds features of one shape: another number of image tokens needs another `what`.
 
@@ -268,7 +240,6 @@ def cached_features(
 
     Raises:
         ImageError: If an image or video cannot be read.
-        ValueError: If there are no rows.
     """
     F = frames_of(dataset)
     if not F:
@@ -308,23 +279,10 @@ def image_rows(
 # --- Pixels as the vision tower reads them, before normalisation -----------------------------------------------------
 
 PixelForm = Literal["uint8", "jpeg"]
-"""How pixels are stored: exactly, or as JPEGs in about a tenth of the space."""
 
 _JPEG_SHARE = 10
 _JPEG_HEADER = 640  # bytes of the tables of a JPEG, however small it is
 _QUALITIES = (95, 92, 90, 87, 84, 80, 75, 70, 60, 50, 40, 30, 20, 10)
-
-
-class Prepares(Protocol):
-    """First part of an image processor; `Captioner.prepared_pixels` is one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # (3, H, W)
-
-    @property
-    def signature(self) -> str: ...  # hash of all that determines the pixels
-
-    def prepare(self, image: Image.Image | Tensor) -> Tensor: ...  # `(3, H, W)` uint8
 
 
 class DecodedPixels(Sequence[Tensor]):
@@ -333,7 +291,7 @@ class DecodedPixels(Sequence[Tensor]):
     Compared with images, they take less CPU time, and the workers of a `DataLoader` transfer less data.
     """
 
-    def __init__(self, dataset: datasets.Dataset, processor: Prepares) -> None:
+    def __init__(self, dataset: datasets.Dataset, processor: Any) -> None:
         self.images = undecoded(dataset).select_columns("image").with_format(None)
         self.processor = processor
 
@@ -365,7 +323,7 @@ class CachedPixels(Sequence[Tensor]):
 
 def cached_pixels(
     dataset: datasets.Dataset,
-    processor: Prepares,
+    processor: Any,
     *,
     form: PixelForm = "uint8",
     directory: str | os.PathLike | None = None,
@@ -379,8 +337,9 @@ def cached_pixels(
     [`FeatureCache`]: it stays valid if a process is killed.
 
     Args:
-        dataset (`datasets.Dataset`): With an `image` column.
-        processor: First part of an image processor, `captioner.prepared_pixels`.
+        dataset (`datasets.Dataset`): With an `image` column; not of videos.
+        processor: First part of an image processor, `captioner.prepared_pixels`, with `shape` `(3, H, W)`, `signature` (hash
+            of all that determines the pixels) and `prepare(image)`, `(3, H, W)` uint8.
         form (`"uint8"` or `"jpeg"`): Exact pixels, or JPEGs in about a tenth of the space. Each JPEG has the highest quality
             that fits; pixels of photographs differ by 2 (384 pixels) to 4 (224 pixels) of 255 on average.
         directory (path, *optional*): Root of all caches; by default `default_cache_dir()`.
@@ -392,7 +351,6 @@ def cached_pixels(
 
     Raises:
         ImageError: If an image cannot be read.
-        ValueError: If `form` is unknown, there are no rows, or the data are videos.
     """
     if form not in get_args(PixelForm):
         raise ValueError(f"form is {form!r}. Use 'uint8' (exact) or 'jpeg' (a tenth of the space).")
@@ -403,14 +361,13 @@ def cached_pixels(
 
 def refuse_videos(dataset: datasets.Dataset) -> None:
     """Refuse data whose pixels cannot be cached."""
-    if number := frames_of(dataset):
+    if frames_of(dataset):
         raise ValueError(
-            f"The data are videos ({number} frames each), and only the pixels of images are cached. Leave out "
-            "cache_pixels; set freeze_vision_tower=True and cache_image_features=True."
+            "The data are videos. Leave out cache_pixels; set freeze_vision_tower=True and cache_image_features=True."
         )
 
 
-def row_reader(processor: Prepares, form: PixelForm) -> Callable[[Any], Tensor]:
+def row_reader(processor: Any, form: PixelForm) -> Callable[[Any], Tensor]:
     """Function from an undecoded image to its row of the cache, `(3, H, W)` or `(bytes,)` uint8."""
     size = math.prod(processor.shape) // _JPEG_SHARE + _JPEG_HEADER
 
@@ -432,7 +389,4 @@ def _to_jpeg(pixels: Tensor, size: int) -> Tensor:
         data = encode_jpeg(pixels, quality)
         if len(data) <= size:
             return torch.nn.functional.pad(data, (0, size - len(data)))
-    raise ValueError(
-        f"An image of {tuple(pixels.shape)} pixels does not fit into {size} bytes as a JPEG of quality {_QUALITIES[-1]}. "
-        "Use cache_pixels='uint8'."
-    )
+    raise ValueError(f"{tuple(pixels.shape)} pixels do not fit into {size} bytes as a JPEG. Use cache_pixels='uint8'.")

@@ -52,8 +52,8 @@ def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: 
         if not target.startswith(tops):
             below = f"image_root ({str(root)!r})" if root is not None else "any folder of the data (there is none)"
             raise ValueError(
-                f"{where}: row {row} names the file {path!r}, which is not below {below}. Set image_root to the folder "
-                "that holds the files themselves, behind any links."
+                f"{where}: row {row} names the file {path!r}, which is not below {below}. Set image_root to the folder that "
+                "holds the files themselves."
             )
 
 
@@ -75,19 +75,18 @@ def paths_without_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
 MAX_PIXELS = 89_478_485
 """Largest accepted width * height: Pillow's default limit (a quarter of a GiB as RGB)."""
 
-MIN_SIDE = 2
-"""Smallest accepted width and height in pixels: a 1-pixel image is a tracking pixel or a failed download."""
+_MIN_SIDE = 2  # a 1-pixel image is a tracking pixel or a failed download
 
+# Faults of images, and the remedy for each.
 IMAGE_REMEDIES: dict[str, str] = {
     "image_missing": "give the row an image, or remove the row",
     "image_not_found": "check the path and set image_root to the folder it is relative to",
     "image_remote": "download the image first and give its path; addresses are never fetched",
     "image_unreadable": "re-export the image as JPEG or PNG, or remove the row",
     "image_truncated": "download or copy the file again, or remove the row",
-    "image_too_small": f"replace the image: both sides need {MIN_SIDE} pixels or more",
+    "image_too_small": f"replace the image: both sides need {_MIN_SIDE} pixels or more",
     "image_too_large": "shrink the image, or raise max_pixels if you trust the file",
 }
-"""Faults of images, and the remedy for each."""
 
 # Raster formats only: Pillow hands EPS to Ghostscript, and icon and font formats hold no photographs.
 _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
@@ -134,26 +133,18 @@ def media_source(value: Any, kind: str = "image") -> tuple[str | io.BytesIO | Im
         if len(value) == 0:
             raise ImageError("image_unreadable", f"the {kind} has 0 bytes")
         return io.BytesIO(value), f"{kind} of {len(value)} bytes"
-    if isinstance(value, str | os.PathLike):
-        path = os.fspath(value)
-        if not isinstance(path, str):
-            path = os.fsdecode(path)
-        if is_address(path):
-            raise ImageError("image_remote", f"{kind} {path!r} is an address, not a file")
-        try:
-            is_file = os.path.isfile(path)  # not exists(): opening a pipe or a device would hang
-        except ValueError:  # a NUL in the path
-            is_file = False
-        if not is_file:
-            raise ImageError("image_not_found", f"{kind} {path!r} is not a file")
-        if os.path.getsize(path) == 0:
-            raise ImageError("image_unreadable", f"{kind} {path!r} has 0 bytes")
-        return path, f"{kind} {path!r}"
-    raise ImageError(
-        "image_unreadable",
-        f"the {kind} is a {type(value).__name__}, and must be a path, bytes, "
-        f"{'a PIL image ' if kind == 'image' else ''}or {{bytes, path}}",
-    )
+    if not isinstance(value, str | os.PathLike):
+        also = "a PIL image " if kind == "image" else ""
+        must = f"must be a path, bytes, {also}or {{bytes, path}}"
+        raise ImageError("image_unreadable", f"the {kind} is a {type(value).__name__}, and {must}")
+    path = os.fsdecode(value)
+    if is_address(path):
+        raise ImageError("image_remote", f"{kind} {path!r} is an address, not a file")
+    if not os.path.isfile(path):  # not exists(): opening a pipe or a device would hang
+        raise ImageError("image_not_found", f"{kind} {path!r} is not a file")
+    if os.path.getsize(path) == 0:
+        raise ImageError("image_unreadable", f"{kind} {path!r} has 0 bytes")
+    return path, f"{kind} {path!r}"
 
 
 @contextlib.contextmanager
@@ -176,9 +167,8 @@ def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[I
     except MemoryError:
         raise ImageError("image_too_large", f"{name} does not fit into memory") from None
     except UnidentifiedImageError:
-        raise ImageError(
-            "image_unreadable", f"{name} is not in a known format ({', '.join(image_formats())})"
-        ) from None
+        formats = ", ".join(image_formats())
+        raise ImageError("image_unreadable", f"{name} is not in a known format ({formats})") from None
     except Exception as error:
         # Decoders raise many kinds of errors on malicious files: struct.error, SyntaxError, IndexError, zlib.error, ...
         text = f"{type(error).__name__}: {error}"
@@ -201,12 +191,11 @@ def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
     width, height = size
     # Between once and twice its own limit Pillow only warns.
     max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
-    if min(width, height) < MIN_SIDE:
-        raise ImageError("image_too_small", f"{name} is {width} x {height} pixels, both sides need {MIN_SIDE}")
+    said = f"{name} is {width} x {height} pixels"
+    if min(size) < _MIN_SIDE:
+        raise ImageError("image_too_small", f"{said}, both sides need {_MIN_SIDE}")
     if width * height > max_pixels:
-        raise ImageError(
-            "image_too_large", f"{name} is {width} x {height} pixels, max_pixels allows {max_pixels} in all"
-        )
+        raise ImageError("image_too_large", f"{said}, max_pixels allows {max_pixels} in all")
 
 
 def _deep_to_8_bit(image: Image.Image) -> Image.Image:
@@ -270,7 +259,7 @@ def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pi
     `"header"` reads only format and size; `"full"` also decodes the pixels, which detects truncated files.
     """
     if mode not in ("header", "full"):
-        raise ValueError(f"mode ({mode!r}) must be 'header' or 'full'. Choose one of them.")
+        raise ValueError(f"mode is {mode!r}. Use 'header' or 'full'.")
     with opened_image(value, max_pixels) as image:
         if mode == "full":
             # An image object belongs to the caller, and draft() would shrink it.

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import posixpath
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +32,6 @@ from hf_captionrl.data.columns import (
     id_column,
     merge_rows_of_one_image,
     parse_json,
-    read_json_lines,
     read_rows,
     read_text,
     replace_column,
@@ -55,7 +54,6 @@ logger = logging.getLogger(__name__)
 METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 # Files that systems add: resource forks of macOS, thumbnails of network drives, the recycle bin of Windows.
 _SYSTEM_NAMES = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
-_SHOWN = 5
 
 
 @functools.cache
@@ -76,9 +74,8 @@ class FolderListing:
 
     def describe_others(self) -> str:
         order = sorted(self.others.items(), key=lambda item: (-item[1], not item[0], item[0]))
-        kinds = ", ".join(f"{number} {kind or 'without a suffix'}" for kind, number in order[:_SHOWN])
-        more = ", ..." if len(self.others) > _SHOWN else ""
-        return f"{sum(self.others.values())} other files ({kinds}{more})" if self.others else "no other files"
+        kinds = [f"{number} {kind or 'without a suffix'}" for kind, number in order[:5]] + ["..."] * (len(order) > 5)
+        return f"{sum(self.others.values())} other files ({', '.join(kinds)})" if kinds else "no other files"
 
     def report(self, where: str, read: Iterable[str] = ()) -> None:
         """Log what is not used; `read` are the metadata files that are read."""
@@ -96,10 +93,10 @@ class FolderListing:
 def list_images(folder: Path) -> FolderListing:
     """List the files of a folder and its subfolders, without hidden ones and those of systems.
 
-    Links to files are listed; the code that opens them checks their targets. Links to folders are reported and not
-    followed.
+    Links to files are listed; the code that opens them checks their targets. Links to folders are not followed.
     """
     found = FolderListing()
+    left_out: defaultdict[str, list[str]] = defaultdict(list)
     waiting = [""]
     while waiting:
         below = waiting.pop()
@@ -107,47 +104,40 @@ def list_images(folder: Path) -> FolderListing:
             with os.scandir(folder / below) as scanned:
                 entries = list(scanned)
         except OSError as error:
-            found.left_out.setdefault("folders cannot be read", []).append(f"{below!r} ({error.strerror})")
+            left_out["folders cannot be read"].append(f"{below!r} ({error.strerror})")
             continue
         for entry in entries:
+            path, suffix = below + entry.name, os.path.splitext(entry.name)[1].lower()
             if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_NAMES:
                 continue
-            path = below + entry.name
-            suffix = os.path.splitext(entry.name)[1].lower()
             if path.encode("utf-8", "ignore").decode() != path:  # other bytes have no place in a table of text
-                found.left_out.setdefault("names are not UTF-8 (rename them)", []).append(ascii(path))
+                left_out["names are not UTF-8 (rename them)"].append(ascii(path))
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append(path + "/")
             elif entry.is_symlink() and entry.is_dir():
-                found.left_out.setdefault("links to folders are not followed", []).append(repr(path))
+                left_out["links to folders are not followed"].append(repr(path))
             elif entry.name in METADATA_FILES:
                 found.metadata.append(path)
             elif suffix in image_suffixes():
                 found.images.append(path)
             else:
                 found.others[suffix] += 1
-    found.images.sort()
-    found.metadata.sort()
-    return found
-
-
-def _metadata_file(folder: Path) -> Path | None:
-    found = [folder / name for name in METADATA_FILES if (folder / name).is_file()]
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
-        raise ValueError(f"{folder} has {names}, and only one can be read. Keep one of them.")
-    return found[0] if found else None
+    return FolderListing(sorted(found.images), sorted(found.metadata), found.others, dict(left_out))
 
 
 def _metadata_files(folder: Path) -> dict[str, Path]:
     """The metadata file of a folder, under an empty name, or those of its split folders."""
     children = sorted(child for child in folder.iterdir() if child.name in SPLIT_NAMES and child.is_dir())
-    parts = {child.name: path for child in children if (path := _metadata_file(child)) is not None}
-    whole = _metadata_file(folder)
-    if whole is not None and parts:
-        others = " and ".join(str(path.relative_to(folder)) for path in parts.values())
-        raise ValueError(f"{folder} has {whole.name} and {others}, and only one can be read. Remove the others.")
-    return {"": whole} if whole is not None else parts
+    found: dict[str, Path] = {}
+    for name, place in {"": folder, **{child.name: child for child in children}}.items():
+        files = [place / file for file in METADATA_FILES if (place / file).is_file()]
+        files += [found[""]] if files and "" in found else []
+        if len(files) > 1:
+            names = " and ".join(sorted(path.relative_to(folder).as_posix() for path in files))
+            raise ValueError(f"{folder} has {names}, and only one can be read. Remove the others.")
+        if files:
+            found[name] = files[0]
+    return found
 
 
 def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) -> Source:
@@ -155,11 +145,10 @@ def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) 
         raise FileNotFoundError(f"data_dir ({str(folder)!r}) is not a folder. Set it to a folder of images.")
     if not (files := _metadata_files(folder)):
         return _read_bare_folder(folder, list_images(folder), root, require_captions)
-    rows_of = {name: read_rows(path) for name, path in files.items()}
     splits: dict[str, list[Row]] = {}
-    for name, rows in rows_of.items():
-        if not rows:
-            raise ValueError(f"{files[name]} holds no rows. Check that it is the right file.")
+    for name, path in files.items():
+        if not (rows := read_rows(path)):
+            raise ValueError(f"{path} holds no rows. Check that it is the right file.")
         for row in rows if name and root is None else ():
             # Paths are relative to their metadata file; the name of the folder makes them unique over splits.
             if isinstance(row.get("file_name"), str):
@@ -188,18 +177,16 @@ def _report_unnamed(folder: Path, files: Mapping[str, Path], tables: Iterable[li
 
 def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, require_captions: bool) -> Source:
     """All images of a folder without metadata; they have no captions."""
-    found = sorted(child.name for child in folder.iterdir())
-    content = f"{found[:10]}{' ...' if len(found) > 10 else ''}" if found else "nothing"
+    content = sorted(child.name for child in folder.iterdir())[:10] or "nothing"
+    where = f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}"
     if not listing.images:
         raise ValueError(
-            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)} and no images (.jpg, .png, .webp and others); it "
-            f"has {content}, {listing.describe_others()}. Set data_dir to a folder of images."
+            f"{where} and no images; it has {content}, {listing.describe_others()}. Set data_dir to a folder of images."
         )
     if require_captions:
         raise ValueError(
-            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}, nor train/, validation/, test/ with "
-            f"one, so its {len(listing.images)} images have no captions; it has {content}. Write one line per image into "
-            f'metadata.jsonl: {{"file_name": "a.jpg", "captions": ["...", "..."]}}.'
+            f"{where}, nor train/, validation/, test/ with one, so its {len(listing.images)} images have no captions. Write "
+            f'lines {{"file_name": "a.jpg", "captions": ["...", "..."]}} to metadata.jsonl; the folder has {content}.'
         )
     listing.report(str(folder))
     listing.report_others(str(folder))
@@ -209,8 +196,7 @@ def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, r
         for path in listing.images
     ]
     if {path.split("/")[0] if "/" in path else "" for path in listing.images} <= set(SPLIT_NAMES):
-        for row in rows:
-            row["split"] = row["image_id"].partition("/")[0]
+        rows = [row | {"split": row["image_id"].partition("/")[0]} for row in rows]
     return source_of_rows(str(folder), rows, str(folder), root or folder, "file_name", has_captions=False)
 
 
@@ -253,10 +239,11 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
 
 
 def _read_row_file(path: Path, root: Path | None) -> Source:
-    if path.suffix.lower() != ".json":
-        return source_of_rows(str(path), read_rows(path), str(path), root or path.parent)
-    text = read_text(path)
-    rows = read_json_lines(path) if _is_json_lines(text) else parse_json(text, str(path))
+    rows: Any
+    if path.suffix.lower() == ".json" and not _is_json_lines(text := read_text(path)):
+        rows = parse_json(text, str(path))
+    else:
+        rows = read_rows(path)
     if isinstance(rows, dict):
         return _read_karpathy(rows, path, root)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -267,26 +254,19 @@ def _read_row_file(path: Path, root: Path | None) -> Source:
 def _is_json_lines(text: str) -> bool:
     """Many files called .json hold one object per line."""
     first, _, rest = text.strip().partition("\n")
-    if not first.startswith("{") or not rest.strip():
-        return False
     try:
-        json.loads(first)
+        return bool(rest.strip()) and isinstance(json.loads(first), dict)
     except (json.JSONDecodeError, RecursionError):
         return False
-    return True
 
 
 def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
-    images = content.get("images")
-    if not isinstance(images, list) or not images or not all(isinstance(image, dict) for image in images):
+    images: Any = content.get("images")
+    are_objects = isinstance(images, list) and all(isinstance(image, dict) for image in images)
+    if not are_objects or not any("sentences" in image for image in images):
         raise ValueError(
-            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has a list `images`. "
-            f"Use a Karpathy-split JSON, a list of objects, or JSON lines."
-        )
-    if not any("sentences" in image for image in images):
-        raise ValueError(
-            f"{path}: no entry of `images` has `sentences`; the first has {sorted(images[0])}. Annotation files "
-            f"of COCO keep captions elsewhere: give the Karpathy-split JSON (dataset_coco.json)."
+            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images`, a list of objects with "
+            "`sentences`. Use dataset_coco.json, not an annotation file of COCO, or JSON lines."
         )
     if root is None:
         raise ValueError(f"{path} holds paths only. Set image_root to the folder with the images (COCO: of val2014/).")
@@ -311,24 +291,23 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
 
 
 def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArguments, root: Path | None) -> Source:
-    is_hub_file = dataset_name.startswith(_HUB_FILES)
+    is_hub_file, suffix = dataset_name.startswith(_HUB_FILES), path.suffix.lower()
     try:
         if is_hub_file:
-            if path.suffix not in _LOADERS:
+            if suffix not in _LOADERS:
                 raise ValueError(f"hf:// needs files that end in {', '.join(_LOADERS)}, or leave hf://datasets/ out")
             if arguments.revision is not None:
                 raise ValueError(
-                    f"files on the Hub name their revision: hf://datasets/OWNER/NAME@{arguments.revision}/..."
+                    f"files on the Hub name their revision: hf://datasets/OWNER/NAME@{arguments.revision}/"
                 )
-            loaded = datasets.load_dataset(_LOADERS[path.suffix], data_files=dataset_name)
+            loaded = datasets.load_dataset(_LOADERS[suffix], data_files=dataset_name)
         elif path.is_dir() and any((path / name).is_file() for name in _SAVED_FILES):
             loaded = datasets.load_from_disk(str(path))
         elif path.is_file():
-            kind = path.suffix.lower().lstrip(".")
-            if kind not in ("parquet", "arrow"):
+            if suffix not in (".parquet", ".arrow"):
                 # load_dataset would interpret any other kind as the name of a data set on the Hub.
-                raise ValueError(f"a file {path.suffix or 'without a suffix'} holds no table")
-            loaded = datasets.load_dataset(kind, data_files=glob.escape(str(path)))  # a name, not a pattern
+                raise ValueError(f"a file {suffix or 'without a suffix'} holds no table")
+            loaded = datasets.load_dataset(suffix[1:], data_files=glob.escape(str(path)))  # a name, not a pattern
             root = root or path.parent
         else:
             folder = None if arguments.data_dir is None else str(arguments.data_dir)
@@ -339,43 +318,43 @@ def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArgument
         # The Hub raises many kinds of errors (missing file, no network, a script), which have the same remedy.
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         raise ValueError(
-            f"dataset_name {dataset_name!r} could not be loaded ({reason}). "
-            f"It must be 'scenes', 'imagefolder' with data_dir, a Karpathy-split JSON with image_root, a .jsonl, .csv "
-            f"or .parquet file, a folder, or a data set on the Hub (dataset_config chooses its configuration)."
+            f"dataset_name {dataset_name!r} could not be loaded ({reason}). Use 'scenes', 'imagefolder' with data_dir, a "
+            "Karpathy JSON with image_root, a .jsonl, .csv or .parquet file, a folder, or a data set on the Hub."
         ) from error
     # datasets names a file, and a data set saved without splits, "train".
     named = isinstance(loaded, dict) and not path.is_file() and not is_hub_file
+    root = path if root is None and path.is_dir() else root
+    return _source_of_splits(dataset_name, loaded if isinstance(loaded, dict) else {"train": loaded}, root, named)
+
+
+def _source_of_splits(
+    name: str, data: Mapping[Any, datasets.Dataset], root: Path | None, named: bool, **more: Any
+) -> Source:
+    """The parts of a `DatasetDict` under our names."""
     splits: dict[str, Any] = {}
-    for name, rows in (loaded if isinstance(loaded, dict) else {"train": loaded}).items():
-        ours = SPLIT_NAMES.get(str(name), str(name))
+    for split, rows in data.items():
+        ours = SPLIT_NAMES.get(str(split), str(split))
         splits[ours] = rows if ours not in splits else datasets.concatenate_datasets([splits[ours], rows])
     if len(splits) == 1 and (parts := by_split_column(*splits.values())):
         splits, named = parts, True
-    return Source(dataset_name, splits, path if root is None and path.is_dir() else root, has_named_splits=named)
+    return Source(name, splits, root, has_named_splits=named, **more)
 
 
 def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
-    """A data set in memory; the parts of a `DatasetDict` under our names."""
-    root = None if image_root is None else Path(image_root)
     if isinstance(data, datasets.IterableDataset | datasets.IterableDatasetDict):
         raise ValueError(
-            f"The data are an {type(data).__name__}, which is read row by row, but all rows are needed at once. Pass it to "
-            "SmileTrainer with max_steps, or convert it to a Dataset: Dataset.from_list(list(data.take(n)))."
+            f"The data are an {type(data).__name__}. Pass it to SmileTrainer with max_steps, or convert it to a Dataset: "
+            "Dataset.from_list(list(data.take(n)))."
         )
     if not isinstance(data, datasets.Dataset | datasets.DatasetDict):
         raise ValueError(
             f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name."
         )
+    root = None if image_root is None else Path(image_root)
     named = isinstance(data, datasets.DatasetDict)
-    splits: dict[str, Any] = {}
-    for name, rows in (data if named else {"train": data}).items():
-        ours = SPLIT_NAMES.get(str(name), str(name))
-        if ours in splits:
-            raise ValueError(f"The data have two splits for {ours!r}: {list(data)}. Rename or join them.")
-        splits[ours] = rows
-    if len(splits) == 1 and (parts := by_split_column(*splits.values())):
-        splits, named = parts, True
-    return Source("the data set", splits, root, has_named_splits=named, in_memory=True)
+    if named and len({SPLIT_NAMES.get(name, name) for name in data}) < len(data):
+        raise ValueError(f"The data have two splits of one meaning: {list(data)}. Rename or join them.")
+    return _source_of_splits("the data set", data if named else {"train": data}, root, named, in_memory=True)
 
 
 # --- Splits ----------------------------------------------------------------------------------------------------------
@@ -383,12 +362,8 @@ def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
 SPLITS = ("train", "validation", "test")
 """The splits that every recipe uses."""
 SPLIT_SHARES = (0.8, 0.1, 0.1)
-"""Shares of train, validation and test for training on data without splits."""
 ALL = "all"
-"""Name for all splits together."""
-
-# Enough to detect different images with the same ids, without reading all images.
-_OVERLAP_PROBES = 100
+_OVERLAP_PROBES = 100  # enough to detect different images with the same ids, without reading all images
 
 
 def parse_split(split: str) -> tuple[str, ...]:
@@ -398,35 +373,32 @@ def parse_split(split: str) -> tuple[str, ...]:
         return ()
     # Karpathy's restval is a part of train, not another name for it.
     names = [name if name == "restval" else SPLIT_NAMES.get(name, name) for name in names]
-    if not all(names):
-        raise ValueError(f"split is {split!r}, which has an empty name. Use a split, 'validation+test', or 'all'.")
-    if ALL in names or len(set(names)) < len(names):
-        raise ValueError(f"split is {split!r}, which has images twice. Name each split once, or only 'all'.")
+    if not all(names) or ALL in names or len(set(names)) < len(names):
+        raise ValueError(
+            f"split is {split!r}. Use a split, several different ones ('validation+test'), or only 'all'."
+        )
     return tuple(names)
 
 
 def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], where: str) -> datasets.Dataset:
     """Several splits as one data set; all without names."""
     names = list(names) or list(splits)
-    for name in names:
-        if name not in splits:
-            raise ValueError(
-                f"{where} has no split {name!r}; it has {list(splits)}. Use one of them, several ('a+b') or 'all'."
-            )
+    if missing := [name for name in names if name not in splits]:
+        raise ValueError(
+            f"{where} has no split {missing[0]!r}; it has {list(splits)}. Use one of them, several ('a+b') or 'all'."
+        )
     if len(names) == 1:
         return with_split(splits[names[0]], names[0])
     parts = [splits[name] for name in names]
     # If one split has addresses among its paths, no image is decoded on access.
     if not all(getattr(part.features["image"], "decode", False) for part in parts):
         parts = [undecoded(part) for part in parts]
-    kinds = [(name, str(kind)) for part in parts for name, kind in part.features.items()]
-    times = Counter(name for name, _ in set(kinds))
-    different = sorted(name for name, number in times.items() if number > 1)
-    if different:
+    kinds = {(name, str(kind)) for part in parts for name, kind in part.features.items()}
+    times = Counter(name for name, _ in kinds)
+    if different := sorted(name for name, number in times.items() if number > 1):
         logger.warning("%s: the columns %s differ between splits and are left out.", where, different)
-    parts = [part.remove_columns([name for name in part.column_names if name in different]) for part in parts]
-    joined = datasets.concatenate_datasets(parts)
-    return with_split(merge_rows_of_one_image(joined, where), "+".join(names))
+        parts = [part.remove_columns([*{*different} & {*part.column_names}]) for part in parts]
+    return with_split(merge_rows_of_one_image(datasets.concatenate_datasets(parts), where), "+".join(names))
 
 
 def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
@@ -491,13 +463,9 @@ def _tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[
         left, right = (undecoded(splits[name]).select_columns("image") for name in (one, other))
         if any(left[row] != right[int(rows[row])] for row in common[:_OVERLAP_PROBES].tolist()):
             logger.warning("%s: splits use the same ids for different images; image_id becomes '<split>/<id>'.", where)
+            new = {name: arrow_column((f"{name}/{i}" for i in ids[name]), pa.string()) for name in splits}
             text = datasets.Value("string")
-            return {
-                name: replace_column(
-                    ds, "image_id", arrow_column((f"{name}/{i}" for i in ids[name]), pa.string()), text
-                )
-                for name, ds in splits.items()
-            }
+            return {name: replace_column(ds, "image_id", new[name], text) for name, ds in splits.items()}
         logger.warning(
             "%s: %d images are in %s and in %s (%s, ...): results on one split include images of the other.",
             *(where, len(common), one, other, ids[one][int(common[0])]),
@@ -516,20 +484,14 @@ def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...
 
     num_frames, column, moving = arguments.num_frames, arguments.caption_column, name == "moving_scenes"
     config = arguments.dataset_config or "captions"
-    if config not in (["captions"] if moving else CONFIGURATIONS):
-        raise ValueError(
-            f"dataset_config is {config!r}, but {name!r} has {'only captions' if moving else sorted(CONFIGURATIONS)}. Use one of "
-            "these, or leave it out."
-        )
+    known = ["captions"] if moving else sorted(CONFIGURATIONS)
+    if config not in known:
+        raise ValueError(f"dataset_config is {config!r}, but {name!r} has {known}. Use one of these, or leave it out.")
     if moving != bool(num_frames):
-        raise ValueError(
-            f"num_frames is {num_frames}, but {name!r} are {'clips of 6 frames' if moving else 'images'}. "
-            f"Use {'4' if moving else '0'}."
-        )
+        kind = "clips of 6 frames. Use 4" if moving else "images. Use 0"
+        raise ValueError(f"num_frames is {num_frames}, but {name!r} are {kind}.")
     if column not in ("captions", "full_caption"):
-        raise ValueError(
-            f"caption_column is {column!r}, but the embedded data have 'captions' (five annotators) and 'full_caption'."
-        )
+        raise ValueError(f"caption_column is {column!r}. Use 'captions' (five annotators) or 'full_caption'.")
     # The test split is drawn first, so it is the same without the others, and 10 times faster.
     sizes: dict[str, Any] = {"num_train": 0, "num_validation": 0} if splits == ("test",) else {}
     made = dict(load_moving_scenes() if moving else load_scenes(**CONFIGURATIONS[config], **sizes))
@@ -566,8 +528,7 @@ def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] 
 
 def _in_order(splits: Mapping[str, datasets.Dataset]) -> dict[str, datasets.Dataset]:
     """Train, validation and test first."""
-    names = [*(name for name in SPLITS if name in splits), *(name for name in splits if name not in SPLITS)]
-    return {name: splits[name] for name in names}
+    return {name: splits[name] for name in dict.fromkeys([*SPLITS, *splits]) if name in splits}
 
 
 def load_caption_splits(
@@ -609,11 +570,6 @@ def load_caption_splits(
     Returns:
         `datasets.DatasetDict`: Splits with the columns `image` (`datasets.Image`), `image_id` (`str`), `captions`
         (`list[str]`, `None` where the source held no string) and any others. Not checked: see `check_captions`.
-
-    Raises:
-        FileNotFoundError: If a file or folder does not exist.
-        ValueError: If the source cannot be read, a column is missing or ambiguous, a path leaves the folder of the data,
-            or ids are ambiguous.
     """
     return _carved(_read_splits(dataset_name, SourceArguments(**source)), split_fractions, seed)
 
@@ -648,10 +604,6 @@ def load_captions(
 
     Returns:
         `datasets.Dataset | datasets.DatasetDict`: The images, or every split if `split` is `None`.
-
-    Raises:
-        FileNotFoundError: If a file or folder does not exist.
-        ValueError: If the source cannot be read, a column or the split is missing, or ids are ambiguous.
     """
     if split is None:
         return load_caption_splits(dataset_name, split_fractions=split_fractions, seed=seed, **source)
@@ -665,10 +617,8 @@ class ChosenSplit:
     """Images that a command uses."""
 
     dataset: datasets.Dataset
-    split: str
-    """Their name: a split, several joined by `+`, or `"all"`."""
-    sizes: dict[str, int]
-    """Number of images of every split of the source; only `"all"` if it has no splits."""
+    split: str  # a split, several joined by `+`, or "all"
+    sizes: dict[str, int]  # number of images of every split of the source; only "all" if it has no splits
 
 
 def choose_split(
@@ -692,8 +642,8 @@ def choose_split(
         names = ("test",)
         if "test" not in splits:
             raise ValueError(
-                f"{found.name} has the splits {sizes} and no 'test'. Set split (--split) to one of them, to several "
-                "('a+b') or to 'all'; 'test' is split off train, as in training."
+                f"{found.name} has the splits {sizes} and no 'test'. Set split (--split) to one, to several ('a+b') or to 'all'; "
+                "split='test' divides it off train."
             )
     if names and not embedded and (any(name not in splits for name in names) or not found.has_named_splits):
         splits = carve_missing(splits, split_fractions, seed, found.name)

@@ -241,31 +241,31 @@ def load_split(
     all_ids = RowLookup(id_column(rows))
     if not embedded and expected_ids is None:
         folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
-        which = f"{len(rows):,} images, split {chosen.split!r}"
-        which = f"all {len(rows):,} images" if chosen.split == "all" else which
-        of = ", ".join(f"{size:,} {split}" for split, size in chosen.sizes.items())
-        whole = "" if list(chosen.sizes) == ["all"] and chosen.split == "all" else f" (there are {of})"
-        first = "" if arguments.max_images is None else f"; --max_images takes the first {arguments.max_images:,}"
-        print(f"captionrl: {Path(str(folder)).name}: {which}{whole}{first}.", file=sys.stderr)
+        is_all = chosen.split == "all"
+        text = f"all {len(rows):,} images" if is_all else f"{len(rows):,} images, split {chosen.split!r}"
+        if not is_all or list(chosen.sizes) != ["all"]:
+            text += f" (there are {', '.join(f'{size:,} {split}' for split, size in chosen.sizes.items())})"
+        if arguments.max_images is not None:
+            text += f"; --max_images takes the first {arguments.max_images:,}"
+        print(f"captionrl: {Path(str(folder)).name}: {text}.", file=sys.stderr)
     if arguments.max_images is not None:
         rows = rows.select(range(min(arguments.max_images, len(rows))))
     if not embedded and quarantine_path is not None:
-        path = Path(quarantine_path)
         rows, report = check_captions(
             rows,
-            quarantine_path=path,
+            quarantine_path=Path(quarantine_path),
             max_bad_fraction=arguments.max_bad_fraction,
             require_captions=require_captions,
             cache_dir=getattr(arguments, "cache_dir", None) or default_cache_dir(),
         )
         if not report.entries:
-            path.unlink(missing_ok=True)
+            Path(quarantine_path).unlink(missing_ok=True)
     if only is not None:
         rows = select_rows(rows, only[only < len(rows)])
     if expected_ids is not None and ids_digest(rows) != expected_ids:
         raise ValueError(
-            f"--dataset {arguments.dataset!r} has other images in this process than in the one that started it. Use a path "
-            "that all machines share, and leave the data unchanged while the command runs."
+            f"--dataset {arguments.dataset!r} has other images in this process than in the first. Use a path that all "
+            "machines share, and leave the data unchanged."
         )
     return LoadedSplit(rows, all_ids, chosen.split, chosen.sizes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -74,12 +75,12 @@ class QuarantineReport:
 
     def bad_rows(self, split: str | None = None) -> int:
         """Number of rows that were removed, of one split or all."""
-        return sum(entry.dropped == "row" and split in (None, entry.split) for entry in self.entries)
+        return sum(self.counts("row", split).values())
 
     @property
     def bad_captions(self) -> int:
         """Number of captions removed from rows that are kept."""
-        return sum(entry.dropped == "caption" for entry in self.entries)
+        return sum(self.counts("caption").values())
 
     def bad_fraction(self, split: str | None = None) -> float:
         """Share of rows that were removed, of one split or all; 0 if there are no rows."""
@@ -104,14 +105,17 @@ class QuarantineReport:
             parts.append(f"{self.bad_captions} captions are left out of rows that are kept ({counts})")
         return "; ".join(parts) + (f". Each with its remedy: {self.path}." if self.path else ".")
 
-    def __str__(self) -> str:
-        return self.summary()
+    __str__ = summary
 
     def write(self) -> None:
         """Write one JSON object per entry to `path`, if there is one."""
         if self.path is not None:
             # ASCII escapes, because U+2028 and half surrogates in a caption would break lines or the encoding.
             atomic_write_text(self.path, "".join(json.dumps(asdict(entry)) + "\n" for entry in self.entries))
+
+
+def _spell(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items())
 
 
 class QuarantineError(ValueError):
@@ -125,16 +129,8 @@ class QuarantineError(ValueError):
         return type(self), (str(self), self.report)
 
 
-def _spell(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in counts.items())
-
-
 def _image_faults(
-    ds: datasets.Dataset,
-    mode: Literal["header", "full"],
-    max_pixels: int,
-    num_workers: int,
-    cache_dir: str | os.PathLike[str] | None,
+    ds: datasets.Dataset, mode: Any, max_pixels: int, num_workers: int, cache_dir: str | os.PathLike[str] | None
 ) -> Iterator[ImageError | None]:
     is_video = VIDEO_FRAMES in ds.column_names
     verify = verify_video if is_video else verify_image
@@ -175,11 +171,10 @@ def _check_split(
     require_captions: bool,
     image_faults: Callable[[datasets.Dataset], Iterator[ImageError | None]],
 ) -> tuple[datasets.Dataset, list[QuarantineEntry]]:
-    missing = sorted({"image", "image_id", "captions"} - set(ds.column_names))
-    if missing:
+    if missing := sorted({"image", "image_id", "captions"} - set(ds.column_names)):
         raise ValueError(
             f"Split {split!r} has no columns {missing}; it has {ds.column_names}. Load it with load_captions, and set "
-            f"image_column, caption_column or image_id_column."
+            "image_column, caption_column or image_id_column."
         )
     ds = ds.with_format(None)
     ids = id_column(ds)
@@ -187,8 +182,7 @@ def _check_split(
     if len(ds) and times.max() > 1:
         row = int(times.argmax())
         raise ValueError(
-            f"Split {split!r}: image_id {ids[row]!r} is in {times[row]} rows; an id must name one image with all "
-            f"its captions. Load it with load_captions, which joins such rows, or set another image_id_column."
+            f"Split {split!r}: image_id {ids[row]!r} is in {times[row]} rows. Use load_captions, which joins such rows."
         )
     is_kept: np.ndarray = np.zeros(len(ds), bool)
     changed = False
@@ -203,15 +197,15 @@ def _check_split(
             bad = [(found[0], f"captions[{n}]: {found[1]}") for n, found in enumerate(faults) if found is not None]
             changed |= good != value
             is_kept[row] = fault is None and bool(good or not require_captions)
+            entry = functools.partial(quarantine_entry, row, ids[row], split)
             if fault is not None:
-                entries.append(quarantine_entry(row, ids[row], split, "image", fault.reason, fault.detail, "row"))
+                entries.append(entry("image", fault.reason, fault.detail, "row"))
             elif is_kept[row]:
-                for reason, detail in bad:
-                    entries.append(quarantine_entry(row, ids[row], split, "captions", reason, detail, "caption"))
+                entries.extend(entry("captions", reason, detail, "caption") for reason, detail in bad)
             else:
                 reason = bad[0][0] if bad else "caption_missing"
                 detail = "; ".join(detail for _, detail in bad) or "the row has no caption"
-                entries.append(quarantine_entry(row, ids[row], split, "captions", reason, detail, "row"))
+                entries.append(entry("captions", reason, detail, "row"))
             yield good
 
     captions = arrow_column(good_captions(), TEXTS)
@@ -266,19 +260,15 @@ def check_captions(
     Raises:
         QuarantineError: If the share of invalid rows of a split is too large, or it has no valid row. The file is
             written first.
-        ValueError: If a column is missing, an id is in two rows, or an argument is out of range.
     """
     if not 0 <= max_bad_fraction <= 1:
-        raise ValueError(
-            f"max_bad_fraction ({max_bad_fraction}) must be in [0, 1]; it is not a percentage. Use 0.05, for example."
-        )
+        raise ValueError(f"max_bad_fraction is {max_bad_fraction}, but is a share in [0, 1]. Use 0.05, for example.")
     if max_caption_words < 1 or num_workers < 0:
         raise ValueError(
-            f"max_caption_words ({max_caption_words}) must be 1 or more and num_workers ({num_workers}) 0 or more. "
-            f"Use numbers in these ranges."
+            f"max_caption_words is {max_caption_words} and num_workers {num_workers}. Use at least 1 and 0."
         )
     if check_images not in (True, False, "header", "full"):
-        raise ValueError(f"check_images ({check_images!r}) is not known. Use True, False, 'header' or 'full'.")
+        raise ValueError(f"check_images is {check_images!r}. Use True, False, 'header' or 'full'.")
 
     def image_faults(rows: datasets.Dataset) -> Iterator[ImageError | None]:
         if not check_images:
@@ -332,61 +322,39 @@ class ImageReader:
         split: str,
         quarantine_path: str | Path | None = None,
         max_bad_fraction: float = 0.05,
-        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.ids = id_column(ds)
         self._images = undecoded(ds.with_format(None)).select_columns("image")
         self._split = split
         self._path = None if quarantine_path is None else Path(quarantine_path)
         self._max_bad_fraction = max_bad_fraction
-        self._max_pixels = max_pixels
         self._entries: dict[int, QuarantineEntry] = {}
 
-    def open(self, row: int) -> Image.Image | None:
-        """The image of a row as RGB; `None` if it cannot be read (see `report`)."""
-        return self.read(row, self._open)
-
     def open_all(self, rows: Sequence[int]) -> dict[int, Image.Image]:
-        """The readable images of several rows, by row in the order of `rows`; decoded in as many threads as there are cores."""
-        return self.read_all(rows, in_threads(self._open))
-
-    def _open(self, value: Any) -> Image.Image:
-        return open_image(value, max_pixels=self._max_pixels)
-
-    def read(self, row: int, decode: Callable[[Any], T]) -> T | None:
-        """The result of a function of the undecoded image of a row; `None` if it raises `ImageError` (see `report`).
-
-        Too many images that cannot be read raise `QuarantineError`; the list is written before.
-        """
-        try:
-            return decode(self._images[row]["image"])
-        except ImageError as error:
-            self._add(row, error)
-        return None
+        """The readable images of several rows as RGB, decoded in as many threads as there are cores; see `read_all`."""
+        return self.read_all(rows, in_threads(open_image))
 
     def read_all(self, rows: Sequence[int], decode: Callable[[list[Any]], Sequence[T | ImageError]]) -> dict[int, T]:
         """The results of a function of the undecoded images of several rows, by row in the order of `rows`.
 
-        The function gives an `ImageError` for an image that cannot be read; its row is left out (see `report`).
+        The function gives an `ImageError` for an image that cannot be read; its row is left out (see `report`). Too many
+        of them raise `QuarantineError`; the list is written before.
         """
         found = {}
         for row, result in zip(rows, decode(self._images[list(rows)]["image"]), strict=True):
-            if isinstance(result, ImageError):
-                self._add(row, result)
-            else:
+            if not isinstance(result, ImageError):
                 found[row] = result
+                continue
+            self._entries[row] = quarantine_entry(
+                row, self.ids[row], self._split, "image", result.reason, result.detail, "row"
+            )
+            report = self.report()
+            try:
+                stop_if_too_many(report, self._split, self._max_bad_fraction)
+            except QuarantineError:
+                report.write()
+                raise
         return found
-
-    def _add(self, row: int, error: ImageError) -> None:
-        self._entries[row] = quarantine_entry(
-            row, self.ids[row], self._split, "image", error.reason, error.detail, "row"
-        )
-        report = self.report()
-        try:
-            stop_if_too_many(report, self._split, self._max_bad_fraction)
-        except QuarantineError:
-            report.write()
-            raise
 
     def report(self) -> QuarantineReport:
         """The images that could not be read so far; not written yet."""

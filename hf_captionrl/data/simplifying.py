@@ -36,12 +36,8 @@ logger = logging.getLogger(__name__)
 # section 4.4 and Figure 4(b): Simplest-COCO ("a girl") and Simpler-COCO ("a man working"), both made with spaCy. The paper
 # gives no exact rules; [`spacy_simplifier`] describes those used here.
 
-Level = Literal["simplest", "simpler"]
-"""`simplest`: the subject with an article; `simpler`: subject, verb and object."""
-
+Level = Literal["simplest", "simpler"]  # the subject with an article; subject, verb and object
 LEVELS: tuple[str, ...] = get_args(Level)
-"""Both levels."""
-
 Simplifier = Callable[[Sequence[str]], Iterable[str | None]]
 """Function from captions to shortened captions; `None` if nothing remains."""
 
@@ -195,25 +191,18 @@ def exchange_captions(
 
     Returns:
         `datasets.Dataset`: The rows whose image is in the file, in order; the others are removed and counted in a warning.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it has another format, lacks a column, repeats an image, or has none of the images.
     """
     paths = [Path(file)] if isinstance(file, str | os.PathLike) else [Path(each) for each in file]
     name = paths[0].name if len(paths) == 1 else f"{paths[0].parent.name} ({len(paths)} files)"
     for path in paths:
         if path.suffix not in _READERS:
-            raise ValueError(
-                f"{str(path)!r} is neither Parquet nor JSON lines. Pass captions.parquet of `captionrl boost`."
-            )
+            raise ValueError(f"{str(path)!r} is not .parquet or .jsonl. Use captions.parquet of `captionrl boost`.")
         if not path.is_file():
             raise FileNotFoundError(f"There is no file {str(path)!r} with captions.")
     rows = datasets.load_dataset(
         _READERS[paths[0].suffix], data_files=[glob.escape(str(path)) for path in paths], split="train"
     )
-    missing = [name for name in ("image_id", column) if name not in rows.column_names]
-    if missing:
+    if missing := [each for each in ("image_id", column) if each not in rows.column_names]:
         raise ValueError(f"{name} lacks the column(s) {missing}; it has {rows.column_names}. Use one of these.")
     found = RowLookup(id_column(rows))
     if number := int((found.first_rows() != np.arange(len(rows))).sum()):
@@ -226,8 +215,7 @@ def exchange_captions(
     kept = np.flatnonzero(has_captions[at])
     if not len(kept):
         raise ValueError(
-            f"{name} has none of the {len(own)} images (its ids are like {found.ids[:1]}, theirs like {own[:1]}). Use the captions "
-            "of the same split."
+            f"{name} has none of the {len(own)} images (ids like {found.ids[:1]}, not {own[:1]}). Use those of the same split."
         )
     if len(kept) < len(own):
         logger.warning("%s has captions for %d of %d images; the others are left out.", name, len(kept), len(own))

@@ -28,22 +28,31 @@ from hf_captionrl.data.images import (
     to_rgb,
 )
 
+# Faults of videos in addition to those of images, and the remedy for each.
 VIDEO_REMEDIES: dict[str, str] = {
     "video_unreadable": "re-export the video as GIF or MP4, or remove the row",
     "video_truncated": "download or copy the file again, or remove the row",
     "video_no_frames": "replace the video by one with pictures, or remove the row",
 }
-"""Faults of videos in addition to those of images, and the remedy for each."""
 
+# Suffixes of films; `.gif` is not included, because a data set of images may contain GIFs.
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".ts", ".flv"})
-"""Suffixes of films; `.gif` is not included, because a data set of images may contain GIFs."""
 
-ANIMATIONS = ("gif", "webp", "png")
-"""Formats that Pillow reads; FFmpeg reads the others."""
-HEAD_BYTES = 65536
-"""First bytes of a file that `video_format` needs."""
+VIDEO_FRAMES = "video_frames"
+"""Column of data sets of videos: the number of frames that are sampled from each video."""
+
+# Largest number of pixels of all frames of an animation (3,000 frames of 800 x 600): a small file may take days to decode.
+MAX_ANIMATION_PIXELS = 16 * MAX_PIXELS
+# The same of a film (an hour of 720p): one of a single colour compresses a thousand times better than others.
+_MAX_FILM_PIXELS = 1024 * MAX_PIXELS
+
+_ANIMATIONS = ("gif", "webp", "png")  # read by Pillow; FFmpeg reads the others
+_HEAD_BYTES = 65536  # first bytes of a file that `_video_format` needs
 # Still pictures and sound use the same container format as MP4.
 _NOT_VIDEO_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"M4A ", b"M4B ", b"crx ")
+_BROWSER_MS = 100  # browsers play a delay of 0 or 10 ms as 100 ms
+# Films whose last frames are never shown, or whose header counts too many frames, are common and harmless.
+_ENOUGH = 0.9
 
 
 class VideoError(ImageError):
@@ -52,34 +61,29 @@ class VideoError(ImageError):
     remedies: ClassVar[dict[str, str]] = VIDEO_REMEDIES
 
 
-def video_format(head: bytes) -> str | None:
-    """Format by the first bytes: one of `ANIMATIONS`, a demuxer of FFmpeg, or None."""
-    found = None
+def _video_format(head: bytes) -> str | None:
+    """Format by the first bytes: one of `_ANIMATIONS`, a demuxer of FFmpeg, or None."""
     if head[:6] in (b"GIF87a", b"GIF89a"):
-        found = "gif"
-    elif head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        found = "webp" if head[12:16] == b"VP8X" and head[20:21] and head[20] & 2 else None
-    elif head[:8] == b"\x89PNG\r\n\x1a\n":
-        found = "png" if b"acTL" in head.partition(b"IDAT")[0] else None
-    elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-        found = "avi"
-    elif head[:4] == b"\x1a\x45\xdf\xa3":
-        found = "matroska"  # WebM as well
-    elif head[4:8] == b"ftyp":
-        found = None if head[8:12] in _NOT_VIDEO_BRANDS else "mp4"
-    elif head[4:8] in (b"moov", b"mdat", b"wide"):
-        found = "mov"
-    elif head[:4] == b"\x00\x00\x01\xba":
-        found = "mpeg"
-    elif head[:4] == b"FLV\x01":
-        found = "flv"
-    elif head[:1] == b"\x47" == head[188:189]:
-        found = "mpegts"
-    return found
+        return "gif"
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "webp" if head[12:16] == b"VP8X" and head[20:21] and head[20] & 2 else None
+    if head[:8] == b"\x89PNG\r\n\x1a\n":
+        return "png" if b"acTL" in head.partition(b"IDAT")[0] else None
+    if head[4:8] == b"ftyp":
+        return None if head[8:12] in _NOT_VIDEO_BRANDS else "mp4"
+    signs = {
+        "avi": head[:4] == b"RIFF" and head[8:12] == b"AVI ",
+        "matroska": head[:4] == b"\x1a\x45\xdf\xa3",  # WebM as well
+        "mov": head[4:8] in (b"moov", b"mdat", b"wide"),
+        "mpeg": head[:4] == b"\x00\x00\x01\xba",
+        "flv": head[:4] == b"FLV\x01",
+        "mpegts": head[:1] == b"\x47" == head[188:189],
+    }
+    return next((name for name, found in signs.items() if found), None)
 
 
 @contextlib.contextmanager
-def opened_video(value: Any) -> Iterator[tuple[BinaryIO, str]]:
+def _opened_video(value: Any) -> Iterator[tuple[BinaryIO, str]]:
     """The bytes of a video, and its name in messages."""
     try:
         source, name = media_source(value, "video")
@@ -107,11 +111,11 @@ def _refuse_many_pixels(size: tuple[int, int], count: int, name: str, most: int)
     if size[0] * size[1] * count > most:
         raise ImageError(
             "image_too_large",
-            f"{name} is {size[0]} x {size[1]} pixels in {count} frames, and all frames may have {most} together",
+            f"{name} has {count} frames of {size[0]} x {size[1]} pixels, and all frames may have {most} together",
         )
 
 
-def frames_on_screen(starts: list[int], end: int, num_frames: int, how: str) -> list[int]:
+def _frames_on_screen(starts: list[int], end: int, num_frames: int, how: str) -> list[int]:
     """Frames on screen at the F times of `sample_frames`, in integer arithmetic: no frame is missed by rounding."""
     if how == "uniform":
         moments = [(2 * i + 1) * end // (2 * num_frames) for i in range(num_frames)]
@@ -120,16 +124,9 @@ def frames_on_screen(starts: list[int], end: int, num_frames: int, how: str) -> 
     return [max(bisect.bisect_right(starts, moment) - 1, 0) for moment in moments]
 
 
-# --- Films -----------------------------------------------------------------------------------------------------------
-
-# Films whose last frames are never shown, or whose header counts too many frames, are common and harmless.
-_ENOUGH = 0.9
-# Pixels of all frames: an hour of 720p. A film of a single colour compresses a thousand times better than others.
-_MAX_FILM_PIXELS = 1024 * MAX_PIXELS
-
-
-def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str, max_pixels: int) -> list[Image.Image]:
-    """Take frames of a film."""
+def _sample_film(
+    file: BinaryIO, kind: str, name: str, num_frames: int, how: str, max_pixels: int
+) -> list[Image.Image]:
     try:
         import av
     except ImportError:
@@ -141,29 +138,26 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
         # The format is given: by guessing, FFmpeg would also accept playlists, which contain addresses.
         with av.open(file, mode="r", format=kind) as container:
             if not container.streams.video:
-                kinds = [stream.type for stream in container.streams]
-                number = f"{len(kinds)} stream{'s' if len(kinds) != 1 else ''} of {' and '.join(sorted(set(kinds)))}"
+                kinds = sorted({stream.type for stream in container.streams})
                 raise VideoError(
-                    "video_no_frames", f"{name} has no pictures, only {number if kinds else 'an empty container'}"
+                    "video_no_frames", f"{name} has no pictures, only {' and '.join(kinds) or 'a container'}"
                 )
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 raise VideoError(
-                    "video_unreadable", f"{name} has pictures in a codec that this FFmpeg does not support"
+                    "video_unreadable", f"{name} has pictures in a codec that FFmpeg does not support here"
                 )
             size = stream.codec_context.width, stream.codec_context.height
             check_size(size, name, max_pixels)
-            tick = stream.time_base or Fraction(1, 1)  # seconds
             starts, end = _packet_times(container, stream)
             announced = max(stream.frames, len(starts))
             read = f"{len(starts)} of {announced} frames"
             if not starts:
-                raise VideoError(
-                    "video_truncated" if announced else "video_no_frames",
-                    f"{name} holds no frame ({announced} announced)",
-                )
+                reason = "video_truncated" if announced else "video_no_frames"
+                raise VideoError(reason, f"{name} holds no frame ({announced} announced)")
             _refuse_many_pixels(size, len(starts), name, _MAX_FILM_PIXELS)
             # Matroska stores the duration, not the number of frames; in other formats sound may be longer.
+            tick = stream.time_base or Fraction(1, 1)  # seconds
             plays = stream.duration
             if plays is None and container.duration and len(container.streams) == 1:
                 plays = int(container.duration / 1_000_000 / tick)
@@ -172,7 +166,7 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
                 of_time = f", {seconds[0]:.2f} of {seconds[1]:.2f} s" if plays else ""
                 raise VideoError("video_truncated", f"{name} ends early: {read}{of_time} are present")
             container.seek(0)
-            chosen = frames_on_screen(starts, end, num_frames, how)
+            chosen = _frames_on_screen(starts, end, num_frames, how)
             frames: dict[int, Image.Image] = {}
             decoded = 0
             last = None
@@ -197,9 +191,7 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
     except Exception as error:
         # FFmpeg's errors are OSError, ValueError and more, by their number.
         reason = "video_truncated" if isinstance(error, EOFError) or kind in ("mp4", "mov") else "video_unreadable"
-        said = (
-            getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-        )  # without number and path
+        said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__  # no number, no path
         first = said.splitlines()[0].rstrip(".")
         raise VideoError(reason, f"{name} does not decode beyond {read} ({first})") from error
 
@@ -207,37 +199,24 @@ def sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, how: str,
 def _packet_times(container: Any, stream: Any) -> tuple[list[int], int]:
     """Start time of each frame and end time of the last one, in units of the stream, without decoding."""
     times: list[int] = []
-    lengths: list[int] = []
+    length = 0
     for packet in container.demux(stream):
         if packet.size and not packet.is_discard:
             time = packet.pts if packet.pts is not None else packet.dts
             times.append(len(times) if time is None else time)
-            lengths.append(packet.duration or 0)
+            length = packet.duration or 0
     if not times:
         return [], 0
     times.sort()  # packets come in the order of decoding
-    first = times[0]
-    starts = [time - first for time in times]
-    usual = lengths[-1] or (starts[-1] // max(len(starts) - 1, 1)) or 1
-    return starts, starts[-1] + usual
-
-
-# --- Videos ----------------------------------------------------------------------------------------------------------
-
-VIDEO_FRAMES = "video_frames"
-"""Column of data sets of videos: the number of frames that are sampled from each video."""
-
-MAX_ANIMATION_PIXELS = 16 * MAX_PIXELS
-"""Maximum number of pixels of all frames of an animation (3,000 frames of 800 x 600): a small file may take days to decode."""
-
-_BROWSER_MS = 100  # browsers play a delay of 0 or 10 ms as 100 ms
+    starts = [time - times[0] for time in times]
+    return starts, starts[-1] + (length or (starts[-1] // max(len(starts) - 1, 1)) or 1)
 
 
 def is_video(value: Any) -> bool:
     """Whether a value is a video (a GIF of one frame too): by its first bytes, or by its name if the file does not exist."""
     try:
-        with opened_video(value) as (file, _):
-            return video_format(file.read(HEAD_BYTES)) is not None
+        with _opened_video(value) as (file, _):
+            return _video_format(file.read(_HEAD_BYTES)) is not None
     except ImageError as error:
         path = value.get("path") if isinstance(value, dict) else value
         if error.reason != "image_not_found" or not isinstance(path, str | os.PathLike):
@@ -263,8 +242,7 @@ def sample_frames(
     The video is decoded from the start and only the chosen frames are kept. Rotation metadata of films is not applied.
 
     Args:
-        value (`Any`): Path, bytes, or the `{"bytes": ..., "path": ...}` of an undecoded column. Addresses are never
-            fetched.
+        value (`Any`): Path, bytes, or the `{"bytes": ..., "path": ...}` of an undecoded column; never an address.
         num_frames (`int`): F.
         how (`"uniform"` or `"ends"`): Times of the frames.
         max_pixels (`int`): Largest accepted width * height of a frame.
@@ -278,23 +256,20 @@ def sample_frames(
         VideoError: If it is not a video, has no frames, or its stream is broken or truncated: a GIF without its end mark, or
             a film with less than 0.9 of the frames or duration in its header.
         ImportError: If it is a film and PyAV is not installed.
-        ValueError: If `num_frames` is below 1 or `how` is unknown.
     """
     if num_frames < 1:
-        raise ValueError(f"num_frames is {num_frames}, but must be at least 1. Use 1 or more.")
+        raise ValueError(f"num_frames is {num_frames}. Use 1 or more.")
     if how not in ("uniform", "ends"):
         raise ValueError(f"how is {how!r}. Use 'uniform' or 'ends'.")
-    with opened_video(value) as (file, name):
-        kind = video_format(file.read(HEAD_BYTES))
+    with _opened_video(value) as (file, name):
+        kind = _video_format(file.read(_HEAD_BYTES))
         file.seek(0)
         if kind is None:
-            raise VideoError(
-                "video_unreadable",
-                f"{name} is not a GIF, animated WebP or PNG, MP4, MOV, WebM, MKV, AVI, MPEG or FLV",
-            )
-        if kind in ANIMATIONS:
+            kinds = "GIF, animated WebP or PNG, MP4, MOV, WebM, MKV, AVI, MPEG or FLV"
+            raise VideoError("video_unreadable", f"{name} is not a {kinds}")
+        if kind in _ANIMATIONS:
             return _sample_animation(value, file.read() if kind == "gif" else None, name, num_frames, how, max_pixels)
-        return sample_film(file, kind, name, num_frames, how, max_pixels)
+        return _sample_film(file, kind, name, num_frames, how, max_pixels)
 
 
 def _gif_delays(data: bytes, name: str) -> list[int]:
@@ -308,29 +283,25 @@ def _gif_delays(data: bytes, name: str) -> list[int]:
     try:
         at = 13 + table(data[10])
         while data[at] != 0x3B:
-            if data[at] == 0x21:
+            is_frame = data[at] == 0x2C
+            if is_frame:
+                at += 11 + table(data[at + 9])  # descriptor, its colours, size of the first code
+            elif data[at] == 0x21:
                 if data[at + 1] == 0xF9:
                     delay = 10 * int.from_bytes(data[at + 4 : at + 6], "little")
                 at += 2
-                whole = False
-            elif data[at] == 0x2C:
-                at += 11 + table(data[at + 9])  # descriptor, its colours, size of the first code
-                whole = True
             else:
-                raise VideoError(
-                    "video_unreadable", f"{name} has a block 0x{data[at]:02x} at byte {at}, after {len(delays)} frames"
-                )
+                block = f"a block 0x{data[at]:02x} at byte {at}, after {len(delays)} frames"
+                raise VideoError("video_unreadable", f"{name} has {block}")
             while data[at]:
                 at += data[at] + 1
             at += 1
-            if whole:
+            if is_frame:
                 delays.append(delay if delay >= 20 else _BROWSER_MS)
                 delay = 0
     except IndexError:
-        raise VideoError(
-            "video_truncated",
-            f"{name} ends after {len(data)} bytes and {len(delays)} whole frames, before its end mark",
-        ) from None
+        found = f"{len(data)} bytes and {len(delays)} whole frames"
+        raise VideoError("video_truncated", f"{name} ends after {found}, before its end mark") from None
     return delays
 
 
@@ -350,7 +321,7 @@ def _sample_animation(
                 delays.append(int(image.info.get("duration") or _BROWSER_MS))
         _refuse_many_pixels(image.size, len(delays), name, MAX_ANIMATION_PIXELS)
         starts = [0, *itertools.accumulate(delays[:-1])]
-        chosen = frames_on_screen(starts, sum(delays), num_frames, how)
+        chosen = _frames_on_screen(starts, sum(delays), num_frames, how)
         frames = {}
         for k in sorted(set(chosen)):
             image.seek(k)  # draws every frame in between: most hold only what changed
@@ -362,14 +333,14 @@ def _sample_animation(
 def verify_video(value: Any, *, mode: Literal["header", "full"] = "full", max_pixels: int = MAX_PIXELS) -> None:
     """Check that `sample_frames` would read a video: up to its first frame (`"header"`), or to its last (`"full"`)."""
     if mode not in ("header", "full"):
-        raise ValueError(f"mode ({mode!r}) must be 'header' or 'full'. Choose one of them.")
+        raise ValueError(f"mode is {mode!r}. Use 'header' or 'full'.")
     sample_frames(value, 2 if mode == "full" else 1, how="ends", max_pixels=max_pixels)
 
 
 def video_hash(value: Any) -> str:
     """BLAKE2b over the bytes of a video, 32 hex digits: the same file has the same key under any name."""
     digest = hashlib.blake2b(b"video\n", digest_size=16)
-    with opened_video(value) as (file, _):
+    with _opened_video(value) as (file, _):
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -387,7 +358,6 @@ def frames_of(dataset: datasets.Dataset) -> int:
     numbers = set(dataset[VIDEO_FRAMES][:])
     if len(numbers) > 1 or not all(isinstance(number, int) and number > 0 for number in numbers):
         raise ValueError(
-            f"The column {VIDEO_FRAMES!r} holds {sorted(map(str, numbers))[:5]}; all rows need the same number of frames. "
-            "Load the data with num_frames."
+            f"{VIDEO_FRAMES!r} holds {sorted(map(str, numbers))[:5]}, and must be one number. Load with num_frames."
         )
     return numbers.pop() if numbers else 0

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -33,8 +33,6 @@ from hf_captionrl.text.ngrams import (
 )
 from hf_captionrl.utils.io import atomic_write_bytes
 
-# --- Document frequencies of n-grams for CIDEr, counted once and stored in a file ------------------------------------
-
 EOS = "<eos>"
 _FORMAT = "hf_captionrl.document_frequencies.1"
 
@@ -43,9 +41,8 @@ _FORMAT = "hf_captionrl.document_frequencies.1"
 class DocumentFrequencies:
     """Number of images (documents) whose references contain each n-gram.
 
-    Create it with [`DocumentFrequencies.from_references`] from the words of the training references (or with
-    `from_token_batch` from token ids), not from one batch: frequencies of a batch give a different metric
-    (1.157 instead of 1.075 on one batch), and with those of a single image every score is 0.
+    Count those of all training references, not of one batch: frequencies of a batch give a different metric (1.157 instead
+    of 1.075 on one batch), and with those of a single image every score is 0.
     """
 
     num_documents: int  # number of images
@@ -62,7 +59,7 @@ class DocumentFrequencies:
         cls, references: Sequence[Sequence[Sequence[str]]], *, eos: bool = False, max_order: int = 4
     ) -> DocumentFrequencies:
         """Count the references of all images."""
-        check_words(references, "references")
+        _check_words(references, "references")
         words: dict[str, int] = {}
         end = [EOS] if eos else []
         batch = encode_words([[*caption, *end] for captions in references for caption in captions], words)
@@ -95,13 +92,11 @@ class DocumentFrequencies:
 
     @property
     def max_order(self) -> int:
-        """The largest n that was counted."""
         return len(self.keys)
 
     def to(self, device: torch.device | str) -> DocumentFrequencies:
-        """Move the tables."""
         keys, counts = tuple(k.to(device) for k in self.keys), tuple(c.to(device) for c in self.counts)
-        return DocumentFrequencies(self.num_documents, self.words, keys, counts, self.base, self.eos)
+        return replace(self, keys=keys, counts=counts)
 
     def lookup(self, counts: NgramCounts) -> Tensor:
         """Number of documents that contain each distinct n-gram. Returns `(U,)`: int64, 0 for unknown n-grams."""
@@ -125,16 +120,6 @@ class DocumentFrequencies:
             position.index_copy_(0, maybe, at)
             found.index_copy_(0, maybe, frequency.index_select(0, at).long())
         return found
-
-    def of(self, ngram: str) -> int:
-        """Number of documents that contain one n-gram, for inspection."""
-        words = ngram.split()
-        if self.words is None:
-            raise ValueError("These frequencies are of token ids, not of words. Use lookup.")
-        if not 1 <= len(words) <= self.max_order:
-            raise ValueError(f"{ngram!r} has {len(words)} words. Use 1 to {self.max_order}, which were counted.")
-        counts = count_ngrams(encode_words([words], known=self.words), len(words))
-        return int(self.lookup(counts)[counts.offsets[-2]])
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file atomically."""
@@ -177,19 +162,12 @@ class DocumentFrequencies:
         )
 
 
-def check_words(groups: Sequence[Sequence[Sequence[str]]], name: str) -> None:
+def _check_words(groups: Sequence[Sequence[Sequence[str]]], name: str) -> None:
     """Refuse strings where lists of words belong, whose characters would be counted as words, and images without captions."""
-    if len(groups) == 0:
-        raise ValueError(f"There are no {name}. Pass one list per image.")
-    for i, captions in enumerate(groups):
-        if isinstance(captions, str) or len(captions) == 0:
-            raise ValueError(f"{name}[{i}] is {captions!r}. Pass a list of at least one tokenised caption per image.")
-        for j, caption in enumerate(captions):
-            if isinstance(caption, str):
-                raise ValueError(f"{name}[{i}][{j}] is a string. Tokenise it first.")
-
-
-# --- CIDEr-D and plain CIDEr on integer n-grams, with document frequencies that are counted once ---------------------
+    if len(groups) == 0 or any(isinstance(captions, str) or len(captions) == 0 for captions in groups):
+        raise ValueError(f"{name} must be a list of at least one tokenised caption per image.")
+    if any(isinstance(caption, str) for captions in groups for caption in captions):
+        raise ValueError(f"{name} holds strings. Tokenise them first.")
 
 
 class CiderScorer:
@@ -221,7 +199,7 @@ class CiderScorer:
         if max_order > frequencies.max_order:
             raise ValueError(f"max_order is {max_order}, but n-grams were counted up to {frequencies.max_order}.")
         if not sigma > 1e-100:  # its square must not underflow
-            raise ValueError(f"sigma must be above 0 words, got {sigma}.")
+            raise ValueError(f"sigma is {sigma} words, but must be above 0.")
         self.frequencies = frequencies
         self.variant = variant
         self.sigma = sigma
@@ -240,8 +218,8 @@ class CiderScorer:
             raise ValueError(
                 f"{len(candidates)} images have candidates and {len(references)} references. Pass both for every image."
             )
-        check_words(candidates, "candidates")
-        check_words(references, "references")
+        _check_words(candidates, "candidates")
+        _check_words(references, "references")
         captions = [caption for groups in (candidates, references) for group in groups for caption in group]
         if self.frequencies.eos:
             captions = [[*caption, EOS] for caption in captions]

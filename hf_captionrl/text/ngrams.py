@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Captions whose n-grams are counted together if images do not depend on each other: about 50 MiB.
 _CAPTIONS_AT_ONCE = 8192
-"""Captions whose n-grams are counted together if images do not depend on each other: about 50 MiB."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,7 @@ class TokenBatch:
 
     @classmethod
     def from_ids(cls, ids: Tensor, mask: Tensor) -> TokenBatch:
-        """Drop the padding of a batch of completions; stays on its device.
-
-        `ids` and `mask` are `(N, T)`. The mask is True at the tokens to score, possibly EOS and never padding; their
-        ids are not negative.
-        """
+        """Drop the padding of `(N, T)` completions; the mask is True at the tokens to score, possibly EOS, never padding."""
         if ids.ndim != 2 or ids.shape != mask.shape:
             raise ValueError(f"ids and mask must both be (N, T), got {tuple(ids.shape)} and {tuple(mask.shape)}.")
         kept = mask.bool()
@@ -48,7 +44,6 @@ class TokenBatch:
         return len(self.lengths)
 
     def followed_by(self, other: TokenBatch) -> TokenBatch:
-        """These captions, then those of another batch."""
         return TokenBatch(torch.cat([self.tokens, other.tokens]), torch.cat([self.lengths, other.lengths]))
 
 
@@ -135,24 +130,14 @@ class NgramCounts:
 
     @property
     def max_order(self) -> int:
-        """The largest n that was counted."""
         return len(self.offsets) - 1
 
-    @property
-    def num_distinct(self) -> int:
-        """U, the number of distinct n-grams of all orders."""
-        return self.offsets[-1]
-
     def orders(self, ids: Tensor) -> Tensor:
-        """Order of n-grams."""
         borders = torch.tensor(self.offsets[1:-1], dtype=torch.long, device=ids.device)
         return torch.bucketize(ids, borders, right=True)
 
     def totals(self) -> Tensor:
-        """Number of n-grams of each caption and order, including repetitions.
-
-        Returns `(N, max_order)`: `max(0, length - n + 1)`.
-        """
+        """Number of n-grams of each caption and order, `(N, max_order)`, including repetitions."""
         steps = torch.arange(self.max_order, device=self.lengths.device)
         return (self.lengths[:, None] - steps).clamp(min=0)
 
@@ -171,10 +156,7 @@ class NgramCounts:
 
 
 def count_ngrams(batch: TokenBatch, max_order: int = 4, groups: Tensor | None = None) -> NgramCounts:
-    """Count all n-grams of all captions.
-
-    `groups` `(N,)` are not negative; None: one group.
-    """
+    """Count all n-grams of all captions; `groups` `(N,)` are not negative (None: one group)."""
     tokens, lengths, device = batch.tokens.long(), batch.lengths, batch.tokens.device
     groups = torch.zeros_like(lengths) if groups is None else groups.to(device)
     # index_select everywhere, because tensor[index] takes four times as long on the CPU.
@@ -239,7 +221,7 @@ def check_references(batch: TokenBatch, candidates: Tensor, references: Tensor) 
     if len(missing := torch.nonzero(sizes[candidates] == 0).flatten()):
         image = int(candidates[missing[0]])
         raise ValueError(
-            f"Candidate {int(missing[0])} belongs to image {image}, which has no reference. Pass at least one per image."
+            f"Image {image} of candidate {int(missing[0])} has no reference. Pass at least one per image."
         )
     if not _is_sorted(references):
         raise ValueError("The images of the references are not sorted. Sort the references by image.")

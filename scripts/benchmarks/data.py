@@ -24,7 +24,7 @@ from hf_captionrl.text.bleu import pairwise_bleu
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import encode_words
 from scripts.benchmarks.timing import Case
-from tests.data.sample_photo import photographs
+from tests.data.photos import photographs
 
 # --- metrics --------------------------------------------------------------------------------------------------------
 

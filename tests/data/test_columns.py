@@ -16,12 +16,10 @@ from hf_captionrl.data.columns import (
     ColumnView,
     SourceArguments,
     arrow_column,
-    caption_column,
     caption_fault,
     clean_caption,
     id_column,
     read_csv,
-    read_json_lines,
     replace_column,
     select_rows,
     to_caption_columns,
@@ -49,12 +47,6 @@ def test_column_view_is_a_sequence_of_converted_values():
     shuffled = id_column(numbered().select([4, 1, 2]))
     assert list(shuffled) == ["9", "0", "3"]
     assert shuffled[1] == "0"
-
-
-def test_caption_column_makes_lists_of_texts_and_of_nothing():
-    rows = datasets.Dataset.from_dict({"captions": ["a dog", None, "a cat"]})
-    assert list(caption_column(rows)) == [["a dog"], [], ["a cat"]]
-    assert caption_column(numbered())[1] == ["a", "b"]
 
 
 @pytest.mark.parametrize("number", [0, 1, 1024, 2500])
@@ -209,30 +201,6 @@ def test_several_caption_columns_are_several_captions(tmp_path):
     assert [entry.reason for entry in report.entries] == ["caption_empty"]
 
 
-@pytest.mark.parametrize("header", ["file_name,file_name,caption", "file_name,caption,split,split"])
-def test_other_repeated_columns_are_refused(tmp_path, header):
-    with pytest.raises(
-        ValueError, match=r"^The first line of .*metadata.csv names the column '(file_name|split)' 2 times"
-    ):
-        read_csv(written(tmp_path, header + "\n" + ",".join("abcd"[: header.count(",") + 1]) + "\n"))
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "said"),
-    [
-        ('file_name,caption\na.png,"a dog\nb.png,a cat\nc.png,a cow\n', 2, "never closed"),
-        ('file_name,caption\na.png,x\nb.png,"a cat\n', 3, "never closed"),
-        # The next quote would close it and join two rows.
-        ('file_name,caption\na.png,"a dog\nb.png,"a cat"\nc.png,y\n', 2, "text after a closing quote"),
-        ('file_name,caption\na.png,"two\nlines"\nb.png,"a "big" cat"\n', 4, "text after a closing quote"),
-        ('file_name,"caption\na.png,x\n', 1, "never closed"),
-    ],
-)
-def test_an_unclosed_quote_is_an_error_with_its_line(tmp_path, text, line, said):
-    with pytest.raises(ValueError, match=rf"^The row that begins in line {line} of .*metadata.csv has .*{said}"):
-        read_csv(written(tmp_path, text))
-
-
 def test_valid_quotes_are_kept(tmp_path):
     path = written(tmp_path, 'file_name,caption\r\na.png,"a ""big"" dog"\r\nb.png,5" pipe\r\n"c.png","two\nlines"\r\n')
     assert [row["caption"] for row in read_csv(path)] == ['a "big" dog', '5" pipe', "two\nlines"]
@@ -242,16 +210,6 @@ def test_columns_without_a_name(tmp_path):
     assert read_csv(written(tmp_path, "file_name, caption ,,\na.png,x,,\n")) == [
         {"file_name": "a.png", "caption": "x"}
     ]
-    with pytest.raises(ValueError, match=r"^Line 3 of .* has 'lost' in column 3, which has no name"):
-        read_csv(written(tmp_path, "file_name,caption,\na.png,x,\nb.png,y,lost\n"))
-
-
-def test_repeated_key_is_refused(tmp_path):
-    path = written(tmp_path, '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption": "z"}\n', "m.jsonl")
-    with pytest.raises(
-        ValueError, match=r"^Line 2 of .* has the key 'caption' twice. Write several captions as a list"
-    ):
-        read_json_lines(path)
 
 
 HOSTILE = [

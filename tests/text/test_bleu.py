@@ -91,13 +91,15 @@ def test_identical_captions_have_bleu_one():
     assert_close(pairs, 1.0, dtype="float32")
 
 
-def test_invalid_arguments_raise():
-    batch = encode_words([["a"], ["b"], ["c"]])
-    with pytest.raises(ValueError, match="cannot be divided into groups of 2"):
-        pairwise_bleu(batch, 2)
-    with pytest.raises(ValueError, match="Caption 2 is the only one"):
-        sibling_bleu(batch, torch.tensor([0, 0, 1]))
-    with pytest.raises(ValueError, match="Candidate 1"):
-        bleu_matches(batch, torch.tensor([0, 1]), torch.tensor([0]))
-    with pytest.raises(ValueError, match="3 captions, but 1 candidates and 1 references"):
-        bleu_matches(batch, torch.tensor([0]), torch.tensor([0]))
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda batch: pairwise_bleu(batch, 2), "groups of 2"),
+        (lambda batch: sibling_bleu(batch, torch.tensor([0, 0, 1])), "Caption 2"),
+        (lambda batch: bleu_matches(batch, torch.tensor([0, 1]), torch.tensor([0])), "no reference"),
+        (lambda batch: bleu_matches(batch, torch.tensor([0]), torch.tensor([0])), "3 captions"),
+    ],
+)
+def test_invalid_arguments_raise(call, named):
+    with pytest.raises(ValueError, match=named):
+        call(encode_words([["a"], ["b"], ["c"]]))

@@ -11,7 +11,7 @@ from pycocoevalcap.cider.cider import Cider
 
 from hf_captionrl.text import cider_d, ngrams
 from hf_captionrl.text.cider_d import EOS, CiderScorer, DocumentFrequencies
-from hf_captionrl.text.ngrams import TokenBatch, encode_words
+from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.text.authors_counts import frequencies_from_counts
 from tests.tolerances import assert_close, close
@@ -46,12 +46,6 @@ def test_scores_equal_the_authors_numbers(source, variant, key):
     scores = CiderScorer(frequencies(source), variant=variant)(CANDIDATES, REFERENCES)
     assert_close(scores, EXPECTED[key]["per_image"])
     assert scores.mean().item() == close(EXPECTED[key]["mean"])
-
-
-def test_variants_are_different_metrics():
-    counted = frequencies("corpus")
-    a, b = (CiderScorer(counted, variant=v)(CANDIDATES, REFERENCES) for v in ("cider_d", "cider"))
-    assert (a - b).abs().max() > 0.05
 
 
 def random_corpus(seed: int, images: int = 12):
@@ -106,6 +100,12 @@ def test_token_ids_give_the_same_scores_as_words():
     assert_close(CiderScorer(by_id).score_tokens(batch, *owners), expected)
 
 
+def documents_of(counted, ngram):
+    words = ngram.split(" ")
+    counts = count_ngrams(encode_words([words], known=counted.words), len(words))
+    return int(counted.lookup(counts)[counts.offsets[-2]])
+
+
 def test_frequencies_equal_a_plain_loop():
     counted = DocumentFrequencies.from_references(REFERENCES)
     for n in range(1, 5):
@@ -115,14 +115,10 @@ def test_frequencies_equal_a_plain_loop():
                 for i in range(len(words) - n + 1):
                     documents.setdefault(" ".join(words[i : i + n]), set()).add(image)
         assert len(counted.keys[n - 1]) == len(documents)
-        assert all(counted.of(ngram) == len(images) for ngram, images in list(documents.items())[:60])
-    assert counted.of("a motorcycle zebra") == 0
-    assert counted.of("zebra a motorcycle") == 0
-
-
-def test_given_counts_are_looked_up():
-    counted = frequencies("5000")
-    assert all(counted.of(ngram) == count for ngram, count in list(CIDER["df_5000"].items())[::17])
+        assert all(documents_of(counted, ngram) == len(images) for ngram, images in list(documents.items())[:60])
+    assert documents_of(counted, "a motorcycle zebra") == documents_of(counted, "zebra a motorcycle") == 0
+    given = frequencies("5000")
+    assert all(documents_of(given, ngram) == count for ngram, count in list(CIDER["df_5000"].items())[::17])
 
 
 def test_saved_frequencies_are_equal(tmp_path):
@@ -157,8 +153,6 @@ def test_saved_frequencies_of_token_ids_have_no_words(tmp_path):
     assert loaded.words is None
     with pytest.raises(ValueError, match="token ids"):
         CiderScorer(loaded)(CANDIDATES, REFERENCES)
-    with pytest.raises(ValueError, match="token ids"):
-        loaded.of("a")
 
 
 def test_truncated_or_other_file_raises(tmp_path):
@@ -189,25 +183,25 @@ def test_length_penalty_is_a_gaussian():
     assert long == pytest.approx(10.0 / math.sqrt(1 + 9) * math.exp(-9 / 8))
 
 
+IMAGE = torch.tensor([0])
+
+
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda _: DocumentFrequencies.from_references(["a dog"]), r"references\[0\]"),
-        (lambda _: DocumentFrequencies.from_references([["a dog"]]), r"references\[0\]\[0\]"),
-        (lambda _: DocumentFrequencies.from_references([[["a"]], []]), r"references\[1\]"),
+        (lambda _: DocumentFrequencies.from_references(["a dog"]), "references"),
+        (lambda _: DocumentFrequencies.from_references([["a dog"]]), "references"),
+        (lambda _: DocumentFrequencies.from_references([[["a"]], []]), "references"),
         (lambda _: DocumentFrequencies.from_references([]), "references"),
         (lambda counted: CiderScorer(counted)(CANDIDATES, REFERENCES[:7]), "7 references"),
-        (lambda counted: CiderScorer(counted, max_order=5), "max_order is 5"),
+        (lambda counted: CiderScorer(counted, max_order=5), "max_order"),
+        (lambda counted: CiderScorer(counted, sigma=0), "sigma"),
         (
-            lambda counted: CiderScorer(counted).score_tokens(
-                encode_words([["a"]] * 2), torch.tensor([0]), torch.tensor([1])
-            ),
-            "Candidate 0",
+            lambda counted: CiderScorer(counted).score_tokens(encode_words([["a"]] * 2), IMAGE, IMAGE + 1),
+            "no reference",
         ),
         (
-            lambda counted: CiderScorer(counted).score_tokens(
-                encode_words([["a"]] * 3), torch.tensor([0]), torch.tensor([1, 0])
-            ),
+            lambda counted: CiderScorer(counted).score_tokens(encode_words([["a"]] * 3), IMAGE, torch.tensor([1, 0])),
             "sorted",
         ),
     ],
