@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hf_captionrl.apps.album.assignment import (
+    AlbumCaption,
     Choice,
-    ChosenCaptions,
-    EncodedTexts,
+    Features,
     confusions_of,
     distinct_captions,
     same_text,
@@ -38,7 +37,7 @@ from hf_captionrl.apps.album.phrases import (
     shortened,
     with_word,
 )
-from hf_captionrl.apps.album.sources import FORMULA, ImageFact, copy_leaders, copy_threshold, image_facts, read_batch
+from hf_captionrl.apps.album.sources import FORMULA, copy_leaders, copy_threshold, image_facts, read_batch
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
@@ -159,8 +158,7 @@ class Album:
             "shared": [asdict(fact) for fact in self.shared],
         }
         if self.choice is not None:
-            found["texts_possible_more"] = self.choice.gap
-            found["rank_1_possible_more"] = self.choice.rank_gap
+            found |= {"texts_possible_more": self.choice.gap, "rank_1_possible_more": self.choice.rank_gap}
         return found
 
     def rows(self) -> list[dict[str, Any]]:
@@ -186,25 +184,20 @@ class Album:
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write a table for Excel: UTF-8 with a byte order mark, and no cell that Excel would evaluate as a formula."""
+
+        def cell(value: Any) -> Any:
+            text = " | ".join(value) if isinstance(value, list) else value
+            return "'" + text if isinstance(text, str) and FORMULA.match(text) else text
+
         buffer = io.StringIO(newline="")
-        writer = csv.writer(buffer)
-        writer.writerow(_COLUMNS)
-        for row in self.rows():
-            writer.writerow([_safe_cell(row[name]) for name in _COLUMNS])
+        writer = csv.DictWriter(buffer, _COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({name: cell(value) for name, value in row.items()} for row in self.rows())
         return atomic_write_text(path, "\ufeff" + buffer.getvalue())
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
         """Write one JSON object per caption."""
         return write_jsonl(path, self.rows())
-
-
-def _safe_cell(value: Any) -> Any:
-    """A cell that spreadsheets show as text: an apostrophe precedes texts that would be formulas."""
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        value = " | ".join(value)
-    return "'" + value if isinstance(value, str) and FORMULA.match(value) else value
 
 
 # --- The steps -------------------------------------------------------------------------------------------------------
@@ -250,16 +243,10 @@ def describe_album(
     Returns:
         [`Album`]: Captions, copies, confusions, shared phrases, and methods that write them.
 
-    Raises:
-        ImageError: If an image cannot be read, unless `skip_unreadable`.
-        ValueError: If there are no images, no captions to diagnose, or settings contradict each other.
-
     Example:
         >>> from hf_captionrl import load_captioner, load_scorer
         >>> from hf_captionrl.scenes import load_scenes
-        >>> from hf_captionrl.utils.model_files import model_path
-        >>> captioner = load_captioner(model_path("scenes:blip-mle"))
-        >>> scorer = load_scorer(model_path("scenes:siglip-held-out"))
+        >>> captioner, scorer = load_captioner("scenes:blip-mle"), load_scorer("scenes:siglip-held-out")
         >>> images = load_scenes(num_train=0, num_validation=0, num_test=15)["test"]["image"][:3]
         >>> album = describe_album(images, captioner, scorer, num_samples=4)
         >>> len(set(album.captions))
@@ -268,9 +255,8 @@ def describe_album(
     settings = AlbumSettings(**changes) if settings is None else settings
     check_values(settings)
     number = len(images)
-    existing: list[list[str]] = [[] for _ in range(number)]
-    if captions is not None:
-        existing = [[mine] if isinstance(mine, str) else list(mine) for mine in captions]
+    given = [[]] * number if captions is None else captions
+    existing = [[mine] if isinstance(mine, str) else list(mine) for mine in given]
     if number == 0 or len(existing) != number:
         raise ValueError(
             f"There are {number} images and captions of {len(existing)}. Use at least one, and captions of each."
@@ -281,26 +267,25 @@ def describe_album(
     ids = [str(i) for i in (range(number) if image_ids is None else image_ids)]
     names = [""] * number if groups is None else list(groups)
     work = AlbumWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
-    return describe(work, existing, names, diagnose_only=diagnoses)
+    return AlbumSteps(work, existing, names).album(diagnoses)
 
 
+STAGES = {"images": "reading", "candidates": "captioning", "answers": "contrastive prompts"}
+"""Names of the steps for people."""
+
+
+@dataclass
 class AlbumWork:
     """Images and models of an album, and the work of the models; a subclass shares it among processes."""
 
-    def __init__(
-        self,
-        images: Sequence[Any],
-        image_ids: Sequence[str],
-        captioner: Captioner | None,
-        scorer: Scorer,
-        settings: AlbumSettings,
-        cache: FeatureCache | None = None,
-        skip_unreadable: bool = False,
-        progress: Callable[[str, int], Any] | None = None,
-    ) -> None:
-        self.images, self.image_ids, self.settings = images, image_ids, settings
-        self.captioner, self.scorer, self.cache = captioner, scorer, cache
-        self.skip_unreadable, self.progress = skip_unreadable, progress
+    images: Sequence[Any]
+    image_ids: Sequence[str]
+    captioner: Captioner | None
+    scorer: Scorer
+    settings: AlbumSettings
+    cache: FeatureCache | None = None
+    skip_unreadable: bool = False
+    progress: Callable[[str, int], Any] | None = None
 
     @property
     def writes_captions(self) -> bool:
@@ -318,11 +303,10 @@ class AlbumWork:
             part = slice(start, start + self.settings.batch_size)
             batch, more = rows[part], None if extra is None else extra[part]
             if step == "images":
-                unreadable: dict[int, str] | None = {} if self.skip_unreadable else None
+                reasons: dict[int, str] = {}
+                unreadable = reasons if self.skip_unreadable else None
                 facts = read_batch(self.images, batch, self.scorer, self.cache, unreadable)
-                found += [
-                    facts[row]._asdict() if row in facts else {"reason": (unreadable or {})[row]} for row in batch
-                ]
+                found += [facts[row] if row in facts else {"reason": reasons[row]} for row in batch]
             else:
                 assert self.captioner is not None
                 if step == "candidates":
@@ -341,99 +325,92 @@ class AlbumWork:
             self.progress(STAGES.get(step, step), number)
 
 
-STAGES = {"images": "reading", "candidates": "captioning", "answers": "contrastive prompts"}
-"""Names of the steps for people."""
-
-
-def describe(work: AlbumWork, existing: list[list[str]], groups: list[str], *, diagnose_only: bool) -> Album:
-    """All steps of [`describe_album`]."""
-    pool = _Pool(work, existing, groups)
-    album = pool.diagnosed() if diagnose_only else pool.chosen()
-    if not album.shared:  # else the phrases were searched to remove them
-        rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
-        album.shared = pool.shared(rows, [album.images[row].caption for row in rows])
-    diagnose(album, work.scorer)
-    return album
-
-
-class _Pool:
-    """The images of an album, their copies and neighbours, and the steps that choose or diagnose captions."""
+class AlbumSteps:
+    """All steps of [`describe_album`]: the images, their copies and neighbours, and the choice or diagnosis of captions."""
 
     def __init__(self, work: AlbumWork, existing: list[list[str]], groups: list[str]) -> None:
         self.work, self.settings, self.existing, self.groups = work, work.settings, existing, groups
-        found = work.compute("images", range(len(work.images)))
-        facts = {
-            row: ImageFact(one["key"], one["picture"], one["features"])
-            for row, one in enumerate(found)
-            if "reason" not in one
-        }
-        self.unreadable = {row: one["reason"] for row, one in enumerate(found) if "reason" in one}
-        images = image_facts(facts, self.unreadable, work.cache)
+        found = dict(enumerate(work.compute("images", range(len(work.images)))))
+        self.unreadable = {row: found.pop(row)["reason"] for row in list(found) if "reason" in found[row]}
+        images = image_facts(found, self.unreadable, work.cache)
         threshold = self.settings.copy_threshold
         if threshold is None:
             threshold = copy_threshold(work.images, images, work.scorer, work.cache)
         self.threshold = threshold
-        number = len(images.rows)
-        k = self.settings.neighbours
-        k = (None if number <= SMALL_ALBUM else NEIGHBOURS) if k is None else (k if k < number - 1 else None)
-        near = None
-        if k is not None:
+        number, near = len(images.rows), None
+        k = self.settings.neighbours or (NEIGHBOURS if number > SMALL_ALBUM else number)
+        if k < number - 1:
             is_large = number > _MOST_EXACT and importlib.util.find_spec("faiss") is not None
             near = (approximate_neighbours if is_large else nearest_neighbours)(images.features, k)[:2]
         lead = copy_leaders(images.keys, images.pictures, images.features, near, threshold)
-        first: np.ndarray = np.unique(lead)  # positions of the leaders among the readable images
-        self.rows = [images.rows[at] for at in first.tolist()]  # album rows of the leaders
+        leaders, leader_of = np.unique(lead, return_inverse=True)  # positions among the readable images
+        self.rows = [images.rows[at] for at in leaders.tolist()]  # album rows of the leaders
         # Leader of each readable image, as a number below L.
-        self.leader_of: dict[int, int] = dict(
-            zip(images.rows, np.asarray(np.searchsorted(first, lead)).tolist(), strict=True)
-        )
-        self.features = images.features[torch.from_numpy(first)]  # (L, D)
-        self.neighbours = None if near is None else _among_leaders(near[0], first, self.features, k)
+        self.leader_of: dict[int, int] = dict(zip(images.rows, leader_of.tolist(), strict=True))
+        first = torch.from_numpy(leaders)
+        self.features = images.features[first]  # (L, D)
+        self.neighbours = None
+        if near is not None:
+            k = min(k, len(first) - 1)
+            place = torch.full((number,), -1)
+            place[first] = torch.arange(len(first))
+            self.neighbours = place[near[0][first, :k]]  # (L, k): numbers of leaders
+            again = torch.nonzero((self.neighbours < 0).any(1)).flatten()  # a copy was among them
+            if len(again) and k:
+                self.neighbours[again] = rank_rows(self.features, k, rows=again)[0]
 
-    def chosen(self) -> Album:
+    def album(self, diagnose_only: bool) -> Album:
+        """The captions and what is wrong with them."""
+        album = self._diagnosed() if diagnose_only else self._chosen()
+        if not album.shared:  # else the phrases were searched to remove them
+            rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
+            album.shared = self._shared(rows, [album.images[row].caption for row in rows])
+        diagnose(album, self.work.scorer)
+        return album
+
+    def _chosen(self) -> Album:
         """Choose a caption for each leader; copies get the same."""
-        settings = self.settings
-        members: list[list[int]] = [[] for _ in self.rows]
+        settings, work = self.settings, self.work
+        old: list[list[str]] = [[] for _ in self.rows]
         for row, leader in self.leader_of.items():
-            members[leader].append(row)
-        old = [list(dict.fromkeys(t for row in mine for t in self.existing[row] if t.strip())) for mine in members]
-        candidates = self._candidates(old)
+            old[leader] += [text for text in self.existing[row] if text.strip()]
+        old = [list(dict.fromkeys(mine)) for mine in old]
+        candidates = [mine or [""] for mine in old]
+        if work.writes_captions:
+            candidates = self._candidates(old)
         facts: list[GroupFacts] = []
         if settings.drop_shared or settings.trigger:
-            facts = self.shared(self.rows, self._unedited(candidates, old))
-            candidates = self._edited(candidates, facts)
-        found = self._distinct([shortened(mine, settings) for mine in candidates], old, settings)
-        texts = [[caption.caption] for caption in found.captions]
-        fits = meets_constraints(texts, old, settings, settings.trigger)
+            facts = self._shared(self.rows, self._unedited(candidates, old))
+            # Without the phrases that their group shares, and with the trigger.
+            phrases = {
+                fact.group: [p for p in fact.shared if not any(with_word([p], word)[0] for word in settings.require)]
+                for fact in facts
+                if settings.drop_shared
+            }
+            for leader, row in enumerate(self.rows):
+                removed = phrases.get(self.groups[row], ())
+                texts = [
+                    drop_shared(t, removed, trigger=settings.trigger) if t.strip() else t for t in candidates[leader]
+                ]
+                candidates[leader] = list(dict.fromkeys(texts))
+        captions, choice = self._distinct([shortened(mine, settings) for mine in candidates], old, settings)
+        fits = meets_constraints([[one.caption] for one in captions], old, settings, settings.trigger).tolist()
         images = []
-        for row in range(len(self.work.images)):
-            if row not in self.leader_of:
-                images.append(self._without_caption(row))
-                continue
-            leader = self.leader_of[row]
-            one = found.captions[leader]
-            images.append(
-                AlbumImage(
-                    image_id=self.work.image_ids[row],
-                    caption=one.caption,
-                    old=next(iter(self.existing[row]), None),
-                    rank=one.rank,
-                    margin=one.margin,
-                    is_distinct=one.is_distinct,
-                    confused_with=tuple(self.rows[other] for other in one.confused_with),
-                    copy_of=self._copy_of(row),
-                    meets_constraints=bool(fits[leader]),
-                )
-            )
-        return self._album(images, found.choice, facts)
+        for row in range(len(work.images)):
+            leader = self.leader_of.get(row, -1)
+            chosen = {} if leader < 0 else {**captions[leader]._asdict(), "meets_constraints": fits[leader]}
+            images.append(self._image(row, **chosen))
+        return self._album(images, choice, facts)
 
     def _candidates(self, old: list[list[str]]) -> list[list[str]]:
         """Generated candidates of each leader, then existing captions; an empty text if there is none."""
         settings, work = self.settings, self.work
-        if not work.writes_captions:
-            return [mine or [""] for mine in old]
-        uses_similar = settings.decoding == "rsa" or settings.contrastive
-        similar = self.similar() if uses_similar else []
+        # The leaders most similar to each, as many as the decoding needs.
+        similar: list[list[int]] = [[] for _ in self.rows]
+        k = min(settings.num_distractors, len(self.rows) - 1)
+        if k > 0 and (settings.decoding == "rsa" or settings.contrastive):
+            near = nearest_neighbours(self.features, k)[0] if self.neighbours is None else self.neighbours[:, :k]
+            similar = near.tolist()
         others = [[self.rows[at] for at in mine] for mine in similar] if settings.decoding == "rsa" else None
         generated = [one["captions"] for one in work.compute("candidates", self.rows, others)]
         candidates = [list(dict.fromkeys([*new, *mine])) or [""] for new, mine in zip(generated, old, strict=True)]
@@ -443,44 +420,20 @@ class _Pool:
             candidates = [list(dict.fromkeys([*a, *b["captions"]])) for a, b in zip(candidates, answers, strict=True)]
         return candidates
 
-    def similar(self) -> list[list[int]]:
-        """The most similar leaders of each leader, as many as the decoding needs."""
-        k = min(self.settings.num_distractors, len(self.rows) - 1)
-        if k < 1:
-            return [[] for _ in self.rows]
-        found = nearest_neighbours(self.features, k)[0] if self.neighbours is None else self.neighbours[:, :k]
-        return found.tolist()  # type: ignore[no-any-return]
-
     def _unedited(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
         """The captions chosen before any editing; they will be edited or shown to the captioner."""
         unedited = replace(self.settings, max_characters=None, trigger=None)
-        found = self._distinct(candidates, old, unedited, "comparing unedited captions")
-        return [caption.caption for caption in found.captions]
+        return [one.caption for one in self._distinct(candidates, old, unedited, "comparing unedited captions")[0]]
 
-    def shared(self, rows: Sequence[int], texts: Sequence[str]) -> list[GroupFacts]:
+    def _shared(self, rows: Sequence[int], texts: Sequence[str]) -> list[GroupFacts]:
         """What the captions of each group share; blank ones are left out."""
         kept = [(text, self.groups[row]) for row, text in zip(rows, texts, strict=True) if text.strip()]
         share = self.settings.shared_share
         return group_facts([text for text, _ in kept], [group for _, group in kept], min_share=share)
 
-    def _edited(self, candidates: list[list[str]], facts: Sequence[GroupFacts]) -> list[list[str]]:
-        """Candidates without the phrases that their group shares, and with the trigger."""
-        settings = self.settings
-        phrases = {
-            fact.group: [p for p in fact.shared if not any(with_word([p], word)[0] for word in settings.require)]
-            for fact in facts
-            if settings.drop_shared
-        }
-        found = []
-        for row, mine in zip(self.rows, candidates, strict=True):
-            removed = phrases.get(self.groups[row], ())
-            texts = (drop_shared(t, removed, trigger=settings.trigger) if t.strip() else t for t in mine)
-            found.append(list(dict.fromkeys(texts)))
-        return found
-
     def _distinct(
         self, candidates: list[list[str]], old: list[list[str]], settings: AlbumSettings, stage: str = "comparing"
-    ) -> ChosenCaptions:
+    ) -> tuple[list[AlbumCaption], Choice]:
         """Score the candidates, and assign each leader one."""
         allowed = check_candidates(candidates, old, settings, settings.trigger)
         if settings.choice == "first":
@@ -493,7 +446,7 @@ class _Pool:
             allowed = np.ones(len(candidates), bool)
         return distinct_captions(
             candidates,
-            EncodedTexts(self.work.scorer, spoken([text for texts in candidates for text in texts])),
+            self._features([text for texts in candidates for text in texts]),
             self.features,
             neighbours=self.neighbours,
             allowed=allowed,
@@ -502,35 +455,37 @@ class _Pool:
             progress=lambda number: self.work.report(stage, number),
         )
 
-    def diagnosed(self) -> Album:
+    def _features(self, captions: Sequence[str]) -> Features:
+        texts = spoken(captions)
+        return lambda rows: self.work.scorer.text_features([texts[row] for row in rows.tolist()])
+
+    def _diagnosed(self) -> Album:
         """Compare every existing caption, also those of copies."""
         texts = [(row, text) for row in self.leader_of for text in self.existing[row] if text.strip()]
         texts.sort(key=lambda one: self.leader_of[one[0]])
         leaders = [self.leader_of[row] for row, _ in texts]
         starts: np.ndarray = np.asarray(np.searchsorted(leaders, np.arange(len(self.rows) + 1)))
-        features = EncodedTexts(self.work.scorer, spoken([text for _, text in texts]))
-        found = confusions_of(features, range(len(texts)), self.features, self.neighbours, starts=starts)
+        found = confusions_of(self._features([text for _, text in texts]), starts, self.features, self.neighbours)
         holders: dict[str, set[int]] = {}
         for leader, (_, text) in zip(leaders, texts, strict=True):
             holders.setdefault(same_text(text), set()).add(leader)
         fits = meets_constraints([[text] for _, text in texts], [[] for _ in texts], self.settings)
         described: dict[int, list[AlbumImage]] = {}
         for (row, text), (confused, margin), good in zip(texts, found, fits.tolist(), strict=True):
-            one = AlbumImage(
-                image_id=self.work.image_ids[row],
+            one = self._image(
+                row,
                 caption=text,
                 old=text,
                 rank=1 + len(confused),
                 margin=margin if len(self.rows) > 1 else None,
                 is_distinct=len(holders[same_text(text)]) == 1,
-                confused_with=tuple(self.rows[other] for other in confused),
-                copy_of=self._copy_of(row),
+                confused_with=confused,
                 meets_constraints=good,
             )
             described.setdefault(row, []).append(one)
         images = []
         for row in range(len(self.work.images)):
-            first, *further = described.get(row) or [self._without_caption(row)]
+            first, *further = described.get(row) or [self._image(row)]
             images.append(replace(first, further=tuple(further)))
         return self._album(images)
 
@@ -540,28 +495,17 @@ class _Pool:
         number = len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
         return Album(images, number, self.threshold, choice=choice, shared=list(shared), groups=self.groups)
 
-    def _copy_of(self, row: int) -> int | None:
-        """Row of the leader that an image is a copy of."""
+    def _image(self, row: int, *, caption: str = "", confused_with: Sequence[int] = (), **facts: Any) -> AlbumImage:
+        """An image of the album; without facts one that cannot be read, or has no caption that could be diagnosed."""
         leader = self.leader_of.get(row)
-        return None if leader is None or self.rows[leader] == row else self.rows[leader]
-
-    def _without_caption(self, row: int) -> AlbumImage:
-        """An image that cannot be read or, if existing captions are diagnosed, has no caption."""
-        old, reason = next(iter(self.existing[row]), None), self.unreadable.get(row)
-        return AlbumImage(self.work.image_ids[row], "", old=old, unreadable=reason, copy_of=self._copy_of(row))
-
-
-def _among_leaders(neighbours: Tensor, first: np.ndarray, features: Tensor, k: int | None) -> Tensor:
-    """Neighbours of the leaders among the leaders, `(L, k)`; searched again if a copy was among them."""
-    count = len(first)
-    k = min(int(k or 0), count - 1)
-    place = torch.full((len(neighbours),), -1)
-    place[torch.from_numpy(first)] = torch.arange(count)
-    found = place[neighbours[torch.from_numpy(first)][:, :k]]
-    again = torch.nonzero((found < 0).any(1)).flatten()
-    if len(again) and k:
-        found[again] = rank_rows(features, k, rows=again)[0]
-    return found
+        return AlbumImage(
+            self.work.image_ids[row],
+            caption,
+            confused_with=tuple(self.rows[other] for other in confused_with),
+            copy_of=None if leader is None or self.rows[leader] == row else self.rows[leader],
+            unreadable=self.unreadable.get(row),
+            **{"old": next(iter(self.existing[row]), None), **facts},
+        )
 
 
 # --- What is wrong with a caption ------------------------------------------------------------------------------------
@@ -580,31 +524,31 @@ PROBLEMS = {
 
 def diagnose(album: Album, scorer: Scorer) -> None:
     """Set `problems` of every caption whose image can be read."""
-    entries = [one for _, one in album.entries()]
-    texts = [one.caption for one in entries]
-    made = iter(
-        one if one.unreadable is not None else replace(one, problems=_problems(one, album.num_compared, *facts))
-        for one, *facts in zip(entries, degenerate(texts), _truncated(scorer, texts), strict=True)
-    )
-    album.images = [replace(next(made), further=tuple(next(made) for _ in image.further)) for image in album.images]
-
-
-def _problems(image: AlbumImage, num_compared: int, is_repetitive: bool, is_unread: bool) -> tuple[str, ...]:
-    if not image.caption.strip():
-        return ("missing",)
-    found = [] if image.is_distinct else ["duplicate"]
-    confused = (image.rank or 1) - 1
-    if confused >= max(3, (num_compared - 1) / 2):
-        found.append("generic")
-    elif confused:
-        found.append("ambiguous")
-    rest = {"unread": is_unread, "repetitive": is_repetitive, "constraint": not image.meets_constraints}
-    return (*found, *(name for name, applies in rest.items() if applies))
-
-
-def _truncated(scorer: Scorer, texts: Sequence[str]) -> list[bool]:
-    """Whether the scorer truncates each caption."""
+    texts = [one.caption for _, one in album.entries()]
     count = getattr(scorer, "count_tokens", None)
     if count is None:
-        return [bool(scorer.count_truncated([text])) for text in texts]
-    return [number > scorer.max_text_tokens for number in count(texts)]
+        is_truncated = [scorer.count_truncated([text]) > 0 for text in texts]
+    else:
+        is_truncated = [number > scorer.max_text_tokens for number in count(texts)]
+    facts = zip(is_truncated, degenerate(texts), strict=True)
+
+    def diagnosed(one: AlbumImage) -> AlbumImage:
+        unread, repetitive = next(facts)
+        if one.unreadable is not None:
+            return one
+        if not one.caption.strip():
+            return replace(one, problems=("missing",))
+        confused = (one.rank or 1) - 1
+        is_generic = confused >= max(3, (album.num_compared - 1) / 2)
+        applies = {
+            "duplicate": not one.is_distinct,
+            "generic": is_generic,
+            "ambiguous": confused > 0 and not is_generic,
+            "unread": unread,
+            "repetitive": repetitive,
+            "constraint": not one.meets_constraints,
+        }
+        return replace(one, problems=tuple(name for name, is_problem in applies.items() if is_problem))
+
+    # In the order of the entries.
+    album.images = [replace(diagnosed(one), further=tuple(map(diagnosed, one.further))) for one in album.images]

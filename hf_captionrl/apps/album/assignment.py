@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +18,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching, reverse_cuthill_mckee
 from torch import Tensor
 
-from hf_captionrl.retrieval.neighbours import normalised
-from hf_captionrl.retrieval.ranking import (
-    duplicate_images,
-    ranks_from_scores,
-    tie_copies,
-)
+from hf_captionrl.retrieval.ranking import duplicate_images, ranks_from_scores, tie_copies, unit_rows
 
 # --- Scores: similarities of candidates with their image and the images that it may be confused with, in blocks -----
 
@@ -31,76 +26,49 @@ _BLOCK_FLOATS = 2**23
 """Gathered features or scores per block: 32 MiB."""
 
 
-@dataclass
-class EncodedTexts:
-    """Features of captions, computed when they are read, because those of millions of candidates do not fit into memory."""
-
-    scorer: Any
-    captions: Sequence[str]
-
-    def __getitem__(self, rows: Any) -> Tensor:
-        return self.scorer.text_features([self.captions[row] for row in np.asarray(rows).tolist()])
+Features = Callable[[np.ndarray], Any]
+"""Features `(N, D)` of some captions, by their rows; those of millions of candidates do not fit into memory."""
 
 
-@dataclass(frozen=True)
-class CandidateScores:
+class CandidateScores(NamedTuple):
     """Scores of every candidate, from which captions are chosen."""
 
-    own: np.ndarray  # (S,): similarity to its image
-    margin: np.ndarray  # (S,): that similarity minus the largest to another image; `own` if there is none
+    margin: np.ndarray  # (S,): similarity to its image minus the largest to another image; the first if there is none
     rank: np.ndarray  # (S,): rank of its image among the images compared, 1 = best; ties count against it
 
 
 def score_candidates(
-    text_features: Any, starts: np.ndarray, images: Tensor, neighbours: Tensor | None = None, progress: Any = None
+    features: Features, starts: np.ndarray, images: Tensor, neighbours: Tensor | None = None, progress: Any = None
 ) -> CandidateScores:
     """Compare every candidate with its image and the image's neighbours, or with all images.
 
-    Shapes: `starts` `(M + 1,)`, `images` `(M, D)`, `neighbours` `(M, k)`. With `neighbours=None` it is compared with
-    all others.
+    Shapes: `starts` `(M + 1,)`, `images` `(M, D)`, `neighbours` `(M, k)`; None compares with all others.
     """
-    total = int(starts[-1])
-    own: np.ndarray = np.empty(total, np.float32)
-    margin: np.ndarray = np.empty(total, np.float32)
-    rank: np.ndarray = np.empty(total, np.int32)
-    for rows, scores in _blocks(text_features, starts, images, neighbours, progress):
-        mine = scores[:, 0]
+    margin: np.ndarray = np.empty(int(starts[-1]), np.float32)
+    rank: np.ndarray = np.empty(int(starts[-1]), np.int32)
+    for rows, scores in _blocks(features, starts, images, neighbours, progress):
         rank[rows] = ranks_from_scores(scores, torch.zeros(len(scores), dtype=torch.long)).numpy()
-        own[rows] = mine.numpy()
-        margin[rows] = (mine - scores[:, 1:].amax(1) if scores.shape[1] > 1 else mine).numpy()
-    return CandidateScores(own, margin, rank)
+        margin[rows] = _margins(scores).numpy()
+    return CandidateScores(margin, rank)
 
 
 def confusions_of(
-    text_features: Any,
-    chosen: Sequence[int],
-    images: Tensor,
-    neighbours: Tensor | None = None,
-    *,
-    starts: np.ndarray | None = None,
+    features: Features, starts: np.ndarray, images: Tensor, neighbours: Tensor | None = None
 ) -> list[tuple[tuple[int, ...], float]]:
     """For some captions, rows of the other images that each fits at least as well, best first, and its margin.
 
-    `chosen` are rows of the text features; `starts` `(M + 1,)` is the first of them of each image, None one per image.
+    Shapes: as for [`score_candidates`].
     """
-    rows_of = np.asarray(chosen, dtype=np.int64)
-    starts = np.arange(len(rows_of) + 1) if starts is None else starts
     owner = np.arange(len(images)).repeat(np.diff(starts))
     found: list[tuple[tuple[int, ...], float]] = []
-
-    class Chosen:
-        def __getitem__(self, rows: Any) -> Any:
-            return text_features[rows_of[rows]]
-
-    for rows, scores in _blocks(Chosen(), starts, images, neighbours, None):
+    for rows, scores in _blocks(features, starts, images, neighbours, None):
         others = scores[:, 1:]
-        margins = scores[:, 0] - others.amax(1) if others.shape[1] else scores[:, 0]
         better = torch.nonzero(others >= scores[:, :1])
         better = better[others[better[:, 0], better[:, 1]].argsort(descending=True, stable=True)]
         mine: list[list[int]] = [[] for _ in rows]
         for row, column in better.tolist():
             mine[row].append(column)
-        for image, columns, margin in zip(owner[rows].tolist(), mine, margins.tolist(), strict=True):
+        for image, columns, margin in zip(owner[rows].tolist(), mine, _margins(scores).tolist(), strict=True):
             if neighbours is not None:
                 columns = neighbours[image, columns].tolist()
             else:
@@ -109,50 +77,44 @@ def confusions_of(
     return found
 
 
+def _margins(scores: Tensor) -> Tensor:
+    return scores[:, 0] - scores[:, 1:].amax(1) if scores.shape[1] > 1 else scores[:, 0]
+
+
 def _blocks(
-    text_features: Any, starts: np.ndarray, images: Tensor, neighbours: Tensor | None, progress: Any
+    features: Features, starts: np.ndarray, images: Tensor, neighbours: Tensor | None, progress: Any
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Rows of candidates and their scores `(rows, 1 + others)`: the target first, equal images tied."""
     number = len(images)
     same = duplicate_images(images)
-    others = number - 1 if neighbours is None else neighbours.shape[1]
     most = int(np.diff(starts).max(initial=1))
-    width = number * most if neighbours is None else (1 + others) * max(images.shape[1], most)
+    width = number * most if neighbours is None else (1 + neighbours.shape[1]) * max(images.shape[1], most)
     size = max(1, _BLOCK_FLOATS // max(width, 1))
     for first in range(0, number, size):
         block = np.arange(first, min(first + size, number))
         rows = np.arange(starts[block[0]], starts[block[-1] + 1])
         counts = np.diff(starts[first : block[-1] + 2])
-        text = torch.as_tensor(text_features[rows]).to(images)  # (rows, D)
+        text = torch.as_tensor(features(rows)).to(images)  # (rows, D)
         if neighbours is None:
-            yield rows, _against_all(text, torch.from_numpy(block.repeat(counts)), images, same)
+            scores = tie_copies(text @ images.T, same)  # (rows, M)
+            # Move the target to the front; the others keep their order.
+            owner = torch.from_numpy(block.repeat(counts))[:, None]
+            kept = torch.ones_like(scores, dtype=torch.bool).scatter_(1, owner, False)
+            others = scores[kept].view(len(scores), number - 1)
+            yield rows, torch.cat([scores.gather(1, owner), others], 1).cpu()
         else:
-            yield rows, _against_neighbours(text, block, counts, images, neighbours, same)
+            own = torch.from_numpy(block)
+            columns = torch.cat([own[:, None], neighbours[own]], 1)  # (B, 1 + k)
+            place = torch.from_numpy(np.arange(counts.max()) < counts[:, None])  # (B, G)
+            padded = text.new_zeros(*place.shape, text.shape[1])
+            padded[place] = text
+            scores = torch.bmm(padded, images[columns].transpose(1, 2)).cpu()  # (B, G, 1 + k)
+            equal = same[columns] == same[columns[:, :1]]  # (B, 1 + k)
+            if int(equal.sum()) > len(block):
+                scores = torch.where(equal[:, None], scores[:, :, :1], scores)
+            yield rows, scores[place]
         if progress is not None:
             progress(len(block))
-
-
-def _against_all(text: Tensor, owners: Tensor, images: Tensor, same: Tensor) -> Tensor:
-    scores = tie_copies(text @ images.T, same)  # (rows, M)
-    # Move the target to the front; the others keep their order.
-    own = scores.gather(1, owners[:, None])
-    kept = torch.ones_like(scores, dtype=torch.bool).scatter_(1, owners[:, None], False)
-    return torch.cat([own, scores[kept].view(len(scores), scores.shape[1] - 1)], 1).cpu()
-
-
-def _against_neighbours(
-    text: Tensor, block: np.ndarray, counts: np.ndarray, images: Tensor, neighbours: Tensor, same: Tensor
-) -> Tensor:
-    own = torch.from_numpy(block)
-    columns = torch.cat([own[:, None], neighbours[own]], 1)  # (B, 1 + k)
-    place = np.arange(counts.max()) < counts[:, None]  # (B, G)
-    padded = text.new_zeros(*place.shape, text.shape[1])
-    padded[torch.from_numpy(place)] = text
-    scores = torch.bmm(padded, images[columns].transpose(1, 2)).cpu()  # (B, G, 1 + k)
-    equal = same[columns] == same[columns[:, :1]]  # (B, 1 + k)
-    if int(equal.sum()) > len(block):
-        scores = torch.where(equal[:, None], scores[:, :, :1], scores)
-    return scores[torch.from_numpy(place)]
 
 
 # --- Assignment of columns to rows with the largest sum of gains: exact, sparse, in integers -------------------------
@@ -216,29 +178,13 @@ _MARGIN_BITS = 40
 """Margins are compared as integer multiples of 2^-40, which is finer than the resolution of fp32."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The candidate of each image, and how good the choice is."""
 
     chosen: np.ndarray  # (M,): row of the candidate
     has_own: np.ndarray  # (M,): whether the text was assigned to this image alone
-    contested: int  # number of images that had to compete for texts
     gap: int  # upper bound on how many more images could have a distinct caption; 0 if no component was split
     rank_gap: int  # the same for images that this caption ranks first
-
-
-@dataclass
-class _Pairs:
-    """Pairs that an image may choose, E of each: row of the candidate, its image, its text, rank 1 or not, margin."""
-
-    row: np.ndarray
-    image: np.ndarray
-    text: np.ndarray
-    first: np.ndarray
-    margin: np.ndarray
-
-    def keep(self, mask: np.ndarray) -> _Pairs:
-        return _Pairs(*(getattr(self, name)[mask] for name in ("row", "image", "text", "first", "margin")))
 
 
 def choose_candidates(
@@ -264,55 +210,45 @@ def choose_candidates(
     number = len(starts) - 1
     owner = np.arange(number).repeat(np.diff(starts))
     fits = np.ones(len(texts), bool) if allowed is None else allowed.copy()
-    has_any = np.bincount(owner[fits & (texts >= 0)], minlength=number) > 0
-    fits |= ~has_any[owner]
-    chosen = _fallback(owner, texts, scores, fits, number)
+    fits |= (np.bincount(owner[fits & (texts >= 0)], minlength=number) == 0)[owner]
+    # The candidate with the largest margin of each image, for images that get no distinct caption.
+    order = np.lexsort((-np.arange(len(owner)), scores.margin, texts >= 0, fits, owner))
+    chosen = order[np.searchsorted(owner[order], np.arange(number), side="right") - 1]
     has_own: np.ndarray = np.zeros(number, bool)
     if not exclusive:
-        return Choice(chosen, has_own, 0, 0, 0)
-    pairs = _best_pairs(owner, texts, scores, fits)
+        return Choice(chosen, has_own, 0, 0)
+    rows = np.flatnonzero(fits & (texts >= 0))
+    columns = [rows, owner[rows], texts[rows], scores.rank[rows] == 1, scores.margin[rows]]
+    # E pairs that images may choose.
+    pairs: Any = np.rec.fromarrays(columns, names="row,image,text,first,margin")  # type: ignore[call-overload]
+    pairs = pairs[np.lexsort((-pairs.row, pairs.margin, pairs.first, pairs.text, pairs.image))]
+    pairs = pairs[_is_last(pairs.image, pairs.text)]  # the best candidate of each pair of image and text
     pairs, taken = _take_uncontested(pairs, number)
     chosen[owner[taken]], has_own[owner[taken]] = taken, True
-    contested = np.unique(pairs.image)
-    gaps = [0, 0]
-    for component in _components(pairs, contested):
+    gap = rank_gap = 0
+    for component in _components(pairs):
         found, cut = _solve(pairs, component, max_component)
         chosen[owner[found]], has_own[owner[found]] = found, True
-        gaps = [total + part for total, part in zip(gaps, cut, strict=True)]
-    return Choice(chosen, has_own, len(contested), *gaps)
+        gap, rank_gap = gap + cut[0], rank_gap + cut[1]
+    return Choice(chosen, has_own, gap, rank_gap)
 
 
-def _fallback(
-    owner: np.ndarray, texts: np.ndarray, scores: CandidateScores, fits: np.ndarray, number: int
-) -> np.ndarray:
-    """The candidate with the largest margin of each image, for images that get no distinct caption."""
-    order = np.lexsort((-np.arange(len(owner)), scores.margin, texts >= 0, fits, owner))
-    last = np.searchsorted(owner[order], np.arange(number), side="right") - 1
-    return order[last]
+def _is_last(*columns: np.ndarray) -> np.ndarray:
+    """Mask of the rows whose successor has other values; equal rows are neighbours."""
+    last: np.ndarray = np.ones(len(columns[0]), bool)
+    last[:-1] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return last
 
 
-def _best_pairs(owner: np.ndarray, texts: np.ndarray, scores: CandidateScores, fits: np.ndarray) -> _Pairs:
-    """The best candidate of each pair of image and text."""
-    rows = np.flatnonzero(fits & (texts >= 0))
-    pairs = _Pairs(rows, owner[rows], texts[rows], scores.rank[rows] == 1, scores.margin[rows])
-    order = np.lexsort((-pairs.row, pairs.margin, pairs.first, pairs.text, pairs.image))
-    pairs = pairs.keep(order)
-    new: np.ndarray = np.ones(len(order), bool)
-    new[:-1] = (pairs.image[1:] != pairs.image[:-1]) | (pairs.text[1:] != pairs.text[:-1])
-    return pairs.keep(new)
-
-
-def _take_uncontested(pairs: _Pairs, number: int) -> tuple[_Pairs, np.ndarray]:
+def _take_uncontested(pairs: Any, number: int) -> tuple[Any, np.ndarray]:
     """Remove images that can have their best text at no cost to others, and pairs worse than a text no other image may have."""
-    taken: list[np.ndarray] = []
-    while len(pairs.row):
+    taken: list[np.ndarray] = [np.empty(0, np.int64)]
+    while len(pairs):
         _, text, holders = np.unique(pairs.text, return_inverse=True, return_counts=True)
         private = holders[text] == 1
         # Best pair of each image: rank, margin, and a private text before a shared one.
         order = np.lexsort((-pairs.row, private, pairs.margin, pairs.first, pairs.image))
-        is_last: np.ndarray = np.ones(len(order), bool)
-        is_last[:-1] = pairs.image[order][1:] != pairs.image[order][:-1]
-        best = order[is_last]
+        best = order[_is_last(pairs.image[order])]
         finished = best[private[best]]
         taken.append(pairs.row[finished])
         done: np.ndarray = np.zeros(number, bool)
@@ -326,15 +262,15 @@ def _take_uncontested(pairs: _Pairs, number: int) -> tuple[_Pairs, np.ndarray]:
         keep = ~done[pairs.image] & (height >= floor[pairs.image])
         if keep.all():
             break
-        pairs = pairs.keep(keep)
-    return pairs, np.concatenate(taken) if taken else np.empty(0, np.int64)
+        pairs = pairs[keep]
+    return pairs, np.concatenate(taken)
 
 
-def _components(pairs: _Pairs, images: np.ndarray) -> list[np.ndarray]:
+def _components(pairs: Any) -> list[np.ndarray]:
     """Images that share texts directly or through others; neighbours in a component are close in its order."""
-    if not len(images):
+    if not len(pairs):
         return []
-    place: np.ndarray = np.asarray(np.searchsorted(images, pairs.image))
+    images, place = np.unique(pairs.image, return_inverse=True)
     _, text = np.unique(pairs.text, return_inverse=True)
     size = len(images) + int(text.max()) + 1
     graph = coo_array((np.ones(len(place), np.int8), (place, len(images) + text)), shape=(size, size)).tocsr()
@@ -346,52 +282,44 @@ def _components(pairs: _Pairs, images: np.ndarray) -> list[np.ndarray]:
     return [images[part] for part in np.split(order, bounds)]
 
 
-def _solve(pairs: _Pairs, component: np.ndarray, max_component: int) -> tuple[np.ndarray, tuple[int, int]]:
+def _solve(pairs: Any, component: np.ndarray, max_component: int) -> tuple[np.ndarray, tuple[int, int]]:
     """Rows of the candidates for the images of a component, and bounds on the texts and ranks that splitting may have lost."""
-    edges = _edges(pairs, component)
     one_margin = 1 << _MARGIN_BITS
     one_first = (4 * len(component) + 1) * one_margin
     one_text = (4 * len(component) + 1) * one_first
-    gains = [
-        {text: one_text + first * one_first + round(margin * one_margin) for text, (_, first, margin) in mine.items()}
-        for mine in edges
-    ]
+    first: np.ndarray = np.asarray(np.searchsorted(pairs.image, component))
+    last: np.ndarray = np.asarray(np.searchsorted(pairs.image, component, side="right"))
+    place: list[dict[int, int]] = []  # of each image, its pairs by text
+    gains: list[dict[int, int]] = []
+    for low, high in zip(first.tolist(), last.tolist(), strict=True):
+        mine = pairs[low:high]
+        place.append(dict(zip(mine.text.tolist(), range(low, high), strict=True)))
+        values = zip(mine.text.tolist(), mine.first.tolist(), mine.margin.tolist(), strict=True)
+        gains.append({text: one_text + one * one_first + round(margin * one_margin) for text, one, margin in values})
     free: set[int] = {text for mine in gains for text in mine}
-    taken: dict[int, int] = {}
+    taken: list[int] = []
     for start in range(0, len(component), max_component):
         part = range(start, min(start + max_component, len(component)))
         left = [{text: gain for text, gain in gains[i].items() if text in free} for i in part]
         for i, text in zip(part, best_assignment(left, without=0), strict=True):
             if text is not None:
-                taken[i] = text
+                taken.append(place[i][text])
                 free.discard(text)
-    rows = np.asarray([edges[i][text][0] for i, text in taken.items()], dtype=np.int64)
+    chosen = pairs[taken]
     if len(component) <= max_component:
-        return rows, (0, 0)
-    first = sum(edges[i][text][1] for i, text in taken.items())
-    inside = np.isin(pairs.image, component)
-    return rows, (_most(pairs.keep(inside)) - len(taken), _most(pairs.keep(inside & pairs.first)) - first)
+        return chosen.row, (0, 0)
+    inside = pairs[np.isin(pairs.image, component)]
+    return chosen.row, (_most(inside) - len(taken), _most(inside[inside.first]) - int(chosen.first.sum()))
 
 
-def _most(pairs: _Pairs) -> int:
+def _most(pairs: Any) -> int:
     """Largest number of images that can have distinct captions."""
-    if not len(pairs.row):
+    if not len(pairs):
         return 0
     _, image = np.unique(pairs.image, return_inverse=True)
     _, text = np.unique(pairs.text, return_inverse=True)
     graph = coo_array((np.ones(len(image), np.int8), (image, text))).tocsr()
     return int((maximum_bipartite_matching(graph, perm_type="column") >= 0).sum())
-
-
-def _edges(pairs: _Pairs, component: np.ndarray) -> list[dict[int, tuple[int, bool, float]]]:
-    """For each image of a component, its texts: row of the candidate, whether its rank is 1, margin."""
-    found: Sequence[dict[int, tuple[int, bool, float]]] = [{} for _ in component]
-    first: np.ndarray = np.asarray(np.searchsorted(pairs.image, component))
-    last: np.ndarray = np.asarray(np.searchsorted(pairs.image, component, side="right"))
-    for mine, low, high in zip(found, first.tolist(), last.tolist(), strict=True):
-        for at in range(low, high):
-            mine[int(pairs.text[at])] = (int(pairs.row[at]), bool(pairs.first[at]), float(pairs.margin[at]))
-    return list(found)
 
 
 # --- One distinct caption per image, and the image that each caption finds -------------------------------------------
@@ -406,26 +334,15 @@ class Finding:
     found: int  # row of the image that it finds
 
 
-@dataclass(frozen=True)
-class AlbumCaption:
+class AlbumCaption(NamedTuple):
     """The caption chosen for an image of an album."""
 
     caption: str
-    candidate: int  # its index among the image's candidates
     rank: int  # rank of the image among the images compared, 1 = best; ties count against it
     # Similarity to its image minus that to the most similar other image; None in an album of one image.
     margin: float | None
     is_distinct: bool  # whether it is not blank and no other image of the album has the same text
     confused_with: tuple[int, ...]  # rows of the other images that the caption fits at least as well, best first
-
-
-@dataclass(frozen=True)
-class ChosenCaptions:
-    """One caption for each image, with the choice and the scores of all candidates."""
-
-    captions: list[AlbumCaption]
-    choice: Choice = field(repr=False)
-    scores: CandidateScores = field(repr=False)
 
 
 def same_text(caption: str) -> str:
@@ -439,11 +356,9 @@ def distinct_captions(
     image_features: Any,
     *,
     neighbours: Tensor | None = None,
-    allowed: np.ndarray | None = None,
-    max_component: int = 2000,
-    exclusive: bool = True,
     progress: Any = None,
-) -> ChosenCaptions:
+    **settings: Any,
+) -> tuple[list[AlbumCaption], Choice]:
     r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
 
     The margin of a caption t of image i is `m_i(t) = s(t, i) - max_{j != i} s(t, j)`; it is positive exactly if the rank
@@ -453,45 +368,36 @@ def distinct_captions(
     2. the number of these texts with rank 1,
     3. the sum of their margins.
 
-    See [`choose_candidates`]. An image for which no text is left gets its candidate with the largest margin. This text
-    is blank or belongs to another image as well; `is_distinct` is then False for both. In an album of one image the similarity replaces
-    the margin.
+    See [`choose_candidates`], which gets the settings. An image for which no text is left gets its candidate with the largest
+    margin. This text is blank or belongs to another image as well; `is_distinct` is then False for both. In an album of one
+    image the similarity replaces the margin.
 
-    Shapes: `image_features` `(M, D)`, `neighbours` `(M, k)`, `allowed` `(S,)`. `text_features` may be an object that
-    gives the rows of an array of numbers, such as `EncodedTexts`.
+    Shapes: `text_features` `(S, D)` or a function that computes them, `image_features` `(M, D)`, `neighbours` `(M, k)`.
     """
-    images = normalised(image_features, "image_features")
-    number = len(candidates)
-    if isinstance(text_features, Tensor | np.ndarray | list):
-        text_features = normalised(text_features, "text_features")
+    images = unit_rows(image_features, "image_features").float()
+    features: Features = text_features
+    if not callable(text_features):
+        features = unit_rows(text_features, "text_features").float().__getitem__
     starts = np.cumsum([0, *map(len, candidates)])
     flat = [text for texts in candidates for text in texts]
-    keys, numbers = _number_texts(flat)
-    scores = score_candidates(text_features, starts, images, neighbours, progress)
-    choice = choose_candidates(
-        starts, numbers, scores, allowed=allowed, max_component=max_component, exclusive=exclusive
-    )
+    keys = [same_text(text) for text in flat]
+    number_of = {"": -1}
+    for key in keys:
+        number_of.setdefault(key, len(number_of) - 1)
+    scores = score_candidates(features, starts, images, neighbours, progress)
+    choice = choose_candidates(starts, np.array([number_of[key] for key in keys], np.int64), scores, **settings)
     taken = choice.chosen.tolist()
-    confusions = confusions_of(text_features, taken, images, neighbours)
+    starts = np.arange(len(taken) + 1)
+    confusions = confusions_of(lambda rows: features(choice.chosen[rows]), starts, images, neighbours)
     holders = Counter(keys[i] for i in taken)
     found = [
         AlbumCaption(
             caption=flat[i],
-            candidate=i - int(starts[row]),
             rank=int(scores.rank[i]),
-            margin=float(scores.margin[i]) if number > 1 else None,
+            margin=float(scores.margin[i]) if len(candidates) > 1 else None,
             is_distinct=holders[keys[i]] == 1 and bool(keys[i]),
-            confused_with=confusions[row][0],
+            confused_with=confused,
         )
-        for row, i in enumerate(taken)
+        for i, (confused, _) in zip(taken, confusions, strict=True)
     ]
-    return ChosenCaptions(found, choice, scores)
-
-
-def _number_texts(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """Texts as they are compared, and their numbers: equal for equal texts, -1 for blank ones."""
-    keys = [same_text(text) for text in texts]
-    number_of = {"": -1}
-    for key in keys:
-        number_of.setdefault(key, len(number_of) - 1)
-    return keys, np.fromiter((number_of[key] for key in keys), np.int64, len(keys))
+    return found, choice

@@ -11,13 +11,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
+import tqdm
 from PIL import Image
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
@@ -26,7 +26,6 @@ from transformers.trainer_callback import ExportableState
 from hf_captionrl.apps.album.options import CandidateOptions
 from hf_captionrl.apps.album.sources import opened_chunks, read_images
 from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.pipeline import ChosenImages, generate_captions
 from hf_captionrl.captioners.prompts import contrastive_prompt, encode_with_prompts
 from hf_captionrl.metrics.suites import spoken
@@ -56,7 +55,6 @@ def generate_candidates(
             f"contrastive needs a chat model, but this captioner is of the family {captioner.family!r}. Use decoding='rsa', "
             "which every family supports."
         )
-    others = None if similar is None else dict(zip(rows, similar, strict=True))
     # All settings are explicit, so that the checkpoint's defaults have no effect.
     sampling: dict[str, Any] = {
         "do_sample": True,
@@ -66,17 +64,21 @@ def generate_candidates(
         "top_k": 0,
     }
     sampling |= {"num_return_sequences": options.num_samples, "max_new_tokens": options.max_new_tokens}
+    others = dict(zip(rows, similar or (), strict=False))
     found: list[list[str]] = []
     device = captioner.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), evaluating(captioner.model):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed_of_batch(options.seed, image_ids[rows[0]]))
         for chunk, opened in opened_chunks(images, rows, options.batch_size):
             inputs = captioner.encode_images(opened)
-            if options.decoding == "rsa" and others is not None:
-                mine = [
-                    _pragmatic(captioner, images, image, [i for i in others[row] if i != row], options)
-                    for row, image in zip(chunk, opened, strict=True)
-                ]
+            if options.decoding == "rsa" and others:
+                mine = []
+                for row, image in zip(chunk, opened, strict=True):  # one by one, because each has other distractors
+                    group = [image]
+                    distractors = [i for i in others[row] if i != row][: options.num_distractors]
+                    for _, more in opened_chunks(images, distractors, len(distractors) or 1):
+                        group += more
+                    mine.append(pragmatic_captions(captioner, group, options.rationality, **_beams(options)))
             else:
                 mine = _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
             if options.num_samples:
@@ -96,10 +98,9 @@ def contrastive_answers(
     """Beams of a chat model for a batch of images; it is told the captions of the similar images."""
     prompts = {row: contrastive_prompt(captioner.prompt, others) for row, others in zip(rows, said, strict=True)}
     found: list[list[str]] = []
-    with evaluating(captioner.model):
-        for chunk, opened in opened_chunks(images, rows, options.batch_size):
-            inputs = encode_with_prompts(captioner, opened, [prompts[row] for row in chunk])
-            found += _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
+    for chunk, opened in opened_chunks(images, rows, options.batch_size):
+        inputs = encode_with_prompts(captioner, opened, [prompts[row] for row in chunk])
+        found += _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
     return found
 
 
@@ -111,17 +112,6 @@ def _grouped(texts: Sequence[str], number: int) -> list[list[str]]:
 def _beams(options: CandidateOptions) -> dict[str, Any]:
     number = {"num_beams": options.num_beams, "num_return_sequences": options.num_beams}
     return {"do_sample": False, "max_new_tokens": options.max_new_tokens, **number}
-
-
-def _pragmatic(
-    captioner: Captioner, images: Sequence[Any], image: Image.Image, others: Sequence[int], options: CandidateOptions
-) -> list[str]:
-    """Pragmatic beams of one image, because each has other distractors."""
-    group = [image]
-    for _, more in opened_chunks(images, others[: options.num_distractors], len(others) or 1):
-        group += more
-    rows = [list(range(len(group)))]
-    return pragmatic_captions(captioner, group, rows, rationality=options.rationality, **_beams(options))[0]
 
 
 # --- Pragmatic decoding: captions that a listener would not take for one of the similar images -----------------------
@@ -169,34 +159,16 @@ class PragmaticProcessor(LogitsProcessor):
 
 
 def pragmatic_captions(
-    captioner: Captioner,
-    images: Sequence[Image.Image],
-    groups: Sequence[Sequence[int]],
-    *,
-    rationality: float = 1.0,
-    num_beams: int = 4,
-    num_return_sequences: int = 1,
-    **settings: Any,
-) -> list[list[str]]:
-    """Captions that distinguish the first image of each group from the others, best first.
-
-    A group holds rows of the images, the target first; all groups have the same size.
-    """
-    size = len(groups[0])
-    rows = torch.tensor([row for group in groups for row in group])
-    with evaluating(captioner.model), torch.no_grad():
-        inputs = {name: value.to(captioner.device) for name, value in captioner.encode_images(list(images)).items()}
-        inputs["image_features"] = captioner.encode(captioner.base_model, dict(inputs))
-        del inputs["pixel_values"]
-        found = captioner.generate(
-            **{name: value[rows.to(value.device)] for name, value in inputs.items()},
-            num_beams=num_beams,
-            num_return_sequences=num_return_sequences,
-            logits_processor=LogitsProcessorList([PragmaticProcessor(size, num_beams, rationality)]),
-            **{"do_sample": False, **settings},
-        ).captions
-    each = size * num_return_sequences
-    return [found[start : start + num_return_sequences] for start in range(0, len(found), each)]
+    captioner: Captioner, images: Sequence[Image.Image], rationality: float, *, num_beams: int, **settings: Any
+) -> list[str]:
+    """Captions that distinguish the first image from the others, best first."""
+    found = captioner.generate(
+        **captioner.encode_images(images),
+        num_beams=num_beams,
+        logits_processor=LogitsProcessorList([PragmaticProcessor(len(images), num_beams, rationality)]),
+        **settings,
+    )
+    return _grouped(found.captions, len(images))[0]
 
 
 # --- Finetunes a captioner on an album by self-retrieval, and keeps the result only if a held-out scorer prefers it ---
@@ -209,14 +181,6 @@ _MAX_DEGENERATE = 0.1
 _NEIGHBOURS = 20
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """The captioner to use."""
-
-    captioner: Captioner  # with the adapter if it was kept, else as it was loaded
-    facts: dict[str, Any]  # whether it was kept and why, steps, R@1 before and after by both scorers, and a sentence
-
-
 class _Clock(TrainerCallback, ExportableState):
     """Ends the training when its time is over, saves checkpoints, and shows a bar; a resumed training has the time that is left."""
 
@@ -227,13 +191,11 @@ class _Clock(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"used": self.used}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        from tqdm import tqdm
-
         kept: Any = state.stateful_callbacks.get(type(self).__name__, {}) if state.global_step else {}
         self._before = self.used = float(kept.get("attributes", {}).get("used", 0.0))
         self._start = self._saved = time.monotonic()
         shape = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s{postfix}"
-        self._bar = tqdm(total=self.seconds, desc="adapting", bar_format=shape, disable=None)
+        self._bar = tqdm.tqdm(total=self.seconds, desc="adapting", bar_format=shape, disable=None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         now = time.monotonic()
@@ -252,7 +214,7 @@ class _Clock(TrainerCallback, ExportableState):
 
 
 def adapt_to_album(
-    load: Callable[[], Captioner],
+    captioner: Captioner,
     scorer: Scorer,
     held_out: Scorer,
     images: Sequence[Any],
@@ -263,20 +225,19 @@ def adapt_to_album(
     batch_size: int = 20,
     seed: int = 0,
     max_steps: int = 1_000_000,
-    resume: bool = False,
-) -> Adapted:
-    """Train a LoRA on the images of the album for a given time; this needs no captions.
+) -> dict[str, Any]:
+    """Train a LoRA on the images of the album for a given time; this needs no captions. Returns the decision and its reasons.
 
     The reward is self-retrieval among look-alikes: bags of 5, which the reward scorer builds, or random images in small albums.
     The guard stops the training if captions degenerate, and returns to the last checkpoint before that. The adapter is used if
     there is such a checkpoint and, with one caption per image from beam search, the held-out scorer ranks more images first than
     before. It is saved in either case.
 
-    `held_out` decides and should not be the scorer; `load` is called again if the adapter is not kept. With `resume`, a training
-    that was killed resumes from its last checkpoint in `folder` for the remaining time.
+    `held_out` decides and should not be the scorer. A training that was killed resumes from its last checkpoint in `folder` for
+    the remaining time.
     """
     caches = [FeatureCache.for_scorer(one, cache_dir) for one in (scorer, held_out)]
-    facts = read_images(images, scorer, cache=caches[0], skip_unreadable=True)
+    facts = read_images(images, scorer, cache=caches[0], unreadable={})
     # Of equal images only the first: an image must not be its own distractor.
     first = sorted({key: at for at, key in reversed(list(enumerate(facts.keys)))}.values())
     number = len(first)
@@ -286,15 +247,17 @@ def adapt_to_album(
         )
     chosen = ChosenImages(images, [facts.rows[at] for at in first])
     features = facts.features[torch.tensor(first)]
-    held_out_features = read_images(chosen, held_out, cache=caches[1]).features
-    captioner = load()
-    scorers = {"scorer": (scorer, features), "held_out": (held_out, held_out_features)}
+    scorers = {
+        "scorer": (scorer, features),
+        "held_out": (held_out, read_images(chosen, held_out, cache=caches[1]).features),
+    }
     said = _captions(captioner, chosen)
     before = _measure(said, scorers)
     # The guard compares lengths with the captions before training. No reward uses them.
     texts, column = list(said.values()), datasets.Image(decode=False)
+    plain = (os.fspath(image) if isinstance(image, os.PathLike) else image for image in chosen)
     table = {
-        "image": [image if isinstance(image, dict) else column.encode_example(_plain(image)) for image in chosen],
+        "image": [image if isinstance(image, dict) else column.encode_example(image) for image in plain],
         "image_id": [str(row) for row in range(number)],
         "captions": [[texts[row % len(texts)] or "-"] for row in range(number)],
     }
@@ -330,33 +293,31 @@ def adapt_to_album(
     trainer.args.seed = seed  # the adapter starts the same with every seed
     trainer.add_callback(_Clock(seconds))  # after the guard
     with contextlib.redirect_stdout(sys.stderr):  # what the Trainer prints is not the result of the command
-        trainer.train(resume_from_checkpoint=resume and has_checkpoint(folder))
+        trainer.train(resume_from_checkpoint=has_checkpoint(folder))
     after = _measure(_captions(captioner, chosen), scorers)
     captioner.save_pretrained(Path(folder))
-    reason = _reason_against(trainer, before, after)
-    rolled_back_to = None if trainer.guard is None else trainer.guard.rolled_back_to
-    found = {
+    reason = _reason_against(trainer.guard, before, after)
+    path = None if trainer.guard is None else trainer.guard.rolled_back_to
+    rolled_back_to = None if path is None else Path(path).name
+    steps = trainer.state.global_step
+    sentence = (
+        f"Adapted in {steps} steps: R@1 of the held-out scorer {before['held_out']:.3f} before, {after['held_out']:.3f} "
+        f"after, of the reward scorer {before['scorer']:.3f} and {after['scorer']:.3f}. "
+        + (f"The guard returned to {rolled_back_to}. " if rolled_back_to else "")
+        + ("The adapter is used." if reason is None else f"The adapter is not used: {reason}")
+    )
+    return {
         "kept": reason is None,
         "reason": reason,
-        "steps": trainer.state.global_step,
-        "rolled_back_to": None if rolled_back_to is None else Path(rolled_back_to).name,
+        "steps": steps,
+        "rolled_back_to": rolled_back_to,
         "seconds": seconds,
         "bags_of": _BAG if uses_bags else None,
         "before": before,
         "after": after,
         "adapter": str(folder),
+        "sentence": sentence,
     }
-    found["sentence"] = (
-        f"Adapted in {found['steps']} steps: R@1 of the held-out scorer {before['held_out']:.3f} before, {after['held_out']:.3f} "
-        f"after, of the reward scorer {before['scorer']:.3f} and {after['scorer']:.3f}. "
-        + (f"The guard returned to {found['rolled_back_to']}. " if rolled_back_to else "")
-        + ("The adapter is used." if reason is None else f"The adapter is not used: {reason}")
-    )
-    return Adapted(captioner if reason is None else load(), found)
-
-
-def _plain(image: Any) -> Any:
-    return os.fspath(image) if isinstance(image, os.PathLike) else image
 
 
 def _captions(captioner: Captioner, images: Sequence[Any]) -> dict[int, str]:
@@ -377,10 +338,10 @@ def _measure(captions: dict[int, str], scorers: dict[str, tuple[Scorer, Tensor]]
     return found
 
 
-def _reason_against(trainer: SelfRetrievalTrainer, before: dict[str, float], after: dict[str, float]) -> str | None:
+def _reason_against(guard: Any, before: dict[str, float], after: dict[str, float]) -> str | None:
     """Why the adapter is not used; None if it is."""
-    if trainer.guard is not None and trainer.guard.trips and trainer.guard.rolled_back_to is None:
-        return f"the guard stopped the training: {trainer.guard.trips[0]['reason']}"
+    if guard is not None and guard.trips and guard.rolled_back_to is None:
+        return f"the guard stopped the training: {guard.trips[0]['reason']}"
     if after["degenerate"] > max(_MAX_DEGENERATE, before["degenerate"]):
         return f"{after['degenerate']:.0%} of its captions are degenerate."
     if after["held_out"] <= before["held_out"]:

@@ -20,15 +20,17 @@ import os
 import posixpath
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import tqdm
 
-from hf_captionrl.apps.album.album import STAGES, Album, AlbumWork, describe, describe_album
+from hf_captionrl.apps.album.album import STAGES, Album, AlbumSteps, AlbumWork, describe_album
 from hf_captionrl.apps.album.candidates import MOST_MEASURED, adapt_to_album
 from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, duration
 from hf_captionrl.apps.album.page import write_report
@@ -43,9 +45,9 @@ from hf_captionrl.apps.album.sources import (
 )
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.captioners.pipeline import ChosenImages, pipeline
+from hf_captionrl.captioners.language_models import default_device
+from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.cli.features import rows_per_shard
-from hf_captionrl.hub.spaces import demo_scorer
 from hf_captionrl.metrics.table import installed_versions
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fingerprint
 from hf_captionrl.utils.io import (
@@ -75,7 +77,6 @@ if TYPE_CHECKING:
 
 
 def run(options: AlbumOptions) -> None:
-    """Run the command."""
     check_options(options)
     source = load_source(options, sidecars=options.sidecar_captions)
     if options.captions is not None:
@@ -88,8 +89,12 @@ def run(options: AlbumOptions) -> None:
     files = AlbumFiles(options, source)
     if options.dry_run:
         files.check()
-        estimate = dry_run(options, source)
-        print(json.dumps(estimate) if options.json else dry_run_text(estimate))
+        facts = dry_run(options, source)
+        done = f", of which an earlier run has finished {facts['finished']:,}," if facts["finished"] else ""
+        shared = f" with {facts['processes']} processes" if facts["processes"] > 1 else ""
+        text = f"Would write {', '.join(facts['outputs'])} for {facts['images']:,} images{done} in about "
+        text += f"{facts['seconds']:,.0f} s{shared}. Nothing was written."
+        print(json.dumps(facts) if options.json else text)
         return
     with files.reserved():
         files.check()
@@ -108,9 +113,8 @@ def check_options(options: AlbumOptions) -> None:
     """Refuse outputs and settings that cannot work, before anything slow."""
     if options.adapt is not None:
         duration(options.adapt)
-        names = _scorer_name(options), _held_out_name(options)
-        places = [os.path.realpath(place) if os.path.exists(place) else place for place in map(model_path, names)]
-        if places[0] == places[1]:
+        names = scorer_names(options)
+        if len({os.path.realpath(place) if os.path.exists(place) else place for place in map(model_path, names)}) == 1:
             raise ValueError(
                 f"--adapt has {names[0]!r} as --scorer and {names[1]!r} as --held_out_scorer. One scorer cannot reward captions "
                 "and decide about them: it would approve of captions that only exploit it. Use another --held_out_scorer."
@@ -118,7 +122,8 @@ def check_options(options: AlbumOptions) -> None:
     if options.language not in ("auto", "any"):
         load_language_identifier(options.language)
     options.check_engine()
-    rows_per_shard(options)
+    if options.rows_per_shard is not None:
+        rows_per_shard(options)
     if launched()[1] > 1:
         raise ValueError(
             f"{launched()[1]} processes were launched, and each would choose all captions. Use --processes or --engine ray instead "
@@ -136,28 +141,19 @@ def check_options(options: AlbumOptions) -> None:
         raise ValueError(f"--{needs[0]} changes captions, but without --model they are only diagnosed. Use --model.")
 
 
-class Progress:
+class Progress(contextlib.ExitStack):
     """A progress bar per step, on a terminal; a context manager."""
 
     def __init__(self, total: int) -> None:
+        super().__init__()
         self.total, self.stage = total, ""
-        self.bar: Any = None
 
     def __call__(self, stage: str, number: int) -> None:
-        from tqdm import tqdm
-
         if stage != self.stage:
-            self.__exit__()
-            self.stage = stage
-            self.bar = tqdm(total=self.total, desc=stage, unit=" images", disable=None)
+            self.close()
+            bar = tqdm.tqdm(total=self.total, desc=stage, unit=" images", disable=None)
+            self.stage, self.bar = stage, self.enter_context(bar)
         self.bar.update(number)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
 
 
 # --- Images and models of the options --------------------------------------------------------------------------------
@@ -165,44 +161,30 @@ class Progress:
 
 def load_source(options: AlbumOptions, *, sidecars: bool) -> AlbumSource:
     """The images of the options."""
-    given = {"split": options.split, "image_root": options.image_root}
     # Metadata that an earlier run wrote lack images without a caption and images that were added since.
     metadata = Path(options.images) / "metadata.jsonl"
     is_own = bool(options.output) and metadata.is_file() and OwnFiles(options.output[0]).is_ours(metadata)
-    settings = {name: value for name, value in given.items() if value}
+    settings = {name: getattr(options, name) for name in ("split", "image_root") if getattr(options, name)}
     source = load_album_source(options.images, sidecars=sidecars, ignore_metadata=is_own, **settings)
     return source if options.max_images is None else source.first(options.max_images)
 
 
-def _device(options: AlbumOptions) -> Any:
-    return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def load_model(options: AlbumOptions, adapter: Path | None = None) -> Captioner:
     """The captioner of the options, with the adapter of an earlier run or without one."""
-    settings: dict[str, Any] = {"prompt": options.prompt, "device": _device(options)}
+    settings: dict[str, Any] = {"prompt": options.prompt, "device": default_device(options.device)}
     dtype = getattr(torch, options.dtype)
-    base = pipeline(str(options.model), revision=options.revision, dtype=dtype, **settings).captioner
+    base = load_captioner(model_path(str(options.model)), revision=options.revision, dtype=dtype, **settings)
     return base if adapter is None else load_captioner(str(adapter), base_model=base, **settings)
 
 
-def _is_embedded(options: AlbumOptions) -> bool:
-    return (options.model or (PREFIX if options.images == "scenes" else "")).startswith(PREFIX)
-
-
-def _scorer_name(options: AlbumOptions) -> str:
-    if options.scorer is None and options.adapt is not None and _is_embedded(options):
-        return "scenes:clip-reward"
-    return options.scorer or demo_scorer({"": options.model or (PREFIX if options.images == "scenes" else "")})
-
-
-def _held_out_name(options: AlbumOptions) -> str:
-    default = "scenes:siglip-held-out" if _is_embedded(options) else "google/siglip-base-patch16-224"
-    return options.held_out_scorer or default
-
-
-def _load_scorer(options: AlbumOptions, name: str) -> Scorer:
-    return load_scorer(model_path(name), device=_device(options))
+def scorer_names(options: AlbumOptions) -> tuple[str, str]:
+    """The scorer that compares captions and images, and the one that decides about --adapt."""
+    if (options.model or (PREFIX if options.images == "scenes" else "")).startswith(PREFIX):
+        held_out = "scenes:siglip-held-out"
+        scorer = held_out if options.adapt is None else "scenes:clip-reward"
+    else:
+        scorer, held_out = "openai/clip-vit-base-patch32", "google/siglip-base-patch16-224"
+    return options.scorer or scorer, options.held_out_scorer or held_out
 
 
 class KeptWork(AlbumWork):
@@ -226,57 +208,54 @@ class KeptWork(AlbumWork):
         if source is not None:
             self.source = source
 
-    def __getstate__(self) -> dict[str, Any]:
-        names = ("options", "settings", "adapter", "skip_unreadable")
-        return {**{name: self.__dict__[name] for name in names}, "progress": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.options, None, self.adapter)
+
+    images = property(lambda self: self.source.images)  # type: ignore[assignment]
+    image_ids = property(lambda self: self.source.image_ids)  # type: ignore[assignment]
+    writes_captions = property(lambda self: self.options.model is not None)  # type: ignore[assignment]
 
     @cached_property
     def source(self) -> AlbumSource:
-        """The images."""
         return load_source(self.options, sidecars=False)
-
-    @property
-    def images(self) -> Sequence[Any]:  # type: ignore[override]
-        """The images, none of them opened."""
-        return self.source.images
-
-    @property
-    def image_ids(self) -> Sequence[str]:  # type: ignore[override]
-        """Their names."""
-        return self.source.image_ids
-
-    @property
-    def writes_captions(self) -> bool:
-        """Whether there is a captioner."""
-        return self.options.model is not None
 
     @cached_property
     def captioner(self) -> Captioner:  # type: ignore[override]
-        """The captioner, with the adapter."""
         return load_model(self.options, self.adapter)
 
     @cached_property
     def scorer(self) -> Scorer:  # type: ignore[override]
-        """The scorer that compares captions and images."""
-        return _load_scorer(self.options, _scorer_name(self.options))
+        return load_scorer(scorer_names(self.options)[0], device=default_device(self.options.device))
 
     @cached_property
     def cache(self) -> FeatureCache:  # type: ignore[override]
-        """Its features of images."""
         return FeatureCache.for_scorer(self.scorer, self.options.cache_dir)
 
-    def kept_settings(self, step: str | None = None) -> dict[str, Any]:
+    def kept_settings(self, step: str) -> dict[str, Any]:
         """Settings that affect the parts. Settings of the choice may change without a new generation."""
         options = self.options
         images = os.path.realpath(options.images) if os.path.exists(options.images) else options.images
         if step == "images":
             return {"images": images, "scorer": self.scorer.signature}
         names = [field.name for field in dataclasses.fields(CandidateOptions) if field.name != "contrastive"]
-        return {
+        settings = {
             "images": images,
             "adapter": None if self.adapter is None else file_digest(self.adapter / "adapter_model.safetensors"),
             **{name: getattr(options, name) for name in ("model", "revision", "prompt", "dtype", *names)},
         }
+        return to_plain(settings)  # type: ignore[no-any-return]
+
+    def kept_folders(self, step: str) -> list[tuple[Path, bool]]:
+        """Folders of parts that were made with these settings, and whether all their parts exist."""
+        settings = self.kept_settings(step)
+        found = []
+        for path in sorted(self.folder.glob(f"{step}-*/{MANIFEST}")):
+            manifest = read_manifest(path.parent)
+            if settings.items() <= manifest["settings"].items():
+                shards = manifest.get("shards", ())
+                is_finished = bool(shards) and all((path.parent / shard["file"]).is_file() for shard in shards)
+                found.append((path.parent, is_finished))
+        return found
 
     def image_names(self) -> list[str]:
         """Names of the images as they are now."""
@@ -293,11 +272,12 @@ class KeptWork(AlbumWork):
             if step == "answers" and extra is not None:
                 keys = [json_digest([key, *said]) for key, said in zip(keys, extra, strict=True)]
             names = [f"{self.image_ids[row]} {key}" for row, key in zip(rows, keys, strict=True)]
-        options, settings = self.options, to_plain(self.kept_settings(step))
-        finished = [folder for folder in kept_folders(self.folder, step, settings) if _is_finished(folder)]
-        files = [file for folder in finished for file in sorted(folder.glob("part-*.parquet"))]
-        known = {name for file in files for name in read_shard(file, ["id"])["id"].to_pylist()}
-        missing = [at for at, name in enumerate(names) if name not in known]
+        finished = [folder for folder, is_finished in self.kept_folders(step) if is_finished]
+        wanted = set(names)
+        found: dict[str, dict[str, Any]] = {}
+        for folder in finished:
+            found |= {name: one for name, one in kept_rows(folder) if name in wanted}
+        missing = [at for at, name in enumerate(names) if name not in found]
         self.report(step, len(rows) - len(missing))
         stage = AlbumStage(
             self,
@@ -307,67 +287,51 @@ class KeptWork(AlbumWork):
             None if extra is None else [extra[at] for at in missing],
             read_manifest(finished[-1])["made_by"] if finished else None,
         )
+        options = self.options
         # Without --processes and --engine, the models of this process are used.
         number = options.processes or (1 if options.engine is None else None)
-        engine = EngineOptions(engine=options.engine, processes=number, address=options.address)
         if missing:
+            settings = self.kept_settings(step)
             folder = self.folder / f"{step}-{json_digest([settings, stage.names])}"
-            per_shard = rows_per_shard(options, BATCHES_PER_SHARD)
+            per_shard = options.rows_per_shard or BATCHES_PER_SHARD * options.batch_size
             parts = ShardFolder(folder, settings, num_rows=len(missing), rows_per_shard=per_shard)
+            engine = EngineOptions(engine=options.engine, processes=number, address=options.address)
             run_stage(stage, parts, engine, progress=lambda count: self.report(step, count))
-            files += sorted(folder.glob("part-*.parquet"))
+            found |= kept_rows(folder)
         elif number == 1:
             stage.load()  # other models are refused, too, if there is nothing to compute
-        places = {name: at for at, name in enumerate(names)}
-        found: list[dict[str, Any]] = [{} for _ in names]
-        for file in files:
-            table = read_shard(file)
-            for at, name in enumerate(table["id"].to_pylist()):
-                if name in places:
-                    found[places[name]] = {
-                        c: _value(c, table[c][at]) for c in table.column_names if table[c][at].is_valid
-                    }
         if step == "images":
-            self._keys = {row: one["key"] for row, one in zip(rows, found, strict=True) if "key" in one}
-        return found
+            self._keys = {
+                row: found[name]["key"] for row, name in zip(rows, names, strict=True) if "key" in found[name]
+            }
+        return [found[name] for name in names]
 
 
 BATCHES_PER_SHARD = 4
 """The default. A killed command loses at most this many batches per process."""
 
 
-def kept_folders(folder: Path, step: str, settings: Mapping[str, Any]) -> list[Path]:
-    """Folders of parts of a step that were made with these settings."""
-    found = sorted(path.parent for path in folder.glob(f"{step}-*/{MANIFEST}"))
-    return [path for path in found if settings.items() <= read_manifest(path)["settings"].items()]
+def kept_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and values of the rows of a folder of parts."""
+    for file in sorted(folder.glob("part-*.parquet")):
+        for row in read_shard(file).to_pylist():
+            one = {name: value for name, value in row.items() if value is not None}
+            if "features" in one:
+                one["features"] = np.array(one["features"], np.float32)
+                one["picture"] = np.frombuffer(one["picture"], np.uint8)
+            yield one.pop("id"), one
 
 
-def _is_finished(folder: Path) -> bool:
-    shards = read_manifest(folder).get("shards", ())
-    return bool(shards) and all((folder / shard["file"]).is_file() for shard in shards)
-
-
-def _value(column: str, cell: Any) -> Any:
-    """A value of a part."""
-    if column == "features":
-        return cell.values.to_numpy()
-    return np.frombuffer(cell.as_py(), np.uint8) if column == "picture" else cell.as_py()
-
-
+@dataclasses.dataclass
 class AlbumStage(Stage):
     """A step for some images of an album, in one of the processes. Rows that other models made in an earlier run are refused."""
 
-    def __init__(
-        self,
-        work: KeptWork,
-        step: str,
-        names: Sequence[str],
-        images: Sequence[str],
-        extra: Sequence[Any] | None,
-        expected: Mapping[str, Any] | None,
-    ) -> None:
-        self.work, self.step, self.extra, self.expected = work, step, extra, expected
-        self.names, self.images = list(names), list(images)
+    work: KeptWork
+    step: str
+    names: list[str]  # of the rows
+    images: list[str]  # ids of their images
+    extra: list[Any] | None
+    expected: dict[str, Any] | None  # `made_by` of the earlier run
 
     def load(self) -> None:
         row_of = {image_id: row for row, image_id in enumerate(self.work.image_ids)}
@@ -415,24 +379,23 @@ def describe_source(
     options: AlbumOptions, source: AlbumSource, progress: Callable[[str, int], Any] | None = None
 ) -> tuple[Album, dict[str, Any]]:
     """The album of the options, and facts for the summary."""
-    first = options.output[0]
     work = KeptWork(options, source, progress=progress)
     facts: dict[str, Any] = {}
     if options.adapt is not None:
         facts["adapt"] = adapt(options, source, work.scorer)
         work.adapter = adapter_folder(options).absolute() if facts["adapt"]["kept"] else None
-    settings, record = work.kept_settings(), first.with_suffix(".run.json")
+    settings, record = work.kept_settings("candidates"), options.output[0].with_suffix(".run.json")
     if options.overwrite:
         for step in STAGES:
             for manifest in work.folder.glob(f"{step}-*/{MANIFEST}"):
                 shutil.rmtree(manifest.parent)
     elif record.is_file():
-        refuse_other_settings(json.loads(record.read_text(encoding="utf-8")).get("settings", {}), to_plain(settings))
+        refuse_other_settings(json.loads(record.read_text(encoding="utf-8")).get("settings", {}), settings)
     write_json(record, {"settings": settings, "versions": installed_versions()})
     groups = [""] * len(source.image_ids)
     if options.group_by == "folder" and source.root is not None:
         groups = [posixpath.dirname(image_id) for image_id in source.image_ids]
-    return describe(work, source.captions, groups, diagnose_only=options.model is None), facts
+    return AlbumSteps(work, source.captions, groups).album(options.model is None), facts
 
 
 def adapter_folder(options: AlbumOptions) -> Path:
@@ -449,30 +412,33 @@ def adapt(options: AlbumOptions, source: AlbumSource, scorer: Scorer) -> dict[st
     names = "images split image_root max_images model revision prompt dtype scorer held_out_scorer seed".split()
     asked = to_plain({"seconds": seconds, **{name: getattr(options, name) for name in names}})
     remedy = f"{folder} has an adapter of that command. Use --overwrite to train again, or another --output."
-    facts = earlier_adapter(options)
-    if facts is not None:
-        refuse_other_settings(facts.get("asked", {}), asked, remedy)
-        return facts
+    if (earlier := earlier_adapter(options)) is not None:
+        refuse_other_settings(earlier.get("asked", {}), asked, remedy)
+        return earlier
+
+    def remove_checkpoints() -> None:
+        for checkpoint in folder.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
+
     record = folder / "asked.json"
     if options.overwrite:
-        _remove_checkpoints(folder)
+        remove_checkpoints()
     elif record.is_file():
         refuse_other_settings(json.loads(record.read_text(encoding="utf-8")), asked, remedy)
     write_json(record, asked)
-    found = adapt_to_album(
-        lambda: load_model(options),
+    facts = adapt_to_album(
+        load_model(options),
         scorer,
-        _load_scorer(options, _held_out_name(options)),
+        load_scorer(scorer_names(options)[1], device=default_device(options.device)),
         source.images,
         folder,
         seconds=seconds,
         cache_dir=options.cache_dir,
         seed=options.seed,
-        resume=True,
     )
-    facts = {**found.facts, "asked": asked}
+    facts["asked"] = asked
     write_json(folder / "decision.json", facts)
-    _remove_checkpoints(folder)
+    remove_checkpoints()
     return facts
 
 
@@ -482,11 +448,6 @@ def earlier_adapter(options: AlbumOptions) -> dict[str, Any] | None:
     if options.overwrite or not decision.is_file():
         return None
     return json.loads(decision.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-
-
-def _remove_checkpoints(folder: Path) -> None:
-    for checkpoint in folder.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
 
 
 # --- Files: written atomically, and never over a file of somebody else -----------------------------------------------
@@ -581,11 +542,16 @@ class AlbumFiles:
         if self.options.sidecars:
             folder = os.path.commonpath([os.path.abspath(Path(path).parent) for path in self.source.paths if path])
             paths.append(Path(folder, ".captionrl.lock"))
+
+        def remove(lock: Path) -> None:
+            if lock.is_file() and lock.stat().st_size == 0:
+                lock.unlink()
+
         with contextlib.ExitStack() as stack:
             for path in paths:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context(_Reservation(Path(os.path.relpath(path))))
-                stack.callback(_remove_empty, lock.path)
+                stack.callback(remove, lock.path)
             yield
 
     def check(self) -> None:
@@ -618,14 +584,13 @@ class AlbumFiles:
         with self.own.writing(self.targets):
             for path in options.output:
                 if path.name == "metadata.jsonl":
-                    write_metadata(album, source.paths, path)
+                    write_jsonl(path, self._metadata(album, path))
                 elif path.suffix.lower() == ".html":
-                    title = Path(options.images).name or "Album"
                     write_report(
                         path,
                         album,
                         source.images,
-                        title=title,
+                        title=Path(options.images).name or "Album",
                         max_images=options.page_images,
                         progress=lambda number: progress("writing the page", number),
                     )
@@ -633,13 +598,26 @@ class AlbumFiles:
                     (album.to_csv if path.suffix.lower() == ".csv" else album.to_jsonl)(path)
             written = [str(path) for path in options.output]
             if options.sidecars:
-                written.append(f"{write_sidecars(album, source.paths)} text files")
+                texts = [
+                    (sidecar_of(str(p)), c + "\n") for p, c in zip(source.paths, album.captions, strict=True) if c
+                ]
+                for target, text in texts:
+                    # A file that has this content is left alone, so that a repeated command changes nothing.
+                    if not target.is_file() or target.read_text(encoding="utf-8", errors="replace") != text:
+                        atomic_write_text(target, text)
+                written.append(f"{len(texts)} text files")
         return written
 
-
-def _remove_empty(path: Path) -> None:
-    if path.is_file() and path.stat().st_size == 0:
-        path.unlink()
+    def _metadata(self, album: Album, path: Path) -> Iterator[dict[str, str]]:
+        """Rows of the metadata of an image folder: `file_name`, relative to the file, and `text`."""
+        for image, file in zip(album.images, self.source.paths, strict=True):
+            if file is None:
+                raise ValueError(
+                    f"Image {image.image_id!r} is not a file, and metadata name files. Write a .jsonl or .csv file."
+                )
+            if image.caption:
+                name = os.path.relpath(os.path.abspath(file), os.path.abspath(path.parent))
+                yield {"file_name": Path(name).as_posix(), "text": image.caption}
 
 
 def sidecar_paths(source: AlbumSource) -> list[Path]:
@@ -657,37 +635,6 @@ def sidecar_paths(source: AlbumSource) -> list[Path]:
     return list(owner)
 
 
-def write_metadata(album: Album, paths: Sequence[str | None], path: str | os.PathLike[str]) -> Path:
-    """Write the `metadata.jsonl` of an image folder: `file_name`, relative to the file, and `text`."""
-    path = Path(path)
-    rows = []
-    for image, file in zip(album.images, paths, strict=True):
-        if file is None:
-            raise ValueError(
-                f"Image {image.image_id!r} is not a file, and metadata name files. Write a .jsonl or .csv file."
-            )
-        if image.caption:
-            name = os.path.relpath(os.path.abspath(file), os.path.abspath(path.parent))
-            rows.append({"file_name": Path(name).as_posix(), "text": image.caption})
-    return write_jsonl(path, rows)
-
-
-def write_sidecars(album: Album, paths: Sequence[str | None]) -> int:
-    """Write the caption of each image into the text file beside it; returns the number of files.
-
-    A file that has this content is left alone, so that a repeated command changes nothing.
-    """
-    number = 0
-    for image, file in zip(album.images, paths, strict=True):
-        if file is None or not image.caption:
-            continue
-        target, text = sidecar_of(file), image.caption + "\n"
-        if not target.is_file() or target.read_text(encoding="utf-8", errors="replace") != text:
-            atomic_write_text(target, text)
-        number += 1
-    return number
-
-
 def summary_text(summary: dict[str, Any], album: Album) -> str:
     """The summary as sentences."""
     lines = [
@@ -701,16 +648,12 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
             f"Of {summary['texts']:,} captions, {summary['distinct']:.1%} are distinct, and {summary['rank_1']:.1%} rank their image "
             f"first among {album.num_compared:,}; copies are left out."
         )
-    if summary["copies"]:
-        lines.append(
-            f"{summary['copies']:,} images are copies (cosine of at least {album.copy_threshold:.3f}) and share captions."
-        )
-    else:
-        lines.append(f"No images are copies (cosine of at least {album.copy_threshold:.3f}).")
+    cosine = f"(cosine of at least {album.copy_threshold:.3f})"
+    copies = f"{summary['copies']:,} images are copies {cosine} and share captions."
+    lines.append(copies if summary["copies"] else f"No images are copies {cosine}.")
     if summary["problems"]:
-        lines.append(
-            "Problems: " + ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items()) + "."
-        )
+        problems = ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items())
+        lines.append(f"Problems: {problems}.")
     for fact in album.shared:
         if fact.shared:
             name = f" in {fact.group!r}" if fact.group else ""
@@ -721,11 +664,10 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
             f"A better choice could give at most {summary['texts_possible_more']:,} more images a distinct text and "
             f"{summary['rank_1_possible_more']:,} more rank 1. Use a larger --max_component to search longer."
         )
-    bad: Sequence[str] = summary["unreadable_images"]
-    if bad:
-        lines.append(f"{summary['unreadable']:,} images cannot be read, such as {bad[0]!r}.")
-    if adapted := summary.get("adapt"):
-        lines.append(adapted["sentence"])
+    if summary["unreadable_images"]:
+        lines.append(f"{summary['unreadable']:,} images cannot be read, such as {summary['unreadable_images'][0]!r}.")
+    if "adapt" in summary:
+        lines.append(summary["adapt"]["sentence"])
     return "\n".join(lines)
 
 
@@ -735,12 +677,14 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
 def dry_run(options: AlbumOptions, source: AlbumSource) -> dict[str, Any]:
     """Caption the first readable images, and estimate the time for those that no earlier run has finished; writes nothing."""
     work, number = KeptWork(options, source), len(source.images)
-    unread, undescribed = (number, number) if options.overwrite else _unfinished(work)
-    # The adapter does not change how long captioning takes.
+    earlier = {"kept": False} if options.adapt is None else earlier_adapter(options)
+    to_train = earlier is None
+    if earlier is not None and earlier["kept"]:
+        work.adapter = adapter_folder(options).absolute()
+    unread, undescribed = (number, number) if options.overwrite else _unfinished(work, to_train)
     seconds = 0.0
-    to_train = options.adapt is not None and earlier_adapter(options) is None
     if unread or undescribed or to_train:
-        reading, describing = seconds_per_image(work)
+        reading, describing = seconds_per_image(work)  # the adapter does not change how long captioning takes
         seconds = (reading * unread + describing * undescribed) / (options.processes or 1)
         if to_train:
             # Captions before and after the training decide about the adapter.
@@ -755,37 +699,24 @@ def dry_run(options: AlbumOptions, source: AlbumSource) -> dict[str, Any]:
     }
 
 
-def dry_run_text(facts: dict[str, Any]) -> str:
-    """The facts as a sentence."""
-    done = f", of which an earlier run has finished {facts['finished']:,}," if facts["finished"] else ""
-    text = f"Would write {', '.join(facts['outputs'])} for {facts['images']:,} images{done} in about {facts['seconds']:,.0f} s"
-    text += f" with {facts['processes']} processes" if facts["processes"] > 1 else ""
-    return f"{text}. Nothing was written."
-
-
-def _unfinished(work: KeptWork) -> tuple[int, int]:
+def _unfinished(work: KeptWork, to_train: bool) -> tuple[int, int]:
     """Numbers of images that must be read, and captioned or compared."""
-    options, facts = work.options, earlier_adapter(work.options)
-    work.adapter = adapter_folder(options).absolute() if facts is not None and facts["kept"] else None
-
-    def parts(step: str, *columns: str) -> Iterator[tuple[Path, list[Any]]]:
-        for folder in kept_folders(work.folder, step, to_plain(work.kept_settings(step))):
-            for file in folder.glob("part-*.parquet"):
-                yield file, [read_shard(file, columns)[name].to_pylist() for name in columns]
-
     read: dict[str, tuple[str | None, int]] = {}  # hash of the pixels, and time of writing
-    for file, (ids, keys) in parts("images", "id", "key"):
-        read |= {name: (key, file.stat().st_mtime_ns) for name, key in zip(ids, keys, strict=True)}
+    for folder, _ in work.kept_folders("images"):
+        for file in folder.glob("part-*.parquet"):
+            written = file.stat().st_mtime_ns
+            read |= {row["id"]: (row["key"], written) for row in read_shard(file, ["id", "key"]).to_pylist()}
     names = work.image_names()
     unread = sum(name not in read for name in names)
-    if options.model is None or (options.adapt is not None and facts is None):
+    if not work.writes_captions or to_train:
         return unread, len(names)
     pixels: set[str] = set()
     ended = 0
-    for file, (ids,) in parts("candidates", "id"):
-        pixels |= {name.rpartition(" ")[2] for name in ids}
-        if _is_finished(file.parent):
-            ended = max(ended, (file.parent / MANIFEST).stat().st_mtime_ns)
+    for folder, is_finished in work.kept_folders("candidates"):
+        for file in folder.glob("part-*.parquet"):
+            pixels |= {name.rpartition(" ")[2] for name in read_shard(file, ["id"])["id"].to_pylist()}
+        if is_finished:
+            ended = max(ended, (folder / MANIFEST).stat().st_mtime_ns)
     # Copies are captioned once. All images that were read before a step of captions ended are captioned, or are copies.
     done = sum(key is None or key in pixels or time <= ended for key, time in (read[n] for n in names if n in read))
     return unread, len(names) - done
@@ -794,12 +725,8 @@ def _unfinished(work: KeptWork) -> tuple[int, int]:
 def seconds_per_image(work: KeptWork) -> tuple[float, float]:
     """Seconds for reading an image, and for captioning and comparing it, measured on the first readable images."""
     options, source = work.options, work.source
-    rows: list[int] = []
-    for chunk, _ in opened_chunks(source.images, range(len(source.images)), options.batch_size, {}):
-        rows += chunk
-        if len(rows) >= options.batch_size:
-            break
-    rows = rows[: options.batch_size]
+    chunks = opened_chunks(source.images, range(len(source.images)), options.batch_size, {})
+    rows = list(islice((row for chunk, _ in chunks for row in chunk), options.batch_size))
     images, captions = ChosenImages(source.images, rows), [source.captions[row] for row in rows]
     captioner, scorer = work.captioner if work.writes_captions else None, work.scorer
     start = time.monotonic()

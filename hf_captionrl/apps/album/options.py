@@ -177,7 +177,6 @@ class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
 
     @property
     def uses_shards(self) -> bool:
-        """Always."""
         return True
 
 

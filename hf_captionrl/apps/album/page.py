@@ -18,30 +18,35 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 from PIL import Image
 
 from hf_captionrl.apps.album.album import PROBLEMS, Album, describe_album
 from hf_captionrl.apps.album.assignment import Finding, confusions_of
 from hf_captionrl.apps.album.options import DemoOptions
 from hf_captionrl.apps.album.sources import read_images
+from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.language_models import default_device
 from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.data import ImageError, open_image
+from hf_captionrl.data.images import refuse_outside
+from hf_captionrl.data.loading import list_images
 from hf_captionrl.evaluation.pages import embedded_image, html_templates, render_html
+from hf_captionrl.hub.spaces import EMBEDDED_CAPTIONERS, demo_scorer
 from hf_captionrl.metrics.suites import spoken
-from hf_captionrl.retrieval import Scorer
+from hf_captionrl.retrieval import Scorer, load_scorer
+from hf_captionrl.scenes import BAG_SIZES, bags, load_scenes
 from hf_captionrl.utils.io import atomic_write_text
 from hf_captionrl.utils.local_server import OwnHosts
+from hf_captionrl.utils.model_files import model_path
 
 TEMPLATES = Path(__file__).parent / "templates"
 """Folder of the pages."""
 
 _REPORTED = "image_id number caption old_caption rank confused_with copy_of problems unreadable".split()
-_REPORT_SIDE, _SIDE, _SMALL_SIDE = (
-    192,
-    256,
-    72,
-)  # longest sides of images: in the report, in the demo, of a wrong find there
+# Longest sides of images: in the report, in the demo, of a wrong find there.
+_REPORT_SIDE, _SIDE, _SMALL_SIDE = 192, 256, 72
 
 
 def _small(image: Image.Image, side: int) -> Image.Image:
@@ -53,23 +58,18 @@ def _small(image: Image.Image, side: int) -> Image.Image:
 # --- The report: images with old and new captions, filters, editing with the keyboard, export ------------------------
 
 
-def write_report(path: str | os.PathLike[str], album: Album, images: Sequence[Any], **settings: Any) -> Path:
-    """Write the report; `settings` are those of [`render_report`]."""
-    return atomic_write_text(path, render_report(album, images, **settings))
-
-
-def render_report(
+def write_report(
+    path: str | os.PathLike[str],
     album: Album,
     images: Sequence[Any],
     *,
     title: str = "Album",
     max_images: int = 2000,
-    progress: Callable[[int], Any] | None = None,
-) -> str:
-    """Render the page.
+    progress: Callable[[int], Any] = lambda number: None,
+) -> Path:
+    """Write the page, which shows every caption; the export has all of them.
 
-    It shows every caption, and the export has all of them. Pictures are embedded for at most `max_images` images, those with problems
-    first.
+    Pictures are embedded for at most `max_images` images, those with problems first.
     """
     problems = [any(one.problems for one in (image, *image.further)) for image in album.images]
     order = sorted(range(len(album.images)), key=lambda row: (not problems[row], row))
@@ -78,33 +78,31 @@ def render_report(
         with suppress(ImageError):
             if album.images[row].unreadable is None:
                 pictures[row] = embedded_image(_small(open_image(images[row]), _REPORT_SIDE))
-        if progress is not None:
-            progress(1)
+        progress(1)
     rows = album.rows()
-    cards = [
-        {"row": at, **{name: row[name] for name in _REPORTED}}
-        for (at, _), row in zip(album.entries(), rows, strict=True)
-    ]
-    summary = album.summary()
     texts = json.dumps([[row["image_id"], row["number"], row["caption"]] for row in rows], ensure_ascii=False)
     data = {
-        "cards": cards,
+        "cards": [
+            {"row": at, **{name: row[name] for name in _REPORTED}}
+            for (at, _), row in zip(album.entries(), rows, strict=True)
+        ],
         "pictures": pictures,
         "problems": PROBLEMS,
         "compared": album.num_compared,
         "fingerprint": hashlib.blake2b(texts.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
     }
-    return render_html(
+    page = render_html(
         TEMPLATES,
         "album",
         sort_keys=False,
         title=title,
-        summary=summary,
+        summary=album.summary(),
         groups=album.shared if any(fact.shared for fact in album.shared) else [],
         problems=PROBLEMS,
         left_out=max(0, len(album.images) - max_images),
         data=data,
     )
+    return atomic_write_text(path, page)
 
 
 # --- The views of the demo: captioners side by side, or one caption per image ----------------------------------------
@@ -115,25 +113,19 @@ def compare_captioners(
     scorer: Scorer,
     images: Sequence[Any],
     *,
-    num_beams: int = 3,
-    max_new_tokens: int = 40,
     batch_size: int = 16,
+    **settings: Any,
 ) -> dict[str, list[Finding]]:
-    """Captions of several captioners for the images of an album, and the image that each caption finds."""
-    if len(images) == 0:
-        raise ValueError("The album has no images. Use at least one.")
+    """Captions of several captioners for the images of an album, and the image that each caption finds.
+
+    `settings` are those of the beam search.
+    """
     image_features = read_images(images, scorer, batch_size=batch_size).features
     result = {}
     for name, captioner in captioners.items():
-        captions = generate_captions(
-            captioner,
-            images,
-            batch_size=batch_size,
-            do_sample=False,
-            num_beams=num_beams,
-            max_new_tokens=max_new_tokens,
-        )
-        confusions = confusions_of(scorer.text_features(spoken(captions)), range(len(captions)), image_features)
+        captions = generate_captions(captioner, images, batch_size=batch_size, do_sample=False, **settings)
+        text_features = scorer.text_features(spoken(captions))
+        confusions = confusions_of(text_features.__getitem__, np.arange(len(captions) + 1), image_features)
         result[name] = [
             Finding(text, 1 + len(others), others[0] if others else row)
             for row, (text, (others, _)) in enumerate(zip(captions, confusions, strict=True))
@@ -142,7 +134,6 @@ def compare_captioners(
 
 
 def album_style() -> str:
-    """The style of both views."""
     return (TEMPLATES / "demo.css").read_text(encoding="utf-8")
 
 
@@ -159,14 +150,15 @@ def render_comparison(images: Sequence[Image.Image], findings: Mapping[str, Sequ
 
 def render_album(images: Sequence[Image.Image], album: Album) -> str:
     """One caption per image, its copies, and the images that it also fits."""
-    copies = [spoken_list([row + 1 for row in rows]) for rows in album.copies]
-    fits = [spoken_list([other + 1 for other in image.confused_with]) for image in album.images]
+    copies = [spoken_list(rows) for rows in album.copies]
+    fits = [spoken_list(image.confused_with) for image in album.images]
     return _render("album", images, album=album, summary=album.summary(), copies=copies, fits=fits)
 
 
-def spoken_list(items: Sequence[object]) -> str:
-    """Items as in a sentence: "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(map(str, items[:-1])), *map(str, items[-1:])]))
+def spoken_list(rows: Sequence[int]) -> str:
+    """Numbers of images as in a sentence: "1, 2 and 4"."""
+    *first, last = [str(row + 1) for row in rows] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _render(view: str, images: Sequence[Image.Image], **values: Any) -> str:
@@ -187,39 +179,40 @@ caption that says what makes this image different finds it."""
 
 
 class AlbumDemo:
-    """The functions behind the page. `max_images=None` is no limit."""
+    """The functions behind the page."""
 
     def __init__(
         self,
         captioners: Mapping[str, Captioner],
         scorer: Scorer,
         albums: Mapping[str, Sequence[Any]],
-        *,
-        max_images: int | None = None,
-        num_beams: int = 3,
-        num_candidates: int = 16,
-        max_new_tokens: int = 40,
+        options: DemoOptions | None = None,
     ) -> None:
-        self.captioners, self.scorer, self.albums, self.max_images = dict(captioners), scorer, dict(albums), max_images
-        self.num_beams, self.num_candidates, self.max_new_tokens = num_beams, num_candidates, max_new_tokens
+        self.captioners, self.scorer, self.albums = dict(captioners), scorer, dict(albums)
+        self.options = options or DemoOptions()
         for name, images in albums.items():
             self._check_number(images, f"the album {name!r}")
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: dict[str, str] = {}
 
     def album(self, name: str) -> list[Any]:
-        """The images of an album, as a page can show them."""
+        """The images of an album, as a page can show them: files become lossless ones that browsers show."""
         if name not in self.albums:
             raise ValueError(f"There is no album {name!r}. Use one of the list.")
-        return [
-            image if isinstance(image, Image.Image) else self._shown_file(image, number)
-            for number, image in enumerate(self.albums[name], start=1)
-        ]
+        shown = []
+        for number, image in enumerate(self.albums[name], start=1):
+            if isinstance(image, Image.Image):
+                shown.append(image)
+                continue
+            path = self._files.setdefault(str(image), os.path.join(self._own_folder(), f"{len(self._files)}.png"))
+            if not os.path.isfile(path):
+                _open(image, number).save(path, compress_level=1)
+            shown.append(path)
+        return shown
 
     def compare(self, images: Sequence[Any]) -> str:
-        """All captioners side by side."""
         small = self._thumbnails(images)
-        settings = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens}
+        settings = {"num_beams": self.options.num_beams, "max_new_tokens": self.options.max_new_tokens}
         return render_comparison(small, compare_captioners(self.captioners, self.scorer, images, **settings))
 
     def distinct(self, images: Sequence[Any], name: str) -> tuple[str, str]:
@@ -227,12 +220,17 @@ class AlbumDemo:
         if name not in self.captioners:
             raise ValueError(f"There is no captioner {name!r}. Use one of {list(self.captioners)}.")
         small = self._thumbnails(images)
-        settings: dict[str, Any] = {"num_beams": self.num_candidates, "max_new_tokens": self.max_new_tokens}
         names = [
             Path(image).name if isinstance(image, str | os.PathLike) else str(n) for n, image in enumerate(images, 1)
         ]
-        ids = [name if names.count(name) == 1 else f"{n}: {name}" for n, name in enumerate(names, 1)]
-        album = describe_album(images, self.captioners[name], self.scorer, image_ids=ids, **settings)
+        album = describe_album(
+            images,
+            self.captioners[name],
+            self.scorer,
+            image_ids=[name if names.count(name) == 1 else f"{n}: {name}" for n, name in enumerate(names, 1)],
+            num_beams=self.options.num_candidates,
+            max_new_tokens=self.options.max_new_tokens,
+        )
         # A new name, because another request may still be reading the last table.
         table = album.to_csv(Path(self._own_folder()) / f"captions-{secrets.token_hex(4)}.csv")
         return render_album(small, album), str(table)
@@ -245,25 +243,17 @@ class AlbumDemo:
         return self._folder.name
 
     def _check_number(self, images: Sequence[Any], what: str = "the frame") -> None:
-        if not images or (self.max_images is not None and len(images) > self.max_images):
-            most = self.max_images or "any number"
+        most = self.options.max_images
+        if not images or (most is not None and len(images) > most):
             raise ValueError(
-                f"There are {len(images)} images in {what}; the page takes 1 to {most}. Remove some, or raise --max_images."
+                f"There are {len(images)} images in {what}; the page takes 1 to {most or 'any number'}. Remove some, or raise "
+                "--max_images."
             )
 
     def _thumbnails(self, images: Sequence[Any]) -> list[Image.Image]:
         """Opens one image at a time, to keep memory low."""
         self._check_number(images)
         return [_small(_open(image, number), _SIDE) for number, image in enumerate(images, start=1)]
-
-    def _shown_file(self, image: Any, number: int) -> str:
-        """An image as a lossless file that browsers show; the captioners read its pixels."""
-        path = self._files.get(str(image))
-        if path is None or not os.path.isfile(path):
-            path = os.path.join(self._own_folder(), f"{len(self._files)}.png")
-            _open(image, number).save(path, compress_level=1)
-            self._files[str(image)] = path
-        return path
 
 
 def _open(image: Any, number: int) -> Image.Image:
@@ -274,7 +264,6 @@ def _open(image: Any, number: int) -> Image.Image:
 
 
 def build_page(demo: AlbumDemo) -> Any:
-    """The page."""
     import gradio
 
     def shown(function: Any, *arguments: Any) -> Any:
@@ -368,22 +357,12 @@ class _OnlyFromHere:
 
 
 def own_hosts(host: str, allow_hosts: Sequence[str] = ()) -> OwnHosts:
-    """Names that the demo answers to."""
     return OwnHosts([host, *allow_hosts], any_address=host not in ("127.0.0.1", "localhost", "::1"))
 
 
-def serve(
-    demo: AlbumDemo,
-    *,
-    host: str,
-    port: int | None,
-    share: bool = False,
-    browser: bool = False,
-    announce: Callable[[str], object] = print,
-    allow_hosts: Sequence[str] = (),
-) -> None:
+def serve(demo: AlbumDemo, options: DemoOptions, announce: Callable[[str], object] = print) -> None:
     """Serve the page until it is interrupted. Uploads are deleted afterwards, and gradio sends no reports."""
-    hosts = own_hosts(host, allow_hosts)
+    hosts = own_hosts(options.host, options.allow_host)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must also delete the uploads
     # Read when gradio is imported, which would ask for a newer version.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -396,10 +375,10 @@ def serve(
             page = build_page(demo)
             try:
                 _, local, public = page.launch(
-                    server_name=host,
-                    server_port=port,
-                    share=share,
-                    inbrowser=browser,
+                    server_name=options.host,
+                    server_port=options.port,
+                    share=options.share,
+                    inbrowser=not options.no_browser,
                     quiet=True,
                     ssr_mode=False,
                     prevent_thread_lock=True,
@@ -415,7 +394,8 @@ def serve(
                 )
             except OSError as error:
                 raise ValueError(
-                    f"The page cannot listen at {host}, port {port or 'from 7860'}: {error} Use another --host or --port."
+                    f"The page cannot listen at {options.host}, port {options.port or 'from 7860'}: {error} Use another "
+                    "--host or --port."
                 ) from error
             if public:
                 hosts.add(urlsplit(public).hostname or "")
@@ -432,10 +412,7 @@ _EMBEDDED_IMAGES = 45
 
 
 def named_models(given: Sequence[str] | None) -> dict[str, str]:
-    """Captioners by name."""
     if not given:
-        from hf_captionrl.hub.spaces import EMBEDDED_CAPTIONERS
-
         return dict(EMBEDDED_CAPTIONERS)
     found: dict[str, str] = {}
     for text in given:
@@ -452,11 +429,9 @@ def named_models(given: Sequence[str] | None) -> dict[str, str]:
 
 def albums_of(folder: Path | None) -> dict[str, list[Any]]:
     """Albums by name, from a folder or from the embedded world."""
+    found: dict[str, list[Any]] = {}
     if folder is None:
-        from hf_captionrl.scenes import BAG_SIZES, bags, load_scenes
-
         rows = load_scenes(num_train=0, num_validation=0, num_test=_EMBEDDED_IMAGES)["test"]
-        found: dict[str, list[Any]] = {}
         for size in BAG_SIZES:
             for number, bag in enumerate(bags(list(rows["bag_id"]), size), start=1):
                 found[f"{size} similar images ({number})"] = [rows[row]["image"] for row in bag]
@@ -465,14 +440,10 @@ def albums_of(folder: Path | None) -> dict[str, list[Any]]:
         raise FileNotFoundError(
             f"There is no folder {str(folder)!r}. Use a folder of images, or of folders of images."
         )
-    from hf_captionrl.data.images import refuse_outside
-    from hf_captionrl.data.loading import list_images
-
     listing = list_images(folder)
     listing.report(str(folder))
     listing.report_others(str(folder))
     refuse_outside((str(folder / path) for path in listing.images), folder, str(folder))
-    found = {}
     for path in sorted(listing.images, key=lambda path: path.rpartition("/")[::2]):
         below, top = path.rpartition("/")[0], folder.resolve().name
         name = f"{top}/{below}" if below == top else below or top
@@ -485,47 +456,21 @@ def albums_of(folder: Path | None) -> dict[str, list[Any]]:
 
 
 def load_demo(options: DemoOptions) -> AlbumDemo:
-    """Load captioners and scorer."""
-    names = named_models(options.model)
-    albums = albums_of(options.images)
-
-    import torch
-
-    from hf_captionrl.captioners import load_captioner
-    from hf_captionrl.hub.spaces import demo_scorer
-    from hf_captionrl.retrieval import load_scorer
-    from hf_captionrl.utils.model_files import model_path
-
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return AlbumDemo(
-        {name: load_captioner(model_path(model), device=device) for name, model in names.items()},
-        load_scorer(model_path(options.scorer or demo_scorer(names)), device=device),
-        albums,
-        max_images=options.max_images,
-        num_beams=options.num_beams,
-        num_candidates=options.num_candidates,
-        max_new_tokens=options.max_new_tokens,
-    )
+    names, albums = named_models(options.model), albums_of(options.images)
+    device = default_device(options.device)
+    captioners = {name: load_captioner(model_path(model), device=device) for name, model in names.items()}
+    scorer = load_scorer(model_path(options.scorer or demo_scorer(names)), device=device)
+    return AlbumDemo(captioners, scorer, albums, options)
 
 
 def serve_demo(options: DemoOptions) -> None:
-    """Serve the page until it is interrupted."""
     if importlib.util.find_spec("gradio") is None:
         raise ValueError(
             "The demo needs gradio, which is not installed. Install it with: pip install 'hf-captionrl[demo]'"
         )
-    demo = load_demo(options)
 
     def announce(url: str) -> None:
         text = json.dumps({"url": url}) if options.json else f"The demo runs at {url} until you press Ctrl+C."
         print(text, flush=True)
 
-    serve(
-        demo,
-        host=options.host,
-        port=options.port,
-        share=options.share,
-        browser=not options.no_browser,
-        announce=announce,
-        allow_hosts=options.allow_host,
-    )
+    serve(load_demo(options), options=options, announce=announce)

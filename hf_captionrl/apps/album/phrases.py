@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,14 +95,9 @@ def script_of(text: str) -> str | None:
     """Most frequent script of the letters of a text, such as `LATIN` or `CYRILLIC`; None without letters."""
     if text.isascii():  # most captions, whose letters need no names
         return "LATIN" if any(map(str.isalpha, text)) else None
-    counts = Counter(name for letter in text if letter.isalpha() and (name := _script_of_letter(letter)))
+    names = (unicodedata.name(letter, "").partition(" ")[0] for letter in text if letter.isalpha())
+    counts = Counter(filter(None, names))
     return counts.most_common(1)[0][0] if counts else None
-
-
-@cache
-def _script_of_letter(letter: str) -> str:
-    """Empty for a letter without a name."""
-    return unicodedata.name(letter, "").partition(" ")[0]
 
 
 class LanguageIdentifier:
@@ -109,7 +105,7 @@ class LanguageIdentifier:
 
     def __init__(self, identifier: Any, languages: Collection[str] = LANGUAGES) -> None:
         self._identifier = identifier
-        self._identifier.set_languages(sorted(languages))
+        identifier.set_languages(sorted(languages))
 
     def is_foreign(self, text: str, languages: Collection[str]) -> bool:
         """Whether a text is clearly in none of some languages."""
@@ -132,32 +128,22 @@ class LanguageIdentifier:
         ]
 
 
+@cache
 def load_language_identifier(language: str | None = None) -> LanguageIdentifier | None:
     """The identifier for `LANGUAGES` and another language; None if py3langid is not installed and no language is passed."""
     try:
         from py3langid.langid import MODEL_FILE
         from py3langid.langid import LanguageIdentifier as Identifier
     except ModuleNotFoundError as error:
-        if language is None:
-            _report_missing()
-            return None
-        raise ModuleNotFoundError(
-            f"The language {language!r} needs py3langid. Install it with: pip install 'hf-captionrl[language]'"
-        ) from error
-    return _loaded(Identifier, MODEL_FILE, language)
-
-
-@cache
-def _report_missing() -> None:
-    logger.warning(
-        "py3langid is not installed, so only the scripts of new and existing captions are compared, not their languages. Install "
-        "it with: pip install 'hf-captionrl[language]'"
-    )
-
-
-@cache
-def _loaded(kind: Any, file: Any, language: str | None) -> LanguageIdentifier:
-    identifier = kind.from_model_file(file)
+        remedy = "Install it with: pip install 'hf-captionrl[language]'"
+        if language is not None:
+            raise ModuleNotFoundError(f"The language {language!r} needs py3langid. {remedy}") from error
+        logger.warning(
+            "py3langid is not installed, so only the scripts of new and existing captions are compared, not their languages. "
+            + remedy
+        )
+        return None
+    identifier = Identifier.from_model_file(MODEL_FILE)
     if language is not None and language not in identifier.labels:
         raise ValueError(
             f"The language {language!r} is unknown. Use an ISO 639 code that py3langid knows, such as 'en'."
@@ -184,14 +170,13 @@ def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str
     return list(dict.fromkeys(found))
 
 
+Texts = Sequence[Sequence[str]]
+"""Texts of each image."""
 _WITHOUT_SPACES = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
 
 
 def check_candidates(
-    candidates: Sequence[Sequence[str]],
-    old: Sequence[Sequence[str]],
-    options: ConstraintOptions,
-    trigger: str | None = None,
+    candidates: Texts, old: Texts, options: ConstraintOptions, trigger: str | None = None
 ) -> np.ndarray:
     """Mask of the candidates that may be chosen, `(S,)`: not blank, not degenerate, and accepted by [`meets_constraints`]."""
     flat = [text for mine in candidates for text in mine]
@@ -200,10 +185,7 @@ def check_candidates(
 
 
 def meets_constraints(
-    candidates: Sequence[Sequence[str]],
-    old: Sequence[Sequence[str]],
-    options: ConstraintOptions,
-    trigger: str | None = None,
+    candidates: Texts, old: Texts, options: ConstraintOptions, trigger: str | None = None
 ) -> np.ndarray:
     """Mask of the candidates that meet the constraints of the options, `(S,)`.
 
@@ -296,33 +278,19 @@ def shared_phrases(
     # A shared phrase has shared words. All phrases of 100,000 captions would take gigabytes.
     words = Counter(word for text in captions for word in set(_words(text)))
     frequent = {word for word, count in words.items() if count >= needed}
-    chunks = [()] * len(captions) if noun_chunks is None else noun_chunks
-    counts = Counter(
-        phrase
-        for text, mine in zip(captions, chunks, strict=True)
-        for phrase in _phrases(_words(text), frequent) | _chunk_phrases(mine)
-    )
-    found = sorted((p for p, count in counts.items() if count >= needed), key=lambda p: (-len(p), p))
+    counts: Counter[tuple[str, ...]] = Counter()
+    for text, chunks in zip(captions, noun_chunks or [()] * len(captions), strict=True):
+        phrases = _phrases(_words(text), frequent)
+        for chunk in map(_words, chunks):
+            if any(map(is_content, chunk)):  # no pronouns
+                phrases |= {tuple(chunk), tuple(chunk[chunk[0] in DETERMINERS :])}
+        counts.update(phrases)
     longest: list[tuple[str, ...]] = []
-    for phrase in found:
+    for phrase in sorted((p for p, count in counts.items() if count >= needed), key=lambda p: (-len(p), p)):
         # With a determiner and without one, a phrase is the same.
-        if not any(_contains(other, phrase) for other in longest):
+        if not any(other[at : at + len(phrase)] == phrase for other in longest for at in range(len(other))):
             longest.append(phrase)
     return tuple(" ".join(phrase).replace(" ,", ",") for phrase in longest)
-
-
-def _chunk_phrases(chunks: Collection[str]) -> set[tuple[str, ...]]:
-    """Noun chunks with and without their determiner; pronouns and others without content words are left out."""
-    found = set()
-    for words in map(_words, chunks):
-        if any(map(is_content, words)):
-            found.add(tuple(words))
-            found.add(tuple(words[words[0] in DETERMINERS :]))
-    return found
-
-
-def _contains(words: Sequence[str], phrase: Sequence[str]) -> bool:
-    return any(tuple(words[at : at + len(phrase)]) == tuple(phrase) for at in range(len(words) - len(phrase) + 1))
 
 
 def group_facts(captions: Sequence[str], groups: Sequence[str], *, min_share: float = 0.9) -> list[GroupFacts]:
@@ -333,7 +301,7 @@ def group_facts(captions: Sequence[str], groups: Sequence[str], *, min_share: fl
     members: dict[str, list[str]] = {}
     for caption, group in zip(captions, groups, strict=True):
         members.setdefault(group, []).append(caption)
-    parser = None
+    parser: Any = None
     if max(map(len, members.values()), default=0) <= _MOST_PARSED:
         with suppress(ModuleNotFoundError):
             parser = load_spacy(exclude=["ner"])
@@ -342,26 +310,17 @@ def group_facts(captions: Sequence[str], groups: Sequence[str], *, min_share: fl
         if parser is None:
             chunks, facts = None, [{word for word in _words(text) if is_content(word)} for text in mine]
         else:
-            parsed = _parsed(mine, parser)
-            chunks = [[text for text, _ in one] for one in parsed]
-            facts = [{words for _, words in one if words} for one in parsed]
+            parsed = [list(document.noun_chunks) for document in parser.pipe([text.casefold() for text in mine])]
+            chunks = [[chunk.text for chunk in one] for one in parsed]
+            facts = [
+                {" ".join(t.text for t in c if t.pos_ not in ("DET", "PRON")) for c in one} - {""} for one in parsed
+            ]
         shared = shared_phrases(mine, min_share=min_share, noun_chunks=chunks)
         known = {word for phrase in shared for word in _words(phrase)}
         counts = Counter(fact for one in facts for fact in one if not set(fact.split()) <= known)
         varying = sorted(((f, n) for f, n in counts.items() if n < len(mine)), key=lambda item: (-item[1], item[0]))
         found.append(GroupFacts(group, len(mine), shared, tuple(varying[:_SHOWN])))
     return found
-
-
-def _parsed(captions: Sequence[str], parser: Any) -> list[list[tuple[str, str]]]:
-    """Text of each noun chunk of each caption, and its words without determiners and pronouns."""
-    return [
-        [
-            (chunk.text, " ".join(token.text for token in chunk if token.pos_ not in ("DET", "PRON")))
-            for chunk in document.noun_chunks
-        ]
-        for document in parser.pipe([text.casefold() for text in captions])
-    ]
 
 
 # --- Removes shared phrases from captions, or puts a trigger in their place ------------------------------------------
@@ -451,13 +410,10 @@ def _found(words: Sequence[Word], phrases: Sequence[str]) -> list[bool]:
 
 def _runs(gone: Sequence[bool]) -> Iterator[tuple[int, int]]:
     """First and last word of each removed part."""
-    start = None
-    for at, out in enumerate([*gone, False]):
-        if out and start is None:
-            start = at
-        elif not out and start is not None:
-            yield start, at - 1
-            start = None
+    for out, part in groupby(range(len(gone)), key=gone.__getitem__):
+        if out:
+            rows = list(part)
+            yield rows[0], rows[-1]
 
 
 def _is_verb(lower: Sequence[str], at: int) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_captionrl.captioners.pipeline import ChosenImages
-from hf_captionrl.data import ImageError, open_image
+from hf_captionrl.data import ImageError, choose_split, open_image
+from hf_captionrl.data.columns import CAPTION_COLUMNS, caption_lists, read_rows, undecoded
 from hf_captionrl.data.features import source_key
 from hf_captionrl.data.images import paths_without_bytes, refuse_outside
 from hf_captionrl.data.loading import list_images
@@ -41,17 +42,14 @@ class AlbumSource:
 
     images: Sequence[Any]  # anything that `open_image` opens, read on access
     image_ids: list[str]  # their names, all different; relative paths in a folder
-    captions: list[list[str]] = field(
-        default_factory=list
-    )  # existing captions per image; an empty list if there is none
+    captions: list[list[str]] = field(default_factory=list)  # existing captions per image, perhaps none
     paths: list[str | None] = field(default_factory=list)  # files of the images; None for images that are not files
     root: Path | None = None  # folder that relative paths start from, if there is one
 
     def __post_init__(self) -> None:
         number = len(self.images)
         self.captions = self.captions or [[] for _ in range(number)]
-        if not self.paths:
-            self.paths = [os.fspath(i) if isinstance(i, str | os.PathLike) else None for i in self.images]
+        self.paths = self.paths or [os.fspath(i) if isinstance(i, str | os.PathLike) else None for i in self.images]
         if number == 0:
             raise ValueError("The album has no images. Use at least one.")
         if len(set(self.image_ids)) < number:
@@ -64,23 +62,22 @@ class AlbumSource:
         kept = (self.image_ids[:number], self.captions[:number], self.paths[:number])
         return AlbumSource(ChosenImages(self.images, rows), *kept, self.root)
 
-    def stamps(self, progress: Callable[[int], Any] | None = None) -> list[str]:
+    def stamps(self, progress: Callable[[int], Any]) -> list[str]:
         """What tells an image from another one of the same name: size and time of change of a file, else the hash of the bytes.
 
         `progress` gets the number of images whose bytes were read.
         """
-        return [self._stamp(row, progress) for row in range(len(self.images))]
-
-    def _stamp(self, row: int, progress: Callable[[int], Any] | None) -> str:
-        try:
-            if (path := self.paths[row]) is not None:
-                facts = os.stat(path)
-                return f"{facts.st_size}-{facts.st_mtime_ns}"
-            found = source_key(self.images[row])
-        except (ImageError, OSError):
-            return "unreadable"  # the step that reads the image says why
-        if progress is not None:
-            progress(1)
+        found = []
+        for row, path in enumerate(self.paths):
+            try:
+                if path is not None:
+                    facts = os.stat(path)
+                    found.append(f"{facts.st_size}-{facts.st_mtime_ns}")
+                else:
+                    found.append(source_key(self.images[row]))
+                    progress(1)
+            except (ImageError, OSError):
+                found.append("unreadable")  # the step that reads the image says why
         return found
 
 
@@ -94,29 +91,32 @@ def load_album_source(
 ) -> AlbumSource:
     """Find the images of an album.
 
-    Args:
-        name (`str`, `Path` or `datasets.Dataset`): A folder, searched with its subfolders; a list of files (`.txt`, one path
-            per line, relative to the list, or separated by NUL as `find -print0` writes them); a `.jsonl`, `.csv` or
-            `.parquet` file with image paths; `scenes`; a data set on the Hub or in memory.
-        sidecars: Whether to read a caption from the `.txt` file beside an image that has no other.
-        ignore_metadata: Take every image of a folder, whatever its metadata name.
-        source: Options of [`load_captions`]: `split`, `image_root`, `image_column`, ...
+    `name` is a folder, searched with its subfolders; a list of files (`.txt`, one path per line, relative to the list, or
+    separated by NUL as `find -print0` writes them); a table (`.jsonl`, `.csv`, `.parquet`) with image paths; `scenes`; a data
+    set on the Hub or in memory. With `sidecars`, the `.txt` file beside an image is the caption of an image without any; with
+    `ignore_metadata`, all images of a folder are taken, whatever its metadata name. `source` are options of [`load_captions`].
     """
     path = Path(name) if isinstance(name, str | os.PathLike) else None
     if path is not None and path.suffix.lower() == ".txt" and path.is_file():
         found = _listed(path, source.get("image_root"))
     elif path is not None and path.is_dir() and ignore_metadata:
-        listing = list_images(path)
-        files = [str(path / image) for image in listing.images]
-        found = AlbumSource(files, listing.images, paths=list(files), root=path)
+        names = list_images(path).images
+        found = AlbumSource([str(path / name) for name in names], names, root=path)
     else:
         if path is not None and path.is_dir() and all(found.is_dir() for found in path.rglob("*")):
             raise ValueError(f"The folder {str(path)!r} contains no files. Use a folder that contains images.")
         found = _data_set(name, path, source)
-    if sidecars:
-        for row, image in enumerate(found.paths):
-            if image is not None and not found.captions[row] and (text := _read_sidecar(sidecar_of(image))):
-                found.captions[row] = [text]
+    for row, image in enumerate(found.paths if sidecars else ()):
+        if image is None or found.captions[row]:
+            continue
+        try:
+            text = " ".join(sidecar_of(image).read_text(encoding="utf-8-sig").split())
+        except FileNotFoundError:
+            continue
+        except UnicodeDecodeError as error:
+            remedy = "Convert it, or use --no-sidecar_captions."
+            raise ValueError(f"{sidecar_of(image)} is not UTF-8 ({error}). {remedy}") from None
+        found.captions[row] = [text] if text else []
     return found
 
 
@@ -125,21 +125,17 @@ def _listed(path: Path, image_root: str | None) -> AlbumSource:
     data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     parts = data.split(b"\0") if b"\0" in data else data.splitlines()
     try:
-        names = [part.decode("utf-8") for part in parts if part.strip()]
+        names = list(dict.fromkeys(part.decode("utf-8") for part in parts if part.strip()))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error}). Write the list of image paths in UTF-8.") from None
-    names = list(dict.fromkeys(names))
-    files = [str(root / name) for name in names]
-    if not files:
+    if not names:
         raise ValueError(f"{path} lists no images. Write one path per line.")
+    files = [str(root / name) for name in names]
     refuse_outside(files, root, str(path))
-    return AlbumSource(files, names, paths=list(files), root=root)
+    return AlbumSource(files, names, root=root)
 
 
 def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSource:
-    from hf_captionrl.data import choose_split
-    from hf_captionrl.data.columns import caption_lists, undecoded
-
     split = source.pop("split", None)
     if name == "scenes":
         source = {}
@@ -154,23 +150,8 @@ def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSour
         listed = paths_without_bytes(column.with_format("arrow")["image"][:]).to_pylist() or files
         files = [file if file and os.path.isfile(file) else None for file in listed]
         root = path if path.is_dir() else Path(source.get("image_root") or path.parent)
-    return AlbumSource(
-        column["image"],
-        [str(image_id) for image_id in rows["image_id"][:]],
-        [[text for text in texts if text and text.strip()] for texts in caption_lists(rows)],
-        files,
-        root,
-    )
-
-
-def _read_sidecar(path: Path) -> str:
-    """The caption of a text file; lines are joined."""
-    try:
-        return " ".join(path.read_text(encoding="utf-8-sig").split())
-    except FileNotFoundError:
-        return ""
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error}). Convert it, or use --no-sidecar_captions.") from None
+    captions = [[text for text in texts if text and text.strip()] for texts in caption_lists(rows)]
+    return AlbumSource(column["image"], [str(image_id) for image_id in rows["image_id"][:]], captions, files, root)
 
 
 def read_captions_for(source: AlbumSource, path: str | os.PathLike[str]) -> list[list[str]]:
@@ -183,40 +164,34 @@ def read_captions_for(source: AlbumSource, path: str | os.PathLike[str]) -> list
         captions = _table(path)
     else:
         captions = dict(read_caption_file(path, is_repeatable=True).captions)
-    known = set(source.image_ids)
-    unknown = [name for name in captions if name not in known]
-    if len(unknown) == len(captions):
+    if captions.keys().isdisjoint(source.image_ids):
         raise ValueError(
             f"None of the {len(captions)} captions of {path} belongs to an image of the album: it has ids such as "
-            f"{unknown[0]!r}, and the album such as {source.image_ids[0]!r}. Check the folder and the file."
+            f"{next(iter(captions), None)!r}, and the album such as {source.image_ids[0]!r}. Check the folder and the file."
         )
     return [captions.get(image_id, []) for image_id in source.image_ids]
 
 
 def _table(path: Path) -> dict[str, list[str]]:
-    from hf_captionrl.data.columns import CAPTION_COLUMNS, read_rows
-
     rows = read_rows(path)
     names = list(rows[0]) if rows else []
     key = next((name for name in ("image_id", "file_name", "image", "path") if name in names), None)
-    text = next((name for name in CAPTION_COLUMNS if name in names), None)
-    if key is None or text is None:
+    column = next((name for name in CAPTION_COLUMNS if name in names), None)
+    if key is None or column is None:
         raise ValueError(
             f"{path} has the columns {names}. Use a column image_id or file_name, and one called {CAPTION_COLUMNS[0]!r}."
         )
+
+    def cell(text: str) -> str:
+        # `Album.to_csv` puts an apostrophe before formulas.
+        return text[1:] if FORMULA.match(text) and text[0] == "'" else text
+
     found: dict[str, list[str]] = {}
     for row in rows:
-        value = row[text]
-        texts = [value] if isinstance(value, str) else list(value or [])
-        found.setdefault(_unquoted(str(row[key])), []).extend(
-            _unquoted(t) for t in texts if isinstance(t, str) and t.strip()
-        )
+        texts = [row[column]] if isinstance(row[column], str) else row[column] or []
+        mine = found.setdefault(cell(str(row[key])), [])
+        mine += [cell(text) for text in texts if isinstance(text, str) and text.strip()]
     return found
-
-
-def _unquoted(text: str) -> str:
-    """A cell without the apostrophe that `Album.to_csv` puts before formulas."""
-    return text[1:] if FORMULA.match(text) and text[0] == "'" else text
 
 
 # --- Facts of the images, each opened once ---------------------------------------------------------------------------
@@ -226,23 +201,14 @@ MAX_CHUNK_PIXELS = 2**25
 _HASH_BYTES = 16
 
 
-class ImageFact(NamedTuple):
-    """What is known of an image that can be read."""
-
-    key: str  # hash of its pixels
-    picture: np.ndarray  # (768,) uint8: see [`small_picture`]
-    features: np.ndarray  # (D,): unit length
-
-
 @dataclass
 class ImageFacts:
     """Facts of the readable images of an album."""
 
     rows: list[int]  # their rows in the album
-    keys: list[str]
-    pictures: np.ndarray  # (M, 768)
+    keys: list[str]  # hashes of their pixels
+    pictures: np.ndarray  # (M, 768) uint8: see [`small_picture`]
     features: Tensor  # (M, D), on the CPU; bit-equal for equal pixels
-    unreadable: dict[int, str]  # reason for each row that cannot be read
 
 
 def opened_chunks(
@@ -250,9 +216,8 @@ def opened_chunks(
 ) -> Iterator[tuple[list[int], list[Image.Image]]]:
     """Decoded images and their rows, at most `batch_size` and `MAX_CHUNK_PIXELS` at once.
 
-    A list of images is emptied when the next one is requested.
-
-    `unreadable` gets the rows that cannot be read; None raises an `ImageError` instead.
+    A list of images is emptied when the next one is requested. `unreadable` gets the rows that cannot be read; None raises an
+    `ImageError` instead.
     """
     chunk: list[int] = []
     opened: list[Image.Image] = []
@@ -284,12 +249,11 @@ def read_batch(
     scorer: Scorer,
     cache: FeatureCache | None = None,
     unreadable: dict[int, str] | None = None,
-) -> dict[int, ImageFact]:
-    """Facts of some images, by row; every different image is encoded once.
+) -> dict[int, dict[str, Any]]:
+    """Facts of some images, by row: `key`, `picture` and `features`; every different image is encoded once.
 
     An image whose small picture and features are in the cache is not opened. Features are only looked up: if every process
-    added some, those of an image would depend on which process is the first. `unreadable` gets the rows that cannot be
-    read; None raises an `ImageError` instead.
+    added some, those of an image would depend on which process is the first. `unreadable` is that of [`opened_chunks`].
     """
     seen: dict[int, tuple[str, np.ndarray]] = {}  # hash and small picture of each row
     features: dict[str, np.ndarray] = {}  # by hash
@@ -297,64 +261,59 @@ def read_batch(
         int, str
     ] = {}  # hashes of the bytes of the files, by which `captionrl features` and training know them
     if cache is not None:
-        pictures = _picture_cache(cache)
-        sources = _source_keys(images, rows)
-        absent = set(pictures.missing(list(sources.values())))
-        known = {row: source for at, (row, source) in enumerate(sources.items()) if at not in absent}
-        for row, stored in zip(known, np.asarray(pictures.get(list(known.values()))) if known else (), strict=True):
+        # The hash of the pixels and the small picture of an image, (784,), by the bytes of its file; they depend on no model.
+        pictures = FeatureCache(cache.root, model_id="image_hash", revision="1", what="small_pictures", dtype="uint8")
+        for row in rows:
+            # An image in memory has no bytes to hash, and need not be decoded. What cannot be read is left to `open_image`.
+            if not isinstance(value := images[row], Image.Image):
+                with suppress(ImageError, OSError):
+                    sources[row] = source_key(value)
+        for row, stored in _cached(pictures, sources).items():
             seen[row] = stored[:_HASH_BYTES].tobytes().hex(), stored[_HASH_BYTES:]
-        features = _cached_features(cache, {row: key for row, (key, _) in seen.items()}, sources)
-    found = {row: ImageFact(*one, features[one[0]]) for row, one in seen.items() if one[0] in features}
+        features = _cached_features(cache, seen, sources)
+    found: dict[int, dict[str, Any]] = {}
+
+    def add_facts() -> None:
+        for row, (key, picture) in seen.items():
+            if key in features:
+                found[row] = {"key": key, "picture": picture, "features": features[key]}
+
+    add_facts()
     for chunk, opened in opened_chunks(images, [row for row in rows if row not in found], len(rows), unreadable):
         seen = {row: (image_hash(image), small_picture(image)) for row, image in zip(chunk, opened, strict=True)}
         if cache is not None:
-            features |= _cached_features(cache, {row: key for row, (key, _) in seen.items()}, sources)
-            stored = {sources[row]: _stored(*one) for row, one in seen.items() if row in sources}
-            new = [list(stored)[at] for at in pictures.missing(list(stored))]
-            if new:
-                pictures.put(new, np.stack([stored[source] for source in new]))
-        new_images = {
-            seen[row][0]: image for row, image in zip(chunk, opened, strict=True) if seen[row][0] not in features
-        }
-        if new_images:
-            encoded = scorer.image_features(list(new_images.values())).float().cpu().numpy()
-            features |= dict(zip(new_images, encoded, strict=True))
-        del opened, new_images  # else they are held while the next chunk is decoded
-        found |= {row: ImageFact(*one, features[one[0]]) for row, one in seen.items()}
+            features |= _cached_features(cache, seen, sources)
+            files = {
+                sources[row]: np.concatenate([np.frombuffer(bytes.fromhex(key), np.uint8), picture])
+                for row, (key, picture) in seen.items()
+                if row in sources
+            }
+            if files:
+                pictures.put(list(files), np.stack(list(files.values())))
+        new = {seen[row][0]: image for row, image in zip(chunk, opened, strict=True) if seen[row][0] not in features}
+        if new:
+            features |= dict(zip(new, scorer.image_features(list(new.values())).float().cpu().numpy(), strict=True))
+        del opened, new  # else they are held while the next chunk is decoded
+        add_facts()
     return found
 
 
-def _picture_cache(cache: FeatureCache) -> FeatureCache:
-    """The hash of the pixels and the small picture of an image, `(784,)`, by the bytes of its file; they depend on no model."""
-    return FeatureCache(cache.root, model_id="image_hash", revision="1", what="small_pictures", dtype="uint8")
-
-
-def _stored(key: str, picture: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.frombuffer(bytes.fromhex(key), np.uint8), picture])
-
-
-def _source_keys(images: Sequence[Any], rows: Sequence[int]) -> dict[int, str]:
-    found: dict[int, str] = {}
-    for row in rows:
-        # An image in memory has no bytes to hash, and need not be decoded. What cannot be read is left to `open_image`.
-        if not isinstance(value := images[row], Image.Image):
-            with suppress(ImageError, OSError):
-                found[row] = source_key(value)
-    return found
+def _cached(cache: FeatureCache, names: Mapping[Any, str]) -> dict[Any, np.ndarray]:
+    """The cached rows of some names."""
+    absent = set(cache.missing(list(names.values())))
+    known = {key: name for at, (key, name) in enumerate(names.items()) if at not in absent}
+    return dict(zip(known, np.asarray(cache.get(list(known.values()))), strict=True)) if known else {}
 
 
 def _cached_features(
-    cache: FeatureCache, keys: Mapping[int, str], sources: Mapping[int, str]
+    cache: FeatureCache, seen: Mapping[int, tuple[str, np.ndarray]], sources: Mapping[int, str]
 ) -> dict[str, np.ndarray]:
     """Features by the hash of the pixels; the cache has them by that hash, or by the bytes of the file."""
-    if not len(cache):
-        return {}
-    names: dict[str, str] = {}
-    for row, key in keys.items():
-        name = key if key in cache else sources.get(row, key)
-        if name in cache:
-            names.setdefault(key, name)
-    return dict(zip(names, cache.get(list(names.values())).tensor().float().numpy(), strict=True)) if names else {}
+    found = _cached(cache, {key: key for key, _ in seen.values()})
+    of_files = {row: sources[row] for row, (key, _) in seen.items() if key not in found and row in sources}
+    for row, features in _cached(cache, of_files).items():
+        found.setdefault(seen[row][0], features)
+    return {key: features.astype(np.float32) for key, features in found.items()}
 
 
 def read_images(
@@ -363,32 +322,29 @@ def read_images(
     *,
     cache: FeatureCache | None = None,
     batch_size: int = 16,
-    skip_unreadable: bool = False,
+    unreadable: dict[int, str] | None = None,
 ) -> ImageFacts:
-    """Facts of all images; the cache gets the new features. Unreadable images raise an `ImageError` unless `skip_unreadable`."""
-    found: dict[int, ImageFact] = {}
-    unreadable: dict[int, str] = {}
+    """Facts of all images; the cache gets the new features. `unreadable` is that of [`opened_chunks`]."""
+    found: dict[int, dict[str, Any]] = {}
     for start in range(0, len(images), batch_size):
         rows = range(start, min(start + batch_size, len(images)))
-        found |= read_batch(images, rows, scorer, cache, unreadable if skip_unreadable else None)
-    return image_facts(found, unreadable, cache)
+        found |= read_batch(images, rows, scorer, cache, unreadable)
+    return image_facts(found, unreadable or {}, cache)
 
 
 def image_facts(
-    found: Mapping[int, ImageFact], unreadable: dict[int, str], cache: FeatureCache | None = None
+    found: Mapping[int, Mapping[str, Any]], unreadable: Mapping[int, str], cache: FeatureCache | None = None
 ) -> ImageFacts:
     """The facts of all images, whose features are put into the cache; refuses an album without readable images."""
     if not found:
         raise ValueError(f"No image of the album can be read: {next(iter(unreadable.values()), 'there are none')}")
     rows = sorted(found)
-    first: dict[str, np.ndarray] = {}
-    for row in rows:
-        first.setdefault(found[row].key, found[row].features)
-    keys = [found[row].key for row in rows]
+    keys = [found[row]["key"] for row in rows]
+    first = {found[row]["key"]: found[row]["features"] for row in reversed(rows)}
     features = torch.from_numpy(np.stack([first[key] for key in keys]))
     if cache is not None and cache.missing(keys):
         cache.put(keys, features)
-    return ImageFacts(rows, keys, np.stack([found[row].picture for row in rows]), features, unreadable)
+    return ImageFacts(rows, keys, np.stack([found[row]["picture"] for row in rows]), features)
 
 
 # --- Copies: the same pixels, and near-copies such as the same photograph saved again --------------------------------
@@ -422,13 +378,8 @@ def copy_cosine(scorer: Scorer, image: Image.Image) -> float:
     return float(own @ copy)
 
 
-def threshold_of(cosines: Sequence[float] | np.ndarray) -> float:
-    """Cosine from which two images may be near-copies: 95 % of the images reach it with a re-encoded copy of themselves."""
-    return float(np.quantile(np.asarray(cosines, np.float64), _QUANTILE)) if len(cosines) else 1.0
-
-
 def copy_threshold(images: Sequence[Any], facts: ImageFacts, scorer: Scorer, cache: FeatureCache | None) -> float:
-    """Cosine from which two images of the album may be near-copies; see [`threshold_of`].
+    """Cosine from which two images may be near-copies: 95 % of the images reach it with a re-encoded copy of themselves.
 
     The cosine of each image with its copy is cached beside the features, by the hash of its pixels.
     """
@@ -440,9 +391,10 @@ def copy_threshold(images: Sequence[Any], facts: ImageFacts, scorer: Scorer, cac
         return np.array([[copy_cosine(scorer, opened.pop())] for _, opened in chunks], np.float32)
 
     if cache is None:
-        return threshold_of(compute(range(len(rows)))[:, 0])
-    cosines = FeatureCache.for_scorer(scorer, cache.root, what="saved_again").get_or_compute(keys, compute)
-    return threshold_of(np.asarray(cosines)[:, 0])
+        cosines: Any = compute(range(len(rows)))
+    else:
+        cosines = FeatureCache.for_scorer(scorer, cache.root, what="saved_again").get_or_compute(keys, compute)
+    return float(np.quantile(np.asarray(cosines, np.float64), _QUANTILE))
 
 
 def copy_leaders(
@@ -461,34 +413,24 @@ def copy_leaders(
     Shapes: `pictures` `(M, 768)`, `features` `(M, D)`. `neighbours` are rows and cosines `(M, k)`, best first; None
     compares all pairs.
     """
-    number = len(keys)
-    leader = np.arange(number)
+    leader = np.arange(len(keys))
     first: dict[str, int] = {}
     for row, key in enumerate(keys):
         leader[row] = first.setdefault(key, row)
-    for later, earlier in _near(features, neighbours, threshold):
-        if leader[later] != later or leader[earlier] != earlier:
-            continue
-        difference = np.abs(pictures[later].astype(np.int16) - pictures[earlier].astype(np.int16)).mean()
-        if difference <= MAX_DIFFERENCE:
-            leader[later] = earlier
+    if neighbours is None:
+        blocks = range(0, len(features), 1024)
+        near = [torch.nonzero(features[at : at + 1024] @ features.T >= threshold).cpu() for at in blocks]
+        pairs = torch.cat([found + torch.tensor([at, 0]) for at, found in zip(blocks, near, strict=True)])
+    else:
+        row, column = torch.nonzero(neighbours[1] >= threshold, as_tuple=True)
+        pairs = torch.stack([row, neighbours[0][row, column]], 1)
+    pairs = torch.stack([pairs.amax(1), pairs.amin(1)], 1)  # the later row, the earlier one
+    pairs = pairs[pairs[:, 0] > pairs[:, 1]].unique(dim=0)  # sorted
+    for part in pairs.split(_PAIRS):  # the frames of a video give millions of pairs
+        for later, earlier in part.tolist():
+            if leader[later] == later and leader[earlier] == earlier:
+                difference = np.abs(pictures[later].astype(np.int16) - pictures[earlier].astype(np.int16)).mean()
+                if difference <= MAX_DIFFERENCE:
+                    leader[later] = earlier
     # An image may lead copies and become a copy of an earlier image.
     return leader[leader]
-
-
-def _near(features: Tensor, neighbours: tuple[Tensor, Tensor] | None, threshold: float) -> Iterator[tuple[int, int]]:
-    """Pairs (later row, earlier row) of a cosine of at least the threshold, by the later row, then the earlier one."""
-    pairs: list[Tensor] = []
-    if neighbours is not None:
-        rows, cosines = neighbours
-        found = torch.nonzero(cosines >= threshold)
-        pairs = [torch.stack([found[:, 0], rows[found[:, 0], found[:, 1]]], 1)]
-    else:
-        for start in range(0, len(features), 1024):
-            found = torch.nonzero(features[start : start + 1024] @ features.T >= threshold).cpu()
-            pairs.append(torch.stack([found[:, 0] + start, found[:, 1]], 1))
-    both = torch.cat(pairs)
-    both = torch.stack([both.amax(1), both.amin(1)], 1)
-    both = both[both[:, 0] > both[:, 1]].unique(dim=0)  # sorted
-    for part in both.split(_PAIRS):  # the frames of a video give millions of pairs
-        yield from ((later, earlier) for later, earlier in part.tolist())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,32 +99,6 @@ class CaptionView:
         return -math.fsum(token.mle_loss for token in self.tokens)
 
 
-class DistributionObjective:
-    """Log-probabilities, SMILE's losses and the whole distribution, as an objective of the captioner's head."""
-
-    def __init__(self, first_token: FirstToken = "mle") -> None:
-        self.first_token = first_token
-
-    def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
-        """`log_probs`, `entropy` and `smile`, each `(1, T)`, and `distribution` `(1, T, V)`, all in nats."""
-        named = LogProbsObjective(return_entropy=True)(head)
-        settings: dict[str, Any] = {"first_token": self.first_token, "reduction": "none"}
-        if head.hidden is None or head.weight is None:
-            assert head.logits is not None
-            named["smile"] = smile_loss(head.logits, head.labels, **settings)
-            logits = head.logits.float()  # (1, T, V)
-        else:
-            named["smile"] = fused_smile_loss(
-                head.hidden, head.weight, head.labels, bias=head.bias, softcap=head.softcap, **settings
-            )
-            # The function that training calls for each chunk.
-            logits = head_logits(
-                head.hidden.to(head.weight.dtype), head.weight, head.bias, head.softcap, named["log_probs"].dtype
-            )
-        named["distribution"] = logits.log_softmax(-1)
-        return named
-
-
 def token_text(tokenizer: Any, token_id: int) -> str:
     """Text of a token, or its name in the vocabulary if it is not a whole character."""
     text = tokenizer.decode([token_id]) if token_id < len(tokenizer) else ""
@@ -133,15 +106,6 @@ def token_text(tokenizer: Any, token_id: int) -> str:
         return text
     name = tokenizer.convert_ids_to_tokens(token_id) if token_id < len(tokenizer) else None
     return name or f"<{token_id}>"
-
-
-def _top(tokenizer: Any, log_probs: Tensor, ids: Tensor, subset: set[int], k: int) -> tuple[Alternative, ...]:
-    """The `k` most likely of `ids` with log-probabilities `log_probs`, both `(K,)`."""
-    best = log_probs.topk(min(k, len(log_probs)))
-    return tuple(
-        Alternative(token, token_text(tokenizer, token), math.exp(value), token in subset)
-        for value, token in zip(best.values.tolist(), ids[best.indices].tolist(), strict=True)
-    )
 
 
 def explain_caption(
@@ -160,13 +124,29 @@ def explain_caption(
     """
     batch = captioner.collate([image], [caption], max_length=max_length)
     batch = {name: value.to(captioner.device) for name, value in batch.items()}
+
+    def objective(head: HeadInputs) -> dict[str, Tensor]:
+        """`log_probs`, `entropy` and `smile`, each `(1, T)`, and `distribution` `(1, T, V)`, all in nats."""
+        found = LogProbsObjective(return_entropy=True)(head)
+        settings: dict[str, Any] = {"first_token": first_token, "reduction": "none"}
+        if head.hidden is None or head.weight is None:
+            assert head.logits is not None
+            found["smile"] = smile_loss(head.logits, head.labels, **settings)
+            logits = head.logits.float()  # (1, T, V)
+        else:
+            settings |= {"bias": head.bias, "softcap": head.softcap}
+            found["smile"] = fused_smile_loss(head.hidden, head.weight, head.labels, **settings)
+            # The function that training calls for each chunk.
+            hidden, dtype = head.hidden.to(head.weight.dtype), found["log_probs"].dtype
+            logits = head_logits(hidden, head.weight, head.bias, head.softcap, dtype)
+        return {**found, "distribution": logits.log_softmax(-1)}
+
     with evaluating(captioner.model), torch.no_grad():
-        output = captioner.model(**batch, head_objective=DistributionObjective(first_token))
+        output = captioner.model(**batch, head_objective=objective)
     labels = captioner.align_labels(batch["labels"])[0]  # (T of the row,)
     supervised = labels != IGNORE_INDEX
     ids = labels[supervised].cpu()  # (T,)
     subset = torch.tensor(list(dict.fromkeys(ids.tolist())))  # (K,)
-    members = set(subset.tolist())
     # fp64: sums over the vocabulary must be 1 to four digits.
     distribution = output["distribution"][0, supervised].double().cpu()  # (T, V)
     mle, smile, entropy = (output[name][0, supervised].double().cpu() for name in ("log_probs", "smile", "entropy"))
@@ -174,13 +154,20 @@ def explain_caption(
     vocabulary = torch.arange(distribution.size(1))
     outside = torch.ones_like(vocabulary, dtype=torch.bool)
     outside[subset] = False
+    members = set(subset.tolist())
+
+    def top(log_probs: Tensor, ids: Tensor) -> tuple[Alternative, ...]:
+        """The most likely of some tokens, both `(K,)`."""
+        best = log_probs.topk(min(top_k, len(log_probs)))
+        return tuple(
+            Alternative(token, token_text(captioner.tokenizer, token), math.exp(value), token in members)
+            for value, token in zip(best.values.tolist(), ids[best.indices].tolist(), strict=True)
+        )
+
     tokens = []
     for position, token in enumerate(ids.tolist()):
         whole = position == 0 and first_token == "mle"
-        tops = (
-            _top(captioner.tokenizer, distribution[position], vocabulary, members, top_k),
-            _top(captioner.tokenizer, own[position].log_softmax(0), subset, members, top_k),
-        )
+        mle_top = top(distribution[position], vocabulary)
         tokens.append(
             TokenView(
                 token_id=token,
@@ -193,8 +180,8 @@ def explain_caption(
                 outside=float(distribution[position, outside].exp().sum()),
                 entropy=float(entropy[position]),
                 whole_vocabulary=whole,
-                mle_top=tops[0],
-                smile_top=tops[0] if whole else tops[1],
+                mle_top=mle_top,
+                smile_top=mle_top if whole else top(own[position].log_softmax(0), subset),
             )
         )
     return CaptionView(
@@ -236,11 +223,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 # The page is self-contained: it holds image and style, and its content security policy forbids requests and scripts.
 # Captions and tokens are escaped everywhere.
 
-_WEIGHTS = {
-    "grpo": "1 / tokens of the caption",
-    "dapo": "1 / tokens of the batch, here this caption",
-    "sum": "1",
-}
+_WEIGHTS = {"grpo": "1 / tokens of the caption", "dapo": "1 / tokens of the batch, here this caption", "sum": "1"}
 
 
 @dataclass(frozen=True)
@@ -277,7 +260,7 @@ def explanation_json(view: CaptionView, reward: CaptionReward | None = None) -> 
     return found
 
 
-def _probability(value: float) -> str:
+def _percent(value: float) -> str:
     """A probability as percent."""
     if value >= 0.9995:
         return "100 %"
@@ -286,31 +269,6 @@ def _probability(value: float) -> str:
 
 def _loss(value: float) -> str:
     return f"{abs(value) if abs(value) < 0.005 else value:.2f}"  # never -0.00
-
-
-def _row(number: int, token: TokenView, longest: float) -> dict[str, Any]:
-    """Values of one token for the template; `longest` is the largest loss."""
-    row: dict[str, Any] = {"number": number, "text": visible_token(token.text), "is_end": token.is_end}
-    row |= {name: _loss(getattr(token, name)) for name in ("mle_loss", "smile_loss", "entropy")}
-    row |= {name: _probability(getattr(token, name)) for name in ("mle_probability", "smile_probability", "outside")}
-    row |= {
-        "mle_width": 100 * token.mle_loss / longest,
-        "smile_width": 100 * max(token.smile_loss, 0.0) / longest,
-        "outside_width": 100 * min(token.outside, 1.0),
-        "whole_vocabulary": token.whole_vocabulary,
-    }
-    for name in ("mle_top", "smile_top"):
-        row[name] = [
-            {
-                "text": visible_token(other.text),
-                "probability": other.probability,
-                "shown": _probability(other.probability),
-                "in_subset": other.in_subset,
-                "is_label": other.token_id == token.token_id,
-            }
-            for other in getattr(token, name)
-        ]
-    return row
 
 
 def write_explanation(
@@ -327,45 +285,22 @@ def write_explanation(
 
     Reference: Yue et al. 2023 (SMILE), Figure 5.
     """
-    longest = max(max(token.mle_loss, token.smile_loss) for token in view.tokens) or 1.0
-    rows = [_row(number, token, longest) for number, token in enumerate(view.tokens, start=1)]
-    shown = None
+    values: dict[str, Any] = {"view": view, "title": title, "note": note, "image_name": image_name, "reward": reward}
     if reward is not None:
         weights, pushes = token_pushes(view, reward.advantage, loss_type=reward.loss_type)
-        largest = max(map(abs, pushes)) or 1.0
-        for row, push in zip(rows, pushes, strict=True):
-            row |= {"push": f"{push:+.3f}", "push_width": 100 * abs(push) / largest, "is_up": push >= 0}
-        shown = {
-            "rank": reward.rank,
-            "pool_size": reward.pool_size,
-            "scorer": reward.scorer,
-            "reward": f"{reward.reward:.3f}",
-            "baseline": f"{reward.baseline:.3f}",
-            "baseline_name": reward.baseline_name,
-            "advantage": f"{reward.advantage:+.3f}",
-            "weight": f"{weights[0]:+.4f}",
-            "weight_name": _WEIGHTS[reward.loss_type],
-        }
+        values |= {"pushes": pushes, "largest_push": max(map(abs, pushes)) or 1.0}
+        values |= {"weight": weights[0], "weight_name": _WEIGHTS[reward.loss_type]}
     styles = (SHARED_TEMPLATES / "gallery.css", TEMPLATES / "explain.css")
     style = "".join(path.read_text(encoding="utf-8") for path in styles)
     environment = html_templates(TEMPLATES)
+    environment.filters |= {"visible": visible_token, "percent": _percent, "loss": _loss}
     html = environment.get_template("explain.html.j2").render(
-        title=title,
-        note=note,
         image=embedded_image(image),
-        image_name=image_name,
-        caption=view.caption,
-        tokens=rows,
-        reward=shown,
-        mle_loss=_loss(view.mle_loss),
-        smile_loss=_loss(view.smile_loss),
-        subset=[visible_token(text) for text in view.subset],
-        vocab_size=f"{view.vocab_size:,}",
-        complete=view.complete,
-        first_token=view.first_token,
+        longest=max(max(token.mle_loss, token.smile_loss) for token in view.tokens) or 1.0,
         # The only text that is not escaped. The policy allows only its hash.
         style=Markup(style),
         style_hash=content_hash(style),
+        **values,
     )
     return atomic_write_text(path, html)
 
@@ -377,7 +312,7 @@ def _drawn(text: str, longest: int = 18) -> str:
 
 
 def write_explanation_picture(
-    path: str | os.PathLike[str], view: CaptionView, *, title: str | None = None, reward: CaptionReward | None = None
+    path: str | os.PathLike[str], view: CaptionView, reward: CaptionReward | None = None
 ) -> Path:
     """Draw the tokens of the caption from top to bottom, and write the PNG atomically.
 
@@ -427,7 +362,7 @@ def write_explanation_picture(
         axes[2].set_title(f"advantage {reward.advantage:+.2f}, rank {reward.rank} of {reward.pool_size}", fontsize=9)
     for axis, number in zip(axes[:2], (2, 3), strict=True):
         axis.legend(frameon=False, fontsize=8, ncols=number, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderpad=0.1, handlelength=1.2, columnspacing=0.9)  # fmt: skip
-    figure.suptitle(_drawn(" ".join((view.caption if title is None else title).split()), 100), fontsize=12)
+    figure.suptitle(_drawn(" ".join(view.caption.split()), 100), fontsize=12)
     return save_figure(path, figure)
 
 
@@ -436,56 +371,47 @@ def write_explanation_picture(
 _SCENES = "scenes:"
 
 
-class _Images:
-    """Opens images by name; generates the embedded world at most once."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, dict[str, Any]] | None = None
-
-    def scene(self, name: str) -> dict[str, Any]:
-        """A row of the embedded world's test split."""
-        if self._rows is None:
-            rows = hf_captionrl.scenes.load_scenes(num_train=0, num_validation=0)["test"]
-            self._rows = {row["image_id"]: row for row in rows}
-        wanted = name.removeprefix(_SCENES)
-        if wanted not in self._rows:
-            ids = list(self._rows)
-            raise ValueError(f"There is no scene {wanted!r}. The test split has {ids[0]} to {ids[-1]}.")
-        return self._rows[wanted]
-
-    def open(self, name: str) -> Image.Image:
+def _images(arguments: ExplainOptions) -> list[Image.Image]:
+    """The image and its distractors, by name."""
+    asked = [arguments.image, *(arguments.distractors or [])]
+    scenes: dict[str, dict[str, Any]] = {}
+    if any(name.startswith(_SCENES) for name in asked):
+        rows = hf_captionrl.scenes.load_scenes(num_train=0, num_validation=0)["test"]
+        scenes = {_SCENES + row["image_id"]: row for row in rows}
+    names: list[str] = []
+    for name in asked:
+        if name != "scenes:bag":
+            names.append(name)
+            continue
+        bag = scenes[arguments.image]["bag_id"] if arguments.image in scenes else ""
+        if not bag:
+            raise ValueError(
+                f"{arguments.image!r} is not in a bag of the embedded world. Use --distractors IMAGE ... instead."
+            )
+        names += [other for other, row in scenes.items() if row["bag_id"] == bag]
+    found = []
+    for name in dict.fromkeys(names):  # a copy of the target among the distractors would lower its rank
         if name.startswith(_SCENES):
-            return open_image(self.scene(name)["image"])
-        if not Path(name).is_file():
+            if name not in scenes:
+                ids = [known.removeprefix(_SCENES) for known in scenes]
+                wanted = name.removeprefix(_SCENES)
+                raise ValueError(f"There is no scene {wanted!r}. The test split has {ids[0]} to {ids[-1]}.")
+            found.append(open_image(scenes[name]["image"]))
+        elif Path(name).is_file():
+            found.append(open_image(name))
+        else:
             raise FileNotFoundError(f"There is no image {name!r}. Use a file, or scenes:ID such as scenes:test-00012.")
-        return open_image(name)
-
-    def distractors(self, names: Sequence[str], image: str) -> list[Image.Image]:
-        wanted: list[str] = []
-        for name in names:
-            if name != "scenes:bag":
-                wanted.append(name)
-                continue
-            bag = self.scene(image)["bag_id"] if image.startswith(_SCENES) else ""
-            if not bag or self._rows is None:
-                raise ValueError(
-                    f"{image!r} is not in a bag of the embedded world. Use --distractors IMAGE ... instead."
-                )
-            wanted += [_SCENES + i for i, row in self._rows.items() if row["bag_id"] == bag]
-        # A copy of the target among the distractors would lower its rank.
-        return [self.open(name) for name in dict.fromkeys(wanted) if name != image]
+    return found
 
 
-def _reward(
-    arguments: ExplainOptions, captioner: Captioner, image: Image.Image, others: list[Image.Image], caption: str
-) -> CaptionReward:
+def _reward(arguments: ExplainOptions, captioner: Captioner, images: list[Image.Image], caption: str) -> CaptionReward:
     """Reward and baseline of the caption, as `SelfRetrieval` and the trainer's baselines compute them."""
     embedded = arguments.image.startswith(_SCENES)
     name = arguments.scorer or ("scenes:clip-reward" if embedded else CLIP)
     scorer: Any = optional_scorer(name)
     if scorer is None:
         raise ValueError("--distractors needs a scorer. Use --scorer NAME, or leave --distractors out.")
-    encoded = captioner.encode_images([image])
+    encoded = captioner.encode_images(images[:1])
     captions = [caption]
     greedy = arguments.baseline == "greedy"
     if arguments.baseline != "none":
@@ -495,7 +421,7 @@ def _reward(
             decoding |= {"num_return_sequences": arguments.num_samples, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
         captions += captioner.generate(**encoded, **decoding).captions
     texts = scorer.text_features(spoken(captions)).float()
-    pool = scorer.image_features([image, *others]).float()
+    pool = scorer.image_features(images).float()
     similarity = texts @ pool.T  # (captions, K), the target first
     target = torch.zeros(len(captions), dtype=torch.long, device=similarity.device)
     rewards = retrieval_rewards(similarity, target, "log_prob", scorer.logit_scale).double().cpu()
@@ -520,12 +446,9 @@ def _reward(
 
 
 def explain(arguments: ExplainOptions) -> None:
-    """Write page and picture."""
     if arguments.caption is not None and not arguments.caption.strip():
         raise ValueError("--caption is empty. Use a text, or leave --caption out for a generated caption.")
-    images = _Images()
-    image = images.open(arguments.image)  # before anything slow
-    others = images.distractors(arguments.distractors, arguments.image) if arguments.distractors else []
+    image, *others = _images(arguments)  # before anything slow
     if arguments.distractors and not others:
         raise ValueError("--distractors names only the image itself. Use at least one other image.")
 
@@ -542,15 +465,9 @@ def explain(arguments: ExplainOptions) -> None:
         caption = written.captions[0]
         if not caption.strip():
             raise ValueError("The model's caption of this image is empty. Use --caption TEXT.")
-    view = explain_caption(
-        captioner,
-        image,
-        caption,
-        first_token=arguments.first_token,
-        top_k=arguments.top_k,
-        max_length=arguments.max_length,
-    )
-    reward = _reward(arguments, captioner, image, others, caption) if others else None
+    settings: dict[str, Any] = {name: getattr(arguments, name) for name in ("first_token", "top_k", "max_length")}
+    view = explain_caption(captioner, image, caption, **settings)
+    reward = _reward(arguments, captioner, [image, *others], caption) if others else None
     folder = arguments.output_dir
     model = Path(arguments.model).name if Path(arguments.model).exists() else arguments.model
     name = arguments.image if arguments.image.startswith(_SCENES) else Path(arguments.image).name
@@ -568,8 +485,8 @@ def explain(arguments: ExplainOptions) -> None:
         result = {"model": model, "image": name, "page": str(page), "picture": str(picture)}
         print(json.dumps(to_plain({**result, **explanation_json(view, reward)}), ensure_ascii=False))
         return
-    gained = (
-        "" if reward is None else f", advantage {reward.advantage:+.3f} (rank {reward.rank} of {reward.pool_size})"
-    )
-    print(f"{caption}: {view.mle_loss:.3f} nats per token under MLE, {view.smile_loss:.3f} under SMILE{gained}.")
+    text = f"{caption}: {view.mle_loss:.3f} nats per token under MLE, {view.smile_loss:.3f} under SMILE"
+    if reward is not None:
+        text += f", advantage {reward.advantage:+.3f} (rank {reward.rank} of {reward.pool_size})"
+    print(f"{text}.")
     print(f"Written to {folder}: explain.html, explain.png")

@@ -65,10 +65,7 @@ class ExplainOptions(CaptionerOptions):
         "leave_one_out", group="self-retrieval", help="baseline of the reward, as listed below"
     )
     num_samples: Positive = option(
-        8,
-        group="self-retrieval",
-        metavar="N",
-        help="number of captions sampled for --baseline leave_one_out",
+        8, group="self-retrieval", metavar="N", help="number of captions sampled for --baseline leave_one_out"
     )
     seed: int = option(0, group="self-retrieval", metavar="N", help="seed of the samples")
     loss_type: Literal["grpo", "sum"] = option(

@@ -175,205 +175,70 @@ def most_wrong(marks: Mapping[str, Sequence[Sequence[Mark]]], number: int) -> li
     return [row for _, _, row in sorted(rows)[:number]]
 
 
-# --- CIDEr-D of the captions of a gallery: where it prefers the worse caption, and right captions with a score near 0 ---
+# --- `captionrl gallery`: bags, wrong claims, and where CIDEr-D fails ------------------------------------------------
 
-
-class CiderScores:
-    """CIDEr-D of every caption, with the claims and ranks that it is compared with; `ranks` is empty without a scorer."""
-
-    def __init__(
-        self, captions: Mapping[str, list[str]], evaluator: Evaluator, ranks: Mapping[str, list[int]]
-    ) -> None:
-        self.ranks = ranks
-        self.scores: dict[str, list[float]] = {}
-        self.claims: dict[str, dict[str, Any]] = {}
-        for name, mine in captions.items():
-            self.scores[name] = cider_d(spoken(mine), evaluator.references)["per_sample"].tolist()
-            if evaluator.facts is not None:
-                self.claims[name] = faithfulness(spoken(mine), evaluator.facts, check)["per_sample"]
-
-    def of(self, what: str) -> dict[str, Any]:
-        """Number of claims of one kind, per caption of each source."""
-        return {name: counts[what] for name, counts in self.claims.items()}
-
-    def numbers(self, row: int, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Numbers shown beside the captions of an image."""
-        return {name: {"CIDEr-D": f"{self.scores[name][row]:.2f}"} for name in names}
-
-
-def cider_note(found: Mapping[str, Any]) -> str:
-    """The counts as a few sentences."""
-    parts = [f"CIDEr-D differs on {found['pairs']} pairs of captions."]
-    for name, said in (("faithful", "more faithful"), ("retrieval", "better retrieving")):
-        if found[f"{name}_pairs"] is not None:
-            share, number = found[f"{name}_failures"], found[f"{name}_pairs"]
-            parts.append(f"Where one is {said} ({number}), CIDEr-D prefers the other in {share:.0%}.")
-    return " ".join([*parts, f"By every rule at once: {found['failures']}."])
-
-
-# --- The pages of `captionrl gallery`: bags, wrong claims, and where CIDEr-D fails -----------------------------------
+_PAGES = ("bags.html", "errors.html", "cider.html", "unrewarded.html")
 
 
 class Shown:
-    """The captions of each source with their ranks and marks, and items for the pages."""
+    """The captions of each source with their ranks, marks, claims and scores, and items for the pages."""
 
     def __init__(self, evaluator: Evaluator, captions: Mapping[str, list[str]]) -> None:
-        self.evaluator = evaluator
-        self.captions = captions
+        self.evaluator, self.captions = evaluator, captions
         self.ids = [str(i) for i in evaluator.dataset["image_id"][:]]
         self.text: dict[str, Any] = {}
         self.ranks: dict[str, list[int]] = {}
-        if evaluator.image_features is not None:
-            for name, mine in captions.items():
+        self.marks: dict[str, list[list[Mark]]] = {}
+        self.claims: dict[str, dict[str, Any]] = {}
+        self.cider: dict[str, list[float]] = {}
+        for name, mine in captions.items():
+            self.cider[name] = cider_d(spoken(mine), evaluator.references)["per_sample"].tolist()
+            if evaluator.image_features is not None:
                 scored = ScoredCaptions(name, [[caption] for caption in mine], evaluator.references)
                 score_sources([scored], CaptionScoring(evaluator.held_out_scorer))
                 self.text[name] = scored.text
                 self.ranks[name] = ranks(scored.text, evaluator.image_features).tolist()
-        self.marks: dict[str, list[list[Mark]]] = {}
-        if evaluator.facts is not None:
-            facts = evaluator.facts
-            self.marks = {
-                name: [gallery_marks(caption, truth) for caption, truth in zip(mine, facts, strict=True)]
-                for name, mine in captions.items()
-            }
+            if (facts := evaluator.facts) is not None:
+                self.marks[name] = [gallery_marks(caption, truth) for caption, truth in zip(mine, facts, strict=True)]
+                self.claims[name] = faithfulness(spoken(mine), facts, check)["per_sample"]
 
-    def bag_ranks(self, bag: list[int]) -> dict[str, list[int]]:
-        """Ranks within a bag."""
-        images: Any = self.evaluator.image_features  # present if any text has features
-        return {
-            name: bag_ranks(text[bag], images[bag], [list(range(len(bag)))])[0].tolist()
-            for name, text in self.text.items()
-        }
+    def counts(self, what: str) -> dict[str, Any]:
+        """Number of claims of one kind, per caption of each source."""
+        return {name: counts[what] for name, counts in self.claims.items()}
 
     def item(
         self,
         row: int,
+        names: Sequence[str] | None = None,
         *,
         group: str = "",
-        names: Sequence[str] | None = None,
         places: Mapping[str, tuple[int, int]] | None = None,
-        numbers: Mapping[str, Mapping[str, str]] | None = None,
     ) -> GalleryItem:
-        """One image with its captions."""
+        """One image with the captions of all sources, or those of some and their CIDEr-D; `places` are ranks in a bag."""
         shown = []
         for name in names or self.captions:
-            rank, size = (self.ranks[name][row], len(self.ids)) if name in self.ranks else (None, None)
-            if places is not None and name in places:
-                rank, size = places[name]
-            shown.append(
-                GalleryCaption(
-                    name,
-                    self.captions[name][row],
-                    rank=rank,
-                    pool_size=size,
-                    marks=self.marks[name][row] if self.marks else None,
-                    numbers=(numbers or {}).get(name, {}),
-                )
-            )
+            place = (self.ranks[name][row], len(self.ids)) if name in self.ranks else (None, None)
+            rank, size = (places or {}).get(name, place)
+            marks = self.marks[name][row] if self.marks else None
+            numbers = {} if names is None else {"CIDEr-D": f"{self.cider[name][row]:.2f}"}
+            text = self.captions[name][row]
+            shown.append(GalleryCaption(name, text, rank=rank, pool_size=size, marks=marks, numbers=numbers))
         references = self.evaluator.references[row]
         return GalleryItem(open_still(self.evaluator.dataset[row]), self.ids[row], shown, references, group)
 
-
-class Pages:
-    """The pages of one run; `data` describes the images."""
-
-    names = ("bags.html", "errors.html", "cider.html", "unrewarded.html")
-
-    def __init__(self, folder: Path, data: str) -> None:
-        self.folder = folder
-        self.data = data
-        self.written: dict[str, str] = {}
-
-    def write(self, name: str, items: Sequence[GalleryItem], *, title: str, note: str, summary: str) -> None:
-        """Write a page, if it has items."""
-        if items:
-            write_gallery(self.folder / name, items, title, note=f"{self.data}. {note}")
-            self.written[name] = summary
-
-    def remove_others(self) -> None:
-        """Remove pages of an earlier run that this run did not write."""
-        for name in {*self.names} - set(self.written):
-            (self.folder / name).unlink(missing_ok=True)
-
-
-def bag_items(shown: Shown, bags: Sequence[list[int]]) -> list[GalleryItem]:
-    """Images bag by bag, each caption with its rank in the bag."""
-    items = []
-    for number, bag in enumerate(bags, start=1):
-        ranks = shown.bag_ranks(bag)
-        found = ", ".join(f"{name} finds {places.count(1)}" for name, places in ranks.items())
-        group = f"Bag {number}: {len(bag)} look-alikes{'. ' + found if found else ''}"
-        for at, row in enumerate(bag):
-            places = {name: (rank[at], len(bag)) for name, rank in ranks.items()}
-            items.append(shown.item(row, group=group, places=places))
-    return items
-
-
-def write_errors(pages: Pages, shown: Shown, counts: Mapping[str, Mapping[str, int]], limit: int) -> None:
-    """Images with the most wrong claims."""
-    rows = most_wrong(shown.marks, limit) if shown.marks else []
-    pages.write(
-        "errors.html",
-        [shown.item(row) for row in rows],
-        title="Wrong claims",
-        note="; ".join(f"{name}: {counted(count)}" for name, count in counts.items()) + ".",
-        summary=f"{len(rows)} images with wrong claims",
-    )
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """Errors of a source as text."""
-    return f"{counts['hallucinated']} hallucinated and {counts['misbound']} misbound of {counts['claims']} claims"
-
-
-def write_cider(pages: Pages, shown: Shown, cider: CiderScores, min_gap: float, limit: int) -> dict[str, Any] | None:
-    """Pairs of captions of which CIDEr-D prefers the worse."""
-    if len(cider.scores) < 2 or not (cider.claims or cider.ranks):
-        return None
-    known = {name: cider.of(name) for name in ("wrong", "recalled")} if cider.claims else {}
-    failures = cider_failures(cider.scores, ranks=cider.ranks or None, min_gap=min_gap, **known)
-    cases = failures["cases"]
-    items = [
-        shown.item(case.row, names=pair, numbers=cider.numbers(case.row, pair))
-        for case in cases[:limit]
-        for pair in [(case.preferred, case.better)]
-    ]
-    pages.write(
-        "cider.html",
-        items,
-        title="Where CIDEr-D prefers the worse caption",
-        note=f"{cider_note(failures)} The widest gaps are shown.",
-        summary=f"{failures['failures']} pairs on which CIDEr-D fails",
-    )
-    listed = [
-        {"image_id": shown.ids[c.row], "preferred": c.preferred, "better": c.better, "gap": c.gap} for c in cases
-    ]
-    return {**failures, "cases": listed}
-
-
-def write_unrewarded(
-    pages: Pages, shown: Shown, cider: CiderScores, max_cider: float, limit: int
-) -> dict[str, Any] | None:
-    """Right captions with a CIDEr-D near 0."""
-    if not cider.claims:
-        return None
-    poor = unrewarded(cider.scores, right=cider.of("right"), wrong=cider.of("wrong"), below=max_cider)
-    found = poor["cases"]
-    summary = (
-        f"{poor['unrewarded']} of {poor['right_captions']} captions with right claims only score below {max_cider:g}"
-    )
-    pages.write(
-        "unrewarded.html",
-        [shown.item(row, names=(name,), numbers=cider.numbers(row, (name,))) for row, name, _ in found[:limit]],
-        title="Right captions with a CIDEr-D near 0",
-        note=f"{summary}. The most detailed are shown.",
-        summary=summary,
-    )
-    listed = [{"image_id": shown.ids[row], "source": name, "cider_d": score} for row, name, score in found]
-    return {**poor, "cases": listed}
-
-
-# --- `captionrl gallery`: captions of several systems side by side, their errors marked, and where CIDEr-D fails -----
+    def bag_items(self, bags: Sequence[list[int]]) -> list[GalleryItem]:
+        """Images bag by bag, each caption with its rank in the bag."""
+        items = []
+        images: Any = self.evaluator.image_features  # present if any text has features
+        for number, bag in enumerate(bags, start=1):
+            inside = [list(range(len(bag)))]
+            places = {name: bag_ranks(text[bag], images[bag], inside)[0].tolist() for name, text in self.text.items()}
+            found = ", ".join(f"{name} finds {mine.count(1)}" for name, mine in places.items())
+            group = f"Bag {number}: {len(bag)} look-alikes{'. ' + found if found else ''}"
+            for at, row in enumerate(bag):
+                own = {name: (mine[at], len(bag)) for name, mine in places.items()}
+                items.append(self.item(row, group=group, places=own))
+        return items
 
 
 def _captions(
@@ -421,7 +286,7 @@ def _choose_bags(arguments: GalleryOptions, evaluator: Evaluator, ids: list[str]
 def write_pages(arguments: GalleryOptions) -> None:
     """Write the pages."""
     names = source_names(arguments.captions, arguments.names)  # before anything slow
-    folder = arguments.output_dir
+    folder, limit = arguments.output_dir, arguments.max_shown
     split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
     ids = [str(i) for i in split.dataset["image_id"][:]]
     held_out_scorer = EvaluationArguments(held_out_scorer_name_or_path=arguments.scorer)
@@ -431,21 +296,66 @@ def write_pages(arguments: GalleryOptions) -> None:
     evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     bags = _choose_bags(arguments, evaluator, ids)
     shown = Shown(evaluator, captions)
-    errors = {name: error_counts(marks) for name, marks in shown.marks.items()}
-    cider = CiderScores(shown.captions, evaluator, shown.ranks)
+    pages: dict[str, str] = {}
 
-    pages = Pages(folder, f"{len(ids)} images of {Path(arguments.dataset).name}, {arguments.split}")
-    pages.write(
+    def write(name: str, items: Sequence[GalleryItem], *, title: str, note: str, summary: str) -> None:
+        if items:
+            data = f"{len(ids)} images of {Path(arguments.dataset).name}, {arguments.split}"
+            write_gallery(folder / name, items, title, note=f"{data}. {note}")
+            pages[name] = summary
+
+    write(
         "bags.html",
-        bag_items(shown, bags),
+        shown.bag_items(bags),
         title="The same bags, captioned by " + ", ".join(names),
         note="The rank of a caption is that of its image in the bag.",
         summary=f"{len(bags)} bags",
     )
-    write_errors(pages, shown, errors, arguments.max_shown)
-    failures = write_cider(pages, shown, cider, arguments.min_gap, arguments.max_shown)
-    poor = write_unrewarded(pages, shown, cider, arguments.max_cider, arguments.max_shown)
-    pages.remove_others()
+    errors = {name: error_counts(marks) for name, marks in shown.marks.items()}
+    counted = {
+        name: f"{name}: {count['hallucinated']} hallucinated and {count['misbound']} misbound of {count['claims']} claims"
+        for name, count in errors.items()
+    }
+    rows = most_wrong(shown.marks, limit) if shown.marks else []
+    write(
+        "errors.html",
+        [shown.item(row) for row in rows],
+        title="Wrong claims",
+        note="; ".join(counted.values()) + ".",
+        summary=f"{len(rows)} images with wrong claims",
+    )
+    failures = None
+    if len(shown.cider) > 1 and (shown.claims or shown.ranks):
+        known = {name: shown.counts(name) for name in ("wrong", "recalled")} if shown.claims else {}
+        failures = cider_failures(shown.cider, ranks=shown.ranks or None, min_gap=arguments.min_gap, **known)
+        write(
+            "cider.html",
+            [shown.item(case.row, (case.preferred, case.better)) for case in failures["cases"][:limit]],
+            title="Where CIDEr-D prefers the worse caption",
+            note=f"{cider_note(failures)} The widest gaps are shown.",
+            summary=f"{failures['failures']} pairs on which CIDEr-D fails",
+        )
+        failures["cases"] = [
+            {"image_id": ids[c.row], "preferred": c.preferred, "better": c.better, "gap": c.gap}
+            for c in failures["cases"]
+        ]
+    poor = None
+    if shown.claims:
+        right, wrong = shown.counts("right"), shown.counts("wrong")
+        poor = unrewarded(shown.cider, right=right, wrong=wrong, below=arguments.max_cider)
+        what = f"{poor['unrewarded']} of {poor['right_captions']} captions with right claims only score below"
+        write(
+            "unrewarded.html",
+            [shown.item(row, (name,)) for row, name, _ in poor["cases"][:limit]],
+            title="Right captions with a CIDEr-D near 0",
+            note=f"{what} {arguments.max_cider:g}. The most detailed are shown.",
+            summary=f"{what} {arguments.max_cider:g}",
+        )
+        poor["cases"] = [
+            {"image_id": ids[row], "source": name, "cider_d": score} for row, name, score in poor["cases"]
+        ]
+    for name in set(_PAGES) - set(pages):  # of an earlier run
+        (folder / name).unlink(missing_ok=True)
     result: dict[str, Any] = {
         "num_images": len(ids),
         "sources": dict(zip(names, map(str, arguments.captions), strict=True)),
@@ -456,15 +366,24 @@ def write_pages(arguments: GalleryOptions) -> None:
         "unrewarded": poor,
         "seed": arguments.seed,
         "versions": installed_versions(),
-        "pages": pages.written,
+        "pages": pages,
     }
     write_json(folder / "gallery.json", result)
     if arguments.json:
         print(json.dumps(to_plain(result), ensure_ascii=False))
         return
-    for name, counts in errors.items():
-        print(f"{name}: {counted(counts)}")
+    for text in counted.values():
+        print(text)
     if failures is not None:
         print(cider_note(failures))
-    summary = [f"{name} ({what})" for name, what in pages.written.items()]
-    print(f"Written to {folder}: {', '.join([*summary, 'gallery.json'])}")
+    print(f"Written to {folder}: {', '.join([*(f'{name} ({what})' for name, what in pages.items()), 'gallery.json'])}")
+
+
+def cider_note(found: Mapping[str, Any]) -> str:
+    """The counts as a few sentences."""
+    parts = [f"CIDEr-D differs on {found['pairs']} pairs of captions."]
+    for name, said in (("faithful", "more faithful"), ("retrieval", "better retrieving")):
+        if found[f"{name}_pairs"] is not None:
+            share, number = found[f"{name}_failures"], found[f"{name}_pairs"]
+            parts.append(f"Where one is {said} ({number}), CIDEr-D prefers the other in {share:.0%}.")
+    return " ".join([*parts, f"By every rule at once: {found['failures']}."])

@@ -43,10 +43,7 @@ class GalleryOptions(HeldOutScorerOptions, DatasetOptions):
     names: list[str] | None = option(None, metavar="NAME", help="names on the pages (default: file and model names)")
     output_dir: Path = option(Path("outputs/gallery"), metavar="DIR", help="folder to write")
     bags: Path | None = option(
-        None,
-        group="choice",
-        metavar="FILE",
-        help="bags of `captionrl bags` (default: the data set's column bag_id)",
+        None, group="choice", metavar="FILE", help="bags of `captionrl bags` (default: the data set's column bag_id)"
     )
     bag_size: Positive | None = option(
         None, group="choice", metavar="K", help="images per bag (default: 5, or the smallest size)"

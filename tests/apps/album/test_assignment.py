@@ -56,7 +56,7 @@ def random_choice(rng, number, texts, most):
     starts = np.cumsum([0, *counts])
     names = rng.integers(-1, texts, starts[-1])
     margin = rng.normal(size=starts[-1]).astype(np.float32).clip(-2, 2)
-    return starts, names, CandidateScores(margin, margin, np.where(margin > 0, 1, 2))
+    return starts, names, CandidateScores(margin, np.where(margin > 0, 1, 2))
 
 
 def value_of(starts, names, scores, chosen):
@@ -105,7 +105,7 @@ def test_split_components_report_a_bound_that_holds(seed):
 
 def test_constraints_come_before_texts():
     margin = np.array([0.9, 0.1, 0.8, 0.2], np.float32)
-    scores = CandidateScores(margin, margin, np.ones(4, int))
+    scores = CandidateScores(margin, np.ones(4, int))
     starts, names = np.array([0, 2, 4]), np.array([0, 1, 0, 0])
     assert choose_candidates(starts, names, scores).chosen.tolist() == [1, 2]
     # The first image may only have text 0, too, and has the larger margin.
@@ -117,16 +117,19 @@ def test_constraints_come_before_texts():
     assert found.chosen.tolist() == [1, 2]
 
 
+def unit(rng, rows, size=6):
+    features = rng.normal(size=(rows, size))
+    return features / np.linalg.norm(features, axis=1, keepdims=True)
+
+
 @pytest.fixture
 def album():
     """Seven images, one of them twice, with 1 to 4 candidates each, and three neighbours of each."""
     rng = np.random.default_rng(1)
-    images = rng.normal(size=(7, 5)).astype(np.float32)
+    images = unit(rng, 7, 5).astype(np.float32)
     images[4] = images[1]
-    images /= np.linalg.norm(images, axis=1, keepdims=True)
     starts = np.cumsum([0, 2, 1, 4, 3, 1, 2, 4])
-    text = rng.normal(size=(starts[-1], 5)).astype(np.float32)
-    text /= np.linalg.norm(text, axis=1, keepdims=True)
+    text = unit(rng, starts[-1], 5).astype(np.float32)
     neighbours = np.array([[j for j in range(7) if j != i][: 3 if i != 1 else 6][-3:] for i in range(7)])
     return torch.from_numpy(text), starts, torch.from_numpy(images), torch.from_numpy(neighbours)
 
@@ -137,15 +140,14 @@ def test_scores_in_blocks_against_a_loop(album, floats, among, monkeypatch):
     monkeypatch.setattr(candidate_scores, "_BLOCK_FLOATS", floats)
     text, starts, images, neighbours = album
     given = None if among == "all" else neighbours
-    found = score_candidates(text, starts, images, given)
-    confused = confusions_of(text, starts[:-1].tolist(), images, given)
+    found = score_candidates(text.__getitem__, starts, images, given)
+    confused = confusions_of(lambda rows: text[starts[rows]], np.arange(8), images, given)
     for image in range(7):
         others = [j for j in range(7) if j != image] if given is None else neighbours[image].tolist()
         for row in range(starts[image], starts[image + 1]):
             # One of the two equal images stands for both: the same product at another address may differ in its last bit.
             score = {j: float(text[row] @ images[4 if j == 1 else j]) for j in range(7)}
             own, against = score[image], {j: score[j] for j in others}
-            assert_close(float(found.own[row]), own, dtype=torch.float32, magnitude=1)
             assert_close(float(found.margin[row]), own - max(against.values()), dtype=torch.float32, magnitude=1)
             assert found.rank[row] == 1 + sum(score >= own for score in against.values())
             if row == starts[image]:
@@ -154,11 +156,6 @@ def test_scores_in_blocks_against_a_loop(album, floats, among, monkeypatch):
                 assert_close(confused[image][1], own - max(against.values()), dtype=torch.float32, magnitude=1)
     if among == "all":
         assert found.rank[starts[1]] > 1, "a caption of image 1 also fits its copy, image 4"
-
-
-def unit(rng, rows, size=6):
-    features = rng.normal(size=(rows, size))
-    return features / np.linalg.norm(features, axis=1, keepdims=True)
 
 
 def best_by_enumeration(candidates, text, images):
@@ -191,17 +188,16 @@ def test_choice_is_optimal_by_enumeration(seed):
     words = ["a pig", "A pig.", "a  dog", "a cat", "two dogs", "", "a cat "][: int(rng.integers(2, 8))]
     candidates = [[str(w) for w in rng.choice(words, int(rng.integers(1, 4)))] for _ in range(number)]
     text, images = unit(rng, sum(map(len, candidates))), unit(rng, number)
-    found = distinct_captions(candidates, text, images)
+    found, _ = distinct_captions(candidates, text, images)
     margins = {}  # of each text in use, with the image that it fits best
-    for caption in found.captions:
+    for caption in found:
         if key := same_text(caption.caption):
             margins[key] = max(caption.margin, margins.get(key, -np.inf))
     mine = (len(margins), sum(margin > 0 for margin in margins.values()), sum(margins.values()))
     assert mine == close(best_by_enumeration(candidates, text, images), dtype="float32")
-    texts = [same_text(caption.caption) for caption in found.captions]
-    assert [caption.is_distinct for caption in found.captions] == [bool(t) and texts.count(t) == 1 for t in texts]
-    for caption, offered in zip(found.captions, candidates, strict=True):
-        assert offered[caption.candidate] == caption.caption
+    texts = [same_text(caption.caption) for caption in found]
+    assert [caption.is_distinct for caption in found] == [bool(t) and texts.count(t) == 1 for t in texts]
+    assert all(caption.caption in offered for caption, offered in zip(found, candidates, strict=True))
 
 
 def test_enumeration_detects_a_worse_choice():
@@ -209,8 +205,8 @@ def test_enumeration_detects_a_worse_choice():
     candidates = [["a pig", "a small pig"], ["a pig"]]
     images = np.eye(2)
     text = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]])
-    found = distinct_captions(candidates, text, images)
-    assert [caption.caption for caption in found.captions] == ["a small pig", "a pig"]
+    found, _ = distinct_captions(candidates, text, images)
+    assert [caption.caption for caption in found] == ["a small pig", "a pig"]
     assert best_by_enumeration(candidates, text, images) == pytest.approx((2, 2, 1.0))
     assert best_by_enumeration([["a pig"], ["a pig"]], text[[0, 2]], images)[0] == 1
 
@@ -219,26 +215,19 @@ def test_identical_images_are_not_distinguished():
     images = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     candidates = [["a", "b"], ["c"], ["a", "d"]]
     text = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [1.0, 0.0], [0.6, 0.8]])
-    found = distinct_captions(candidates, text, images)
-    assert [caption.is_distinct for caption in found.captions] == [True, True, True]
-    assert [caption.rank for caption in found.captions] == [2, 1, 2]
-    assert found.captions[0].confused_with == (2,)
-    assert found.captions[1].confused_with == ()
-    assert found.captions[0].margin == 0
+    found, _ = distinct_captions(candidates, text, images)
+    assert [caption.is_distinct for caption in found] == [True, True, True]
+    assert [caption.rank for caption in found] == [2, 1, 2]
+    assert found[0].confused_with == (2,)
+    assert found[1].confused_with == ()
+    assert found[0].margin == 0
 
 
-def test_too_few_texts_are_not_distinct():
-    found = distinct_captions([["A pig"], ["a pig."], ["a dog"]], torch.eye(3), torch.eye(3))
-    assert [caption.is_distinct for caption in found.captions] == [False, False, True]
-    assert [caption.caption for caption in found.captions] == ["A pig", "a pig.", "a dog"]
-
-
-def test_blank_captions_are_used_only_without_others():
-    found = distinct_captions([[" ", "a pig"], ["."]], torch.tensor([[1.0, 0], [0.5, 0.5], [0, 1.0]]), torch.eye(2))
-    assert [(c.caption, c.is_distinct) for c in found.captions] == [("a pig", True), (".", False)]
-
-
-def test_album_of_one_image():
-    found = distinct_captions([["a", "b"]], [[0.6, 0.8], [0.8, 0.6]], [[1.0, 0.0]])
-    (only,) = found.captions
+def test_too_few_blank_and_single_captions():
+    found, _ = distinct_captions([["A pig"], ["a pig."], ["a dog"]], torch.eye(3), torch.eye(3))
+    assert [(c.caption, c.is_distinct) for c in found] == [("A pig", False), ("a pig.", False), ("a dog", True)]
+    # Blank captions are used only without others.
+    found, _ = distinct_captions([[" ", "a pig"], ["."]], torch.tensor([[1.0, 0], [0.5, 0.5], [0, 1.0]]), torch.eye(2))
+    assert [(c.caption, c.is_distinct) for c in found] == [("a pig", True), (".", False)]
+    (only,), _ = distinct_captions([["a", "b"]], [[0.6, 0.8], [0.8, 0.6]], [[1.0, 0.0]])
     assert (only.caption, only.rank, only.margin, only.confused_with) == ("b", 1, None, ())

@@ -16,9 +16,7 @@ from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState
 
 from hf_captionrl import load_captioner, load_scorer
-from hf_captionrl.apps.album import candidates as adapt_captioner
-from hf_captionrl.apps.album import command
-from hf_captionrl.apps.album import command as pipelines
+from hf_captionrl.apps.album import candidates, command
 from hf_captionrl.apps.album.candidates import PragmaticProcessor, _Clock, adapt_to_album, pragmatic_captions
 from hf_captionrl.apps.album.command import check_options, load_model
 from hf_captionrl.apps.album.options import AlbumOptions
@@ -26,6 +24,7 @@ from hf_captionrl.apps.album.sources import AlbumSource
 from hf_captionrl.cli import main
 from hf_captionrl.trainers.guard import GuardCallback
 from hf_captionrl.utils.model_files import model_path
+from tests.apps.album.conftest import write_images
 from tests.processes import Forked
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tolerances import assert_close
@@ -86,16 +85,10 @@ def test_listener_follows_reordered_beams():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_rationality_it_is_beam_search(family):
-    captioner = tiny_captioner(family)
-    images = tiny_images(3)
-    settings = {"num_beams": 3, "max_new_tokens": 6}
-    found = pragmatic_captions(
-        captioner, images, [[0, 1, 2], [1, 2, 0]], rationality=0, num_return_sequences=2, **settings
-    )
-    plain = captioner.generate(
-        **captioner.encode_images(images[:2]), do_sample=False, num_return_sequences=2, **settings
-    ).captions
-    assert found == [plain[:2], plain[2:]]
+    captioner, images = tiny_captioner(family), tiny_images(3)
+    settings = {"num_beams": 3, "max_new_tokens": 6, "num_return_sequences": 2, "do_sample": False}
+    found = pragmatic_captions(captioner, images, 0, **settings)
+    assert found == captioner.generate(**captioner.encode_images(images[:1]), **settings).captions
 
 
 def test_listener_prefers_what_others_would_not_say():
@@ -123,46 +116,49 @@ def load():
     return load_captioner(model_path("scenes:blip-mle"), device="cpu")
 
 
+@pytest.fixture
+def decided(monkeypatch):
+    """Lets the held-out scorer measure 0.25 before and another number after the training."""
+
+    def decide(after):
+        measured, real = iter([0.25, after]), candidates._measure
+        monkeypatch.setattr(candidates, "_measure", lambda *all_: {**real(*all_), "held_out": next(measured)})
+
+    return decide
+
+
 @pytest.mark.parametrize("better", [True, False])
-def test_held_out_scorer_decides(scorers, images, tmp_path, monkeypatch, better):
-    measured = iter([0.25, 0.5 if better else 0.25])
-    real = adapt_captioner._measure
-
-    def decided(*arguments):
-        return {**real(*arguments), "held_out": next(measured)}
-
-    monkeypatch.setattr(adapt_captioner, "_measure", decided)
+def test_held_out_scorer_decides(scorers, images, tmp_path, decided, better):
+    decided(0.5 if better else 0.25)
     # One image twice: it must not be its own distractor.
-    album = [*images, images[0]]
-    found = adapt_to_album(load, *scorers, album, tmp_path / "adapter", seconds=3600, max_steps=2, batch_size=4)
-    assert found.facts["kept"] is better
-    assert found.facts["steps"] == 2
-    assert hasattr(found.captioner.model, "peft_config") is better
+    album, captioner = [*images, images[0]], load()
+    facts = adapt_to_album(captioner, *scorers, album, tmp_path / "adapter", seconds=3600, max_steps=2, batch_size=4)
+    assert facts["kept"] is better
+    assert facts["steps"] == 2
     assert (tmp_path / "adapter" / "adapter_config.json").is_file()
-    assert ("is used" if better else "is not used") in found.facts["sentence"]
-    assert found.captioner.generate(**found.captioner.encode_images(images[:1])).captions[0]
+    assert ("is used" if better else "is not used") in facts["sentence"]
+    assert captioner.generate(**captioner.encode_images(images[:1])).captions[0]
 
 
 def test_time_ends_the_training(scorers, images, tmp_path):
-    found = adapt_to_album(load, *scorers, images, tmp_path, seconds=0.01, batch_size=4)
-    assert found.facts["steps"] == 1
+    assert adapt_to_album(load(), *scorers, images, tmp_path, seconds=0.01, batch_size=4)["steps"] == 1
 
 
 def test_guard_and_degenerate_captions_are_reasons():
-    class Trainer:
-        guard = None
+    def reason(guard=None, **after):
+        fine = {"degenerate": 0.0, "held_out": 0.5, "scorer": 0.5}
+        return candidates._reason_against(guard, fine, fine | after)
 
-    fine = {"degenerate": 0.0, "held_out": 0.5, "scorer": 0.5}
-    assert adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6}) is None
-    assert "does not rank more" in adapt_captioner._reason_against(Trainer, fine, {**fine, "scorer": 0.9})
-    assert "degenerate" in adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.9, "degenerate": 0.2})
-    Trainer.guard = type("Guard", (), {"trips": [{"reason": "loops"}], "rolled_back_to": None})
-    assert "loops" in adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6})
-    Trainer.guard.rolled_back_to = "checkpoint-3"
-    assert adapt_captioner._reason_against(Trainer, fine, {**fine, "held_out": 0.6}) is None
+    assert reason(held_out=0.6) is None
+    assert "does not rank more" in reason(scorer=0.9)
+    assert "degenerate" in reason(held_out=0.9, degenerate=0.2)
+    guard = SimpleNamespace(trips=[{"reason": "loops"}], rolled_back_to=None)
+    assert "loops" in reason(guard, held_out=0.6)
+    guard.rolled_back_to = "checkpoint-3"
+    assert reason(guard, held_out=0.6) is None
 
 
-def test_guard_returns_to_the_last_good_checkpoint(scorers, images, tmp_path, monkeypatch):
+def test_guard_returns_to_the_last_good_checkpoint(scorers, images, tmp_path, monkeypatch, decided):
     steps, weights = [], []
 
     def reason(guard):
@@ -176,14 +172,13 @@ def test_guard_returns_to_the_last_good_checkpoint(scorers, images, tmp_path, mo
     # The guard acts after the sixth step; checkpoints exist of the second and the fourth.
     monkeypatch.setattr(GuardCallback, "reason", property(reason))
     monkeypatch.setattr(GuardCallback, "doubt", property(lambda guard: "Captions loop." if len(steps) >= 4 else None))
-    monkeypatch.setattr(adapt_captioner._Clock, "on_step_end", on_step_end)
-    measured = iter([0.25, 0.5])
-    real = adapt_captioner._measure
-    monkeypatch.setattr(adapt_captioner, "_measure", lambda *all_: {**real(*all_), "held_out": next(measured)})
-    found = adapt_to_album(load, *scorers, images, tmp_path, seconds=3600, max_steps=20, batch_size=4)
-    assert (found.facts["steps"], found.facts["rolled_back_to"], found.facts["kept"]) == (7, "checkpoint-2", True)
-    assert "The guard returned to checkpoint-2." in found.facts["sentence"]
-    delivered = dict(found.captioner.model.named_parameters())
+    monkeypatch.setattr(candidates._Clock, "on_step_end", on_step_end)
+    decided(0.5)
+    captioner = load()
+    facts = adapt_to_album(captioner, *scorers, images, tmp_path, seconds=3600, max_steps=20, batch_size=4)
+    assert (facts["steps"], facts["rolled_back_to"], facts["kept"]) == (7, "checkpoint-2", True)
+    assert "The guard returned to checkpoint-2." in facts["sentence"]
+    delivered = dict(captioner.model.named_parameters())
     assert all(torch.equal(delivered[name], weight) for name, weight in weights[1].items())
     assert not all(torch.equal(delivered[name], weight) for name, weight in weights[3].items())
 
@@ -216,44 +211,23 @@ def test_adapter_is_loaded_onto_the_base_of_the_options(tmp_path, monkeypatch):
     captioner = load()
     captioner.model = get_peft_model(captioner.model, captioner.lora_config())
     captioner.save_pretrained(tmp_path)
-    asked, real = {}, pipelines.pipeline
+    asked, real = [], command.load_captioner
 
-    def pipeline(name, **settings):
-        asked.update(settings)
-        return real(name, **{**settings, "revision": None})
+    def loaded(name, *, revision=None, **settings):
+        asked.append(revision)
+        return real(name, **settings)
 
-    monkeypatch.setattr(pipelines, "pipeline", pipeline)
+    monkeypatch.setattr(command, "load_captioner", loaded)
     options = AlbumOptions(images="x", model="scenes:blip-mle", dtype="bfloat16", revision="abc", device="cpu")
     found = load_model(options, tmp_path)
-    assert asked["revision"] == "abc"
+    assert asked == ["abc", None]
     assert hasattr(found.model, "peft_config")
     assert {p.dtype for n, p in found.model.named_parameters() if "lora_" not in n} == {torch.bfloat16}
 
 
-def test_command_adapts_once(images, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    for number, image in enumerate(images[:4]):
-        image.save(tmp_path / "photos" / f"{number}.png")
-    quick = ["--num_beams", "1", "--num_samples", "0", "--max_new_tokens", "6", "--cache_dir", "cache", "--json"]
-    command = ["album", "photos", "--model", "scenes:blip-mle", "--adapt", "1s", *quick]
-    assert main([*command, "--held_out_scorer", "scenes:clip-reward"]) == 2
-    assert "held_out_scorer" in capsys.readouterr().err
-    assert main(command) == 0
-    first = json.loads(capsys.readouterr().out)
-    assert first["adapt"]["steps"] >= 1
-    monkeypatch.setattr(pipelines, "adapt_to_album", None)
-    assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["adapt"] == first["adapt"]
-
-
 def adapted(images, folder, **settings):
     scorers = [load_scorer(model_path(f"scenes:{name}"), device="cpu") for name in ("clip-reward", "siglip-held-out")]
-
-    def load():
-        return load_captioner(model_path("scenes:blip-mle"), device="cpu")
-
-    return adapt_to_album(load, *scorers, images, folder, batch_size=4, seconds=3600, **settings)
+    return adapt_to_album(load(), *scorers, images, folder, batch_size=4, seconds=3600, **settings)
 
 
 def killed_in_step_4(images, folder):
@@ -270,7 +244,7 @@ def killed_in_step_4(images, folder):
 
 def test_killed_training_equals_one_that_was_not(tmp_path, monkeypatch, scenes):
     images = list(scenes[:8])
-    monkeypatch.setattr(adapt_captioner, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(candidates, "_SAVE_SECONDS", 0)
     with Forked(killed_in_step_4, images, tmp_path / "killed") as process:
         process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -286,13 +260,11 @@ def test_killed_training_equals_one_that_was_not(tmp_path, monkeypatch, scenes):
         clocks.append((state.global_step, self.used))
 
     monkeypatch.setattr(_Clock, "on_train_begin", on_train_begin)
-    found = adapted(images, tmp_path / "killed", max_steps=5, resume=True)
-    whole = adapted(images, tmp_path / "whole", max_steps=5, resume=True)
+    found = adapted(images, tmp_path / "killed", max_steps=5)
+    whole = adapted(images, tmp_path / "whole", max_steps=5)
     assert clocks == [(3, used), (0, 0.0)]
-    assert found.facts["steps"] == whole.facts["steps"] == 5
-    assert {name: found.facts[name] for name in ("before", "after")} == {
-        name: whole.facts[name] for name in ("before", "after")
-    }
+    assert found["steps"] == 5
+    assert {**found, "adapter": None, "sentence": None} == {**whole, "adapter": None, "sentence": None}
     one, other = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("killed", "whole"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -317,7 +289,7 @@ class Bar:
 
 def test_clock_counts_earlier_seconds_saves_and_shows_the_steps(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(adapt_captioner.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(candidates.time, "monotonic", lambda: now[0])
     bars = []
     monkeypatch.setattr(tqdm, "tqdm", lambda **settings: bars.append(Bar(**settings)) or bars[-1])
     clock, args, control = _Clock(200.0), SimpleNamespace(train_batch_size=8), TrainerControl()
@@ -375,15 +347,13 @@ def test_work_of_other_settings_is_refused(tmp_path, monkeypatch, name, file):
         command.adapt(options, source, None)
 
 
-def test_command_resumes_and_leaves_no_checkpoints(scenes, tmp_path, monkeypatch, capsys):
+def test_command_adapts_once_resumes_and_leaves_no_checkpoints(scenes, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("photos").mkdir()
-    for number in range(3):
-        scenes[number].save(f"photos/{number}.png")
-    asked, real = [], adapt_captioner.adapt_to_album
+    write_images(scenes, [f"{number}.png" for number in range(3)])
+    asked, real = [], candidates.adapt_to_album
 
     def adapt(*arguments, **settings):
-        asked.append((settings["resume"], sorted(path.name for path in Path("album.adapter").glob("checkpoint-*"))))
+        asked.append(sorted(path.name for path in Path("album.adapter").glob("checkpoint-*")))
         found = real(*arguments, **settings)
         assert list(Path("album.adapter").glob("checkpoint-*")), "the last step is saved"
         if len(asked) == 1:
@@ -393,15 +363,18 @@ def test_command_resumes_and_leaves_no_checkpoints(scenes, tmp_path, monkeypatch
     monkeypatch.setattr(command, "adapt_to_album", adapt)
     quick = "--num_beams 1 --num_samples 0 --max_new_tokens 6 --cache_dir cache --json".split()
     words = ["album", "photos", "--model", "scenes:blip-mle", "--adapt", "0.1s", *quick]
+    assert main([*words, "--held_out_scorer", "scenes:clip-reward"]) == 2
+    assert "held_out_scorer" in capsys.readouterr().err
     assert main(words) != 0
     checkpoints = sorted(Path("album.adapter").glob("checkpoint-*"))
     checkpoint = max(checkpoints, key=lambda path: int(path.name.partition("-")[2]))
-    assert main(words) == 0
-    steps = json.loads(capsys.readouterr().out)["adapt"]["steps"]
-    assert steps == int(checkpoint.name.partition("-")[2]) + 1
-    assert asked == [(True, []), (True, [path.name for path in checkpoints])]
+    for _ in range(2):  # the second time, the decision is known
+        assert main(words) == 0
+        steps = json.loads(capsys.readouterr().out)["adapt"]["steps"]
+        assert steps == int(checkpoint.name.partition("-")[2]) + 1
+        assert asked == [[], [path.name for path in checkpoints]]
     assert not list(Path("album.adapter").glob("checkpoint-*"))
     # --overwrite starts again, also if checkpoints are left.
     checkpoint.mkdir()
     assert main([*words, "--overwrite"]) == 0
-    assert asked[2] == (True, [])
+    assert asked[2] == []

@@ -14,7 +14,6 @@ from hf_captionrl.apps.album.page import (
     album_style,
     render_album,
     render_comparison,
-    render_report,
     spoken_list,
     write_report,
 )
@@ -111,8 +110,8 @@ def test_hostile_captions_and_names_are_escaped(text):
 def test_style_makes_no_requests():
     assert "url(" not in album_style()
     assert "@import" not in album_style()
-    assert spoken_list([1]) == "1"
-    assert spoken_list([1, 2, 4]) == "1, 2 and 4"
+    assert spoken_list([0]) == "1"
+    assert spoken_list([0, 1, 3]) == "1, 2 and 4"
 
 
 def made(number=4):
@@ -128,13 +127,19 @@ def pictures(number=4):
     return [Image.new("RGB", (30 + n, 20), (n, 90, 40)) for n in range(number)]
 
 
-def data_of(page):
-    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+@pytest.fixture
+def report(tmp_path):
+    """The page of an album, and its data."""
+
+    def write(album, pictures, **settings):
+        page = write_report(tmp_path / "page.html", album, pictures, **settings).read_text(encoding="utf-8")
+        return page, json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+    return write
 
 
-def test_report_page_has_cards_shared_phrases_and_an_escaped_title():
-    page = render_report(made(), pictures(), title="My <album>")
-    data = data_of(page)
+def test_report_page_has_cards_shared_phrases_and_an_escaped_title(report):
+    page, data = report(made(), pictures(), title="My <album>")
     assert [card["image_id"] for card in data["cards"]] == ["0.png", "1.png", "2.png", "3.png"]
     assert data["cards"][1]["confused_with"] == ["0.png"]
     assert {row: picture["width"] for row, picture in data["pictures"].items()} == {"0": 30, "1": 31, "3": 33}
@@ -143,21 +148,21 @@ def test_report_page_has_cards_shared_phrases_and_an_escaped_title():
     assert "default-src 'none'" in page
 
 
-def test_pages_of_large_albums_have_all_captions_and_pictures_of_problems_first():
-    page = render_report(made(), pictures(), max_images=2)
-    assert list(data_of(page)["pictures"]) == ["0", "1"]
-    assert "no pictures of 2 images" in page
-    data = data_of(render_report(made(), pictures(), max_images=1))
-    assert list(data["pictures"]) == ["1"]
+@pytest.mark.parametrize(
+    ("number", "shown", "is_told"), [(1, ["1"], True), (2, ["0", "1"], True), (4, ["0", "1", "3"], False)]
+)
+def test_pages_of_large_albums_have_all_captions_and_pictures_of_problems_first(report, number, shown, is_told):
+    page, data = report(made(), pictures(), max_images=number)
+    assert list(data["pictures"]) == shown
     assert [card["image_id"] for card in data["cards"]] == ["0.png", "1.png", "2.png", "3.png"]
-    assert "no pictures" not in render_report(made(), pictures(), max_images=4)
+    assert (f"no pictures of {4 - number} images" in page) == is_told
 
 
-def test_page_has_a_card_per_caption_and_one_picture_per_image():
+def test_page_has_a_card_per_caption_and_one_picture_per_image(report):
     album = made(3)
     more = AlbumImage("0.png", "a cow", rank=2, confused_with=(1,), problems=("ambiguous",))
     album.images[0] = replace(album.images[0], further=(more,))
-    data = data_of(render_report(album, pictures(3), max_images=2))
+    _, data = report(album, pictures(3), max_images=2)
     assert [(c["row"], c["image_id"], c["number"], c["caption"]) for c in data["cards"]][:3] == [
         (0, "0.png", 1, "a pig 0"),
         (0, "0.png", 2, "a cow"),
@@ -167,6 +172,25 @@ def test_page_has_a_card_per_caption_and_one_picture_per_image():
 
 
 SAVE = "window.saved = []; URL.createObjectURL = (blob) => { window.saved.push(blob); return '#'; }; URL.revokeObjectURL = () => {};"
+
+
+def choose(page, control, value):
+    """Set a filter of the page."""
+    page.evaluate(
+        f"(() => {{ const s = document.querySelector('{control}'); s.value = '{value}'; s.dispatchEvent(new Event('input')); }})()"
+    )
+
+
+def start_editing(page):
+    page.evaluate("document.querySelector('article').focus()")
+    page.evaluate("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'e', bubbles: true}))")
+
+
+def accept(page, text):
+    page.evaluate(
+        f"(() => {{ const box = document.querySelector('textarea'); box.value = '{text}';"
+        " box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'})); })()"
+    )
 
 
 def exported(page, kind):
@@ -191,13 +215,9 @@ def test_export_has_all_captions_of_a_large_album(tmp_path):
         page.evaluate("document.querySelector('#more').click()")
         assert page.evaluate("document.querySelectorAll('article').length") == 120
         # Edit the second caption of an image that has no picture.
-        page.evaluate(
-            "(() => { const s = document.querySelector('#search'); s.value = 'a cow';"
-            " s.dispatchEvent(new Event('input')); document.querySelector('article').focus();"
-            " document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'e', bubbles: true}));"
-            " const box = document.querySelector('textarea'); box.value = 'a calf';"
-            " box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'})); })()"
-        )
+        choose(page, "#search", "a cow")
+        start_editing(page)
+        accept(page, "a calf")
         found = [json.loads(line) for line in exported(page, "jsonl").splitlines()]
         (tmp_path / "o.csv").write_bytes(exported(page, "csv").encode("utf-8"))
         assert page.problems() == []
@@ -220,25 +240,14 @@ def test_editing_with_keys(tmp_path):
         page.open(path.as_uri())
         count = "document.querySelector('#count').value"
         assert page.evaluate(count) == "4 of 4 shown"
-        page.evaluate(
-            "(() => { const s = document.querySelector('#problem'); s.value = 'ambiguous';"
-            " s.dispatchEvent(new Event('input')); })()"
-        )
+        choose(page, "#problem", "ambiguous")
         assert page.evaluate(count) == "1 of 4 shown"
         assert page.evaluate("document.querySelector('.old').innerText") == "the pig"
-        press = "document.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
-        page.evaluate("document.querySelector('article').focus()")
-        page.evaluate("document.activeElement." + (press % "e").removeprefix("document."))
+        start_editing(page)
         assert page.evaluate("document.querySelector('textarea').value") == "=a pig"
-        page.evaluate(
-            "(() => { const box = document.querySelector('textarea'); box.value = 'a pig 0';"
-            " box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'})); })()"
-        )
+        accept(page, "a pig 0")
         # The edited text is that of another image; the scorer has not read it.
-        page.evaluate(
-            "(() => { const s = document.querySelector('#problem'); s.value = 'edited';"
-            " s.dispatchEvent(new Event('input')); })()"
-        )
+        choose(page, "#problem", "edited")
         assert page.evaluate(count) == "1 of 4 shown, 1 edited"
         assert "duplicate" in page.evaluate("document.querySelector('article').innerText")
         # What an export contains.
@@ -259,12 +268,8 @@ def test_editing_with_keys(tmp_path):
         )
         assert "a cow" in page.evaluate("document.querySelectorAll('article')[3].innerText")
         assert page.evaluate(count) == "4 of 4 shown, 1 edited"
-        page.evaluate("document.querySelector('article').focus()")
-        page.evaluate("document.activeElement." + (press % "e").removeprefix("document."))
+        start_editing(page)
         page.evaluate("localStorage[Object.keys(localStorage)[0]] = '[[3, \"a hen\"]]'")
-        page.evaluate(
-            "(() => { const box = document.querySelector('textarea'); box.value = 'a dog';"
-            " box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'})); })()"
-        )
+        accept(page, "a dog")
         assert page.evaluate(count) == "4 of 4 shown, 2 edited"
         assert page.evaluate("Object.values(localStorage)[0]") == '[[3,"a hen"],[0,"a dog"]]'

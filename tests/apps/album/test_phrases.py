@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from hf_captionrl.apps.album import phrases
-from hf_captionrl.apps.album import phrases as caption_language
 from hf_captionrl.apps.album.album import describe_album
 from hf_captionrl.apps.album.options import AlbumSettings
 from hf_captionrl.apps.album.phrases import (
@@ -263,34 +262,16 @@ def test_truncated_text_has_no_loose_end():
 
 
 CAPTIONS = {
-    "en": [
-        "a dog on a sofa",
-        "three dogs",
-        "red bus parked in the street",
-        "a man riding a horse",
-        "dog running in the snow",
-    ],
-    "de": [
-        "ein Hund auf einem Sofa",
-        "drei Hunde",
-        "roter Bus auf der Straße",
-        "ein Mann reitet ein Pferd",
-        "Hund rennt im Schnee",
-    ],
-    "fr": [
-        "un chien sur un canapé",
-        "trois chiens",
-        "bus rouge garé dans la rue",
-        "un homme à cheval",
-        "chien dans la neige",
-    ],
-    "es": [
-        "un perro en un sofá",
-        "tres perros",
-        "autobús rojo en la calle",
-        "un hombre a caballo",
-        "perro en la nieve",
-    ],
+    "en": "a dog on a sofa|three dogs|red bus parked in the street|a man riding a horse|dog running in the snow".split(
+        "|"
+    ),
+    "de": "ein Hund auf einem Sofa|drei Hunde|roter Bus auf der Straße|ein Mann reitet ein Pferd|Hund rennt im Schnee".split(
+        "|"
+    ),
+    "fr": "un chien sur un canapé|trois chiens|bus rouge garé dans la rue|un homme à cheval|chien dans la neige".split(
+        "|"
+    ),
+    "es": "un perro en un sofá|tres perros|autobús rojo en la calle|un hombre a caballo|perro en la nieve".split("|"),
 }
 
 
@@ -322,16 +303,18 @@ def made(monkeypatch):
     module.LanguageIdentifier, module.MODEL_FILE = Counting, "model"
     monkeypatch.setitem(sys.modules, "py3langid", types.ModuleType("py3langid"))
     monkeypatch.setitem(sys.modules, "py3langid.langid", module)
-    caption_language._loaded.cache_clear()
+    load_language_identifier.cache_clear()
     yield
-    caption_language._loaded.cache_clear()
+    load_language_identifier.cache_clear()
 
 
 @pytest.fixture
 def absent(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid", None)
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
-    caption_language._report_missing.cache_clear()
+    load_language_identifier.cache_clear()
+    yield
+    load_language_identifier.cache_clear()
 
 
 def test_only_clear_differences_count():
@@ -382,7 +365,7 @@ def test_scripts_are_compared_without_py3langid_and_this_is_said_once(absent, ca
     assert mask.tolist() == [True, True, False]
     assert [record.message.count("py3langid is not installed") for record in caplog.records] == [1]
     caplog.clear()
-    caption_language._report_missing.cache_clear()
+    load_language_identifier.cache_clear()
     assert check_candidates([["один кот"]], [["a cat"]], AlbumSettings(language="any")).all()
     assert check_candidates([["один кот"]], [[]], AlbumSettings()).all()
     assert caplog.records == [], "nothing was compared"

@@ -1,7 +1,6 @@
 """Copies: equal pixels, saved again, and look-alikes that are none."""
 
 import io
-import json
 import os
 from pathlib import Path
 
@@ -16,18 +15,18 @@ from PIL import Image
 from hf_captionrl.apps.album import album as steps
 from hf_captionrl.apps.album.sources import (
     AlbumSource,
-    copy_cosine,
     copy_leaders,
     copy_threshold,
     load_album_source,
     read_images,
     saved_again,
     small_picture,
-    threshold_of,
 )
 from hf_captionrl.cli import main
 from hf_captionrl.data import cached_features
 from hf_captionrl.retrieval import FeatureCache
+from tests.apps.album.conftest import MODEL, rows_of, write_images
+from tests.apps.album.conftest import album as quick_album
 
 
 def pictures(*levels):
@@ -74,12 +73,11 @@ def test_threshold_is_what_saved_copies_reach():
 
     rng = np.random.default_rng(0)
     images = [Image.fromarray(rng.integers(0, 255, (40, 60, 3), dtype=np.uint8)) for _ in range(5)]
-    found = threshold_of([copy_cosine(Brightness(), image) for image in images])
+    found = copy_threshold(images, read_images(images, Brightness()), Brightness(), None)
     cosines = [float(torch.mul(*Brightness().image_features([i, saved_again(i)])).sum()) for i in images]
     assert min(cosines) <= found <= max(cosines)
     assert saved_again(images[0]).size == (48, 32)
     assert small_picture(images[0]).shape == (768,)
-    assert threshold_of([]) == 1
 
 
 class Counted:
@@ -102,12 +100,8 @@ def cache_of(folder):
 
 @pytest.fixture
 def photos(tmp_path, scenes):
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for number, image in enumerate(scenes[:4]):
-        image.save(folder / f"{number}.png")
-    scenes[0].save(folder / "4.bmp")  # the same pixels in another file
-    return folder
+    # The last one has the same pixels in another file.
+    return write_images([*scenes[:4], scenes[0]], ["0.png", "1.png", "2.png", "3.png", "4.bmp"], tmp_path / "photos")
 
 
 def paths(folder):
@@ -145,10 +139,6 @@ def test_only_new_pixels_are_encoded(tmp_path, photos):
     assert torch.equal(again.features, expected)
 
 
-SCORER = "--scorer scenes:siglip-held-out --cache_dir cache".split()
-QUICK = "--num_beams 1 --num_samples 1 --max_new_tokens 6 --batch_size 4".split()
-
-
 @pytest.fixture
 def opened(monkeypatch):
     """Calls of `PIL.Image.open`, for files and for bytes in memory."""
@@ -166,29 +156,26 @@ def opened(monkeypatch):
 def photos_opened_images(tmp_path, monkeypatch, scenes):
     """Six photographs: two are equal in their pixels, but not in their bytes."""
     monkeypatch.chdir(tmp_path)
-    Path("album").mkdir()
-    for number, image in enumerate(scenes[:5]):
-        image.save(f"album/{number}.png")
+    write_images([*scenes[:5], scenes[1]], [*(f"{number}.png" for number in range(5)), "5.bmp"], "album")
+    for number in range(5):
         Path(f"album/{number}.txt").write_text(f"scene {number}")
-    scenes[1].save("album/5.bmp")
     return Path("album")
 
 
-def album(*more, output="o.jsonl"):
+def album(*more, output="o.jsonl", images="album", cache="cache"):
     """The rows that a command writes."""
-    assert main(["album", "album", *SCORER, *more, "--output", output]) == 0
-    return [json.loads(line) for line in Path(output).read_text().splitlines()]
+    assert quick_album(*more, "--output", output, images=images, cache=cache) == 0
+    return rows_of(output)
 
 
 def test_repeated_command_opens_no_image(photos_opened_images, opened):
-    features = ["--dataset", "album", "--split", "all", "--features", "image", *SCORER, "--output", "features"]
-    assert main(["features", *features]) == 0
+    features = "--dataset album --split all --features image --cache_dir cache --output features".split()
+    assert main(["features", *features, "--scorer", "scenes:siglip-held-out"]) == 0
     opened.clear()
-    model = ["--model", "scenes:blip-mle", *QUICK]
-    first = album(*model)
+    first = album(*MODEL)
     assert len(opened) > 0
     opened.clear()
-    assert album(*model) == first
+    assert album(*MODEL) == first
     assert opened == []
 
 
@@ -210,50 +197,36 @@ def test_only_a_changed_image_is_opened(photos_opened_images, opened, scenes):
     found = album()
     assert opened == ["2.png", "2.png", "memory"]
     # The result equals that of a cache that has nothing.
-    assert main(["album", "album", "--scorer", SCORER[1], "--cache_dir", "new", "--output", "new.jsonl"]) == 0
-    assert [json.loads(line) for line in Path("new.jsonl").read_text().splitlines()] == found
+    assert album(output="new.jsonl", cache="new") == found
 
 
 def test_facts_of_cached_images_equal_those_of_opened_ones(tmp_path, photos_opened_images, opened):
     files = [path for path in paths(photos_opened_images) if not path.endswith(".txt")]
     Path("album/broken.png").write_bytes(b"no image")
     files.insert(2, "album/broken.png")
-    scorer = Counted()
-    plain = read_images(files, scorer, skip_unreadable=True, batch_size=4)
+    scorer, reasons = Counted(), {}
+    plain = read_images(files, scorer, unreadable=reasons, batch_size=4)
+    assert list(reasons) == [2]
     cache = cache_of(tmp_path / "cache")
     read_images(files[3:5], scorer, cache=cache)  # these are known when the others are read
     for _ in range(2):
         opened.clear()
-        facts = read_images(files, scorer, cache=cache, skip_unreadable=True, batch_size=4)
-        assert facts.rows == plain.rows
-        assert facts.keys == plain.keys
-        assert facts.unreadable == plain.unreadable
+        again = {}
+        facts = read_images(files, scorer, cache=cache, unreadable=again, batch_size=4)
+        assert (facts.rows, facts.keys, again) == (plain.rows, plain.keys, reasons)
         assert np.array_equal(facts.pictures, plain.pictures)
         assert torch.equal(facts.features, plain.features)
     assert opened == ["broken.png"]
-    # The small pictures are known, but not the features of another scorer.
+    # The threshold is cached, too.
+    threshold = copy_threshold(files, facts, scorer, None)
+    assert copy_threshold(files, facts, scorer, cache) == threshold
     opened.clear()
+    assert copy_threshold(files, facts, scorer, cache) == threshold
+    assert opened == []
+    # The small pictures are known, but not the features of another scorer.
     other = FeatureCache(tmp_path / "cache", model_id="other", revision="1", dtype="float32")
     assert torch.equal(read_images(files[3:], scorer, cache=other).features, plain.features[2:])
     assert len(opened) == 4
-
-
-def test_cached_threshold_equals_that_of_opened_images(tmp_path, photos_opened_images, opened):
-    files = [path for path in paths(photos_opened_images) if not path.endswith(".txt")]
-    scorer = Counted()
-    cache = cache_of(tmp_path / "cache")
-    facts = read_images(files, scorer, cache=cache)
-    plain = copy_threshold(files, facts, scorer, None)
-    assert copy_threshold(files, facts, scorer, cache) == plain
-    opened.clear()
-    assert copy_threshold(files, facts, scorer, cache) == plain
-    assert opened == []
-
-
-QUICK_REPLACED_IMAGES = (
-    "--num_beams 1 --num_samples 1 --max_new_tokens 6 --batch_size 2 --cache_dir cache --json".split()
-)
-MODELS = ["--model", "scenes:blip-mle", "--scorer", "scenes:siglip-held-out"]
 
 
 def png(image):
@@ -300,8 +273,7 @@ def asked(tmp_path, monkeypatch):
 
 
 def captions(name):
-    assert main(["album", name, *MODELS, *QUICK_REPLACED_IMAGES, "--output", "o.jsonl"]) == 0
-    return [json.loads(line)["caption"] for line in Path("o.jsonl").read_text().splitlines()]
+    return [row["caption"] for row in album(*MODEL, images=name)]
 
 
 @pytest.mark.parametrize("write", [write_folder, write_table])
@@ -336,7 +308,7 @@ def test_stamps_tell_images_of_one_name_apart(tmp_path, monkeypatch, scenes):
     first = load_album_source(name).stamps(counted.append)
     assert len(set(first)) == 3
     assert counted == [1, 1, 1]
-    second = load_album_source(write_table([scenes[0], scenes[0], scenes[2]])).stamps()
+    second = load_album_source(write_table([scenes[0], scenes[0], scenes[2]])).stamps(counted.append)
     assert [one == other for one, other in zip(first, second, strict=True)] == [True, False, True]
     # Files are not opened; what cannot be read is left to the stage that reads.
     Path("x.png").write_bytes(b"no image")
