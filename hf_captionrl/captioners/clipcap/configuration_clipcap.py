@@ -36,7 +36,6 @@ class ClipCapConfig(PreTrainedConfig):
             the published models. Otherwise they end with the language model's end token.
         period_token_ids (`list[int]`, *optional*): Ids of the tokens that contain a full stop, beginning with `"."`. A
             captioner sets them from its tokenizer.
-        kwargs (`Any`): Arguments of `PreTrainedConfig`.
     """
 
     model_type = "clipcap"
@@ -64,14 +63,10 @@ class ClipCapConfig(PreTrainedConfig):
             )
         self.vision_config = _sub_config(vision_config, "clip_vision_model")
         self.text_config = _sub_config(text_config, "gpt2")
-        self.prefix_length = prefix_length
-        self.mapping_type = mapping_type
-        self.clip_length = clip_length
-        self.num_mapper_layers = num_mapper_layers
-        self.num_mapper_heads = num_mapper_heads
+        self.prefix_length, self.mapping_type, self.clip_length = prefix_length, mapping_type, clip_length
+        self.num_mapper_layers, self.num_mapper_heads = num_mapper_layers, num_mapper_heads
         self.normalize_image_embeds = normalize_image_embeds
-        self.stop_at_period = stop_at_period
-        self.period_token_ids = period_token_ids
+        self.stop_at_period, self.period_token_ids = stop_at_period, period_token_ids
         super().__init__(**kwargs)
 
     @property

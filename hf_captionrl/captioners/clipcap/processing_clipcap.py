@@ -9,13 +9,7 @@ from transformers.processing_utils import ProcessorMixin
 
 
 class ClipCapProcessor(ProcessorMixin):
-    """Prepares images and captions for [`ClipCapForConditionalGeneration`].
-
-    Args:
-        image_processor: Image processor of the vision tower.
-        tokenizer: Tokenizer of the language model.
-        kwargs (`Any`): Arguments of `ProcessorMixin`.
-    """
+    """Prepares images and captions for [`ClipCapForConditionalGeneration`]."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, **kwargs: Any) -> None:
         super().__init__(image_processor, tokenizer, **kwargs)

@@ -7,8 +7,8 @@ registered entries are lazy too: the model class is imported on first access.
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from hf_captionrl.utils.lazy_import import call_after_import
@@ -23,27 +23,16 @@ def _register_config() -> None:
 
 
 class _OnFirstUse(dict[Any, Any]):
-    """From configurations to classes, which may be imported on first access.
+    """From configurations to classes, or to functions that are called on first access and return them.
 
     Our classes import modules that in turn import the Auto classes, so they cannot be imported during registration.
     """
 
-    def __init__(self, content: dict[Any, Any]) -> None:
-        super().__init__(content)
-        self._waiting: dict[Any, Callable[[], Any]] = {}
-
-    def wait_for(self, key: Any, load: Callable[[], Any]) -> None:
-        if key not in self:
-            self[key] = None
-            self._waiting[key] = load
-
     def __getitem__(self, key: Any) -> Any:
-        # Another thread may load at the same time: both get the same class, in any order.
-        load = self._waiting.get(key)
-        if load is not None:
-            self[key] = load()
-            self._waiting.pop(key, None)
-        return super().__getitem__(key)
+        found = super().__getitem__(key)
+        if isinstance(found, functools.partial):  # another thread may import at the same time: both get the same class
+            self[key] = found = found()
+        return found
 
     def values(self) -> Any:
         return [self[key] for key in self]
@@ -58,8 +47,11 @@ def _wait(mapping: Any, module: str, name: str) -> None:
 
     if not isinstance(mapping._extra_content, _OnFirstUse):
         mapping._extra_content = _OnFirstUse(mapping._extra_content)
-    place = f"hf_captionrl.captioners.clipcap.{module}"
-    mapping._extra_content.wait_for(ClipCapConfig, lambda: getattr(importlib.import_module(place), name))
+    mapping._extra_content.setdefault(ClipCapConfig, functools.partial(_imported, module, name))
+
+
+def _imported(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"hf_captionrl.captioners.clipcap.{module}"), name)
 
 
 def _register_model() -> None:
@@ -74,15 +66,8 @@ def _register_processor() -> None:
     _wait(PROCESSOR_MAPPING, "processing_clipcap", "ClipCapProcessor")
 
 
-_REGISTER = {
-    "transformers.models.auto.configuration_auto": _register_config,
-    "transformers.models.auto.modeling_auto": _register_model,
-    "transformers.models.auto.processing_auto": _register_processor,
-}
-"""From modules of transformers to the functions that are called after their import."""
-
-
 def register_auto_classes() -> None:
     """Register with the Auto classes, now or when they are imported. Called by `import hf_captionrl`."""
-    for name, register in _REGISTER.items():
-        call_after_import(name, register)
+    call_after_import("transformers.models.auto.configuration_auto", _register_config)
+    call_after_import("transformers.models.auto.modeling_auto", _register_model)
+    call_after_import("transformers.models.auto.processing_auto", _register_processor)
