@@ -102,9 +102,8 @@ class PreparedPixels:
         self.shape = tuple(rows[0].shape)  # (3, H, W)
         if len({row.shape for row in rows}) > 1 or self.row_shape.numel() != rows[0].numel():
             raise self._refusal("returns tiles or keeps the size of an image")
-        self._fused: list[Tensor] | None = (
-            None  # mean and standard deviation of 8-bit values, as torchvision's processors
-        )
+        # Mean and standard deviation of 8-bit values, as torchvision's processors compute them.
+        self._fused: list[Tensor] | None = None
         if processor.do_rescale and processor.do_normalize:
             scale = 1.0 / processor.rescale_factor
             moments = (processor.image_mean, processor.image_std)
@@ -277,28 +276,21 @@ class Captioner:
     image_in_cross_attention: ClassVar[bool] = False
     vision_path: ClassVar[str] = ""  # of the vision tower, whose `last_hidden_state` is `image_features`
     connector_paths: ClassVar[tuple[str, ...]] = ()  # of the modules between vision tower and language model
-    checkpoint_prompts: ClassVar[
-        dict[str, str]
-    ] = {}  # from prefixes of names on the Hub to the prompts in their training
-    default_prompt: ClassVar[str] = ""  # of all other checkpoints
-    processor_parts: ClassVar[
-        tuple[str, ...]
-    ] = ()  # attributes that it needs besides `image_processor` and `tokenizer`
+    # From prefixes of names on the Hub to the prompts that these checkpoints were trained with; and the prompt of all others.
+    checkpoint_prompts: ClassVar[dict[str, str]] = {}
+    default_prompt: ClassVar[str] = ""
+    processor_parts: ClassVar[tuple[str, ...]] = ()  # that it needs besides `image_processor` and `tokenizer`
     side_inputs: ClassVar[tuple[str, ...]] = ()  # names of the inputs besides the pixels with one row per image
-    can_join_frames: ClassVar[bool] = (
-        False  # whether the model accepts the concatenated image tokens of several frames
-    )
+    can_join_frames: ClassVar[bool] = False  # whether it accepts the concatenated image tokens of several frames
     supports_static_cache: ClassVar[bool] = True  # whether transformers decodes with `cache_implementation="static"`
-    language_lora: ClassVar[str] = (
-        ""  # regular expression for the full names of the language model's modules with LoRA
-    )
-    vision_lora: ClassVar[str] = ""  # the same for the vision tower
+    refuses_words: ClassVar[bool] = False  # whether a word as start or end token is an error, not only a warning
+    # Regular expressions for the full names of the modules of language model and vision tower that get LoRA.
+    language_lora: ClassVar[str] = ""
+    vision_lora: ClassVar[str] = ""
     lead: str = ""  # separator between a caption and the text before it, if the prompt does not define it
     forced_token_ids: tuple[int, ...] = ()  # always follow the start token, neither generated nor supervised
     native_frames: int = 0  # frames of the videos in `image_features`; 0 for images
-    frame_pooling: str = (
-        "mean"  # in training, see `check_frame_pooling`; saved with models that were trained on videos
-    )
+    frame_pooling: str = "mean"  # in training, see `check_frame_pooling`; saved if the model was trained on videos
     num_frames: int = 0  # frames per video in training; 0 if the model was trained on images
     _prepared: PreparedPixels | None = None
 
@@ -310,7 +302,7 @@ class Captioner:
         self.prompt = self.default_prompt if prompt is None else prompt
         self.check_fit()
         self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
-        self.check_tokens()
+        self.check_tokens(self.eos_token_id)
         tap_head(self.base_model, type(self))
         if self.image_in_cross_attention and not self.base_model.folds_cross_attention:
             self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
@@ -417,12 +409,8 @@ class Captioner:
         config = self.base_model.config
         return self.require_ids(config.bos_token_id, config.eos_token_id, config.pad_token_id)
 
-    def check_tokens(self) -> None:
-        """Check the special tokens of the family with `check_special_tokens`."""
-        self.check_special_tokens(self.start_token_id, self.eos_token_id)
-
-    def check_special_tokens(self, start: int, end: int | None, *, refuse: bool = False) -> None:
-        """Raise if the tokenizer lacks the end token; warn, or raise if `refuse`, if start or end token is an ordinary word.
+    def check_tokens(self, end: int | None) -> None:
+        """Raise if the tokenizer lacks the end token; warn, or raise if `refuses_words`, if start or end token is a word.
 
         No check can detect a tokenizer that differs only in its vocabulary.
         """
@@ -433,14 +421,14 @@ class Captioner:
                 f"The end token of {name} has the id {end}, but the tokenizer has only {len(tokenizer)} tokens. Pass the "
                 "processor of the model."
             )
-        for what, token in (("start", start), ("end", end)):
+        for what, token in (("start", self.start_token_id), ("end", end)):
             if token is None or token >= len(tokenizer) or token in special:
                 continue
             word = tokenizer.convert_ids_to_tokens(token)
             if re.fullmatch(r"\[.+\]|<.+>", str(word)):  # a special token that the tokenizer does not list as one
                 continue
             said = f"The {what} token of {name} (id {token}) is the word {word!r} in the tokenizer."
-            if refuse:
+            if self.refuses_words:
                 raise ValueError(f"{said} Pass the processor of the model, or correct the id in model.config.")
             logger.warning("%s Check that this is the processor of the model.", said)
 
@@ -559,10 +547,9 @@ class Captioner:
         return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
-        """Raise if the model does not support a frame pooling of videos with `num_frames` frames.
+        """Raise if the model does not support a frame pooling of videos, see `data.pool_frames`.
 
-        `pooling` is `"mean"`, `"concat"` or `"ordered"`, see `data.pool_frames`; or `"native"`, the model's own video inputs.
-        After `"native"`, features without side inputs are those of videos (`native_frames`).
+        After `"native"`, the model's own video inputs, features without side inputs are those of videos (`native_frames`).
         """
         name = type(self.base_model).__name__
         if pooling == "native":
@@ -612,19 +599,10 @@ class Captioner:
     # Captions
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
-        """Token ids and labels of captions, with the prompt.
+        """`input_ids`, `attention_mask` and `labels` `(B, T)` of captions with the prompt.
 
-        Args:
-            captions (`Sequence[str]`): B captions.
-            max_length (`int`): Longest row in tokens; longer captions are truncated and then lack the end token.
-
-        Returns:
-            `dict`: `input_ids`, `attention_mask`, `labels`, each `(B, T)`. The caption and the end token are
-            supervised; start token, prompt and padding are not.
-
-        Raises:
-            TypeError: If a caption is not a string.
-            ValueError: If a caption is empty or the prompt leaves no room for one.
+        The caption and the end token are supervised; start token, prompt and padding are not. Captions whose row would be
+        longer than `max_length` tokens are truncated and then lack the end token.
         """
         for row, caption in enumerate(captions):
             if not isinstance(caption, str):
@@ -681,7 +659,7 @@ class Captioner:
         image_features: Tensor | None = None,
         max_length: int = 40,
     ) -> dict[str, Tensor]:
-        """Create a batch, the inputs of the model, from images, or their features, and captions.
+        """Create a batch, the inputs of the model, from images and captions.
 
         Args:
             images (`Sequence`, *optional*): B images (`PIL.Image.Image`), or rows of `prepare_pixels`.
@@ -855,21 +833,18 @@ class Captioner:
     def lora_targets(self, tune: Tune = "language") -> str:
         """A regular expression for the names of the modules that get LoRA, for PEFT's `target_modules`.
 
-        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV. For ClipCap these are the modules of the authors' code:
-        `attn.c_attn` and `attn.c_proj` of GPT-2, and attention inputs and both layers of the MLP in CLIP. Other families have
-        attention and the output of the MLP in the language model.
+        For ClipCap, the modules of the code of "No Detail Left Behind"; elsewhere attention and the output of the MLP.
         """
-        language, vision = [self.language_lora], [self.vision_lora]
-        patterns = {"language": language, "vision": vision, "both": language + vision}
-        if tune not in patterns:
+        if tune not in ("language", "vision", "both"):
             raise ValueError(f"tune is {tune!r}. Use 'language', 'vision' or 'both'.")
-        for pattern in patterns[tune]:
+        language, vision = [self.language_lora][: tune != "vision"], [self.vision_lora][: tune != "language"]
+        for pattern in language + vision:
             if not any(re.fullmatch(pattern, name) for name, _ in self.base_model.named_modules()):
                 raise ValueError(
                     f"No module of {type(self.base_model).__name__} matches {pattern!r}. "
                     "Pass target_modules, the names of the linear layers to adapt."
                 )
-        return "|".join(f"(?:{pattern})" for pattern in patterns[tune])
+        return "|".join(f"(?:{pattern})" for pattern in language + vision)
 
     def lora_config(
         self,
@@ -928,14 +903,8 @@ class Captioner:
     def add_adapter(self, config: PeftConfig) -> None:
         """Wrap the model with a PEFT adapter.
 
-        Args:
-            config (`peft.PeftConfig`): The adapter. `target_modules` defaults to PEFT's default for the model type,
-                and to `lora_targets("language")` if PEFT has none. `task_type` is ignored: PEFT's wrappers of task
-                types expect text-only inputs.
-
-        Raises:
-            ValueError: If the model already has an adapter, the adapter is a learned prompt, or its `target_modules` are
-                not in the model.
+        `target_modules` defaults to PEFT's default for the model type, and to `lora_targets("language")` if PEFT has none.
+        `task_type` is ignored: PEFT's wrappers of task types expect text-only inputs.
         """
         from peft import get_peft_model
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN_TARGETS
@@ -999,14 +968,8 @@ class Captioner:
     ) -> str:
         """Save with a model card and push to the Hub, after the checks of every push: safetensors only, no secrets.
 
-        Args:
-            repo_id (`str`): `owner/name`; created if missing.
-            private (`bool`, *optional*): Whether a new repository is private; None means yes.
-            token (`str`, *optional*): Access token; by default the one stored by `hf auth login`.
-            overwrite (`bool`): Also push to a repository that has other content.
-
-        Returns:
-            `str`: URL of the commit.
+        A missing repository `repo_id` is created, by default as a private one; `overwrite` also pushes to one that has other
+        content. Returns the URL of the commit.
         """
         # `hub` is in a higher layer. Importing it at the call avoids an import cycle.
         hub = importlib.import_module("hf_captionrl.hub")

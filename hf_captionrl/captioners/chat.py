@@ -90,7 +90,7 @@ class ChatCaptioner(Captioner):
                 "Pass the processor of the model, or set its chat_template."
             )
 
-    def check_tokens(self) -> None:
+    def check_tokens(self, end: int | None) -> None:
         """Nothing to check: the chat template defines how an answer begins and ends."""
 
     # Parts of the model
@@ -120,8 +120,8 @@ class ChatCaptioner(Captioner):
         # Gemma 3 with images does not apply the soft cap of its configuration.
         return None if model.config.model_type == "gemma3" else super().softcap(model)
 
-    @classmethod
-    def image_token_id(cls, model: Any) -> int:
+    @staticmethod
+    def image_token_id(model: Any) -> int:
         """Id of the image token."""
         return int(model.config.image_token_id)
 
@@ -166,8 +166,7 @@ class ChatCaptioner(Captioner):
     def _render(self, kind: str = "image") -> tuple[str, str]:
         if getattr(self.processor, "chat_template", None) is None:
             turn = self.plain_turn()
-            if kind == "video":
-                turn = turn.replace(self.processor.image_token, self.processor.video_token)
+            turn = turn.replace(self.processor.image_token, self.processor.video_token) if kind == "video" else turn
             return turn, turn + _PROBE
         content = [{"type": kind}, {"type": "text", "text": self.prompt}]
         asked = [{"role": "user", "content": content[: 2 if self.prompt else 1]}]
@@ -369,10 +368,9 @@ class ChatCaptioner(Captioner):
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
         # A generated image token would require another image.
-        token = _pixel_kind(self.base_model, side_inputs["prefix_ids"])[1]
-        image_tokens = sorted({self.image_token_id(self.base_model), token})
-        suppressed = [*(kwargs.pop("suppress_tokens", None) or []), *image_tokens]
-        return super().generate_ids(image_features, prompt_ids, side_inputs, suppress_tokens=suppressed, **kwargs)
+        tokens = {self.image_token_id(self.base_model), _pixel_kind(self.base_model, side_inputs["prefix_ids"])[1]}
+        kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), *sorted(tokens)]
+        return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
 
 
 @register
@@ -387,10 +385,7 @@ class PaliGemmaCaptioner(ChatCaptioner):
     def check_fit(self) -> None:
         super().check_fit()
         if not isinstance(self.processor, transformers.PaliGemmaProcessor):  # others run, with other texts
-            raise ValueError(
-                f"{type(self.base_model).__name__} needs a PaliGemmaProcessor, not a {type(self.processor).__name__}. Pass the "
-                "processor of the model."
-            )
+            raise ValueError(f"PaliGemma needs a PaliGemmaProcessor, not a {type(self.processor).__name__}. Pass one.")
 
     def plain_turn(self) -> str:
         return f"{self.processor.image_token}{self.prompt}"

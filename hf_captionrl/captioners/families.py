@@ -89,6 +89,7 @@ class BlipCaptioner(Captioner):
     can_join_frames = True
     vision_path = "vision_model"
     supports_static_cache = False
+    refuses_words = True  # BLIP adds [DEC] after BERT's vocabulary, so that it is never an ordinary word
     language_lora = r"text_decoder\.bert\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"vision_model\.encoder\..*\.(qkv|fc1|fc2)"
     checkpoint_prompts: ClassVar[dict[str, str]] = {"Salesforce/blip-image-captioning": "a picture of "}
@@ -102,10 +103,6 @@ class BlipCaptioner(Captioner):
         # BLIP does not use its eos_token_id: captions begin with [DEC] and end with [SEP].
         config = self.base_model.config.text_config
         return self.require_ids(config.bos_token_id, config.sep_token_id, config.pad_token_id)
-
-    def check_tokens(self) -> None:
-        # BLIP adds [DEC] after BERT's vocabulary, so that it is never an ordinary word.
-        self.check_special_tokens(self.start_token_id, self.eos_token_id, refuse=True)
 
     def own_loss(self, batch: dict[str, Any]) -> Tensor:
         # The configuration may set label smoothing.
@@ -142,8 +139,6 @@ class Blip2Captioner(FixedPrefixCaptioner):
 
     `image_features` are the outputs of the vision tower, before the Q-Former, so that Q-Former and projection can be
     trained. With LoRA, both are trained in full; the queries, which are a parameter and not a module, are then frozen.
-
-    InstructBLIP's Q-Former also reads the prompt.
     """
 
     family = "blip-2"
@@ -202,9 +197,8 @@ class Blip2Captioner(FixedPrefixCaptioner):
         first, end, pad = configured_ids((start, "eos_token_id", "pad_token_id"), generation, config)
         return self.require_ids(first, end, self.tokenizer.pad_token_id if pad is None else pad)
 
-    def check_tokens(self) -> None:
-        # The end token is not checked: OPT ends captions with an ordinary token, the newline.
-        self.check_special_tokens(self.start_token_id, None)
+    def check_tokens(self, end: int | None) -> None:
+        super().check_tokens(None)  # OPT ends captions with an ordinary token, the newline
 
     def prefix_token_ids(self) -> list[int]:
         config = self.base_model.config
@@ -225,14 +219,11 @@ class Blip2Captioner(FixedPrefixCaptioner):
             native |= {name: repeat_rows(inputs[name], rows) for name in QFORMER_INPUTS if name in inputs}
         return native
 
-    def generate_ids(
-        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
-    ) -> Tensor:
-        # A generated <image> would require another image.
-        if not self.is_encoder_decoder:
+    def generate_ids(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        if not self.is_encoder_decoder:  # a generated <image> would require another image
             image_token_id = self.base_model.config.image_token_id
             kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), image_token_id]
-        return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
+        return super().generate_ids(*inputs, **kwargs)
 
 
 class Blip2EncoderDecoderCaptioner(Blip2Captioner):
@@ -293,9 +284,8 @@ class ClipCapCaptioner(Captioner):
             end = config.period_token_ids[0]
         return start, end, pad
 
-    def check_tokens(self) -> None:
-        # Check the language model's end token, not the full stop, which is an ordinary token.
-        self.check_special_tokens(self.start_token_id, self.language_end_id)
+    def check_tokens(self, end: int | None) -> None:
+        super().check_tokens(self.language_end_id)  # not the full stop, which is an ordinary token
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
         if self.base_model.config.stop_at_period:  # the end token is the full stop
@@ -344,20 +334,10 @@ class EncoderDecoderCaptioner(Captioner):
             setattr(generation, name, value)
         return self.require_ids(*(getattr(config, name) for name in candidates))
 
-    def generate_ids(
-        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
-    ) -> Tensor:
-        model = self.base_model
-        with computed_once(getattr(model, "enc_to_dec_proj", None)):
-            ids = model.generate(
-                # Never encoded: only tells generate the number of rows.
-                pixel_values=image_features.new_zeros(prompt_ids.size(0), 1, 1, 1),
-                encoder_outputs=BaseModelOutput(last_hidden_state=image_features),
-                attention_mask=torch.ones(image_features.shape[:2], dtype=torch.long, device=prompt_ids.device),
-                decoder_input_ids=prompt_ids,
-                **kwargs,
-            )
-        return ids[:, prompt_ids.size(1) :]
+    def generate_ids(self, image_features: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
+        mask = torch.ones(image_features.shape[:2], dtype=torch.long, device=image_features.device)
+        with computed_once(getattr(self.base_model, "enc_to_dec_proj", None)):
+            return super().generate_ids(image_features, *inputs, attention_mask=mask, **kwargs)
 
 
 @register
@@ -423,12 +403,10 @@ class GitCaptioner(Captioner):
     model_types = ("git",)
     vision_path = "git.image_encoder"
     supports_static_cache = False
+    refuses_words = True
     connector_paths = ("git.visual_projection",)
     language_lora = r"git\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"git\.image_encoder\..*\.([qkv]_proj|fc1|fc2)"
-
-    def check_tokens(self) -> None:
-        self.check_special_tokens(self.start_token_id, self.eos_token_id, refuse=True)
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
         places = self.base_model.config.num_image_with_embedding
@@ -568,13 +546,11 @@ class Pix2StructCaptioner(Captioner):
         inputs["attention_mask"] = (features != 0).any(-1).long()
         yield
 
-    def generate_ids(
-        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
-    ) -> Tensor:
+    def generate_ids(self, image_features: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
         kwargs.setdefault("use_cache", True)  # the configuration of published checkpoints turns it off
         # Never encoded: only tells generate the number of rows.
         kwargs["flattened_patches"] = image_features.new_zeros(len(image_features), 1, 1)
-        return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
+        return super().generate_ids(image_features, *inputs, **kwargs)
 
 
 def _is_patch(patches: Tensor) -> Tensor:

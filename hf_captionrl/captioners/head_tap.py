@@ -374,10 +374,9 @@ def _tapped_forward(
             return HeadOutput(head(captured[-1]))
 
 
-_ADDED_BY_PEFT = (
-    *("inputs_embeds", "output_attentions", "output_hidden_states", "return_dict"),
-    *("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds"),
-)
+# PEFT's wrappers of task types pass these even if the model does not take them.
+_ADDED_BY_PEFT = """inputs_embeds output_attentions output_hidden_states return_dict decoder_input_ids
+    decoder_attention_mask decoder_inputs_embeds""".split()
 
 
 def subclass_with(cls: Any, maker: tuple[Any, ...], **members: Any) -> Any:
@@ -415,7 +414,6 @@ def _tapped_class(cls: Any, family: Any) -> Any:
             if head_objective is not None or image_features is not None:
                 raise TypeError("With head_objective or image_features, pass all inputs by name.")
             return original(self, *args, **kwargs)
-        # PEFT's wrappers of task types pass these even if the model does not take them.
         kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _ADDED_BY_PEFT}
         return _tapped_forward(self, original, family, head_objective, image_features, kwargs)
 

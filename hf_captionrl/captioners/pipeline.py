@@ -260,7 +260,7 @@ class CaptionPipeline:
         progress: bool | Callable[[int], Any] = False,
         **generation: Any,
     ) -> Any:
-        """Generate captions.
+        """Caption one input (`str`) or several (`list[str]`, or lists of captions with `num_return_sequences` above 1).
 
         Args:
             inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), a
@@ -268,15 +268,6 @@ class CaptionPipeline:
             batch_size: Images per batch; by default the pipeline's.
             progress: True shows a progress bar; a function is called with the number of finished inputs.
             generation: Arguments of `generate`, which override the pipeline's defaults.
-
-        Returns:
-            `str` for one input, `list[str]` for several, in their order. With `num_return_sequences` above 1, each
-            caption is replaced by a list of captions.
-
-        Raises:
-            ImageError: If an input cannot be read, or is a URL without `allow_urls`.
-            TypeError: If the inputs have another type.
-            ValueError: If a data set has no column `image`, or a URL does not return an image.
         """
         settings = {**self.generation, **generation}
         size = self.batch_size if batch_size is None else batch_size
