@@ -192,10 +192,7 @@ def read_settings(name: str, revision: str | None) -> dict[str, Any]:
     settings = {} if file is None else read_object(file)
     for key, kind in _SETTINGS.items():
         if type(settings.get(key, kind())) is not kind:
-            raise ValueError(
-                f"{key} is {settings[key]!r} in {shown(str(file))}, but must be of type {kind.__name__}. Use an intact copy of "
-                "the checkpoint."
-            )
+            raise ValueError(f"{key} is {settings[key]!r} in {shown(str(file))}, but must be a {kind.__name__}.")
     return settings
 
 
@@ -389,15 +386,9 @@ class Captioner:
         name, head = type(self.base_model).__name__, self.output_head(self.base_model)
         lacking = [part for part in self.processor_parts if getattr(self.processor, part, None) is None]
         if lacking:
-            raise ValueError(
-                f"The {type(self.processor).__name__} has no {' and no '.join(lacking)}, which {name} needs. Pass the "
-                "processor of the model, for instance from AutoProcessor.from_pretrained."
-            )
+            raise ValueError(f"The processor has no {' and no '.join(lacking)}. Pass the processor of {name}.")
         if head is None:
-            raise ValueError(
-                f"{name} has no output head, so it cannot generate. "
-                "Load the checkpoint with its class that has a language-modelling head."
-            )
+            raise ValueError(f"{name} has no output head. Load the checkpoint with its language-modelling head.")
         if len(self.tokenizer) > head.out_features:
             raise ValueError(
                 f"The tokenizer has {len(self.tokenizer)} tokens, but the model's output head has {head.out_features}. "
@@ -553,10 +544,7 @@ class Captioner:
         """
         name = type(self.base_model).__name__
         if pooling == "native":
-            raise ValueError(
-                f"frame_pooling is 'native', but {name} is only supported with image inputs, not with video inputs. Use "
-                "frame_pooling='mean'."
-            )
+            raise ValueError(f"frame_pooling is 'native', but {name} has no video inputs. Use frame_pooling='mean'.")
         if pooling != "mean" and not self.can_join_frames:
             raise ValueError(
                 f"frame_pooling is {pooling!r}, but {name} accepts the image tokens of one frame, not of {num_frames}. "
@@ -841,8 +829,7 @@ class Captioner:
         for pattern in language + vision:
             if not any(re.fullmatch(pattern, name) for name, _ in self.base_model.named_modules()):
                 raise ValueError(
-                    f"No module of {type(self.base_model).__name__} matches {pattern!r}. "
-                    "Pass target_modules, the names of the linear layers to adapt."
+                    f"No module of {type(self.base_model).__name__} matches {pattern!r}. Pass target_modules."
                 )
         return "|".join(f"(?:{pattern})" for pattern in language + vision)
 

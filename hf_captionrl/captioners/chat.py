@@ -85,10 +85,7 @@ class ChatCaptioner(Captioner):
                 f"the id {expected}. Pass the processor of the model, for instance from AutoProcessor.from_pretrained."
             )
         if str(token) not in self._turns()[0]:
-            raise ValueError(
-                f"The chat template of the {own} has no image token ({token}). "
-                "Pass the processor of the model, or set its chat_template."
-            )
+            raise ValueError(f"The chat template of the {own} has no image token ({token}). Set its chat_template.")
 
     def check_tokens(self, end: int | None) -> None:
         """Nothing to check: the chat template defines how an answer begins and ends."""
@@ -243,26 +240,22 @@ class ChatCaptioner(Captioner):
         if pooling != "native":
             super().check_frame_pooling(pooling, num_frames)
             return
-        name = type(self.base_model).__name__
         if getattr(self.processor, "video_processor", None) is None:
-            raise ValueError(
-                f"frame_pooling is 'native', but {name} has no video inputs: its {type(self.processor).__name__} has no "
-                "video_processor. Use frame_pooling='mean'."
+            reason = f"the {type(self.processor).__name__} has no video_processor"
+        elif (last := self._prefix_of_video([blank_image()] * num_frames)["input_ids"][-1]) != self.start_token_id:
+            reason = (
+                f"its chat ends with token {last} after a video and with token {self.start_token_id} after an image"
             )
-        last = self._prefix_of_video([blank_image()] * num_frames)["input_ids"][-1]
-        if last != self.start_token_id:
-            raise ValueError(
-                f"frame_pooling is 'native', but the chat of {name} ends with token {last} after a video and with token "
-                f"{self.start_token_id} after an image. Use a template with the same ending, or frame_pooling='mean'."
-            )
-        self.native_frames = num_frames
-        if self._fixed_or_none() is None:
+        else:
+            self.native_frames = num_frames
+            if self._fixed_or_none() is not None:
+                return
             self.native_frames = 0
-            raise ValueError(
-                f"frame_pooling is 'native', but the processor of {name} returns different numbers of tokens for videos of "
-                f"{num_frames} frames, so that features alone do not determine its inputs. Set its video_processor to one "
-                "size for all videos, or use frame_pooling='mean'."
-            )
+            reason = f"its processor returns different numbers of tokens for videos of {num_frames} frames"
+        raise ValueError(
+            f"frame_pooling is 'native', but {type(self.base_model).__name__} does not support it: {reason}. Change the processor "
+            "(one size for all videos, a template with one ending), or use frame_pooling='mean'."
+        )
 
     def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
         return self._stacked([self._prefix_of_video(frames) for frames in videos])

@@ -503,10 +503,7 @@ class Pix2StructCaptioner(Captioner):
     def check_fit(self) -> None:
         super().check_fit()
         if getattr(self.base_model.config, "is_vqa", False) or getattr(self.image_processor, "is_vqa", False):
-            raise ValueError(
-                "This Pix2Struct answers questions that are rendered above the image (is_vqa). Load a captioning "
-                "checkpoint, such as google/pix2struct-textcaps-base."
-            )
+            raise ValueError("This Pix2Struct answers rendered questions (is_vqa). Load a captioning checkpoint.")
 
     def special_token_ids(self) -> tuple[int, int, int]:
         config = self.base_model.config.text_config

@@ -291,8 +291,7 @@ def align(states: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
     """The states that predict each label: the last ones (images precede the text), shifted by one if `shift`."""
     if states.size(1) < labels.size(1):
         raise ValueError(
-            f"The model returned {states.size(1)} positions for {labels.size(1)} labels. "
-            "Create labels and token ids together with captioner.collate."
+            f"The model returned {states.size(1)} positions for {labels.size(1)} labels. Use captioner.collate."
         )
     states = states[:, states.size(1) - labels.size(1) :]
     return (states[:, :-1], labels[:, 1:]) if shift else (states, labels)
@@ -361,7 +360,7 @@ def _tapped_forward(
             original(model, **inputs)
         if not captured:
             raise RuntimeError(
-                f"{type(model).__name__} did not call its output projection. Set captioner.use_full_logits = True."
+                f"{type(model).__name__} did not call its output projection. Set use_full_logits = True."
             )
 
         def compute(hidden: Tensor) -> dict[str, Tensor]:
@@ -484,24 +483,15 @@ def check_tap(captioner: Any, batch: dict[str, Any], atol: float | None = None) 
             return difference
         was_full, captioner.use_full_logits = captioner.use_full_logits, True
         full = float(model(**batch, head_objective=mean_cross_entropy).loss)
+    told = "SELF-CHECK%s: cross-entropy is %.6f through the head tap, %.6f from full logits, and %.6f in %s itself. %s"
     name = type(captioner.base_model).__name__
     if abs(full - tapped) <= atol:
         captioner.use_full_logits = was_full
-        logger.warning(
-            "SELF-CHECK: cross-entropy is %.6f, both through the head tap and from full logits, but %s itself computes "
-            "a loss of %.6f. Its loss smooths, weights or shifts differently. Training uses the cross-entropy.",
-            tapped,
-            name,
-            own,
-        )
+        reason = "Its loss smooths, weights or shifts differently. Training uses the cross-entropy."
+        logger.warning(told, "", tapped, full, own, name, reason)
     else:
-        logger.warning(
-            "SELF-CHECK FAILED: cross-entropy is %.6f through the head tap, but %s itself computes a loss of %.6f. It "
-            "changes the logits after the output projection. Full logits (%.6f) are used from now on: correct, but "
-            "they need more time and memory.",
-            tapped,
-            name,
-            own,
-            full,
+        reason = (
+            "It changes the logits after the output projection. Full logits are used: correct, but slower and larger."
         )
+        logger.warning(told, " FAILED", tapped, full, own, name, reason)
     return difference

@@ -230,22 +230,12 @@ def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False
 
 
 class HTTPBackend:
-    """Backend of an OpenAI-compatible endpoint.
+    """Backend of an OpenAI-compatible endpoint (`base_url` up to `/chat/completions`) with `concurrency` requests at a time.
 
-    Requests are repeated after 429, 5xx, timeouts, dropped connections and answers that are not JSON. The wait is
-    `backoff_s * 2**k` seconds, or that of `Retry-After`. Refusals of one prompt (400, 413, 415, 422) become a [`Failure`];
-    refusals of every prompt (wrong key, wrong address) stop the run.
-
-    Args:
-        base_url (`str`): Address up to `/chat/completions`, for instance `http://127.0.0.1:8000/v1`.
-        revision (`str`): Revision for the provenance, because endpoints do not report one.
-        api_key_env (`str`, *optional*): Environment variable with the key; `None` for no key.
-        temperature (`float`): Of sampling; later attempts use at least 0.7.
-        seed (`int`, *optional*): Sent plus the number of the attempt; `None` for servers without seeds.
-        concurrency (`int`): Concurrent requests.
-        timeout_s (`float`): Limit in seconds for connecting, for each wait, and for the whole answer.
-        tries (`int`): Largest number of requests per prompt.
-        backoff_s (`float`): First wait in seconds; doubled each time, at most two minutes.
+    Requests are repeated, at most `tries` times, after 429, 5xx, timeouts, dropped connections and answers that are not JSON.
+    The wait is `backoff_s * 2**k` seconds, or that of `Retry-After`. Refusals of one prompt (400, 413, 415, 422) become a
+    [`Failure`]; refusals of every prompt (wrong key, wrong address) stop the run. `timeout_s` limits connecting, each wait, and
+    the whole answer. Later attempts use a temperature of at least 0.7, and the seed plus their number (None: no seed).
     """
 
     def __init__(
@@ -270,8 +260,7 @@ class HTTPBackend:
             raise ValueError(f"base_url is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
         if parts.username or parts.password or parts.query:
             raise ValueError(
-                "base_url contains a user, a password or a query, which would appear in logs. Put the key into an environment "
-                "variable and use api_key_env."
+                "base_url contains a user, a password or a query, which logs would show. Use api_key_env."
             )
         self._key = ""
         if api_key_env is not None:
@@ -279,10 +268,7 @@ class HTTPBackend:
             if not self._key:
                 raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
             if not all("!" <= letter <= "~" for letter in self._key):
-                raise BackendError(
-                    f"The environment variable {api_key_env} contains spaces, line breaks or characters that are not ASCII, "
-                    "which are invalid in a key. Put only the endpoint's key into it."
-                )
+                raise BackendError(f"The environment variable {api_key_env} contains characters that no key has.")
         self._url = base_url.rstrip("/") + "/chat/completions"
         self.model, self.is_multimodal = model, is_multimodal
         settings = f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}"
@@ -326,9 +312,7 @@ class HTTPBackend:
                 raise _RetryError(message, float(after) if after.replace(".", "", 1).isdecimal() else None)
             if response.status_code in _ONE_PROMPT:
                 return Failure("backend_rejected", message)
-            raise BackendError(
-                f"{self._url} answers {message}. Check the address, the model's name, the key and the credit."
-            )
+            raise BackendError(f"{self._url} answers {message}. Check address, model, key and credit.")
         try:
             if len(data) > _LARGEST_ANSWER:
                 raise ValueError("longer than 4 MiB")
@@ -582,9 +566,7 @@ class VLLMBackend(LocalBackend):
         try:
             import vllm
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "vLLM is not installed. Use `pip install vllm` (Linux with a GPU), transformers, or an endpoint."
-            ) from error
+            raise ModuleNotFoundError("vLLM is not installed. Use `pip install vllm` (Linux with a GPU).") from error
         self._vllm = vllm
         # By default vLLM falls back to pickled weights.
         self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed, load_format="safetensors")

@@ -161,9 +161,7 @@ def _load(
     """`adapt` adds the adapter that this is the base model of; `adapters` were loaded so far, to detect cycles."""
     # Before a request is sent to the Hub.
     if not os.path.isdir(name) and (hub_name(name) is None or os.path.isabs(name) or name.startswith((".", "~"))):
-        raise FileNotFoundError(
-            f"There is no folder {name!r}. Check the path, or pass a name on the Hub (owner/name)."
-        )
+        raise FileNotFoundError(f"There is no folder {name!r}. Pass a folder, or a name on the Hub (owner/name).")
     revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
     settings = read_settings(name, revision)
     prompt = settings.get("prompt") if prompt is None else prompt

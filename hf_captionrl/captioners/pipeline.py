@@ -114,10 +114,7 @@ def vision_tower_features(
         elif pooling != "mean":
             what = f"vision_tower_{num_frames}_frames"  # of another shape
     elif frame_pooling == "native":
-        raise ValueError(
-            "frame_pooling is 'native', a model's video inputs, but the data are images. Load videos with num_frames, "
-            "or leave frame_pooling out."
-        )
+        raise ValueError("frame_pooling is 'native', but the data are images. Load videos with num_frames.")
     captioner.fixed_side_inputs(1)  # raises if the model needs more than features
     model, _, revision = captioner.vision_signature().rpartition("@")
     cache = FeatureCache(cache_dir, model_id=model, revision=revision, what=what, dtype=dtype)
@@ -308,9 +305,7 @@ class CaptionPipeline:
                 raise ValueError(f"The data set has the columns {inputs.column_names}, but none is called 'image'.")
             return LazyImages(inputs, range(len(inputs))), frames_of(inputs)
         if not isinstance(inputs, Sequence):
-            raise TypeError(
-                f"The inputs are a {type(inputs).__name__}. Pass an image, a path, a list of these, or a datasets.Dataset."
-            )
+            raise TypeError(f"The inputs are a {type(inputs).__name__}. Pass images, paths, or a datasets.Dataset.")
         return [fetch(item) if self.allow_urls and _is_address(item) else item for item in inputs], 0
 
 
@@ -326,9 +321,7 @@ def fetch(address: str) -> bytes:
                 raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not an http(s) URL.")
             data = answer.read(MAX_DOWNLOAD_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
-        raise ValueError(
-            f"{address!r} cannot be fetched ({error}). Check it, or download the file yourself."
-        ) from error
+        raise ValueError(f"{address!r} cannot be fetched ({error}). Download it yourself.") from error
     if len(data) > MAX_DOWNLOAD_BYTES:
         raise ValueError(f"{address!r} leads to more than {MAX_DOWNLOAD_BYTES} bytes. Download the file yourself.")
     return data

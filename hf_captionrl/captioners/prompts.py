@@ -46,9 +46,7 @@ def contrastive_prompt(prompt: str, captions: Sequence[str]) -> str:
 def encode_with_prompts(captioner: Any, images: Sequence[Image.Image], prompts: Sequence[str]) -> dict[str, Tensor]:
     """`encode_images` of a chat captioner with a prompt per image; the captioner keeps its own."""
     if captioner.family != "chat":
-        raise ValueError(
-            f"The captioner is of the family {captioner.family!r}. Use a chat model for prompts per image."
-        )
+        raise ValueError(f"Prompts per image need a chat model; this one is of the family {captioner.family!r}.")
     own, rows = captioner.prompt, []
     try:
         for image, captioner.prompt in zip(images, prompts, strict=True):

@@ -58,9 +58,7 @@ class ClipCapConfig(PreTrainedConfig):
         if mapping_type not in ("mlp", "transformer"):
             raise ValueError(f"mapping_type is {mapping_type!r}. Use 'mlp' or 'transformer'.")
         if prefix_length < 1 or clip_length < 1:
-            raise ValueError(
-                f"prefix_length ({prefix_length}) and clip_length ({clip_length}) must be at least 1. Use 10, the default."
-            )
+            raise ValueError(f"prefix_length ({prefix_length}) and clip_length ({clip_length}) must be at least 1.")
         self.vision_config = _sub_config(vision_config, "clip_vision_model")
         self.text_config = _sub_config(text_config, "gpt2")
         self.prefix_length, self.mapping_type, self.clip_length = prefix_length, mapping_type, clip_length

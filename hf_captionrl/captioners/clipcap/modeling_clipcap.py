@@ -264,10 +264,7 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         ends = list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]
         if self.config.stop_at_period if stop_at_period is None else stop_at_period:
             if not self.config.period_token_ids:
-                raise ValueError(
-                    "stop_at_period needs config.period_token_ids, the tokens that contain a full stop. Set it to "
-                    "processor.period_token_ids(), or set stop_at_period to False."
-                )
+                raise ValueError("stop_at_period needs config.period_token_ids. Use processor.period_token_ids().")
             ends = [*self.config.period_token_ids, *(end for end in ends if end not in self.config.period_token_ids)]
             settings.eos_token_id = ends
         if settings.pad_token_id is None and ends:
