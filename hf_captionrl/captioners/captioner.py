@@ -192,7 +192,8 @@ def read_settings(name: str, revision: str | None) -> dict[str, Any]:
     settings = {} if file is None else read_object(file)
     for key, kind in _SETTINGS.items():
         if type(settings.get(key, kind())) is not kind:
-            raise ValueError(f"{key} is {settings[key]!r} in {shown(str(file))}, but must be a {kind.__name__}.")
+            said = f"{shown(str(file))} has the {key} {settings[key]!r}, not a {kind.__name__}."
+            raise ValueError(f"{said} Use an intact copy of the checkpoint.")
     return settings
 
 

@@ -567,12 +567,7 @@ def fused_smile_loss(
     settings = (subset == "reverse", first_mle, mle_weight, mle_label_smoothing, softcap, chunk_size)
     tensors = (hidden, weight, bias, ones if token_weights is None else token_weights, columns, column_bias)
     result = FullVocabularyLoss.apply(
-        *tensors,
-        supervised,
-        supervised_rows(supervised),
-        (*settings, product_dtype(hidden, weight)),
-        scalar,
-        keep,
+        *tensors, supervised, supervised_rows(supervised), (*settings, product_dtype(hidden, weight)), scalar, keep
     )
     if not scalar:
         return _reduce(result if token_weights is None else result * token_weights, supervised, reduction)

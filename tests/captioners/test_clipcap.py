@@ -12,13 +12,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import (
-    AutoConfig,
-    LlamaConfig,
-    OPTConfig,
-    PreTrainedTokenizerFast,
-    SiglipVisionConfig,
-)
+from transformers import AutoConfig, LlamaConfig, OPTConfig, PreTrainedTokenizerFast, SiglipVisionConfig
 
 from hf_captionrl.captioners import ClipCapCaptioner, load_captioner
 from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration

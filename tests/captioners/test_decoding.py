@@ -6,18 +6,18 @@ import multiprocessing
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
+from hf_captionrl.captioners import Captioner, decoding, load_captioner
 from hf_captionrl.captioners import captioner as generation
-from hf_captionrl.captioners import decoding, load_captioner
 from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError, draw_tokens
 from hf_captionrl.cli import main
-from recipes import self_retrieval_blip
-from scripts.benchmarks.models import TINY, build_world
+from hf_captionrl.trainers.rollout import drawing_from_the_policy
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tiny.chat import CHAT_TYPES, tiny_chat
 from tests.tiny.families import FAMILY_NAMES, tiny_family
@@ -80,13 +80,7 @@ def test_greedy_captions_equal_those_of_transformers(family, monkeypatch):
 @pytest.mark.parametrize("family", ALL)
 def test_sampled_captions_equal_those_of_transformers_with_the_same_random_numbers(family, settings, monkeypatch):
     captioner, images = captioner_and_images(family)
-    settings = {
-        "max_new_tokens": T,
-        "do_sample": True,
-        "num_return_sequences": G,
-        **settings,
-        **many_ends(captioner),
-    }
+    settings = {"max_new_tokens": T, "do_sample": True, "num_return_sequences": G, **settings, **many_ends(captioner)}
     rows = forwards(captioner)
     state = torch.get_rng_state()
     found = captioner.generate(**images, **settings).ids
@@ -461,20 +455,82 @@ def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, caps
     assert "cannot decode with a static cache" in capsys.readouterr().err
 
 
-def test_recipes_pass_the_settings_of_decoding(tmp_path, monkeypatch):
-    given = {"compile_decoding": True}
-    *_, config = self_retrieval_blip.parse_args(["--use_cpu", "--generation_kwargs", json.dumps(given)])
-    assert config.generation_kwargs == given
-    trainer = build_world(TINY, 0).trainer
-    trainer.args.generation_kwargs |= config.generation_kwargs
-    seen = []
+# Log-probabilities of sampled tokens are equal in generation, with caches and one token at a time, and in the loss
 
-    def spy(self, *args, **kwargs):
-        seen.append(self.compiled)
-        raise UndecodableError
 
-    monkeypatch.setattr(DecodingLoop, "__call__", spy)
-    batch = dict(next(iter(trainer.get_train_dataloader())))
-    with pytest.raises(ValueError, match="compile_decoding is True, but these settings"):
-        trainer.rollouts.roll_out([batch], trainer.state, bag_size=0)
-    assert seen == [True]
+class Recorder(LogitsProcessor):
+    """Records the scores of every step."""
+
+    def __init__(self) -> None:
+        self.steps: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.steps.append(scores.detach().float().clone())
+        return scores
+
+
+def recorded(captioner: Captioner, images: dict[str, Tensor], **settings: Any) -> tuple[Any, Tensor]:
+    """Sampled captions, and the log-probabilities `(N, T, V)` of their distributions."""
+    recorder = Recorder()
+    torch.manual_seed(0)
+    how = {"do_sample": True, "top_k": 0, "max_new_tokens": 4, "num_return_sequences": G, **settings}
+    with drawing_from_the_policy(captioner):
+        written = captioner.generate(**images, logits_processor=LogitsProcessorList([recorder]), **how)
+    return written, torch.stack(recorder.steps, dim=1).log_softmax(-1)
+
+
+def given(captioner: Captioner, images: dict[str, Tensor], written: Any) -> tuple[Tensor, Tensor]:
+    """Log-probabilities `(N, T)` of the tokens by the captioner, and logits `(N, T, V)` of the model's forward."""
+    batch = {**captioner.encode_completions(written.ids, written.mask), **images}
+    labels = captioner.align_labels(batch["labels"])
+    mine, logits = [], []
+    with torch.no_grad():
+        log_probs = captioner.log_probs(batch)
+        whole = captioner.model(**{key: value for key, value in batch.items() if key != "labels"}).logits.float()
+    whole = whole if captioner.is_encoder_decoder else whole[:, -labels.size(1) - 1 : -1]
+    T = written.ids.size(1)
+    for row, label in enumerate(labels):
+        at = (label != -100).nonzero()[:, 0]
+        at = torch.cat([at, at.new_zeros(T - len(at))])  # padding is ignored
+        mine.append(log_probs[row, at])
+        logits.append(whole[row, at])
+    return torch.stack(mine), torch.stack(logits)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_log_probs_of_generation_and_loss_are_equal(name):
+    captioner, images = captioner_and_images(name)
+    written, sampled_from = recorded(captioner, images)
+    assert len(written.ids) == B * G
+    mine, logits = given(captioner, images, written)
+    mask = written.mask
+    assert mask.sum() > len(mask)  # captions of more than one token
+    ids = written.ids.unsqueeze(-1)
+    whole = logits.log_softmax(-1).gather(-1, ids)[..., 0]
+    assert_close(mine[mask], whole[mask], magnitude=10)
+    # Chat models never generate their image token; the other tokens share its probability.
+    sampled_from = sampled_from[:, : mask.size(1)]
+    allowed = logits.masked_fill(sampled_from.isinf(), -torch.inf).log_softmax(-1)
+    assert sampled_from.isinf().sum(-1).max() <= 1
+    for step in range(mask.size(1)):
+        here = mask[:, step]
+        assert_close(sampled_from[here, step], allowed[here, step], ulps=32, magnitude=10)
+
+
+def test_another_caption_is_detected():
+    """Negative control: the same scores against the captions of the other image."""
+    captioner, images = captioner_and_images("blip")
+    written, sampled_from = recorded(captioner, images)
+    swapped = {name: value.flip(0) for name, value in images.items()}
+    _, logits = given(captioner, swapped, written)
+    assert (sampled_from[:, 0] - logits.log_softmax(-1)[:, 0]).abs().max() > 1e-2
+
+
+def test_another_temperature_is_detected():
+    """Negative control: log-probabilities at another temperature differ."""
+    captioner, images = captioner_and_images("git")
+    written, _ = recorded(captioner, images, temperature=0.5)
+    batch = {**captioner.encode_completions(written.ids, written.mask), **images}
+    with torch.no_grad():
+        one, half = (captioner.log_probs(batch, temperature=t).sum(1) for t in (1.0, 0.5))
+    assert (half - one).abs().min() > 1e-2

@@ -5,13 +5,7 @@ import pickle
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    GenerationConfig,
-    VisionEncoderDecoderConfig,
-    VisionEncoderDecoderModel,
-    ViTConfig,
-)
+from transformers import AutoConfig, GenerationConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig
 
 from hf_captionrl.captioners import load_captioner, shared_cross_attention
 from hf_captionrl.captioners.shared_cross_attention import computed_once, fold_cross_attention

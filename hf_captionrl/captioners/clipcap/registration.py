@@ -14,14 +14,6 @@ from typing import Any
 from hf_captionrl.utils.lazy_import import call_after_import
 
 
-def _register_config() -> None:
-    from transformers import AutoConfig
-
-    from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
-
-    AutoConfig.register(ClipCapConfig.model_type, ClipCapConfig, exist_ok=True)
-
-
 class _OnFirstUse(dict[Any, Any]):
     """From configurations to classes, or to functions that are called on first access and return them.
 
@@ -41,33 +33,28 @@ class _OnFirstUse(dict[Any, Any]):
         return [(key, self[key]) for key in self]
 
 
-def _wait(mapping: Any, module: str, name: str) -> None:
-    """Register a class that is not yet imported, as `Auto....register` would."""
-    from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
-
-    if not isinstance(mapping._extra_content, _OnFirstUse):
-        mapping._extra_content = _OnFirstUse(mapping._extra_content)
-    mapping._extra_content.setdefault(ClipCapConfig, functools.partial(_imported, module, name))
-
-
 def _imported(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"hf_captionrl.captioners.clipcap.{module}"), name)
 
 
-def _register_model() -> None:
-    from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
-
-    _wait(AutoModelForImageTextToText._model_mapping, "modeling_clipcap", "ClipCapForConditionalGeneration")
-
-
-def _register_processor() -> None:
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-
-    _wait(PROCESSOR_MAPPING, "processing_clipcap", "ClipCapProcessor")
+def _register(module: str) -> None:
+    """Register with the Auto classes of a module that was imported."""
+    config, auto = _imported("configuration_clipcap", "ClipCapConfig"), importlib.import_module(module)
+    if module.endswith("configuration_auto"):
+        auto.AutoConfig.register(config.model_type, config, exist_ok=True)
+        return
+    if module.endswith("modeling_auto"):
+        mapping = auto.AutoModelForImageTextToText._model_mapping
+        load = functools.partial(_imported, "modeling_clipcap", "ClipCapForConditionalGeneration")
+    else:
+        mapping, load = auto.PROCESSOR_MAPPING, functools.partial(_imported, "processing_clipcap", "ClipCapProcessor")
+    if not isinstance(mapping._extra_content, _OnFirstUse):
+        mapping._extra_content = _OnFirstUse(mapping._extra_content)
+    mapping._extra_content.setdefault(config, load)
 
 
 def register_auto_classes() -> None:
     """Register with the Auto classes, now or when they are imported. Called by `import hf_captionrl`."""
-    call_after_import("transformers.models.auto.configuration_auto", _register_config)
-    call_after_import("transformers.models.auto.modeling_auto", _register_model)
-    call_after_import("transformers.models.auto.processing_auto", _register_processor)
+    for name in ("configuration_auto", "modeling_auto", "processing_auto"):
+        module = f"transformers.models.auto.{name}"
+        call_after_import(module, functools.partial(_register, module))
