@@ -680,15 +680,9 @@ class Captioner:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Log-probability of every supervised token, without building the logits of the whole batch.
 
-        Args:
-            batch (`dict`): Output of `collate` or `encode_completions`, with images or features.
-            temperature (`float`): Divides the logits.
-            return_entropy (`bool`): Also return the entropy of each distribution.
-            model (`nn.Module`, *optional*): The model, wrapped for instance by DDP; by default `self.model`.
-
-        Returns:
-            `torch.Tensor` of shape `(B, T - 1)`: Aligned with `align_labels(labels)`, 0 at unsupervised positions;
-            with `return_entropy` a pair (log-probabilities, entropies).
+        `batch` is the output of `collate` or `encode_completions` with images or features, `model` the model in a wrapper such
+        as DDP. The result `(B, T - 1)` is aligned with `align_labels(labels)` and 0 at unsupervised positions; with
+        `return_entropy` it is a pair with the entropies of the distributions.
         """
         model = self.model if model is None else model
         batch = {**self.fixed_side_inputs_missing_in(batch), **batch}

@@ -312,15 +312,6 @@ def test_eager_attention_and_sdpa_give_equal_log_probabilities(family, tmp_path)
     assert_close(found["eager"], found["sdpa"], ulps=64, magnitude=10)
 
 
-@pytest.mark.parametrize("family", ["blip", "git"])
-def test_attention_that_a_model_lacks_is_refused(family, tmp_path):
-    tiny_captioner(family).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"does not support .*attn_implementation"):
-        load_captioner(tmp_path, attn_implementation="sdpa")
-    model = load_captioner(tmp_path, attn_implementation="eager").base_model
-    assert model.config._attn_implementation == "eager"
-
-
 # Quantization
 
 

@@ -10,7 +10,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_captionrl.apps.studies.results import krippendorff_alpha
 from hf_captionrl.metrics import (
     bleu,
     bootstrap_interval,
@@ -24,7 +23,6 @@ from hf_captionrl.metrics import (
     emscore,
     faithfulness,
     length_statistics,
-    local_mutual_information,
     paired_test,
     ref_clip_score,
     rouge_l,
@@ -247,40 +245,6 @@ def test_shares_of_claims(pairs):
         told["wrong_captions"] >= told["hallucination"] - 1 + resolution(1, dtype="float64")
         or told["wrong_captions"] > 0
     )
-
-
-counts = st.dictionaries(st.sampled_from("abc"), st.integers(0, 10**6), max_size=3)
-
-
-@few
-@given(counts, counts)
-def test_association_of_words(one, other):
-    assume(sum(one.values()) + sum(other.values()) > 0)
-    found = local_mutual_information({"one": one, "other": other})
-    swapped = local_mutual_information({"other": other, "one": one})
-    assert found == swapped
-    assert all(math.isfinite(score) for words in found.values() for score in words.values())
-    # The sum over the whole table is N times a Kullback-Leibler divergence, never negative.
-    total = sum(score for words in found.values() for score in words.values())
-    counted = sum(one.values()) + sum(other.values())
-    assert total >= -resolution(counted * math.log(counted + 1), dtype="float64")
-
-
-@few
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 3)), max_size=12),
-    st.sampled_from(["nominal", "ordinal", "interval"]),
-)
-def test_agreement_of_any_ratings(ratings, level):
-    unique = list({(unit, person): (unit, person, value) for unit, person, value in ratings}.values())
-    found = krippendorff_alpha(unique, level=level)
-    if found["alpha"] is None:
-        assert found["alpha_reason"]
-        return
-    off = resolution(1, dtype="float64")
-    assert -1 - off <= found["alpha"] <= 1 + off
-    renamed = [(unit, 2 - person, value + 5) for unit, person, value in unique[::-1]]
-    assert krippendorff_alpha(renamed, level=level)["alpha"] == pytest.approx(found["alpha"])
 
 
 # Error bars
