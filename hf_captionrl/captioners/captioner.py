@@ -277,7 +277,7 @@ class Captioner:
     # From prefixes of names on the Hub to the prompts that these checkpoints were trained with; and the prompt of all others.
     checkpoint_prompts: ClassVar[dict[str, str]] = {}
     default_prompt: ClassVar[str] = ""
-    processor_parts: ClassVar[tuple[str, ...]] = ()  # that it needs besides `image_processor` and `tokenizer`
+    processor_parts: tuple[str, ...] = ()  # that it needs besides `image_processor` and `tokenizer`
     side_inputs: ClassVar[tuple[str, ...]] = ()  # names of the inputs besides the pixels with one row per image
     can_join_frames: ClassVar[bool] = False  # whether it accepts the concatenated image tokens of several frames
     supports_static_cache: ClassVar[bool] = True  # whether transformers decodes with `cache_implementation="static"`
@@ -608,13 +608,12 @@ class Captioner:
         text = prompt + (" " if prompt and not prompt[-1].isspace() else self.lead)
         ids = self.tokenizer([text + caption.strip() for caption in captions], add_special_tokens=False).input_ids
         rows = []
-        for caption, row in zip(captions, ids, strict=True):
-            row = list(row)
-            if row[: len(prompt_ids)] == prompt_ids:
-                row = row[len(prompt_ids) :]
-            else:  # the tokenizer merged the last word of the prompt with the first word of the caption
-                row = list(self.tokenizer(caption.strip(), add_special_tokens=False).input_ids)
-            rows.append((before + row + [self.eos_token_id])[:max_length])
+        for caption, whole in zip(captions, ids, strict=True):
+            own = list(whole[len(prompt_ids) :])
+            if list(whole[: len(prompt_ids)]) != prompt_ids:
+                # The tokenizer merged the last word of the prompt with the first word of the caption.
+                own = list(self.tokenizer(caption.strip(), add_special_tokens=False).input_ids)
+            rows.append((before + own + [self.eos_token_id])[:max_length])
         return self._batch(rows)
 
     def _batch(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:

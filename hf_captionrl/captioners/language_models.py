@@ -374,7 +374,7 @@ class HTTPBackend:
 
 def _ids_of(*sources: Any) -> set[int]:
     """Ids of the special tokens in tokenizer and configurations."""
-    found: set[int] = set()
+    found: set[Any] = set()
     for name in ("bos", "eos", "pad", "sep", "cls", "decoder_start"):
         for value in (getattr(source, f"{name}_token_id", None) for source in sources):
             found.update(value if isinstance(value, (list, tuple)) else [value])

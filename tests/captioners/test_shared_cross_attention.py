@@ -112,10 +112,11 @@ def test_shared_equals_repeated(family, mode):
     getattr(captioner.model, mode)()
     without_dropout(captioner)
     assert captioner.base_model.folds_cross_attention == (family in FOLDING)
+    is_eager = family.startswith("vit") and mode == "train"
     if family.startswith("vit"):  # the others have only one implementation of cross-attention
-        captioner.model.set_attn_implementation("eager" if mode == "train" else "sdpa")
+        captioner.model.set_attn_implementation("eager" if is_eager else "sdpa")
     assert_shared_equals_repeated(captioner, temperature=0.7)
-    if family != "git":  # parts of its vision tower compute in float32
+    if family != "git" and not is_eager:  # parts of these vision towers compute in float32
         assert_shared_equals_repeated(captioner, repeat_pixels=True)
 
 

@@ -171,8 +171,8 @@ def any_captioner(name):
         ("git", "concat", "4 frames, but this GitForCausalLM expects images"),
         ("git for videos", "concat", "expects videos of 3 frames"),
         ("git for videos", "ordered", "'ordered', but GitForCausalLM accepts"),
-        ("blip", "native", r"'native', but Blip\w+ is only supported with image inputs"),
-        ("blip2-opt", "native", r"'native', but Blip2\w+ is only supported with image inputs"),
+        ("blip", "native", r"'native', but Blip\w+ has no video inputs"),
+        ("blip2-opt", "native", r"'native', but Blip2\w+ has no video inputs"),
         *((name, "native", "video_processor") for name in ("idefics3", "llava", "paligemma", "gemma3")),
         ("qwen2_vl", "native", "different numbers of tokens for videos of 4 frames"),
         ("qwen3_vl", "native", "different numbers of tokens for videos of 4 frames"),
@@ -381,7 +381,7 @@ def test_a_step_of_smile_on_moving_scenes(tmp_path):
     )
     loaded.check_frame_pooling("native", F4)
     assert loaded.video_signature() == captioner.video_signature()
-    with pytest.raises(ValueError, match=r"'native', a model's video inputs, but the data are images"):
+    with pytest.raises(ValueError, match=r"frame_pooling is 'native', but the data are images"):
         vision_tower_features(captioner, data.remove_columns("video_frames"), frame_pooling="native")
 
 
