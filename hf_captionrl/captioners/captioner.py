@@ -27,8 +27,9 @@ import torch.nn.functional as F
 import torchvision
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError, check_compiler
+from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
 from hf_captionrl.captioners.head_tap import (
     LogProbsObjective,
     bypass_vision_tower,
@@ -59,52 +60,11 @@ def start_token_settings(processor: Any, chat: str) -> dict[str, Any]:
     return {"add_special_tokens": False} if templated and start and chat.startswith(start) else {}
 
 
-def _split_prompt(prompt: str) -> tuple[str, str]:
-    """The prompt without trailing spaces, and the separator: byte-level tokens begin, not end, with the space."""
-    prompt = prompt.rstrip(" ")
-    return prompt, "" if not prompt or prompt[-1].isspace() else " "
-
-
-def prompt_token_ids(tokenizer: Any, prompt: str) -> list[int]:
-    """Token ids of a prompt, without special tokens."""
-    text, _ = _split_prompt(prompt)
-    return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
-
-
-def _caption_token_ids(tokenizer: Any, prompt: str, captions: Sequence[str], lead: str) -> list[list[int]]:
-    """Ids of each caption after the prompt."""
-    text, joint = _split_prompt(prompt)
-    joint = joint or lead
-    before = prompt_token_ids(tokenizer, prompt)
-    ids = tokenizer([text + joint + caption.strip() for caption in captions], add_special_tokens=False).input_ids
-    rows = []
-    for caption, row in zip(captions, ids, strict=True):
-        if list(row[: len(before)]) == before:
-            rows.append(list(row[len(before) :]))
-        else:  # the tokenizer merged the last word of the prompt with the first word of the caption
-            rows.append(list(tokenizer(caption.strip(), add_special_tokens=False).input_ids))
-    return rows
-
-
-def pad_rows(rows: Sequence[Sequence[int]], *, ignored: int, pad_id: int) -> dict[str, Tensor]:
-    """`input_ids`, `attention_mask`, `labels` `(B, T)`, padded on the right; `ignored` leading ids are not supervised."""
-    shape = (len(rows), max(len(row) for row in rows))
-    input_ids = torch.full(shape, pad_id)
-    attention_mask = torch.zeros(shape, dtype=torch.long)
-    labels = torch.full(shape, IGNORE_INDEX)
-    for index, row in enumerate(rows):
-        input_ids[index, : len(row)] = torch.tensor(row)
-        attention_mask[index, : len(row)] = 1
-        labels[index, ignored : len(row)] = torch.tensor(row[ignored:])
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
-
-
 def completion_mask(ids: Tensor, *, end_ids: Sequence[int], pad_id: int) -> tuple[Tensor, Tensor]:
     """Mask `(B, T)` of generated `ids` up to and including the first end token, and whether there is one `(B,)`."""
     is_end = torch.isin(ids, torch.tensor(list(end_ids), device=ids.device))  # (B, T)
     mask = is_end.cumsum(1) - is_end.long() == 0
-    if pad_id not in end_ids:
-        # Rows without an end token are padded too.
+    if pad_id not in end_ids:  # rows without an end token are padded too
         mask &= ((ids != pad_id).flip(1).cumsum(1) > 0).flip(1)
     return mask, is_end.any(1)
 
@@ -116,7 +76,6 @@ _ONLY_SCALED: dict[str, Any] = {
     **dict.fromkeys(("do_resize", "do_center_crop", "do_pad", "do_convert_rgb"), False),
     "input_data_format": "channels_first",
 }
-_PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20))
 
 
 def processor_settings(image_processor: Any) -> str:
@@ -126,16 +85,15 @@ def processor_settings(image_processor: Any) -> str:
 
 
 class PreparedPixels:
-    """The two parts of a captioner's image processor.
+    """The two parts of an image processor.
 
-    They are compared with `encode`, the captioner's own `pixel_values`, on noise images. If the results are not
-    bit-identical, a ValueError states the reason.
+    They are compared with `encode`, the captioner's own `pixel_values`, on noise images, and refused unless bit-identical.
     """
 
     def __init__(self, processor: Any, encode: Callable[[Sequence[Image.Image]], Tensor]) -> None:
         self.processor = processor
-        noise = np.random.default_rng(0)
-        probes = [Image.fromarray(noise.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in _PROBE_SIZES]
+        noise, sizes = np.random.default_rng(0), ((64, 64), (400, 100), (90, 200), (30, 20))
+        probes = [Image.fromarray(noise.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
         if "pixel_values" not in (found := self.processor(images=probes[:1], return_tensors="pt")):
             raise self._refusal(f"returns {', '.join(found)}: patches, normalised by the mean of their image")
         whole = encode(probes)
@@ -144,9 +102,14 @@ class PreparedPixels:
         self.shape = tuple(rows[0].shape)  # (3, H, W)
         if len({row.shape for row in rows}) > 1 or self.row_shape.numel() != rows[0].numel():
             raise self._refusal("returns tiles or keeps the size of an image")
-        self._fused = _fused_normalisation(self.processor)
-        if self._fused is not None and not torch.equal(self.normalise(rows), whole):
-            self._fused = None  # processors of Pillow and NumPy round differently
+        # Mean and standard deviation of 8-bit values, as torchvision's processors compute them.
+        self._fused: list[Tensor] | None = None
+        if processor.do_rescale and processor.do_normalize:
+            scale = 1.0 / processor.rescale_factor
+            moments = (processor.image_mean, processor.image_std)
+            self._fused = [torch.tensor(value).view(-1, 1, 1) * scale for value in moments]
+            if not torch.equal(self.normalise(rows), whole):
+                self._fused = None  # processors of Pillow and NumPy round differently
         if self._fused is None and not torch.equal(self.normalise(rows), whole):
             raise self._refusal("changes pixels after normalising them")
 
@@ -166,8 +129,7 @@ class PreparedPixels:
         """`(3, H, W)` uint8: the image as the vision tower reads it, before it is rescaled and normalised."""
         found = self.processor(images=[image], **_ONLY_RESIZED, return_tensors="pt")["pixel_values"]
         pixels = found.to(torch.uint8).flatten(0, -4).squeeze(0)
-        # Processors that pad return whole numbers as floats.
-        if found.dtype != torch.uint8 and not (pixels == found).all():
+        if found.dtype != torch.uint8 and not (pixels == found).all():  # processors that pad return whole floats
             raise self._refusal("does more with pixels than resize and crop them")
         return pixels
 
@@ -181,15 +143,6 @@ class PreparedPixels:
             for row, target in zip(pixels, rows, strict=True):  # one at a time, which stays in the CPU's cache
                 target.copy_(row).sub_(mean).div_(std)
         return rows.view(-1, *self.row_shape)
-
-
-def _fused_normalisation(processor: Any) -> tuple[Tensor, Tensor] | None:
-    """Mean and standard deviation of 8-bit values, `(3, 1, 1)`, as torchvision's processors compute them."""
-    if not (processor.do_rescale and processor.do_normalize):
-        return None
-    scale = 1.0 / processor.rescale_factor
-    mean, std = (torch.tensor(value).view(-1, 1, 1) * scale for value in (processor.image_mean, processor.image_std))
-    return mean, std
 
 
 def blank_image() -> Image.Image:
@@ -229,7 +182,7 @@ def _with_gathered_weights(model: Any, function: Callable[[], Result]) -> Result
 # --- Settings that are saved beside model and processor --------------------------------------------------------------
 
 SETTINGS_FILE = "captioner.json"
-"""File of the settings that belong to neither model nor processor: family, prompt, frame pooling."""
+"""File of the settings that belong to neither model nor processor."""
 _SETTINGS: dict[str, type] = {"family": str, "prompt": str, "frame_pooling": str, "num_frames": int}
 
 
@@ -238,35 +191,26 @@ def read_settings(name: str, revision: str | None) -> dict[str, Any]:
     file = find_file(name, SETTINGS_FILE, revision)
     settings = {} if file is None else read_object(file)
     for key, kind in _SETTINGS.items():
-        if key in settings and type(settings[key]) is not kind:
-            what = "a string" if kind is str else "a whole number"
-            raise ValueError(
-                f"{key} is {settings[key]!r} in {shown(str(file))}, but must be {what}. Use an intact copy of the checkpoint."
-            )
+        if type(settings.get(key, kind())) is not kind:
+            said = f"{shown(str(file))} has the {key} {settings[key]!r}, not a {kind.__name__}."
+            raise ValueError(f"{said} Use an intact copy of the checkpoint.")
     return settings
 
 
 @dataclass
 class ProcessorPair:
-    """An image processor and a tokenizer, for families without a joint processor.
-
-    Args:
-        image_processor: Image processor of transformers.
-        tokenizer: Tokenizer of transformers.
-    """
+    """An image processor and a tokenizer of transformers, for families without a joint processor."""
 
     image_processor: Any
     tokenizer: Any
 
     def save_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Save both into one folder; `kwargs` are passed to both `save_pretrained` methods."""
+        """Save both into one folder."""
         self.image_processor.save_pretrained(folder, **kwargs)
         self.tokenizer.save_pretrained(folder, **kwargs)
 
 
 # --- Generated captions ----------------------------------------------------------------------------------------------
-
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 @dataclass
@@ -276,7 +220,7 @@ class Completions:
     Args:
         ids (`torch.Tensor` of shape `(N, T)`): Token ids after the prompt, including the end token, right-padded.
         captions (`list[str]`): N captions without prompt and special tokens.
-        ended (`torch.Tensor` of shape `(N,)`): True if the caption has an end token, false if it was truncated.
+        ended (`torch.Tensor` of shape `(N,)`): Whether the caption has an end token; if not, it was truncated.
         mask (`torch.Tensor` of shape `(N, T)`): True for the tokens of the caption, including the end token.
     """
 
@@ -289,12 +233,8 @@ class Completions:
         """The captions in the rows `index` `(K,)`, without the columns that only the others use."""
         mask = self.mask[index]
         width = max(1, int(mask.any(0).sum()))
-        return Completions(
-            ids=self.ids[index][:, :width],
-            captions=[self.captions[row] for row in index.tolist()],
-            ended=self.ended[index],
-            mask=mask[:, :width],
-        )
+        captions = [self.captions[row] for row in index.tolist()]
+        return Completions(self.ids[index][:, :width], captions, self.ended[index], mask[:, :width])
 
 
 def split_greedy(together: Completions, group_size: int) -> tuple[Completions, Completions]:
@@ -302,29 +242,6 @@ def split_greedy(together: Completions, group_size: int) -> tuple[Completions, C
     rows = torch.arange(len(together.captions))
     is_greedy = rows % (group_size + 1) == 0
     return together.rows(rows[~is_greedy]), together.rows(rows[is_greedy])
-
-
-_STANDARD_NORMAL = "captionrl_standard_normal"
-"""Attribute of a `LoraConfig`: PEFT has no N(0, 1), its "gaussian" has standard deviation 1/r. It is not a field, so that PEFT
-can read the saved configuration."""
-
-
-def _draw_standard_normal(model: nn.Module, before: set[nn.Module]) -> None:
-    """One factor of every new adapter from N(0, 1), the other 0: `W + (B A) * alpha / rank` of the authors with B = 0."""
-    from peft.tuners.lora.layer import LoraLayer
-    from transformers.pytorch_utils import Conv1D
-
-    for layer in model.modules():
-        if not isinstance(layer, LoraLayer):
-            continue
-        # The authors multiply B and A in the order of the stored weight, and Conv1D stores (in, out) instead of (out, in).
-        swapped = isinstance(layer.get_base_layer(), Conv1D)
-        for first, second in zip(layer.lora_A.values(), layer.lora_B.values(), strict=True):
-            if first in before:
-                continue
-            random, zero = (second, first) if swapped else (first, second)
-            nn.init.normal_(random.weight)
-            nn.init.zeros_(zero.weight)
 
 
 # --- The captioner ---------------------------------------------------------------------------------------------------
@@ -350,43 +267,29 @@ class Captioner:
 
     family: ClassVar[str] = ""
     model_types: ClassVar[tuple[str, ...]] = ()
+    model_class: ClassVar[str] = "AutoModelForImageTextToText"  # of transformers, which loads a checkpoint
     is_encoder_decoder: ClassVar[bool] = False
-    token_argument: ClassVar[str] = "input_ids"
-    """Name of the decoder's token ids in the model's forward."""
+    token_argument: ClassVar[str] = "input_ids"  # name of the decoder's token ids in the model's forward
+    # Whether the text sees the image only through cross-attention, so that captions of an image can share its keys.
     image_in_cross_attention: ClassVar[bool] = False
-    """Whether the text sees the image only through cross-attention, so that captions of an image can share its keys."""
-    vision_path: ClassVar[str] = ""
-    """Path of the vision tower, whose `last_hidden_state` is `image_features`."""
-    connector_paths: ClassVar[tuple[str, ...]] = ()
-    """Paths of the modules between vision tower and language model, if there are any."""
-    model_class: ClassVar[str] = "AutoModelForImageTextToText"
-    """Name of the class in transformers that loads a checkpoint."""
+    vision_path: ClassVar[str] = ""  # of the vision tower, whose `last_hidden_state` is `image_features`
+    connector_paths: ClassVar[tuple[str, ...]] = ()  # of the modules between vision tower and language model
+    # From prefixes of names on the Hub to the prompts that these checkpoints were trained with; and the prompt of all others.
     checkpoint_prompts: ClassVar[dict[str, str]] = {}
-    """From prefixes of names on the Hub to the prompts that these checkpoints were trained with."""
     default_prompt: ClassVar[str] = ""
-    """Prompt of all other checkpoints, unless one is given."""
-    processor_parts: ClassVar[tuple[str, ...]] = ()
-    """Attributes that the processor needs besides `image_processor` and `tokenizer`."""
-    side_inputs: ClassVar[tuple[str, ...]] = ()
-    """Names of the inputs per image other than the pixels; each has one row per image."""
-    can_join_frames: ClassVar[bool] = False
-    """Whether the model accepts the concatenated image tokens of several frames."""
-    supports_static_cache: ClassVar[bool] = True
-    """Whether transformers decodes the family with `cache_implementation="static"`."""
+    processor_parts: tuple[str, ...] = ()  # that it needs besides `image_processor` and `tokenizer`
+    side_inputs: ClassVar[tuple[str, ...]] = ()  # names of the inputs besides the pixels with one row per image
+    can_join_frames: ClassVar[bool] = False  # whether it accepts the concatenated image tokens of several frames
+    supports_static_cache: ClassVar[bool] = True  # whether transformers decodes with `cache_implementation="static"`
+    refuses_words: ClassVar[bool] = False  # whether a word as start or end token is an error, not only a warning
+    # Regular expressions for the full names of the modules of language model and vision tower that get LoRA.
     language_lora: ClassVar[str] = ""
-    """Regular expression for the full names of the modules of the language model that get LoRA."""
     vision_lora: ClassVar[str] = ""
-    """The same for the vision tower."""
-    lead: str = ""
-    """Separator between a caption and the text before it, if the prompt does not define it."""
-    forced_token_ids: tuple[int, ...] = ()
-    """Tokens that always follow the start token; they are neither generated nor supervised."""
-    native_frames: int = 0
-    """Number of frames of the videos in `image_features`; 0 for images."""
-    frame_pooling: str = "mean"
-    """Frame pooling in training, see `check_frame_pooling`; saved with models that were trained on videos."""
-    num_frames: int = 0
-    """Frames per video in training; 0 if the model was trained on images."""
+    lead: str = ""  # separator between a caption and the text before it, if the prompt does not define it
+    forced_token_ids: tuple[int, ...] = ()  # always follow the start token, neither generated nor supervised
+    native_frames: int = 0  # frames of the videos in `image_features`; 0 for images
+    frame_pooling: str = "mean"  # in training, see `check_frame_pooling`; saved if the model was trained on videos
+    num_frames: int = 0  # frames per video in training; 0 if the model was trained on images
     _prepared: PreparedPixels | None = None
 
     def __init__(self, model: nn.Module, processor: Any, *, prompt: str | None = None) -> None:
@@ -397,7 +300,7 @@ class Captioner:
         self.prompt = self.default_prompt if prompt is None else prompt
         self.check_fit()
         self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
-        self.check_tokens()
+        self.check_tokens(self.eos_token_id)
         tap_head(self.base_model, type(self))
         if self.image_in_cross_attention and not self.base_model.folds_cross_attention:
             self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
@@ -437,8 +340,7 @@ class Captioner:
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Compute `image_features` `(B, M, D)` from the output of `encode_images`."""
-        tower = cls.find_vision_tower(model)
-        pixels = inputs["pixel_values"]
+        tower, pixels = cls.find_vision_tower(model), inputs["pixel_values"]
         device, dtype = next(((p.device, p.dtype) for p in tower.parameters()), (pixels.device, pixels.dtype))
         return tower(pixels.to(device, dtype)).last_hidden_state
 
@@ -475,28 +377,19 @@ class Captioner:
         inputs = self.native_inputs(model, batch)
         if self.is_encoder_decoder:
             inputs.pop("decoder_attention_mask")
-            inputs["decoder_input_ids"] = (
-                prompt_ids  # including the last one, which a forward with labels does not read
-            )
+            inputs["decoder_input_ids"] = prompt_ids  # with the last one, which a forward with labels does not read
         width = inputs[self.token_argument].size(1)
         with self.known_features(model, image_features, inputs):
             return model.generate(**inputs, **kwargs)[:, width:]
 
     def check_fit(self) -> None:
         """Raise if the model has no output head, or if tokenizer or processor do not match it."""
-        name = type(self.base_model).__name__
+        name, head = type(self.base_model).__name__, self.output_head(self.base_model)
         lacking = [part for part in self.processor_parts if getattr(self.processor, part, None) is None]
         if lacking:
-            raise ValueError(
-                f"The {type(self.processor).__name__} has no {' and no '.join(lacking)}, which {name} needs. Pass the "
-                "processor of the model, for instance from AutoProcessor.from_pretrained."
-            )
-        head = self.output_head(self.base_model)
+            raise ValueError(f"The processor has no {' and no '.join(lacking)}. Pass the processor of {name}.")
         if head is None:
-            raise ValueError(
-                f"{name} has no output head, so it cannot generate. "
-                "Load the checkpoint with its class that has a language-modelling head."
-            )
+            raise ValueError(f"{name} has no output head. Load the checkpoint with its language-modelling head.")
         if len(self.tokenizer) > head.out_features:
             raise ValueError(
                 f"The tokenizer has {len(self.tokenizer)} tokens, but the model's output head has {head.out_features}. "
@@ -508,12 +401,8 @@ class Captioner:
         config = self.base_model.config
         return self.require_ids(config.bos_token_id, config.eos_token_id, config.pad_token_id)
 
-    def check_tokens(self) -> None:
-        """Check the special tokens of the family with `check_special_tokens`."""
-        self.check_special_tokens(self.start_token_id, self.eos_token_id)
-
-    def check_special_tokens(self, start: int, end: int | None, *, refuse: bool = False) -> None:
-        """Raise if the tokenizer lacks the end token; warn, or raise if `refuse`, if start or end token is an ordinary word.
+    def check_tokens(self, end: int | None) -> None:
+        """Raise if the tokenizer lacks the end token; warn, or raise if `refuses_words`, if start or end token is a word.
 
         No check can detect a tokenizer that differs only in its vocabulary.
         """
@@ -524,14 +413,14 @@ class Captioner:
                 f"The end token of {name} has the id {end}, but the tokenizer has only {len(tokenizer)} tokens. Pass the "
                 "processor of the model."
             )
-        for what, token in (("start", start), ("end", end)):
+        for what, token in (("start", self.start_token_id), ("end", end)):
             if token is None or token >= len(tokenizer) or token in special:
                 continue
             word = tokenizer.convert_ids_to_tokens(token)
             if re.fullmatch(r"\[.+\]|<.+>", str(word)):  # a special token that the tokenizer does not list as one
                 continue
             said = f"The {what} token of {name} (id {token}) is the word {word!r} in the tokenizer."
-            if refuse:
+            if self.refuses_words:
                 raise ValueError(f"{said} Pass the processor of the model, or correct the id in model.config.")
             logger.warning("%s Check that this is the processor of the model.", said)
 
@@ -604,20 +493,16 @@ class Captioner:
 
     def prompt_ids(self) -> list[int]:
         """Token ids before every caption: the start token, `forced_token_ids`, the prompt."""
-        return [self.start_token_id, *self.forced_token_ids, *prompt_token_ids(self.tokenizer, self.text_prompt)]
+        return [self.start_token_id, *self.forced_token_ids, *self._own_prompt_ids()]
+
+    def _own_prompt_ids(self) -> list[int]:
+        text = self.text_prompt.rstrip(" ")  # byte-level tokens begin, not end, with the space
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
     # Images and videos
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """Prepare images for the model.
-
-        Args:
-            images (`Sequence[PIL.Image.Image]`): B images.
-
-        Returns:
-            `dict`: `pixel_values` of shape `(B, 3, H, W)` (chat models: `(B, tiles, ...)`), and the other inputs
-            named in `side_inputs`; each has one row per image.
-        """
+        """Prepare B images: `pixel_values` `(B, 3, H, W)` (chat models: `(B, tiles, ...)`), and the `side_inputs`."""
         pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
         return {"pixel_values": pixels, **self.fixed_side_inputs(len(images))}
 
@@ -654,17 +539,13 @@ class Captioner:
         return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
-        """Raise if the model does not support a frame pooling of videos with `num_frames` frames.
+        """Raise if the model does not support a frame pooling of videos, see `data.pool_frames`.
 
-        `pooling` is `"mean"`, `"concat"` or `"ordered"`, see `data.pool_frames`; or `"native"`, the model's own video inputs.
-        After `"native"`, features without side inputs are those of videos (`native_frames`).
+        After `"native"`, the model's own video inputs, features without side inputs are those of videos (`native_frames`).
         """
         name = type(self.base_model).__name__
         if pooling == "native":
-            raise ValueError(
-                f"frame_pooling is 'native', but {name} is only supported with image inputs, not with video inputs. Use "
-                "frame_pooling='mean'."
-            )
+            raise ValueError(f"frame_pooling is 'native', but {name} has no video inputs. Use frame_pooling='mean'.")
         if pooling != "mean" and not self.can_join_frames:
             raise ValueError(
                 f"frame_pooling is {pooling!r}, but {name} accepts the image tokens of one frame, not of {num_frames}. "
@@ -680,15 +561,7 @@ class Captioner:
         return ""
 
     def image_features(self, pixel_values: Tensor, **side_inputs: Tensor) -> Tensor:
-        """Output of the vision tower. Batches and `generate` accept it instead of `pixel_values`.
-
-        Args:
-            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Output of `encode_images`.
-            side_inputs (`torch.Tensor`): The other outputs of `encode_images`.
-
-        Returns:
-            `torch.Tensor` of shape `(B, M, D)`.
-        """
+        """Output of the vision tower `(B, M, D)` for the output of `encode_images`, which batches and `generate` accept instead."""
         inputs = {name: value.to(self.device) for name, value in side_inputs.items()}
         inputs["pixel_values"] = pixel_values.to(self.device)
         return _with_gathered_weights(self.model, lambda: self.encode(self.base_model, inputs))
@@ -715,22 +588,11 @@ class Captioner:
     # Captions
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
-        """Token ids and labels of captions, with the prompt.
+        """`input_ids`, `attention_mask` and `labels` `(B, T)` of captions with the prompt.
 
-        Args:
-            captions (`Sequence[str]`): B captions.
-            max_length (`int`): Longest row in tokens; longer captions are truncated and then lack the end token.
-
-        Returns:
-            `dict`: `input_ids`, `attention_mask`, `labels`, each `(B, T)`. The caption and the end token are
-            supervised; start token, prompt and padding are not.
-
-        Raises:
-            TypeError: If a caption is not a string.
-            ValueError: If a caption is empty or the prompt leaves no room for one.
+        The caption and the end token are supervised; start token, prompt and padding are not. Captions whose row would be
+        longer than `max_length` tokens are truncated and then lack the end token.
         """
-        if not captions:
-            raise ValueError("There are no captions to encode. Pass at least one caption per image.")
         for row, caption in enumerate(captions):
             if not isinstance(caption, str):
                 raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")
@@ -742,24 +604,34 @@ class Captioner:
                 f"The prompt {self.text_prompt!r} takes {len(before)} tokens with the start token, which leaves no tokens for "
                 f"the caption within max_length ({max_length}). Raise max_length or shorten the prompt."
             )
-        ids = _caption_token_ids(self.tokenizer, self.text_prompt, captions, self.lead)
-        rows = [(before + row + [self.eos_token_id])[:max_length] for row in ids]
-        return pad_rows(rows, ignored=len(before), pad_id=self.pad_token_id)
+        prompt, prompt_ids = self.text_prompt.rstrip(" "), self._own_prompt_ids()
+        text = prompt + (" " if prompt and not prompt[-1].isspace() else self.lead)
+        ids = self.tokenizer([text + caption.strip() for caption in captions], add_special_tokens=False).input_ids
+        rows = []
+        for caption, whole in zip(captions, ids, strict=True):
+            own = list(whole[len(prompt_ids) :])
+            if list(whole[: len(prompt_ids)]) != prompt_ids:
+                # The tokenizer merged the last word of the prompt with the first word of the caption.
+                own = list(self.tokenizer(caption.strip(), add_special_tokens=False).input_ids)
+            rows.append((before + own + [self.eos_token_id])[:max_length])
+        return self._batch(rows)
+
+    def _batch(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """`input_ids`, `attention_mask`, `labels` `(B, T)`, padded on the right; the prompt's ids are not supervised."""
+        tensors = [torch.tensor(row) for row in rows]
+        input_ids = pad_sequence(tensors, batch_first=True, padding_value=self.pad_token_id)
+        attention_mask = pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True)
+        labels = input_ids.masked_fill(attention_mask == 0, IGNORE_INDEX)
+        labels[:, : len(self.prompt_ids())] = IGNORE_INDEX
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
     def encode_completions(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Token ids and labels of generated completions, to score them with `log_probs`.
 
-        Args:
-            ids (`torch.Tensor` of shape `(N, T)`): Ids after the prompt, as `generate` returns them.
-            mask (`torch.Tensor` of shape `(N, T)`, *optional*): True for ids of the caption; by default those up to
-                the end token.
-
-        Returns:
-            `dict`: `input_ids`, `attention_mask`, `labels`, on the device of `ids`.
+        `ids` and `mask` `(N, T)` are those of [`Completions`]; without a mask, captions end with the first end token.
         """
         before = self.prompt_ids()
-        rows = [before + row for row in self._caption_ids(ids, mask)]
-        batch = pad_rows(rows, ignored=len(before), pad_id=self.pad_token_id)
+        batch = self._batch([before + row for row in self._caption_ids(ids, mask)])
         return {name: value.to(ids.device) for name, value in batch.items()}
 
     def _caption_ids(self, ids: Tensor, mask: Tensor | None) -> list[list[int]]:
@@ -775,7 +647,7 @@ class Captioner:
         image_features: Tensor | None = None,
         max_length: int = 40,
     ) -> dict[str, Tensor]:
-        """Create a batch, the inputs of the model, from images, or their features, and captions.
+        """Create a batch, the inputs of the model, from images and captions.
 
         Args:
             images (`Sequence`, *optional*): B images (`PIL.Image.Image`), or rows of `prepare_pixels`.
@@ -787,10 +659,9 @@ class Captioner:
             raise ValueError("A batch needs images once. Pass either images or image_features.")
         batch = self.encode_captions(captions, max_length=max_length)
         if images is not None:
-            batch |= self.encode_inputs(images)
-        elif image_features is not None:
-            batch |= {"image_features": image_features, **self.fixed_side_inputs(len(image_features))}
-        return batch
+            return batch | self.encode_inputs(images)
+        assert image_features is not None
+        return batch | {"image_features": image_features, **self.fixed_side_inputs(len(image_features))}
 
     @staticmethod
     def align_labels(labels: Tensor) -> Tensor:
@@ -808,15 +679,9 @@ class Captioner:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Log-probability of every supervised token, without building the logits of the whole batch.
 
-        Args:
-            batch (`dict`): Output of `collate` or `encode_completions`, with images or features.
-            temperature (`float`): Divides the logits.
-            return_entropy (`bool`): Also return the entropy of each distribution.
-            model (`nn.Module`, *optional*): The model, wrapped for instance by DDP; by default `self.model`.
-
-        Returns:
-            `torch.Tensor` of shape `(B, T - 1)`: Aligned with `align_labels(labels)`, 0 at unsupervised positions;
-            with `return_entropy` a pair (log-probabilities, entropies).
+        `batch` is the output of `collate` or `encode_completions` with images or features, `model` the model in a wrapper such
+        as DDP. The result `(B, T - 1)` is aligned with `align_labels(labels)` and 0 at unsupervised positions; with
+        `return_entropy` it is a pair with the entropies of the distributions.
         """
         model = self.model if model is None else model
         batch = {**self.fixed_side_inputs_missing_in(batch), **batch}
@@ -829,14 +694,10 @@ class Captioner:
         return self.model(**batch).loss
 
     def self_check(self, batch: dict[str, Any], atol: float | None = None) -> float:
-        """Compare the head tap with the model's own loss on one batch, and switch to full logits if they differ.
+        """Compare the mean cross-entropy through the head tap with the model's own loss, and use full logits if they differ.
 
-        Args:
-            batch (`dict`): Output of `collate`, on the model's device.
-            atol (`float`, *optional*): Largest difference in nats; by default 1e-3 in fp32 and 0.05 in 16 bits.
-
-        Returns:
-            `float`: Difference between the mean cross-entropy through the tap and the model's own loss.
+        `batch` is the output of `collate` on the model's device; `atol`, in nats, is by default 1e-3 in fp32 and 0.05 in 16 bits.
+        Returns the difference.
         """
         return check_tap(self, batch, atol)
 
@@ -860,7 +721,7 @@ class Captioner:
             max_new_tokens (`int`): Longest caption, including the end token; limited by the model's positions.
             greedy_first (`bool`): Whether the sampled captions of each image follow its greedy caption.
             compile_decoding (`bool`): Whether `torch.compile` compiles the forward of every token after the first, once for
-                all numbers of images and tokens. For greedy and sampled captions.
+                all numbers of images and tokens. For greedy and sampled captions; needs a C++ compiler, or Triton on a GPU.
             kwargs: The other outputs of `encode_images`, and arguments of transformers' `generate`: `num_beams`,
                 `do_sample`, `num_return_sequences`, `cache_implementation`, ...
 
@@ -870,7 +731,7 @@ class Captioner:
 
         Raises:
             ValueError: If both or neither of `pixel_values` and `image_features` are given, the family does not support the
-                cache, or `compile_decoding` is set but there is no compiler, or other settings exclude it.
+                cache, or other settings exclude `compile_decoding`.
         """
         if (pixel_values is None) == (image_features is None):
             raise ValueError("generate needs images once. Pass either pixel_values or image_features.")
@@ -880,14 +741,10 @@ class Captioner:
                 f"cache_implementation is {cache!r}, but {type(self.base_model).__name__} cannot decode with a static cache. "
                 "Use 'dynamic'; compile_decoding=True compiles the decoding step with it."
             )
-        if compile_decoding:
-            check_compiler(self.device)
         with evaluating(self.model), torch.no_grad():
             images = {name: kwargs.pop(name) for name in self.side_inputs if name in kwargs}
-            if pixel_values is not None:
-                images["pixel_values"] = pixel_values
-            elif image_features is not None:
-                images["image_features"] = image_features
+            named = {"pixel_values": pixel_values, "image_features": image_features}
+            images |= {name: value for name, value in named.items() if value is not None}
             images |= self.fixed_side_inputs_missing_in(images)
             settings = {"max_new_tokens": max_new_tokens, **kwargs}
             ids = _with_gathered_weights(
@@ -914,8 +771,8 @@ class Captioner:
         def write(further: dict[str, Any]) -> Tensor:
             return self.generate_ids(features, prompt_ids, dict(images), **further)  # (N, T)
 
-        if is_sharded(self.model):
-            # All processes must run until the last one has finished, because they gather the weights together.
+        sharded = is_sharded(self.model)
+        if sharded:  # all processes must run until the last one has finished, because they gather the weights together
             settings.setdefault("synced_gpus", True)
         do_sample, number, num_beams = (
             self._known(settings, name) or 0 for name in ("do_sample", "num_return_sequences", "num_beams")
@@ -923,7 +780,7 @@ class Captioner:
         number = max(1, number)
         # With beams, `generate` would prepare (and in an encoder-decoder encode) the inputs before the loop could refuse.
         decodable = num_beams <= 1 and (do_sample or (number == 1 and not greedy_first))
-        if decodable and not is_sharded(self.model) and settings.get("custom_generate") is None:
+        if decodable and not sharded and settings.get("custom_generate") is None:
             with suppress(UndecodableError):
                 loop = DecodingLoop(
                     num_sampled=number if do_sample else 0,
@@ -939,7 +796,8 @@ class Captioner:
             )
         if not greedy_first:
             return write(settings)
-        plain = {name: value for name, value in settings.items() if name not in _SAMPLING}
+        sampling = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+        plain = {name: value for name, value in settings.items() if name not in sampling}
         greedy = write({**plain, "do_sample": False, "num_beams": 1, "num_return_sequences": 1})  # (B, S)
         sampled = write(settings)  # (B * G, T)
         width = max(greedy.size(1), sampled.size(1))
@@ -957,21 +815,17 @@ class Captioner:
     def lora_targets(self, tune: Tune = "language") -> str:
         """A regular expression for the names of the modules that get LoRA, for PEFT's `target_modules`.
 
-        Reference: "No Detail Left Behind", SR-L, SR-V and SR-LV. For ClipCap these are the modules of the authors' code:
-        `attn.c_attn` and `attn.c_proj` of GPT-2, and attention inputs and both layers of the MLP in CLIP. Other families have
-        attention and the output of the MLP in the language model.
+        For ClipCap, the modules of the code of "No Detail Left Behind"; elsewhere attention and the output of the MLP.
         """
-        patterns = {"language": [self.language_lora], "vision": [self.vision_lora]}
-        patterns["both"] = patterns["language"] + patterns["vision"]
-        if tune not in patterns:
+        if tune not in ("language", "vision", "both"):
             raise ValueError(f"tune is {tune!r}. Use 'language', 'vision' or 'both'.")
-        for pattern in patterns[tune]:
+        language, vision = [self.language_lora][: tune != "vision"], [self.vision_lora][: tune != "language"]
+        for pattern in language + vision:
             if not any(re.fullmatch(pattern, name) for name, _ in self.base_model.named_modules()):
                 raise ValueError(
-                    f"No module of {type(self.base_model).__name__} matches {pattern!r}. "
-                    "Pass target_modules, the names of the linear layers to adapt."
+                    f"No module of {type(self.base_model).__name__} matches {pattern!r}. Pass target_modules."
                 )
-        return "|".join(f"(?:{pattern})" for pattern in patterns[tune])
+        return "|".join(f"(?:{pattern})" for pattern in language + vision)
 
     def lora_config(
         self,
@@ -1003,9 +857,6 @@ class Captioner:
 
         Returns:
             `peft.LoraConfig`: For `peft_config` of a trainer, or for `peft.get_peft_model`.
-
-        Raises:
-            ValueError: If `tune` or `init` is unknown, or no module matches.
         """
         from peft import LoraConfig
 
@@ -1022,7 +873,8 @@ class Captioner:
             modules_to_save=modules_to_save or None,
             task_type=None,  # PEFT's wrappers of task types expect text-only inputs
         )
-        setattr(config, _STANDARD_NORMAL, init == "paper")
+        # PEFT has no N(0, 1): its "gaussian" has standard deviation 1/r. Not a field, so that PEFT can read the saved file.
+        config.captionrl_standard_normal = init == "paper"  # type: ignore[attr-defined]
         return config
 
     def add_lora(self, tune: Tune = "language", **settings: Any) -> None:
@@ -1032,14 +884,8 @@ class Captioner:
     def add_adapter(self, config: PeftConfig) -> None:
         """Wrap the model with a PEFT adapter.
 
-        Args:
-            config (`peft.PeftConfig`): The adapter. `target_modules` defaults to PEFT's default for the model type,
-                and to `lora_targets("language")` if PEFT has none. `task_type` is ignored: PEFT's wrappers of task
-                types expect text-only inputs.
-
-        Raises:
-            ValueError: If the model already has an adapter, the adapter is a learned prompt, or its `target_modules` are
-                not in the model.
+        `target_modules` defaults to PEFT's default for the model type, and to `lora_targets("language")` if PEFT has none.
+        `task_type` is ignored: PEFT's wrappers of task types expect text-only inputs.
         """
         from peft import get_peft_model
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN_TARGETS
@@ -1064,8 +910,24 @@ class Captioner:
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             before = set(self.model.modules())  # a part of the model, such as its language model, may have an adapter
             self.model = get_peft_model(self.model, config)
-        if getattr(config, _STANDARD_NORMAL, False):
-            _draw_standard_normal(self.model, before)
+        if getattr(config, "captionrl_standard_normal", False):
+            self._draw_standard_normal(before)
+
+    def _draw_standard_normal(self, before: set[nn.Module]) -> None:
+        """One factor of every new adapter from N(0, 1), the other 0: `W + (B A) * alpha / rank` of the authors with B = 0."""
+        from peft.tuners.lora.layer import LoraLayer
+        from transformers.pytorch_utils import Conv1D
+
+        for layer in self.model.modules():
+            if not isinstance(layer, LoraLayer):
+                continue
+            # The authors multiply B and A in the order of the stored weight, and Conv1D stores (in, out) instead of (out, in).
+            swapped = isinstance(layer.get_base_layer(), Conv1D)
+            for first, second in zip(layer.lora_A.values(), layer.lora_B.values(), strict=True):
+                if first not in before:
+                    random, zero = (second, first) if swapped else (first, second)
+                    nn.init.normal_(random.weight)
+                    nn.init.zeros_(zero.weight)
 
     # Saving
 
@@ -1087,16 +949,9 @@ class Captioner:
     ) -> str:
         """Save with a model card and push to the Hub, after the checks of every push: safetensors only, no secrets.
 
-        Args:
-            repo_id (`str`): `owner/name`; created if missing.
-            private (`bool`, *optional*): Whether a new repository is private; None means yes.
-            token (`str`, *optional*): Access token; by default the one stored by `hf auth login`.
-            overwrite (`bool`): Also push to a repository that has other content.
-
-        Returns:
-            `str`: URL of the commit.
+        A missing repository `repo_id` is created, by default as a private one; `overwrite` also pushes to one that has other
+        content. Returns the URL of the commit.
         """
         # `hub` is in a higher layer. Importing it at the call avoids an import cycle.
         hub = importlib.import_module("hf_captionrl.hub")
-        is_private = private is None or private
-        return str(hub.push_captioner(self, repo_id, private=is_private, token=token, overwrite=overwrite))
+        return str(hub.push_captioner(self, repo_id, private=private is not False, token=token, overwrite=overwrite))

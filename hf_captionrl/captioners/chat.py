@@ -9,6 +9,7 @@ the image with most), D features, L layers with additional features (DeepStack).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -28,19 +29,17 @@ from hf_captionrl.captioners.captioner import Captioner, blank_image, start_toke
 from hf_captionrl.captioners.head_tap import join_prefix, left_padded, repeat_rows, stack_rows
 from hf_captionrl.captioners.loading import register
 
-VIDEO_POSITION_INPUTS = ("video_grid_thw", "second_per_grid_ts")
-"""Inputs from which Qwen-VL computes the positions of video tokens."""
-FRAMES_PER_SECOND = 1.0
-"""Frame rate passed to processors for every video, so that the text before the caption is the same for all videos."""
-PER_IMAGE = ("image_grid_thw", *VIDEO_POSITION_INPUTS, "image_sizes", "pixel_attention_mask")
-"""Outputs of processors besides pixels and text that the models need as inputs."""
-TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
-"""Names that processors use for token types."""
-LISTED = frozenset({"llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
-"""Model types whose forward takes a list of `(M, D)`, one entry per image. Others take `(tiles, tokens, D)`."""
-PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20), (900, 1200))
-"""Widths and heights of test images. A processor whose outputs are equal for all of them has one output size."""
-_PROBE = "PROBE"
+# Inputs from which Qwen-VL computes the positions of image and video tokens.
+_POSITION_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+# Outputs of processors besides pixels and text that the models need as inputs.
+_PER_IMAGE = (*_POSITION_INPUTS, "image_sizes", "pixel_attention_mask")
+_TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")  # names that processors use for token types
+# Model types whose forward takes a list of `(M, D)`, one entry per image. Others take `(tiles, tokens, D)`.
+_LISTED = frozenset({"llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
+# Widths and heights of test images. A processor whose outputs are equal for all of them has one output size.
+_PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20), (900, 1200))
+_PROBE = "PROBE"  # a caption, to see where the chat template puts it
+_FRAMES_PER_SECOND = 1.0  # of every video, so that the text before the caption is the same for all
 
 
 def _pixel_kind(model: Any, prefix_ids: Tensor) -> tuple[str, int]:
@@ -51,13 +50,6 @@ def _pixel_kind(model: Any, prefix_ids: Tensor) -> tuple[str, int]:
     return "image", int(model.config.image_token_id)
 
 
-def _flat(features: Any) -> Tensor:
-    """Features of several images, a list or tensor, as `(sum of M, D)`."""
-    if isinstance(features, Tensor):
-        return features.flatten(0, -2)
-    return torch.cat([part.flatten(0, -2) for part in features])
-
-
 @register
 class ChatCaptioner(Captioner):
     """Chat models of `AutoModelForImageTextToText`: the user's turn contains the image, the caption is the answer.
@@ -65,38 +57,21 @@ class ChatCaptioner(Captioner):
     The processor determines the text before the caption, the number of tokens per image, and the end of the answer.
     `image_features` are the inputs of the language model, after the connector, which therefore counts as part of the
     vision tower. If images differ in their number of tokens (tiles, native resolution), features are padded and cannot
-    be cached for a whole run.
-
-    Args:
-        model (`PreTrainedModel` or `PeftModel`): The model.
-        processor: Processor of the model with `image_processor`, `tokenizer` and, for chat models, `chat_template`.
-        prompt (`str`, *optional*): The user's turn; not part of the text that contains the caption.
+    be cached for a whole run. `prompt` is the user's turn, not part of the text that contains the caption.
     """
 
     family = "chat"
-    model_types: ClassVar[tuple[str, ...]] = (
-        "llava",
-        "llava_onevision",
-        "idefics3",
-        "smolvlm",
-        "qwen2_vl",
-        "qwen2_5_vl",
-        "qwen3_vl",
-        "internvl",
-        "gemma3",
-    )
-    side_inputs = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", *PER_IMAGE)
+    model_types: ClassVar[tuple[str, ...]] = (*sorted(_LISTED), "idefics3", "smolvlm", "internvl", "gemma3")
+    side_inputs = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", *_PER_IMAGE)
     language_lora = r"model\.(language_model|text_model)\..*\.([qkvo]_proj|gate_proj|up_proj|down_proj)"
     vision_lora = r"model\.(vision_tower|vision_model|visual)\..*\.([qkv]_proj|qkv|fc1|fc2|linear_fc1|linear_fc2|gate_proj|down_proj)"
     default_prompt = "Briefly describe the content of the image."
     towers: ClassVar[tuple[str, ...]] = ("vision_tower", "vision_model", "visual")
     connectors: ClassVar[tuple[str, ...]] = ("multi_modal_projector", "connector", "embed_vision")
 
-    def __init__(self, model: Any, processor: Any, *, prompt: str | None = None) -> None:
-        # Caches, with the prompt they were computed for: the rendered chat, and the side inputs of any image.
-        self._rendered: tuple[str, tuple[str, str]] | None = None
-        self._fixed: tuple[tuple[str, int], dict[str, Tensor] | None] | None = None
-        super().__init__(model, processor, prompt=prompt)
+    # Caches, with the prompt they were computed for: the rendered chat, and the side inputs of any image.
+    _rendered: tuple[str, tuple[str, str]] | None = None
+    _fixed: tuple[tuple[str, int], dict[str, Tensor] | None] | None = None
 
     def check_fit(self) -> None:
         super().check_fit()
@@ -110,23 +85,16 @@ class ChatCaptioner(Captioner):
                 f"the id {expected}. Pass the processor of the model, for instance from AutoProcessor.from_pretrained."
             )
         if str(token) not in self._turns()[0]:
-            raise ValueError(
-                f"The chat template of the {own} has no image token ({token}). "
-                "Pass the processor of the model, or set its chat_template."
-            )
+            raise ValueError(f"The chat template of the {own} has no image token ({token}). Set its chat_template.")
 
-    def check_tokens(self) -> None:
-        # The chat template defines how an answer begins and ends.
-        return
+    def check_tokens(self, end: int | None) -> None:
+        """Nothing to check: the chat template defines how an answer begins and ends."""
 
     # Parts of the model
 
     @classmethod
     def find_vision_tower(cls, model: Any) -> Any:
-        found = [getattr(model.model, name) for name in cls.towers if hasattr(model.model, name)]
-        if not found:
-            raise ValueError(f"{type(model).__name__} has none of {cls.towers}. Use a chat model with a vision tower.")
-        return found[0]
+        return next(getattr(model.model, name) for name in cls.towers if hasattr(model.model, name))
 
     def _beside_the_tower(self) -> dict[str, Tensor]:
         """The other weights of the features: the connector, and the vector that LLaVA-OneVision appends to each row."""
@@ -149,8 +117,8 @@ class ChatCaptioner(Captioner):
         # Gemma 3 with images does not apply the soft cap of its configuration.
         return None if model.config.model_type == "gemma3" else super().softcap(model)
 
-    @classmethod
-    def image_token_id(cls, model: Any) -> int:
+    @staticmethod
+    def image_token_id(model: Any) -> int:
         """Id of the image token."""
         return int(model.config.image_token_id)
 
@@ -163,8 +131,7 @@ class ChatCaptioner(Captioner):
     @property
     def max_text_tokens(self) -> int:
         fixed = self._fixed_or_none()
-        taken = 0 if fixed is None else fixed["prefix_ids"].size(1)
-        return super().max_text_tokens - taken
+        return super().max_text_tokens - (0 if fixed is None else fixed["prefix_ids"].size(1))
 
     def special_token_ids(self) -> tuple[int, int, int]:
         config, tokenizer = self.base_model.config.get_text_config(decoder=True), self.tokenizer
@@ -173,9 +140,7 @@ class ChatCaptioner(Captioner):
         answer = answered[len(before) :] if answered.startswith(before) else _PROBE
         self.lead, _, end = answer.partition(_PROBE)
         ends = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
-        ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
-        if tokenizer.eos_token_id not in ends:
-            ends.append(tokenizer.eos_token_id)
+        ends = [*(ends if isinstance(ends, (list, tuple)) else [ends]), tokenizer.eos_token_id]
         own = tokenizer(end, add_special_tokens=False).input_ids[:1] if end.strip() else []
         # The end of an answer in the chat template, unless it is an ordinary word; then the end of any text.
         special = {*ends, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -198,17 +163,13 @@ class ChatCaptioner(Captioner):
     def _render(self, kind: str = "image") -> tuple[str, str]:
         if getattr(self.processor, "chat_template", None) is None:
             turn = self.plain_turn()
-            if kind == "video":
-                turn = turn.replace(self.processor.image_token, self.processor.video_token)
+            turn = turn.replace(self.processor.image_token, self.processor.video_token) if kind == "video" else turn
             return turn, turn + _PROBE
         content = [{"type": kind}, {"type": "text", "text": self.prompt}]
         asked = [{"role": "user", "content": content[: 2 if self.prompt else 1]}]
         answered = [*asked, {"role": "assistant", "content": [{"type": "text", "text": _PROBE}]}]
-        render = self.processor.apply_chat_template
-        return (
-            render(asked, add_generation_prompt=True, tokenize=False),
-            render(answered, add_generation_prompt=False, tokenize=False),
-        )
+        render = functools.partial(self.processor.apply_chat_template, tokenize=False)
+        return render(asked, add_generation_prompt=True), render(answered, add_generation_prompt=False)
 
     def plain_turn(self) -> str:
         """The text before the caption if there is no chat template: image token and prompt on separate lines."""
@@ -227,23 +188,22 @@ class ChatCaptioner(Captioner):
         if "pixel_values_videos" in found:
             found["pixel_values"] = found.pop("pixel_values_videos")
         ids = found["input_ids"][0].tolist()
-        types = next((found[name][0].tolist() for name in TOKEN_TYPES if name in found), [0] * len(ids))
-        tensors = {name: torch.as_tensor(found[name]) for name in ("pixel_values", *PER_IMAGE) if name in found}
+        types = next((found[name][0].tolist() for name in _TOKEN_TYPES if name in found), [0] * len(ids))
+        tensors = {name: torch.as_tensor(found[name]) for name in ("pixel_values", *_PER_IMAGE) if name in found}
         return {"input_ids": ids, "types": types, **tensors}
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         return self._stacked([self._prefix_of(image.convert("RGB")) for image in images])
 
     def _stacked(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        batch = {"pixel_values": stack_rows([row["pixel_values"] for row in rows])}
-        return {**batch, **self._side_inputs(rows)}
+        return {"pixel_values": stack_rows([row["pixel_values"] for row in rows]), **self._side_inputs(rows)}
 
     def _side_inputs(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         # The last token before the caption is the start token of the text.
         batch = left_padded([row["input_ids"][:-1] for row in rows], self.pad_token_id)
         batch["prefix_types"] = left_padded([row["types"][:-1] for row in rows], 0)["prefix_ids"]
         batch["image_rows"] = torch.tensor([row["pixel_values"].size(0) for row in rows])
-        for name in PER_IMAGE:
+        for name in _PER_IMAGE:
             if name in rows[0]:
                 batch[name] = stack_rows([row[name] for row in rows])
         return batch
@@ -252,25 +212,23 @@ class ChatCaptioner(Captioner):
         """The side inputs of any image, or any video with `native_frames`, as one row; None if they differ."""
         key = (self.prompt, self.native_frames)
         if self._fixed is None or self._fixed[0] != key:
-            first, *others = [self._blank_side_inputs(size) for size in PROBE_SIZES]
-            same = all(torch.equal(first[name], other[name]) for other in others for name in first)
-            self._fixed = (key, first if same else None)
+            blank = [Image.new("RGB", size) for size in _PROBE_SIZES]
+            if self.native_frames:
+                rows = [self._side_inputs([self._prefix_of_video([image] * self.native_frames)]) for image in blank]
+                for row in rows:
+                    row.pop("pixel_attention_mask", None)  # features replace it
+            else:
+                rows = [self._side_inputs([self._prefix_of(image)]) for image in blank]
+            same = all(torch.equal(rows[0][name], row[name]) for row in rows[1:] for name in rows[0])
+            self._fixed = (key, rows[0] if same else None)
         return self._fixed[1]
-
-    def _blank_side_inputs(self, size: tuple[int, int]) -> dict[str, Tensor]:
-        image = Image.new("RGB", size)
-        if not self.native_frames:
-            return self._side_inputs([self._prefix_of(image)])
-        row = self._side_inputs([self._prefix_of_video([image] * self.native_frames)])
-        row.pop("pixel_attention_mask", None)  # features replace it
-        return row
 
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
         fixed = self._fixed_or_none()
         if fixed is None:
             raise ValueError(
-                f"{type(self.base_model).__name__} splits images into tiles or keeps their size, so that features alone do "
-                "not determine its inputs. Leave out cache_image_features, cache_pixels and image_decoder, or pass a processor with one size "
+                f"{type(self.base_model).__name__} splits images into tiles or keeps their size, so that features alone do not determine "
+                "its inputs. Leave out cache_image_features, cache_pixels and image_decoder, or pass a processor with one size "
                 "(do_image_splitting=False, crop_to_patches=False, or min_pixels equal to max_pixels with square images)."
             )
         return {name: value.repeat_interleave(number, dim=0) for name, value in fixed.items()}
@@ -282,26 +240,22 @@ class ChatCaptioner(Captioner):
         if pooling != "native":
             super().check_frame_pooling(pooling, num_frames)
             return
-        name = type(self.base_model).__name__
         if getattr(self.processor, "video_processor", None) is None:
-            raise ValueError(
-                f"frame_pooling is 'native', but {name} has no video inputs: its {type(self.processor).__name__} has no "
-                "video_processor. Use frame_pooling='mean'."
+            reason = f"the {type(self.processor).__name__} has no video_processor"
+        elif (last := self._prefix_of_video([blank_image()] * num_frames)["input_ids"][-1]) != self.start_token_id:
+            reason = (
+                f"its chat ends with token {last} after a video and with token {self.start_token_id} after an image"
             )
-        last = self._prefix_of_video([blank_image()] * num_frames)["input_ids"][-1]
-        if last != self.start_token_id:
-            raise ValueError(
-                f"frame_pooling is 'native', but the chat of {name} ends with token {last} after a video and with token "
-                f"{self.start_token_id} after an image. Use a template with the same ending, or frame_pooling='mean'."
-            )
-        self.native_frames = num_frames
-        if self._fixed_or_none() is None:
+        else:
+            self.native_frames = num_frames
+            if self._fixed_or_none() is not None:
+                return
             self.native_frames = 0
-            raise ValueError(
-                f"frame_pooling is 'native', but the processor of {name} returns different numbers of tokens for videos of "
-                f"{num_frames} frames, so that features alone do not determine its inputs. Set its video_processor to one "
-                "size for all videos, or use frame_pooling='mean'."
-            )
+            reason = f"its processor returns different numbers of tokens for videos of {num_frames} frames"
+        raise ValueError(
+            f"frame_pooling is 'native', but {type(self.base_model).__name__} does not support it: {reason}. Change the processor "
+            "(one size for all videos, a template with one ending), or use frame_pooling='mean'."
+        )
 
     def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
         return self._stacked([self._prefix_of_video(frames) for frames in videos])
@@ -314,8 +268,8 @@ class ChatCaptioner(Captioner):
         """The processor's output for a video and the chat before the caption, like `_prefix_of` for an image."""
         times = {
             "total_num_frames": len(frames),
-            "fps": FRAMES_PER_SECOND,
-            "duration": len(frames) / FRAMES_PER_SECOND,
+            "fps": _FRAMES_PER_SECOND,
+            "duration": len(frames) / _FRAMES_PER_SECOND,
             "frames_indices": list(range(len(frames))),
         }
         token = getattr(self.processor, "video_token", None)
@@ -339,15 +293,13 @@ class ChatCaptioner(Captioner):
         if "prefix_ids" not in inputs:
             return dict(inputs)
         rows = len(inputs["input_ids"])
-        types = repeat_rows(inputs["prefix_types"], rows)
-        native = join_prefix(inputs)
-        text = cls.text_types(inputs["input_ids"])
-        found = inspect.signature(model.forward).parameters
-        name = next((name for name in TOKEN_TYPES if name in found), None)
-        native = {k: v for k, v in native.items() if k not in cls.side_inputs and k != "pixel_values"}
-        if name is not None:
-            native[name] = torch.cat([types, text], 1)
-        for name in ("image_grid_thw", *VIDEO_POSITION_INPUTS):
+        left_out = {*cls.side_inputs, "pixel_values"}
+        native = {name: value for name, value in join_prefix(inputs).items() if name not in left_out}
+        accepted = inspect.signature(model.forward).parameters
+        for name in [name for name in _TOKEN_TYPES if name in accepted][:1]:
+            types = repeat_rows(inputs["prefix_types"], rows)
+            native[name] = torch.cat([types, cls.text_types(inputs["input_ids"])], 1)
+        for name in _POSITION_INPUTS:
             if name in inputs:
                 native[name] = repeat_rows(inputs[name], rows).flatten(0, 1)
         native["prefix_ids"] = repeat_rows(inputs["prefix_ids"], rows)
@@ -367,11 +319,15 @@ class ChatCaptioner(Captioner):
         get_features = getattr(model.model, f"get_{kind}_features")
         accepted = inspect.signature(get_features).parameters
         pixels = torch.cat([value[:number] for value, number in zip(inputs["pixel_values"], rows, strict=True)])
-        named = {n: inputs[n].flatten(0, 1).to(device) for n in PER_IMAGE if n in inputs and n in accepted}
+        named = {n: inputs[n].flatten(0, 1).to(device) for n in _PER_IMAGE if n in inputs and n in accepted}
         output = get_features(pixels.to(device, dtype), **named, return_dict=True)
         counts = (inputs["prefix_ids"] == token).sum(1).tolist()
         layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or [])]
-        flat = torch.cat([_flat(layer) for layer in layers], -1)  # (sum of M, (1 + L) D)
+        # Each layer is one tensor or a list of one per image.
+        parts = [[layer] if isinstance(layer, Tensor) else layer for layer in layers]
+        flat = torch.cat(
+            [torch.cat([p.flatten(0, -2) for p in layer]) for layer in parts], -1
+        )  # (sum of M, (1 + L) D)
         if len(flat) != sum(counts):
             raise ValueError(
                 f"{type(model).__name__} returned {len(flat)} features for {sum(counts)} {kind} tokens, so processor and "
@@ -382,39 +338,32 @@ class ChatCaptioner(Captioner):
     @classmethod
     @contextmanager
     def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
+        # Padded features `(N, M, (1 + L) D)` in the form that `get_image_features` or `get_video_features` returns.
         prefix_ids = inputs.pop("prefix_ids")
         kind, token = _pixel_kind(model, prefix_ids)
-        output = cls.features_output(model, features, (prefix_ids == token).sum(1).tolist())
-        if kind == "video" and model.config.model_type == "llava_onevision":  # as its get_video_features returns them
-            output.pooler_output = torch.stack(output.pooler_output)
+        counts = (prefix_ids == token).sum(1).tolist()
+        layers: list[Any] = [
+            [row[:count] for row, count in zip(layer, counts, strict=True)]
+            for layer in features.split(model.get_input_embeddings().weight.shape[1], dim=-1)
+        ]
+        if model.config.model_type not in _LISTED:
+            # Images may differ in their number of tiles, but all tiles have the same number of tokens.
+            layers[0] = torch.cat(layers[0]).unflatten(0, (-1, math.gcd(*counts)))
+        elif kind == "video" and model.config.model_type == "llava_onevision":
+            layers[0] = torch.stack(layers[0])
+        output: Any = BaseModelOutputWithPooling(pooler_output=layers[0])
+        if len(layers) > 1:
+            output.deepstack_features = layers[1:]
         inputs["mm_encoder_outputs"] = {kind: output}
         yield
-
-    @classmethod
-    def features_output(cls, model: Any, features: Tensor, counts: list[int]) -> Any:
-        """Padded features `(N, M, (1 + L) D)`, `counts` of them per row, in the form that `get_image_features` returns."""
-        width = model.get_input_embeddings().weight.shape[1]
-        layers = [
-            [row[:count] for row, count in zip(layer, counts, strict=True)] for layer in features.split(width, dim=-1)
-        ]
-        if model.config.model_type in LISTED:
-            output: Any = BaseModelOutputWithPooling(pooler_output=layers[0])
-            if len(layers) > 1:
-                output.deepstack_features = layers[1:]
-            return output
-        # Images may differ in their number of tiles, but all tiles have the same number of tokens.
-        return BaseModelOutputWithPooling(pooler_output=torch.cat(layers[0]).unflatten(0, (-1, math.gcd(*counts))))
 
     def generate_ids(
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
         # A generated image token would require another image.
-        image_tokens = {
-            self.image_token_id(self.base_model),
-            _pixel_kind(self.base_model, side_inputs["prefix_ids"])[1],
-        }
-        suppressed = [*(kwargs.pop("suppress_tokens", None) or []), *sorted(image_tokens)]
-        return super().generate_ids(image_features, prompt_ids, side_inputs, suppress_tokens=suppressed, **kwargs)
+        tokens = {self.image_token_id(self.base_model), _pixel_kind(self.base_model, side_inputs["prefix_ids"])[1]}
+        kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), *sorted(tokens)]
+        return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
 
 
 @register
@@ -429,10 +378,7 @@ class PaliGemmaCaptioner(ChatCaptioner):
     def check_fit(self) -> None:
         super().check_fit()
         if not isinstance(self.processor, transformers.PaliGemmaProcessor):  # others run, with other texts
-            raise ValueError(
-                f"{type(self.base_model).__name__} needs a PaliGemmaProcessor, not a {type(self.processor).__name__}. Pass the "
-                "processor of the model."
-            )
+            raise ValueError(f"PaliGemma needs a PaliGemmaProcessor, not a {type(self.processor).__name__}. Pass one.")
 
     def plain_turn(self) -> str:
         return f"{self.processor.image_token}{self.prompt}"

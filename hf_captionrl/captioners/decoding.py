@@ -7,12 +7,8 @@ Legend: B images, R captions per image, N = B * R rows, P tokens of the prompt, 
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,24 +20,6 @@ from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-
-def check_compiler(device: torch.device) -> None:
-    """Raise if the machine lacks what `torch.compile` needs to generate code for a device."""
-    if device.type == "cpu":
-        # As torch's inductor chooses it.
-        compiler = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-        if shutil.which(compiler) is not None:
-            return
-        missing = f"a C++ compiler ({compiler}), which is not on the PATH"
-    else:
-        if find_spec("triton") is not None:
-            return
-        missing = "Triton, which is not installed"
-    raise ValueError(
-        f"compile_decoding is True, but torch.compile needs {missing}. Install it, or leave compile_decoding out."
-    )
-
-
 _ROWWISE = tuple(
     getattr(logits_process, name)
     for name in """ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor MinLengthLogitsProcessor
@@ -50,7 +28,6 @@ _ROWWISE = tuple(
     TopPLogitsWarper""".split()
 )
 """Processors that treat rows independently, so greedy and sampled rows can be processed together."""
-
 _OF_THE_IMAGE = ("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask")
 # Finished rows are removed if at most this share of the rows is left; copying the cache for fewer costs more than it saves.
 _COMPACTION = 0.8
@@ -96,15 +73,18 @@ class DecodingLoop:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor:
-        """Decode `(B, P)` to `(N, P + T)`, right-padded.
-
-        Raises UndecodableError if the settings or the cache need the loop of transformers.
-        """
+        """Decode `(B, P)` to `(N, P + T)`, right-padded."""
         self._check(logits_processor, stopping_criteria, generation_config, model_kwargs, synced_gpus or streamer)
         per_image = self.num_sampled + self.greedy
         length = generation_config.max_length - input_ids.size(1)
         outputs = model._prefill(input_ids, generation_config, model_kwargs)
-        batch = _Batch.after_prefill(model, input_ids, outputs, model_kwargs)
+        images = torch.arange(len(input_ids), device=input_ids.device)
+        # `getattr` of a module is slow where the attribute is missing.
+        offset_modules = [m for m in model.modules() if isinstance(vars(m).get("rope_deltas"), Tensor)]
+        batch = _Batch(model, input_ids, images, model_kwargs, images, len(images), offset_modules, model)
+        batch.take(outputs)
+        if not _selectable(batch.cache):
+            raise UndecodableError
         if self.compiled:
             # Once for any number of rows and tokens.
             batch.call = model.get_compiled_call(CompileConfig(dynamic=True, mode="default"))
@@ -114,7 +94,8 @@ class DecodingLoop:
         drawn = torch.rand(length, self.num_sampled * len(input_ids), device=device)
         drawn = drawn.view(length, len(input_ids), self.num_sampled)
         uniforms = F.pad(drawn, (int(self.greedy), 0)).flatten(1)  # (T, N), greedy rows use none
-        is_greedy = torch.arange(rows, device=device) % per_image == 0 if self.greedy else None  # (N,)
+        mixed = self.greedy and self.num_sampled
+        is_greedy = torch.arange(rows, device=device) % per_image == 0 if mixed else None  # (N,)
         written = pad.repeat(rows, generation_config.max_length)  # (N, P + T)
         active = [True] * rows  # whether a row is not finished
         active_rows = None  # the same as a tensor, if a finished row is in the batch
@@ -122,10 +103,13 @@ class DecodingLoop:
             scores = batch.logits
             for processor in logits_processor:  # the list itself would inspect their signatures for every token
                 scores = processor(batch.input_ids, scores)
-            chosen = self._choose(scores, uniforms[step], is_greedy)
+            chosen = draw_tokens(scores, uniforms[step]) if self.num_sampled else scores.argmax(-1)
+            if is_greedy is not None:
+                greedy_rows = is_greedy.nonzero().squeeze(1)
+                chosen[greedy_rows] = scores[greedy_rows].argmax(-1)
             if active_rows is not None:
                 chosen = torch.where(active_rows, chosen, pad)
-            batch.append(chosen)
+            batch.input_ids = torch.cat([batch.input_ids, chosen.unsqueeze(1)], 1)
             if step + 1 == length:
                 break
             tokens = chosen.tolist()  # on a GPU, the only wait for the device
@@ -136,7 +120,8 @@ class DecodingLoop:
                 if (kept := batch.to_keep(active)) is not None:
                     index, images = (torch.tensor(part, device=device) for part in kept)
                     written[batch.rows, : batch.input_ids.size(1)] = batch.input_ids
-                    batch.compact(index, images)
+                    batch.select(index, images)
+                    batch.images, batch.rows = len(images), batch.rows[index]
                     uniforms, is_greedy = uniforms[:, index], None if is_greedy is None else is_greedy[index]
                     active = [active[row] for row in kept[0]]
                 active_rows = None if all(active) else torch.tensor(active, device=device)
@@ -144,15 +129,6 @@ class DecodingLoop:
         width = batch.input_ids.size(1)
         written[batch.rows, :width] = batch.input_ids
         return written[:, :width]
-
-    def _choose(self, scores: Tensor, uniforms: Tensor, is_greedy: Tensor | None) -> Tensor:
-        if not self.num_sampled:
-            return scores.argmax(-1)
-        chosen = draw_tokens(scores, uniforms)
-        if is_greedy is not None:
-            rows = is_greedy.nonzero().squeeze(1)
-            chosen[rows] = scores[rows].argmax(-1)
-        return chosen
 
     def _check(
         self, processors: Any, criteria: Any, config: GenerationConfig, model_kwargs: dict[str, Any], other: Any
@@ -196,22 +172,11 @@ class _Batch:
     offset_modules: list[Any]  # with offsets per row, for positions in time, height and width
     call: Callable[..., Any]  # the forward for the next token
 
-    @classmethod
-    def after_prefill(cls, model: Any, input_ids: Tensor, outputs: Any, model_kwargs: dict[str, Any]) -> _Batch:
-        rows = torch.arange(len(input_ids), device=input_ids.device)
-        # `getattr` of a module is slow where the attribute is missing.
-        offset_modules = [m for m in model.modules() if isinstance(vars(m).get("rope_deltas"), Tensor)]
-        batch = cls(model, input_ids, rows, model_kwargs, rows, len(rows), offset_modules, model)
-        batch._take(outputs)
-        if not _selectable(batch.cache):
-            raise UndecodableError
-        return batch
-
     @property
     def cache(self) -> Any:
         return self.model_kwargs["past_key_values"]
 
-    def _take(self, outputs: Any) -> None:
+    def take(self, outputs: Any) -> None:
         self.logits = outputs.logits[:, -1].to(torch.float32, copy=True)
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs, is_encoder_decoder=self.model.config.is_encoder_decoder
@@ -219,17 +184,14 @@ class _Batch:
 
     def forward(self) -> None:
         inputs = self.model.prepare_inputs_for_generation(self.input_ids, next_sequence_length=1, **self.model_kwargs)
-        self._take(self.call(**inputs, return_dict=True))
-
-    def append(self, tokens: Tensor) -> None:
-        self.input_ids = torch.cat([self.input_ids, tokens.unsqueeze(1)], 1)
+        self.take(self.call(**inputs, return_dict=True))
 
     def repeat(self, times: int, *, folded: bool) -> None:
         """Repeat every row; with `folded`, data of the images keep one row per image."""
         number = len(self.rows)
         index = torch.arange(number, device=self.rows.device).repeat_interleave(times)
         images = index[::times] if folded else index
-        self._select(index, images)
+        self.select(index, images)
         self.logits, self.images = self.logits[index], len(images)
         self.rows = torch.arange(number * times, device=self.rows.device)
 
@@ -245,13 +207,8 @@ class _Batch:
         of_image = [sorted(range(start, start + size), key=lambda row: not active[row])[:width] for start in starts]
         return [row for image in images for row in of_image[image]], images
 
-    def compact(self, index: Tensor, images: Tensor) -> None:
-        """Keep the rows `index` of the images `images`, except for their logits."""
-        self._select(index, images)
-        self.images, self.rows = len(images), self.rows[index]
-
-    def _select(self, index: Tensor, images: Tensor) -> None:
-        """Keep the rows `index`, and of the data of the images the rows `images`."""
+    def select(self, index: Tensor, images: Tensor) -> None:
+        """Keep the rows `index`, and of the data of the images the rows `images`; `logits`, `rows` and `images` stay."""
         number, changed = len(self.input_ids), len(images) != self.images  # whether images leave or are repeated
         cross = [*_OF_THE_IMAGE, *(["attention_mask"] if self.model.config.is_encoder_decoder else [])]
         for name, value in self.model_kwargs.items():

@@ -20,6 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPo
 from hf_captionrl.captioners.captioner import Captioner, blank_image
 from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
 from hf_captionrl.captioners.head_tap import (
+    PREFIX_INPUTS,
     decoder_text,
     floating_dtype,
     join_prefix,
@@ -36,16 +37,15 @@ logger = logging.getLogger(__name__)
 
 def configured_ids(names: Sequence[str], generation: Any, config: Any) -> list[Any]:
     """Ids of special tokens, as `generate` reads them: from the generation config, else the model's config."""
-    values = [getattr(generation, name, None) for name in names]
-    return [getattr(config, name, None) if value is None else value for name, value in zip(names, values, strict=True)]
+    found = ((getattr(generation, name, None), getattr(config, name, None)) for name in names)
+    return [own if first is None else first for first, own in found]
 
 
 class FixedPrefixCaptioner(Captioner):
     """A captioner with image tokens before the text; in an encoder-decoder, the encoder reads them and the prompt."""
 
-    side_inputs: ClassVar[tuple[str, ...]] = ("prefix_ids", "prefix_mask")
-    # Side inputs, with the prompt that they were computed for.
-    _fixed: tuple[str, dict[str, Tensor]] | None = None
+    side_inputs: ClassVar[tuple[str, ...]] = PREFIX_INPUTS
+    _fixed: tuple[str, dict[str, Tensor]] | None = None  # side inputs, with the prompt that they were computed for
 
     def prefix_token_ids(self) -> Sequence[int]:
         """The P token ids before the text, or in the encoder."""
@@ -66,8 +66,7 @@ class FixedPrefixCaptioner(Captioner):
 
     @property
     def max_text_tokens(self) -> int:
-        taken = 0 if self.is_encoder_decoder else len(self.prefix_token_ids())
-        return super().max_text_tokens - taken
+        return super().max_text_tokens - (0 if self.is_encoder_decoder else len(self.prefix_token_ids()))
 
     @classmethod
     def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
@@ -90,6 +89,7 @@ class BlipCaptioner(Captioner):
     can_join_frames = True
     vision_path = "vision_model"
     supports_static_cache = False
+    refuses_words = True  # BLIP adds [DEC] after BERT's vocabulary, so that it is never an ordinary word
     language_lora = r"text_decoder\.bert\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"vision_model\.encoder\..*\.(qkv|fc1|fc2)"
     checkpoint_prompts: ClassVar[dict[str, str]] = {"Salesforce/blip-image-captioning": "a picture of "}
@@ -97,17 +97,12 @@ class BlipCaptioner(Captioner):
     @classmethod
     def output_head(cls, model: Any) -> Any:
         # BlipForConditionalGeneration does not implement get_output_embeddings.
-        decoder = getattr(model, "text_decoder", None)
-        return None if decoder is None else decoder.get_output_embeddings()
+        return model.text_decoder.get_output_embeddings() if hasattr(model, "text_decoder") else None
 
     def special_token_ids(self) -> tuple[int, int, int]:
         # BLIP does not use its eos_token_id: captions begin with [DEC] and end with [SEP].
         config = self.base_model.config.text_config
         return self.require_ids(config.bos_token_id, config.sep_token_id, config.pad_token_id)
-
-    def check_tokens(self) -> None:
-        # BLIP adds [DEC] after BERT's vocabulary, so that it is never an ordinary word.
-        self.check_special_tokens(self.start_token_id, self.eos_token_id, refuse=True)
 
     def own_loss(self, batch: dict[str, Any]) -> Tensor:
         # The configuration may set label smoothing.
@@ -144,8 +139,6 @@ class Blip2Captioner(FixedPrefixCaptioner):
 
     `image_features` are the outputs of the vision tower, before the Q-Former, so that Q-Former and projection can be
     trained. With LoRA, both are trained in full; the queries, which are a parameter and not a module, are then frozen.
-
-    InstructBLIP's Q-Former also reads the prompt.
     """
 
     family = "blip-2"
@@ -169,7 +162,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
 
     @classmethod
     def complete_processor(cls, model: Any, processor: Any) -> None:
-        """Add the image token to a checkpoint that was saved before transformers 4.47."""
+        # A checkpoint that was saved before transformers 4.47 has no image token.
         tokenizer, config = processor.tokenizer, model.config
         if config.image_token_id is not None:
             return
@@ -181,6 +174,8 @@ class Blip2Captioner(FixedPrefixCaptioner):
             model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)
 
     def check_fit(self) -> None:
+        # InstructBLIP's Q-Former reads the prompt.
+        self.processor_parts = ("qformer_tokenizer",) if self.base_model.config.model_type == "instructblip" else ()
         super().check_fit()
         name, image_token_id = type(self.base_model).__name__, self.base_model.config.image_token_id
         known = self.tokenizer.get_vocab().get("<image>")
@@ -190,15 +185,6 @@ class Blip2Captioner(FixedPrefixCaptioner):
                 f"{name}: they do not match. Pass the processor of the model. For checkpoints from before transformers "
                 "4.47, set processor.num_query_tokens and model.config.image_token_index, and resize the embeddings."
             )
-        if self._reads_prompt and getattr(self.processor, "qformer_tokenizer", None) is None:
-            raise ValueError(
-                f"The {type(self.processor).__name__} has no qformer_tokenizer, which {name} needs. Pass an InstructBlipProcessor."
-            )
-
-    @property
-    def _reads_prompt(self) -> bool:
-        """Whether the Q-Former reads the prompt."""
-        return self.base_model.config.model_type == "instructblip"
 
     @property
     def writer(self) -> Any:
@@ -211,9 +197,8 @@ class Blip2Captioner(FixedPrefixCaptioner):
         first, end, pad = configured_ids((start, "eos_token_id", "pad_token_id"), generation, config)
         return self.require_ids(first, end, self.tokenizer.pad_token_id if pad is None else pad)
 
-    def check_tokens(self) -> None:
-        # The end token is not checked: OPT ends captions with an ordinary token, the newline.
-        self.check_special_tokens(self.start_token_id, None)
+    def check_tokens(self, end: int | None) -> None:
+        super().check_tokens(None)  # OPT ends captions with an ordinary token, the newline
 
     def prefix_token_ids(self) -> list[int]:
         config = self.base_model.config
@@ -221,7 +206,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
 
     def one_side_input(self) -> dict[str, Tensor]:
         inputs = super().one_side_input()
-        if self._reads_prompt:
+        if self.processor_parts:
             read = self.processor.qformer_tokenizer([self.prompt], return_tensors="pt")
             inputs |= {f"qformer_{name}": read[name] for name in ("input_ids", "attention_mask")}
         return inputs
@@ -234,14 +219,11 @@ class Blip2Captioner(FixedPrefixCaptioner):
             native |= {name: repeat_rows(inputs[name], rows) for name in QFORMER_INPUTS if name in inputs}
         return native
 
-    def generate_ids(
-        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
-    ) -> Tensor:
-        # A generated <image> would require another image.
-        if not self.is_encoder_decoder:
+    def generate_ids(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        if not self.is_encoder_decoder:  # a generated <image> would require another image
             image_token_id = self.base_model.config.image_token_id
             kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), image_token_id]
-        return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
+        return super().generate_ids(*inputs, **kwargs)
 
 
 class Blip2EncoderDecoderCaptioner(Blip2Captioner):
@@ -277,14 +259,14 @@ class ClipCapCaptioner(Captioner):
     @property
     def end_token_ids(self) -> tuple[int, ...]:
         config = self.base_model.config
-        if not config.stop_at_period:
-            return (self.eos_token_id,)
-        return tuple(dict.fromkeys([*config.period_token_ids, self.language_end_id]))
+        ends = [*config.period_token_ids, self.language_end_id] if config.stop_at_period else [self.eos_token_id]
+        return tuple(dict.fromkeys(ends))
 
     @property
     def max_text_tokens(self) -> int:
-        # The prefix replaces the start token.
-        return super().max_text_tokens - self.base_model.config.prefix_length + 1
+        return (
+            super().max_text_tokens - self.base_model.config.prefix_length + 1
+        )  # the prefix replaces the start token
 
     def special_token_ids(self) -> tuple[int, int, int]:
         config, tokenizer = self.base_model.config, self.tokenizer
@@ -294,19 +276,16 @@ class ClipCapCaptioner(Captioner):
             values = (getattr(generation, name), getattr(text, name), getattr(tokenizer, name))
             return next((v[0] if isinstance(v, (list, tuple)) else v for v in values if v is not None), None)
 
-        start, end = known("bos_token_id"), known("eos_token_id")
-        pad = known("pad_token_id")
+        start, end, pad = (known(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id"))
         start, end, pad = self.require_ids(end if start is None else start, end, end if pad is None else pad)
         self.language_end_id = end
         if config.stop_at_period:
-            pair = ClipCapProcessor(self.image_processor, tokenizer)
-            config.period_token_ids = pair.period_token_ids()
+            config.period_token_ids = ClipCapProcessor(self.image_processor, tokenizer).period_token_ids()
             end = config.period_token_ids[0]
         return start, end, pad
 
-    def check_tokens(self) -> None:
-        # Check the language model's end token, not the full stop, which is an ordinary token.
-        self.check_special_tokens(self.start_token_id, self.language_end_id)
+    def check_tokens(self, end: int | None) -> None:
+        super().check_tokens(self.language_end_id)  # not the full stop, which is an ordinary token
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
         if self.base_model.config.stop_at_period:  # the end token is the full stop
@@ -346,7 +325,6 @@ class EncoderDecoderCaptioner(Captioner):
             "eos_token_id": (decoder.eos_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id),
             "pad_token_id": (decoder.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id),
         }
-        found = []
         for name, elsewhere in candidates.items():
             known = [getattr(config, name, None), getattr(generation, name, None)]
             value = next((value for value in (*known, *elsewhere) if value is not None), None)
@@ -354,23 +332,12 @@ class EncoderDecoderCaptioner(Captioner):
                 logger.warning("The configuration lacks %s. Using %s, from the decoder or tokenizer.", name, value)
             setattr(config, name, value)
             setattr(generation, name, value)
-            found.append(value)
-        return self.require_ids(*found)
+        return self.require_ids(*(getattr(config, name) for name in candidates))
 
-    def generate_ids(
-        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
-    ) -> Tensor:
-        model = self.base_model
-        with computed_once(getattr(model, "enc_to_dec_proj", None)):
-            ids = model.generate(
-                # Never encoded: only tells generate the number of rows.
-                pixel_values=image_features.new_zeros(prompt_ids.size(0), 1, 1, 1),
-                encoder_outputs=BaseModelOutput(last_hidden_state=image_features),
-                attention_mask=torch.ones(image_features.shape[:2], dtype=torch.long, device=prompt_ids.device),
-                decoder_input_ids=prompt_ids,
-                **kwargs,
-            )
-        return ids[:, prompt_ids.size(1) :]
+    def generate_ids(self, image_features: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
+        mask = torch.ones(image_features.shape[:2], dtype=torch.long, device=image_features.device)
+        with computed_once(getattr(self.base_model, "enc_to_dec_proj", None)):
+            return super().generate_ids(image_features, *inputs, attention_mask=mask, **kwargs)
 
 
 @register
@@ -399,16 +366,13 @@ class Florence2Captioner(FixedPrefixCaptioner):
         config, generation = self.base_model.config.text_config, self.base_model.generation_config
         names = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
         # Every target of BART has <s> after the start token.
-        forced, begins = generation.forced_bos_token_id, self.tokenizer("").input_ids[:1]
-        self.forced_token_ids = (self.tokenizer.bos_token_id,) if begins == [self.tokenizer.bos_token_id] else ()
-        if forced is not None:
-            self.forced_token_ids = (forced,)
+        begins = [id for id in self.tokenizer("").input_ids[:1] if id == self.tokenizer.bos_token_id]
+        forced = generation.forced_bos_token_id
+        self.forced_token_ids = tuple(begins) if forced is None else (forced,)
         return self.require_ids(*configured_ids(names, generation, config))
 
     def prefix_token_ids(self) -> list[int]:
-        # The ids do not depend on the image.
-        read = self.processor(images=blank_image(), text=self.prompt)
-        return list(read["input_ids"][0])
+        return list(self.processor(images=blank_image(), text=self.prompt)["input_ids"][0])  # the same for all images
 
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -439,12 +403,10 @@ class GitCaptioner(Captioner):
     model_types = ("git",)
     vision_path = "git.image_encoder"
     supports_static_cache = False
+    refuses_words = True
     connector_paths = ("git.visual_projection",)
     language_lora = r"git\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"git\.image_encoder\..*\.([qkv]_proj|fc1|fc2)"
-
-    def check_tokens(self) -> None:
-        self.check_special_tokens(self.start_token_id, self.eos_token_id, refuse=True)
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
         places = self.base_model.config.num_image_with_embedding
@@ -507,8 +469,7 @@ class Kosmos2Captioner(FixedPrefixCaptioner):
 
     def prefix_token_ids(self) -> list[int]:
         number = self.base_model.config.latent_query_num
-        read = self.processor(text="a", images=blank_image(), num_image_tokens=number)
-        ids = list(read["input_ids"])
+        ids = list(self.processor(text="a", images=blank_image(), num_image_tokens=number)["input_ids"])
         return ids[: ids.index(self.start_token_id)]
 
     @classmethod
@@ -542,10 +503,7 @@ class Pix2StructCaptioner(Captioner):
     def check_fit(self) -> None:
         super().check_fit()
         if getattr(self.base_model.config, "is_vqa", False) or getattr(self.image_processor, "is_vqa", False):
-            raise ValueError(
-                "This Pix2Struct answers questions that are rendered above the image (is_vqa). Load a captioning "
-                "checkpoint, such as google/pix2struct-textcaps-base."
-            )
+            raise ValueError("This Pix2Struct answers rendered questions (is_vqa). Load a captioning checkpoint.")
 
     def special_token_ids(self) -> tuple[int, int, int]:
         config = self.base_model.config.text_config
@@ -585,13 +543,11 @@ class Pix2StructCaptioner(Captioner):
         inputs["attention_mask"] = (features != 0).any(-1).long()
         yield
 
-    def generate_ids(
-        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
-    ) -> Tensor:
+    def generate_ids(self, image_features: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
         kwargs.setdefault("use_cache", True)  # the configuration of published checkpoints turns it off
         # Never encoded: only tells generate the number of rows.
         kwargs["flattened_patches"] = image_features.new_zeros(len(image_features), 1, 1)
-        return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
+        return super().generate_ids(image_features, *inputs, **kwargs)
 
 
 def _is_patch(patches: Tensor) -> Tensor:

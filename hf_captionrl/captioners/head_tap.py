@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 
@@ -64,39 +65,33 @@ def _adapters(module: Any) -> list[str]:
     return [name for name in module.active_adapters if name in module.lora_A]
 
 
-def _is_plain(module: Any) -> bool:
-    """Whether the module is a dense linear layer; quantised layers pack their weight."""
-    return isinstance(module, nn.Linear) and module.weight.dim() == 2 and module.weight.is_floating_point()
-
-
 def is_tappable(head: nn.Module) -> bool:
     """Whether the projection is a linear layer, possibly with LoRA or as one of PEFT's `modules_to_save`."""
     module = _active(head)
-    if _is_plain(module):
-        return True
-    from peft.tuners.lora import Linear as LoraLinear
+    if not isinstance(module, nn.Linear):
+        from peft.tuners.lora import Linear as LoraLinear
 
-    return (
-        type(module) is LoraLinear
-        and _is_plain(module.base_layer)
-        and not module.fan_in_fan_out
-        and not any(name in module.lora_variant for name in _adapters(module))
-    )
+        if type(module) is not LoraLinear or module.fan_in_fan_out:
+            return False
+        if any(name in module.lora_variant for name in _adapters(module)):
+            return False
+        module = module.base_layer
+    # Quantised layers pack their weight.
+    return isinstance(module, nn.Linear) and module.weight.dim() == 2 and module.weight.is_floating_point()
 
 
 def head_projection(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     r"""Input `(B, T, D')`, weight `(V, D')` and bias such that `F.linear` of them equals the projection of `hidden`.
 
-    LoRA on the head is `h W^T + s * dropout(h) A^T B^T = [h, s * dropout(h) A^T] [W, B]^T`, so that `D' = D + r`. This
-    is exact, also with dropout. Without LoRA, `D' = D`.
+    LoRA on the head is `h W^T + s * dropout(h) A^T B^T = [h, s * dropout(h) A^T] [W, B]^T`, exact also with dropout.
     """
     module = _active(head)
     base = module if isinstance(module, nn.Linear) else module.base_layer
     weight, bias = base.weight, base.bias
     if hasattr(weight, "placements"):
         raise ValueError(
-            "The output projection is a sharded DTensor. Use FSDP2 or ZeRO-3, which gather it in the model's "
-            "forward, and exclude the output projection from the tensor-parallel plan."
+            "The output projection is a sharded DTensor. Use FSDP2 or ZeRO-3, which gather it in the model's forward, and exclude "
+            "it from the tensor-parallel plan."
         )
     if base is module:
         return hidden, weight, bias
@@ -122,25 +117,19 @@ PREFIX_INPUTS = ("prefix_ids", "prefix_mask")
 
 def left_padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Tensor]:
     """`prefix_ids` and `prefix_mask` `(B, P)`, padded on the left."""
-    width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), pad_id)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
-    for index, row in enumerate(rows):
-        if len(row):
-            ids[index, -len(row) :] = torch.as_tensor(row)
-            mask[index, -len(row) :] = 1
-    return {"prefix_ids": ids, "prefix_mask": mask}
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    mask = [torch.ones_like(row) for row in ids]
+    pad = functools.partial(pad_sequence, batch_first=True, padding_side="left")
+    return {"prefix_ids": pad(ids, padding_value=pad_id), "prefix_mask": pad(mask)}
 
 
 def stack_rows(parts: Sequence[Tensor]) -> Tensor:
     """Stack tensors of different sizes to `(B, ...)`, padded with zeros at the end of each dimension."""
-    sizes = [max(part.size(d) for part in parts) for d in range(parts[0].dim())]
-    padded = []
-    for part in parts:
-        missing = [sizes[d] - part.size(d) for d in range(part.dim())]
-        # F.pad counts dimensions from the last.
-        padded.append(F.pad(part, [n for size in reversed(missing) for n in (0, size)]))
-    return torch.stack(padded)
+    sizes = torch.tensor([part.shape for part in parts]).amax(0).tolist()
+    stacked = parts[0].new_zeros(len(parts), *sizes)
+    for part, target in zip(parts, stacked, strict=True):
+        target[tuple(map(slice, part.shape))] = part
+    return stacked
 
 
 def captions_per_image(rows: int, images: int) -> int:
@@ -165,9 +154,7 @@ def join_prefix(inputs: dict[str, Any]) -> dict[str, Any]:
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
     before, before_mask = (repeat_rows(inputs.pop(name), len(ids)) for name in PREFIX_INPUTS)
-    inputs["input_ids"] = torch.cat([before, ids], 1)
-    inputs["attention_mask"] = torch.cat([before_mask, mask], 1)
-    return inputs
+    return inputs | {"input_ids": torch.cat([before, ids], 1), "attention_mask": torch.cat([before_mask, mask], 1)}
 
 
 def decoder_text(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -198,9 +185,7 @@ def split_prefix(inputs: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class HeadInputs:
-    """Inputs of an objective: hidden states and weight, or the full logits in the fallback.
-
-    All tensors are aligned: position t predicts `labels[:, t]`.
+    """Inputs of an objective: hidden states and weight, or the full logits in the fallback; position t predicts `labels[:, t]`.
 
     Args:
         labels (`torch.Tensor` of shape `(B, T)`): Token ids, `IGNORE_INDEX` at unsupervised positions.
@@ -225,15 +210,9 @@ HeadObjective = Callable[[HeadInputs], dict[str, Tensor]]
 
 @dataclass(init=False)
 class HeadOutput(ModelOutput):
-    """The tensors that an objective returned, as a model output: `output.loss`, `output["log_probs"]`, ...
-
-    Args:
-        values (`dict`, *optional*): From names to tensors.
-        named (`torch.Tensor`): More tensors, as keyword arguments.
-    """
+    """The tensors that an objective returned, as a model output: `output.loss`, `output["log_probs"]`, ..."""
 
     loss: Tensor | None = None
-    """A scalar, if the objective returned one."""
 
     def __init__(self, values: dict[str, Any] | None = None, **named: Any) -> None:
         super().__init__()
@@ -255,20 +234,11 @@ class LogProbsObjective:
 
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
         """`log_probs`, and `entropy` if requested; both `(B, T)`, 0 where the label is ignored."""
-        if head.hidden is not None and head.weight is not None:
-            result = linear_log_probs(
-                head.hidden,
-                head.weight,
-                head.labels,
-                bias=head.bias,
-                temperature=self.temperature,
-                softcap=head.softcap,
-                return_entropy=self.return_entropy,
-            )
-            if isinstance(result, tuple):
-                return {"log_probs": result[0], "entropy": result[1]}
-            return {"log_probs": result}
-        assert head.logits is not None
+        if head.logits is None:
+            settings: dict[str, Any] = {"bias": head.bias, "softcap": head.softcap, "temperature": self.temperature}
+            hidden: Any = head.hidden
+            found = linear_log_probs(hidden, head.weight, head.labels, return_entropy=self.return_entropy, **settings)
+            return {"log_probs": found[0], "entropy": found[1]} if self.return_entropy else {"log_probs": found}
         supervised = head.labels != IGNORE_INDEX  # (B, T)
         log_probs = (head.logits.float() / self.temperature).log_softmax(-1)  # (B, T, V)
         target = head.labels.masked_fill(~supervised, 0).unsqueeze(-1)
@@ -321,8 +291,7 @@ def align(states: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
     """The states that predict each label: the last ones (images precede the text), shifted by one if `shift`."""
     if states.size(1) < labels.size(1):
         raise ValueError(
-            f"The model returned {states.size(1)} positions for {labels.size(1)} labels. "
-            "Create labels and token ids together with captioner.collate."
+            f"The model returned {states.size(1)} positions for {labels.size(1)} labels. Use captioner.collate."
         )
     states = states[:, states.size(1) - labels.size(1) :]
     return (states[:, :-1], labels[:, 1:]) if shift else (states, labels)
@@ -371,63 +340,48 @@ def _tapped_forward(
         if labels is None:
             raise ValueError("A head objective needs labels. Create the batch with captioner.collate.")
         del inputs["labels"]  # without labels the model does not compute a loss
-        return _run_objective(model, original, family, objective, labels, inputs)
+        inputs["use_cache"] = False
+        head, shift = family.output_head(model), not family.is_encoder_decoder
+        if not model.use_full_logits and not is_tappable(head):
+            model.use_full_logits = True
+            logger.warning(
+                "%s is not a single weight matrix. Using full logits, which is slower.", type(head).__name__
+            )
+        if model.use_full_logits:
+            logits, labels = align(original(model, **inputs).logits, labels, shift)
+            return HeadOutput(objective(HeadInputs(labels=labels, logits=logits)))
+        captured: list[Tensor] = []
+
+        def capture(hidden: Tensor) -> Tensor:
+            captured.append(hidden)
+            return hidden
+
+        with replaced_forward(head, capture):
+            original(model, **inputs)
+        if not captured:
+            raise RuntimeError(
+                f"{type(model).__name__} did not call its output projection. Set use_full_logits = True."
+            )
+
+        def compute(hidden: Tensor) -> dict[str, Tensor]:
+            hidden, weight, bias = head_projection(head, hidden)
+            hidden, aligned = align(hidden, labels, shift)
+            return objective(HeadInputs(aligned, hidden, weight, bias, family.softcap(model)))
+
+        # The objective runs as the forward of the head: if the head is sharded separately, its weight is gathered only there.
+        with replaced_forward(head, compute):
+            return HeadOutput(head(captured[-1]))
 
 
-def _run_objective(
-    model: Any,
-    original: Callable[..., Any],
-    family: Any,
-    objective: HeadObjective,
-    labels: Tensor,
-    inputs: dict[str, Any],
-) -> HeadOutput:
-    shift = not family.is_encoder_decoder
-    inputs["use_cache"] = False
-    head = family.output_head(model)
-    if not model.use_full_logits and not is_tappable(head):
-        model.use_full_logits = True
-        logger.warning("%s is not a single weight matrix. Using full logits, which is slower.", type(head).__name__)
-    if model.use_full_logits:
-        logits, labels = align(original(model, **inputs).logits, labels, shift)
-        return HeadOutput(objective(HeadInputs(labels=labels, logits=logits)))
-
-    captured: list[Tensor] = []
-
-    def capture(hidden: Tensor) -> Tensor:
-        captured.append(hidden)
-        return hidden
-
-    with replaced_forward(head, capture):
-        original(model, **inputs)
-    if not captured:
-        raise RuntimeError(
-            f"{type(model).__name__} did not call its output projection. Set captioner.use_full_logits = True."
-        )
-
-    def compute(hidden: Tensor) -> dict[str, Tensor]:
-        hidden, weight, bias = head_projection(head, hidden)
-        hidden, aligned = align(hidden, labels, shift)
-        return objective(
-            HeadInputs(labels=aligned, hidden=hidden, weight=weight, bias=bias, softcap=family.softcap(model))
-        )
-
-    # The objective runs as the forward of the head: if the head is sharded separately, its weight is gathered only there.
-    with replaced_forward(head, compute):
-        return HeadOutput(head(captured[-1]))
-
-
-_ADDED_BY_PEFT = (
-    *("inputs_embeds", "output_attentions", "output_hidden_states", "return_dict"),
-    *("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds"),
-)
+# PEFT's wrappers of task types pass these even if the model does not take them.
+_ADDED_BY_PEFT = """inputs_embeds output_attentions output_hidden_states return_dict decoder_input_ids
+    decoder_attention_mask decoder_inputs_embeds""".split()
 
 
 def subclass_with(cls: Any, maker: tuple[Any, ...], **members: Any) -> Any:
     """A subclass of a model's class with the same name; `maker`, a function and its arguments, makes it in another process."""
 
-    def reduce(self: Any, protocol: Any) -> Any:
-        # copy and pickle look up a class by its name, and would find the original class.
+    def reduce(self: Any, protocol: Any) -> Any:  # copy and pickle find a class by its name: the original one
         reduced = super(made, self).__reduce_ex__(protocol)
         return (_new, maker, *reduced[2:]) if type(self) is made else reduced
 
@@ -459,7 +413,6 @@ def _tapped_class(cls: Any, family: Any) -> Any:
             if head_objective is not None or image_features is not None:
                 raise TypeError("With head_objective or image_features, pass all inputs by name.")
             return original(self, *args, **kwargs)
-        # PEFT's wrappers of task types pass these even if the model does not take them.
         kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _ADDED_BY_PEFT}
         return _tapped_forward(self, original, family, head_objective, image_features, kwargs)
 
@@ -491,8 +444,7 @@ def tap_head(model: nn.Module, family: type) -> None:
             f"The forward of this {type(model).__name__} has already been replaced (by accelerate's prepare, by a "
             "device_map over several devices, or by a patch). Create the captioner first, then prepare captioner.model."
         )
-    made: Any = _tapped_class(type(model), family)  # type: ignore[arg-type]
-    model.__class__ = made
+    model.__class__ = _tapped_class(type(model), family)  # type: ignore[arg-type]
 
 
 # --- Checks the head tap against the model's own loss on the first batch ---------------------------------------------
@@ -505,9 +457,8 @@ def first_rows(batch: dict[str, Any], number: int = 2) -> dict[str, Any]:
     if images is None or captions % len(images) or not bool((batch["labels"][:number] != IGNORE_INDEX).any()):
         return batch
     per_image = captions // len(images)
-    kept = {captions: number, len(images): number}
-    if per_image > 1:  # captions of one image
-        kept = {captions: min(number, per_image), len(images): 1}
+    # With several captions per image, those of the first image.
+    kept = {captions: number} if per_image == 1 else {captions: min(number, per_image), len(images): 1}
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
     if any(len(value) not in kept for value in tensors.values()):
         return batch
@@ -532,24 +483,15 @@ def check_tap(captioner: Any, batch: dict[str, Any], atol: float | None = None) 
             return difference
         was_full, captioner.use_full_logits = captioner.use_full_logits, True
         full = float(model(**batch, head_objective=mean_cross_entropy).loss)
+    told = "SELF-CHECK%s: cross-entropy is %.6f through the head tap, %.6f from full logits, and %.6f in %s itself. %s"
     name = type(captioner.base_model).__name__
     if abs(full - tapped) <= atol:
         captioner.use_full_logits = was_full
-        logger.warning(
-            "SELF-CHECK: cross-entropy is %.6f, both through the head tap and from full logits, but %s itself computes "
-            "a loss of %.6f. Its loss smooths, weights or shifts differently. Training uses the cross-entropy.",
-            tapped,
-            name,
-            own,
-        )
+        reason = "Its loss smooths, weights or shifts differently. Training uses the cross-entropy."
+        logger.warning(told, "", tapped, full, own, name, reason)
     else:
-        logger.warning(
-            "SELF-CHECK FAILED: cross-entropy is %.6f through the head tap, but %s itself computes a loss of %.6f. It "
-            "changes the logits after the output projection. Full logits (%.6f) are used from now on: correct, but "
-            "they need more time and memory.",
-            tapped,
-            name,
-            own,
-            full,
+        reason = (
+            "It changes the logits after the output projection. Full logits are used: correct, but slower and larger."
         )
+        logger.warning(told, " FAILED", tapped, full, own, name, reason)
     return difference

@@ -57,14 +57,10 @@ class BackendError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """A prompt without an answer; `detail` describes the error in one sentence and never contains a key.
+    """A prompt without an answer."""
 
-    The reason is `"backend_failed"` if all attempts failed (the next run asks again), or `"backend_rejected"` if the prompt was
-    rejected (it is not asked again).
-    """
-
-    reason: str
-    detail: str
+    reason: str  # "backend_failed" after all attempts (the next run asks again), or "backend_rejected" (it does not)
+    detail: str  # the error in one sentence, never with a key
 
 
 @dataclass(frozen=True)
@@ -75,19 +71,17 @@ class Truncated:
 
 
 Answer: TypeAlias = str | Truncated | Failure
-"""Result of a backend for one prompt."""
 
 
 @runtime_checkable
 class Backend(Protocol):
     """Answers prompts."""
 
-    model: str
-    """Name for the provenance of each answer."""
-    revision: str
-    """Commit, hash of the weights or version, and all settings that change answers; answers of others are not reused."""
-    is_multimodal: bool
-    """Whether it answers prompts with images."""
+    model: str  # name for the provenance of each answer
+    revision: (
+        str  # commit or hash of the weights, and all settings that change answers; answers of others are not reused
+    )
+    is_multimodal: bool  # whether it answers prompts with images
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Yield position and answer of each prompt as soon as the answer arrives, so that it can be stored."""
@@ -125,9 +119,8 @@ def folder_revision(model: str, revision: str | None) -> str:
     folder = Path(model)
     if folder.is_dir():
         digest = hashlib.blake2b(digest_size=16)
-        for path in sorted(
-            path for path in folder.iterdir() if path.suffix in (".safetensors", ".json", ".model", ".jinja")
-        ):
+        kinds = (".safetensors", ".json", ".model", ".jinja")
+        for path in sorted(path for path in folder.iterdir() if path.suffix in kinds):
             with path.open("rb") as file:
                 digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
         return digest.hexdigest()[:12]
@@ -139,16 +132,12 @@ def folder_revision(model: str, revision: str | None) -> str:
 
 def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
     """Arguments of `generate`: greedy at first, sampling at later attempts, because greedy repeats a bad answer."""
-    if attempt == 0:
-        return {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new_tokens}
-    return {"do_sample": True, "temperature": RETRY_TEMPERATURE, "num_beams": 1, "max_new_tokens": max_new_tokens}
+    how = {"do_sample": True, "temperature": RETRY_TEMPERATURE} if attempt else {"do_sample": False}
+    return {**how, "num_beams": 1, "max_new_tokens": max_new_tokens}
 
 
 class LocalBackend(ABC):
-    """Answers prompts batch by batch (`batch_size=None`: all at once). Subclasses load the model and answer one batch.
-
-    The revision consists of `identity` (commit of the model, or hash of its weights), engine and settings.
-    """
+    """Answers prompts batch by batch (`batch_size=None`: all at once). Subclasses load the model and answer one batch."""
 
     is_multimodal = False
 
@@ -161,7 +150,7 @@ class LocalBackend(ABC):
         self._batch_size, self._max_new_tokens = batch_size, max_new_tokens
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Answer prompts in batches with the same attempt, because its number determines the decoding."""
+        # The number of the attempt determines the decoding, so that it is the same in a batch.
         for attempt in sorted({prompt.attempt for prompt in prompts}):
             positions = [i for i, prompt in enumerate(prompts) if prompt.attempt == attempt]
             size = self._batch_size or len(positions)
@@ -227,13 +216,7 @@ def image_url(image: Any) -> str:
 
 
 class _RetryError(Exception):
-    def __init__(self, message: str, after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.after_s = after_s
-
-
-class _RejectedError(Exception):
-    pass
+    """A message, and the seconds to wait if the server names them; another request may succeed."""
 
 
 def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False) -> list[dict[str, Any]]:
@@ -247,22 +230,12 @@ def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False
 
 
 class HTTPBackend:
-    """Backend of an OpenAI-compatible endpoint.
+    """Backend of an OpenAI-compatible endpoint (`base_url` up to `/chat/completions`) with `concurrency` requests at a time.
 
-    Requests are repeated after 429, 5xx, timeouts, dropped connections and answers that are not JSON. The wait is
-    `backoff_s * 2**k` seconds, or that of `Retry-After`. Refusals of one prompt (400, 413, 415, 422) become a [`Failure`];
-    refusals of every prompt (wrong key, wrong address) stop the run.
-
-    Args:
-        base_url (`str`): Address up to `/chat/completions`, for instance `http://127.0.0.1:8000/v1`.
-        revision (`str`): Revision for the provenance, because endpoints do not report one.
-        api_key_env (`str`, *optional*): Environment variable with the key; `None` for no key.
-        temperature (`float`): Of sampling; later attempts use at least 0.7.
-        seed (`int`, *optional*): Sent plus the number of the attempt; `None` for servers without seeds.
-        concurrency (`int`): Concurrent requests.
-        timeout_s (`float`): Limit in seconds for connecting, for each wait, and for the whole answer.
-        tries (`int`): Largest number of requests per prompt.
-        backoff_s (`float`): First wait in seconds; doubled each time, at most two minutes.
+    Requests are repeated, at most `tries` times, after 429, 5xx, timeouts, dropped connections and answers that are not JSON.
+    The wait is `backoff_s * 2**k` seconds, or that of `Retry-After`. Refusals of one prompt (400, 413, 415, 422) become a
+    [`Failure`]; refusals of every prompt (wrong key, wrong address) stop the run. `timeout_s` limits connecting, each wait, and
+    the whole answer. Later attempts use a temperature of at least 0.7, and the seed plus their number (None: no seed).
     """
 
     def __init__(
@@ -287,8 +260,7 @@ class HTTPBackend:
             raise ValueError(f"base_url is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
         if parts.username or parts.password or parts.query:
             raise ValueError(
-                "base_url contains a user, a password or a query, which would appear in logs. Put the key into an environment "
-                "variable and use api_key_env."
+                "base_url contains a user, a password or a query, which logs would show. Use api_key_env."
             )
         self._key = ""
         if api_key_env is not None:
@@ -296,10 +268,7 @@ class HTTPBackend:
             if not self._key:
                 raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
             if not all("!" <= letter <= "~" for letter in self._key):
-                raise BackendError(
-                    f"The environment variable {api_key_env} contains spaces, line breaks or characters that are not ASCII, "
-                    "which are invalid in a key. Put only the endpoint's key into it."
-                )
+                raise BackendError(f"The environment variable {api_key_env} contains characters that no key has.")
         self._url = base_url.rstrip("/") + "/chat/completions"
         self.model, self.is_multimodal = model, is_multimodal
         settings = f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}"
@@ -321,19 +290,8 @@ class HTTPBackend:
         """Remove the key, which a server may repeat in its error."""
         return text.replace(self._key, "***") if self._key else text
 
-    def _body(self, prompt: Prompt) -> dict[str, Any]:
-        temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
-        seed = {} if self._seed is None else {"seed": self._seed + prompt.attempt}
-        return {
-            "model": self.model,
-            "messages": chat_turns(prompt, self.is_multimodal),
-            "temperature": temperature,
-            "max_tokens": self._max_new_tokens,
-            **seed,
-        }
-
-    def _send(self, body: dict[str, Any]) -> str | Truncated:
-        """One request. Raises `_RetryError` if another may succeed, else `_RejectedError` or, for every prompt, `BackendError`."""
+    def _send(self, body: dict[str, Any]) -> Answer:
+        """One request. Raises `_RetryError` if another may succeed, and `BackendError` if it fails for every prompt."""
         deadline, data = time.monotonic() + self._timeout_s, bytearray()
         try:
             with self._client.stream("POST", self._url, json=body) as response:
@@ -345,7 +303,7 @@ class HTTPBackend:
                     if time.monotonic() > deadline:  # the timeout of a socket restarts with every byte
                         raise httpx.ReadTimeout(f"the answer was incomplete after {self._timeout_s:g} s")
         except httpx.HTTPError as error:  # timeouts, refused and dropped connections
-            raise _RetryError(self._hide(f"{type(error).__name__}: {error}")) from None
+            raise _RetryError(self._hide(f"{type(error).__name__}: {error}"), None) from None
         if failed:
             said = self._hide(" ".join(data.decode("utf-8", "replace").split())[:200])
             message = f"HTTP {response.status_code}: {said}"
@@ -353,10 +311,8 @@ class HTTPBackend:
                 after = response.headers.get("Retry-After", "")
                 raise _RetryError(message, float(after) if after.replace(".", "", 1).isdecimal() else None)
             if response.status_code in _ONE_PROMPT:
-                raise _RejectedError(message)
-            raise BackendError(
-                f"{self._url} answers {message}. Check the address, the model's name, the key and the credit."
-            )
+                return Failure("backend_rejected", message)
+            raise BackendError(f"{self._url} answers {message}. Check address, model, key and credit.")
         try:
             if len(data) > _LARGEST_ANSWER:
                 raise ValueError("longer than 4 MiB")
@@ -364,7 +320,7 @@ class HTTPBackend:
             content = choice["message"]["content"]
             truncated = choice.get("finish_reason") == "length"
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-            raise _RetryError(f"not a chat completion: {type(error).__name__}: {error}") from None
+            raise _RetryError(f"not a chat completion: {type(error).__name__}: {error}", None) from None
         if isinstance(content, list):  # some servers return parts
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
         if not isinstance(content, str):  # null: a refusal or an empty answer
@@ -372,18 +328,22 @@ class HTTPBackend:
         return Truncated(content) if truncated else content
 
     def _ask(self, prompt: Prompt) -> Answer:
-        body = self._body(prompt)
+        temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
+        body = {
+            "model": self.model,
+            "messages": chat_turns(prompt, self.is_multimodal),
+            "temperature": temperature,
+            "max_tokens": self._max_new_tokens,
+            **({} if self._seed is None else {"seed": self._seed + prompt.attempt}),
+        }
         message = ""
         for number in range(self._tries):
             try:
                 return self._send(body)
-            except _RejectedError as error:
-                return Failure("backend_rejected", str(error))
             except _RetryError as error:
-                message = str(error)
+                message, wait_s = error.args
                 if number + 1 < self._tries:
-                    wait = self._backoff_s * 2**number if error.after_s is None else error.after_s
-                    self._sleep(min(wait, _LONGEST_WAIT_S))
+                    self._sleep(min(self._backoff_s * 2**number if wait_s is None else wait_s, _LONGEST_WAIT_S))
         return Failure("backend_failed", f"no answer in {self._tries} tries; the last error: {message}")
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
@@ -394,8 +354,7 @@ class HTTPBackend:
             # The next request starts only after the caller has taken an answer, so a kill loses at most these requests.
             asked = {pool.submit(self._ask, prompt): position for position, prompt in islice(left, self._concurrency)}
             while asked:
-                done, _ = wait(asked, return_when=FIRST_COMPLETED)
-                for future in done:
+                for future in wait(asked, return_when=FIRST_COMPLETED).done:
                     position = asked.pop(future)
                     try:
                         answer = future.result()
@@ -415,10 +374,11 @@ class HTTPBackend:
 
 def _ids_of(*sources: Any) -> set[int]:
     """Ids of the special tokens in tokenizer and configurations."""
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id")
-    values = [getattr(source, name, None) for source in sources for name in names]
-    lists = [value if isinstance(value, (list, tuple)) else [value] for value in values]
-    return {int(value) for found in lists for value in found if value is not None}
+    found: set[Any] = set()
+    for name in ("bos", "eos", "pad", "sep", "cls", "decoder_start"):
+        for value in (getattr(source, f"{name}_token_id", None) for source in sources):
+            found.update(value if isinstance(value, (list, tuple)) else [value])
+    return found - {None}
 
 
 def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[int]:
@@ -442,10 +402,8 @@ def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[i
 class TransformersBackend(LocalBackend):
     """Base class: loads a model of transformers (a folder, a name on the Hub, or a shipped model), generates, extracts the answers."""
 
-    model_class: ClassVar[str]
-    """Name of the class in transformers that loads the model."""
-    processor_class: ClassVar[str]
-    """Name of the class in transformers that prepares its inputs."""
+    model_class: ClassVar[str]  # name of the class in transformers that loads the model
+    processor_class: ClassVar[str]  # name of the class that prepares its inputs
 
     def __init__(
         self,
@@ -464,12 +422,12 @@ class TransformersBackend(LocalBackend):
             path, revision=revision, trust_remote_code=False
         )
         self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
-        # The answer continues the last token of the prompt.
-        self._tokenizer.padding_side = "left"
+        self._tokenizer.padding_side = "left"  # the answer continues the last token of the prompt
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        loader = getattr(transformers, self.model_class)
-        loaded, missing = load_pretrained(loader, path, revision=revision, dtype=dtype)
+        loaded, missing = load_pretrained(
+            getattr(transformers, self.model_class), path, revision=revision, dtype=dtype
+        )
         check_complete(path, loaded, missing)
         self._device = default_device(device)
         self._model: Any = loaded.to(self._device).eval()
@@ -477,9 +435,8 @@ class TransformersBackend(LocalBackend):
         text_config = self._model.config.get_text_config(decoder=True)
         self._special = _ids_of(self._tokenizer, settings, self._model.config, text_config)
         self._template = str(getattr(self._processor, "chat_template", None) or "")
-        super().__init__(
-            model, loaded_revision(loaded, self._template), max_new_tokens=max_new_tokens, batch_size=batch_size
-        )
+        identity = loaded_revision(loaded, self._template)
+        super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
         if settings.pad_token_id is None:
             settings.pad_token_id = self._tokenizer.pad_token_id
 
@@ -511,17 +468,13 @@ class TransformersTextBackend(TransformersBackend):
         texts = [chat_text(self._tokenizer, prompt) for prompt in prompts]
         # Chat templates already add the first special token.
         ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
-        answers: list[Answer] = [
-            Failure("backend_rejected", f"the prompt has {len(row)} tokens, but the model accepts {longest}")
-            for row in ids
-        ]
+        too_long = "the prompt has {} tokens, but the model accepts {}"
+        answers: list[Answer] = [Failure("backend_rejected", too_long.format(len(row), longest)) for row in ids]
         fitting = [i for i, row in enumerate(ids) if longest is None or len(row) + 16 <= longest]
         if fitting:
             batch = self._tokenizer.pad({"input_ids": [ids[i] for i in fitting]}, return_tensors="pt").to(self._device)
-            limit = self._max_new_tokens
-            if longest is not None:
-                limit = min(limit, longest - batch["input_ids"].shape[1])
-            found = self._generate(batch, [prompts[i] for i in fitting], limit)
+            room = self._max_new_tokens if longest is None else longest - batch["input_ids"].shape[1]
+            found = self._generate(batch, [prompts[i] for i in fitting], min(self._max_new_tokens, room))
             for i, answer in zip(fitting, found, strict=True):
                 answers[i] = answer
         return answers
@@ -537,8 +490,7 @@ class TransformersVisionBackend(TransformersBackend):
     def _text(self, prompt: Prompt) -> str:
         if not self._template:
             return prompt.user
-        content = [{"type": "image"}, {"type": "text", "text": prompt.user}]
-        turns = [{"role": "user", "content": content}]
+        turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt.user}]}]
         return str(self._processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
@@ -614,14 +566,12 @@ class VLLMBackend(LocalBackend):
         try:
             import vllm
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "vLLM is not installed. Use `pip install vllm` (Linux with a GPU), transformers, or an endpoint."
-            ) from error
+            raise ModuleNotFoundError("vLLM is not installed. Use `pip install vllm` (Linux with a GPU).") from error
         self._vllm = vllm
         # By default vLLM falls back to pickled weights.
         self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed, load_format="safetensors")
         self._seed, self.is_multimodal = seed, is_multimodal
-        # A single batch, because vLLM batches the prompts itself.
+        # Without a batch size, because vLLM batches the prompts itself.
         super().__init__(model, folder_revision(model, revision), max_new_tokens=max_new_tokens, engine="vllm")
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
@@ -23,6 +24,7 @@ from hf_captionrl.captioners.captioner import Captioner, ProcessorPair, Tune, re
 from hf_captionrl.utils.model_files import (
     ADAPTER_FILES,
     TOKENIZER_FILES,
+    Weights,
     adapter_base,
     brings_code,
     check_complete,
@@ -51,14 +53,7 @@ Family = TypeVar("Family", bound=type[Captioner])
 
 
 def register(family: Family) -> Family:
-    """Class decorator that registers a family for its `model_types`, so that `load_captioner` finds it.
-
-    Args:
-        family: A subclass of [`Captioner`].
-
-    Returns:
-        The class itself.
-    """
+    """Class decorator that registers a family, a subclass of [`Captioner`], for its `model_types`."""
     FAMILIES.update(dict.fromkeys(family.model_types, family))
     return family
 
@@ -107,20 +102,17 @@ def load_captioner(
         )
     if isinstance(model, Captioner):
         captioner = model
-        if prompt is not None:
-            captioner.prompt = prompt
+        captioner.prompt = captioner.prompt if prompt is None else prompt
     elif isinstance(model, (str, os.PathLike)):
         name = model_path(os.fspath(model))
         captioner = _load(name, processor, prompt, kwargs, revision=revision, base_model=base_model)
     else:
-        family = _family_of(getattr(model, "config", None), type(model).__name__)
+        what = type(model).__name__
+        family = _family_of(getattr(model, "config", None), what)
         if processor is None:
-            raise ValueError(
-                f"A {type(model).__name__} object has no processor. Pass processor=, for instance an AutoProcessor."
-            )
-        if prompt is None:
-            prompt = family.known_prompt(str(getattr(model, "name_or_path", "")))
-        captioner = family(model, _checked_processor(processor, type(model).__name__), prompt=prompt)
+            raise ValueError(f"A {what} object has no processor. Pass processor=, for instance an AutoProcessor.")
+        prompt = family.known_prompt(str(getattr(model, "name_or_path", ""))) if prompt is None else prompt
+        captioner = family(model, _checked_processor(processor, what), prompt=prompt)
     if device is not None:
         captioner.model.to(device)
     return captioner
@@ -169,26 +161,42 @@ def _load(
     """`adapt` adds the adapter that this is the base model of; `adapters` were loaded so far, to detect cycles."""
     # Before a request is sent to the Hub.
     if not os.path.isdir(name) and (hub_name(name) is None or os.path.isabs(name) or name.startswith((".", "~"))):
-        raise FileNotFoundError(
-            f"There is no folder {name!r}. Check the path, or pass a name on the Hub (owner/name)."
-        )
+        raise FileNotFoundError(f"There is no folder {name!r}. Pass a folder, or a name on the Hub (owner/name).")
     revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
     settings = read_settings(name, revision)
     prompt = settings.get("prompt") if prompt is None else prompt
     if not find_file(name, "adapter_config.json", revision):
-        captioner = _load_model(name, processor, prompt, kwargs, revision, adapt)
+        config = read_config(name, revision, hint=f"Supported families: {', '.join(sorted(FAMILIES))}.")
+        family = _family_of(config, repr(name))
+        processor = _load_processor(name, revision) if processor is None else processor
+        if processor is None:
+            raise FileNotFoundError(
+                f"{name!r} has a model, but no tokenizer or no image processor. Save the processor in the same folder "
+                "(processor.save_pretrained), or pass processor=..."
+            )
+        loader = getattr(transformers, family.model_class)
+        model, missing = load_pretrained(loader, name, revision=revision, config=config, **kwargs)
+        _check_head(name, family, model, missing)
+        # Captioners use the last hidden state; published checkpoints omit the poolers, which are not used.
+        check_complete(name, model, missing, unused=("pooler", "position_ids"))
+        processor = _checked_processor(processor, repr(name))
+        family.complete_processor(model, processor)
+        if adapt is not None:
+            # Adapt first: the processor, which may come from the adapter's folder, is then compared with the model.
+            model = adapt(model)
+        captioner = family(model, processor, prompt=family.known_prompt(name) if prompt is None else prompt)
+        captioner.model.eval()
     else:
         base = base_model or adapter_base(name, revision, adapters)
         weights = find_weights(name, revision, ADAPTER_FILES)  # PEFT would open a pickle
         processor = _load_processor(name, revision) if processor is None else processor
-        own = functools.partial(_with_adapter, name=name, file=weights.path, revision=weights.revision)
+        own = functools.partial(_with_adapter, name=name, weights=weights)
         if isinstance(base, (str, os.PathLike)):
             base = model_path(os.fspath(base))
-            own = functools.partial(own, base=base)
             captioner = _load(base, processor, prompt, kwargs, adapt=own, adapters=(*adapters, name))
         else:
             captioner = load_captioner(base, processor=processor, prompt=prompt, **kwargs)
-            captioner.model = own(captioner.model, base=type(captioner.base_model).__name__)
+            captioner.model = own(captioner.model)
         captioner.model.eval()
         captioner.model = captioner.model if adapt is None else adapt(captioner.model)
     captioner.frame_pooling = settings.get("frame_pooling", captioner.frame_pooling)
@@ -196,41 +204,10 @@ def _load(
     return captioner
 
 
-def _load_model(
-    name: str,
-    processor: Any,
-    prompt: str | None,
-    kwargs: dict[str, Any],
-    revision: str | None,
-    adapt: Callable[[Any], Any] | None,
-) -> Captioner:
-    config = read_config(name, revision, hint=f"Supported families: {', '.join(sorted(FAMILIES))}.")
-    family = _family_of(config, repr(name))
-    processor = _load_processor(name, revision) if processor is None else processor
-    if processor is None:
-        raise FileNotFoundError(
-            f"{name!r} has a model, but no tokenizer or no image processor. Save the processor in the same folder "
-            "(processor.save_pretrained), or pass processor=..."
-        )
-    loader = getattr(transformers, family.model_class)
-    model, missing = load_pretrained(loader, name, revision=revision, config=config, **kwargs)
-    _check_head(name, family, model, missing)
-    # Captioners use the last hidden state; published checkpoints omit the poolers, which are not used.
-    check_complete(name, model, missing, unused=("pooler", "position_ids"))
-    processor = _checked_processor(processor, repr(name))
-    family.complete_processor(model, processor)
-    if adapt is not None:
-        # Adapt first: the processor, which may come from the adapter's folder, is then compared with the model.
-        model = adapt(model)
-    captioner = family(model, processor, prompt=family.known_prompt(name) if prompt is None else prompt)
-    captioner.model.eval()
-    return captioner
-
-
 def _check_head(name: str, family: type[Captioner], model: Any, missing: set[str]) -> None:
     head = family.output_head(model)
     names = {n for n, p in model.named_parameters(remove_duplicate=False) if head is not None and p is head.weight}
-    if head is None or names <= missing:
+    if names <= missing:
         raise ValueError(
             f"{name!r} has no weights for the output head of {type(model).__name__}, so it is not a trained captioner. "
             "Load a checkpoint with a language-modelling head, or pass a model object to train it from scratch."
@@ -243,16 +220,16 @@ def _check_head(name: str, family: type[Captioner], model: Any, missing: set[str
         )
 
 
-def _with_adapter(model: Any, name: str, file: str, base: str, revision: str | None) -> Any:
+def _with_adapter(model: Any, name: str, weights: Weights) -> Any:
     """Load an adapter onto a model, and raise if it does not fit: PEFT only warns, or ignores its weights."""
     from peft import PeftModel, get_peft_model_state_dict
 
-    with safe_open(file, "pt") as stored:
+    with safe_open(weights.path, "pt") as stored:
         names = set(stored.keys())
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
-            adapted = PeftModel.from_pretrained(model, name, revision=revision, is_trainable=True)
+            adapted = PeftModel.from_pretrained(model, name, revision=weights.revision, is_trainable=True)
         own = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
         # Counted, not compared by name: older releases of transformers have other names for the same weights.
         places = names - adapted.state_dict().keys()
@@ -261,7 +238,8 @@ def _with_adapter(model: Any, name: str, file: str, base: str, revision: str | N
     except (UserWarning, KeyError, RuntimeError, ValueError, TypeError) as error:
         said = " ".join(str(error).split())[:300].rstrip(".")
         raise ValueError(
-            f"The adapter {name!r} does not fit {base!r}: {said}. Pass base_model=..., the model that it was trained on."
+            f"The adapter {name!r} does not fit {getattr(model, 'name_or_path', '') or type(model).__name__!r}: {said}. Pass "
+            "base_model=..., the model that it was trained on."
         ) from error
     return adapted
 
@@ -284,17 +262,12 @@ def _load_processor(name: str, revision: str | None) -> Any:
     # Without a vocabulary, transformers creates an empty tokenizer.
     if not image_files or not any(find_file(name, file, revision) for file in TOKENIZER_FILES):
         return None
-    source: dict[str, Any] = {"revision": revision}
+    source: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     try:
-        try:
-            processor = AutoProcessor.from_pretrained(name, trust_remote_code=False, **source)
-        except (OSError, ValueError):
-            processor = None
-        if (
-            getattr(processor, "tokenizer", None) is not None
-            and getattr(processor, "image_processor", None) is not None
-        ):
-            return processor
+        with contextlib.suppress(OSError, ValueError):
+            processor = AutoProcessor.from_pretrained(name, **source)
+            if None not in (getattr(processor, "tokenizer", None), getattr(processor, "image_processor", None)):
+                return processor
         content = read_object(image_files[0])
         kind = str(content.pop("image_processor_type", ""))
         former = getattr(transformers, kind.replace("FeatureExtractor", "ImageProcessor"), None)
@@ -302,8 +275,8 @@ def _load_processor(name: str, revision: str | None) -> Any:
             content.pop("feature_extractor_type", None)
             images = former(**content)  # of a former name such as ViTFeatureExtractor
         else:
-            images = AutoImageProcessor.from_pretrained(name, trust_remote_code=False, **source)
-        return ProcessorPair(images, AutoTokenizer.from_pretrained(name, trust_remote_code=False, **source))
+            images = AutoImageProcessor.from_pretrained(name, **source)
+        return ProcessorPair(images, AutoTokenizer.from_pretrained(name, **source))
     except ImportError:
         raise
     except Exception as error:  # from a validator, a missing file, or an attribute of the wrong type
@@ -324,20 +297,13 @@ def _load_processor(name: str, revision: str | None) -> Any:
 # --- `LoraConfig`s of the adapters of No Detail Left Behind: SR-L, SR-V and SR-LV ------------------------------------
 
 
-class _Targets(Captioner):
-    """A captioner of which only the module names are used: without weights, processor and head tap."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-
 def _preset(
     model: Captioner | PreTrainedModel | str, tune: Tune, revision: str | None, settings: dict[str, Any]
 ) -> LoraConfig:
     if isinstance(model, Captioner):
         return model.lora_config(tune, **settings)
-    is_name = isinstance(model, (str, os.PathLike))
     given: Any = model
+    is_name = isinstance(model, (str, os.PathLike))
     config: Any = (
         AutoConfig.from_pretrained(given, revision=revision, trust_remote_code=False) if is_name else given.config
     )
@@ -347,11 +313,12 @@ def _preset(
             "pass a peft.LoraConfig with your own target_modules."
         )
     family = FAMILIES[config.model_type].for_config(config)
+    captioner = family.__new__(family)  # only the module names are used: no weights, processor and head tap
+    captioner.model = given
     if is_name:
         with torch.device("meta"):
-            model = getattr(transformers, family.model_class).from_config(config)
-    targets: Any = type(f"{family.__name__}Targets", (_Targets, family), {})
-    return targets(model).lora_config(tune, **settings)
+            captioner.model = getattr(transformers, family.model_class).from_config(config)
+    return captioner.lora_config(tune, **settings)
 
 
 def language_lora(
@@ -365,14 +332,10 @@ def language_lora(
         model ([`Captioner`], `PreTrainedModel` or `str`): The model to adapt, or its name; for a name, only the
             configuration is read.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
-        settings (`Any`): `r` (32), `alpha` (16), `dropout` (0), `init` ("peft"; "paper" for the authors'), `target_modules`, `modules_to_save`, as for
-            `Captioner.lora_config`.
+        settings (`Any`): Those of `Captioner.lora_config`, such as `r` (32), `alpha` (16) and `init` ("peft", or "paper").
 
     Returns:
         `peft.LoraConfig`: For `peft_config` of a trainer.
-
-    Raises:
-        ValueError: If the family of the model is unknown.
 
     Example:
         >>> SmileTrainer(name, args, train, peft_config=language_lora(name, r=16))  # doctest: +SKIP

@@ -23,9 +23,8 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.loading import load_captioner
 from hf_captionrl.data import CachedPixels, cached_features, frames_of, is_video, open_image, sample_frames
-from hf_captionrl.data.features import VideoPooling, pool_frames
+from hf_captionrl.data.features import pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
-from hf_captionrl.utils.model_files import model_path
 
 
 class GeneratedCaptions(NamedTuple):
@@ -66,7 +65,7 @@ def generate_captions(captioner: Captioner, images: Sequence[Any] | None, **sett
 
 def generate_with_ends(
     captioner: Captioner,
-    images: Sequence[Any] | None,
+    images: Any,
     *,
     image_features: Any | None = None,
     batch_size: int = 32,
@@ -77,17 +76,15 @@ def generate_with_ends(
 
     `image_features` `(N, M, D)` is the cached output of the vision tower.
     """
-    number = len(image_features) if image_features is not None else len(images or ())
+    number = len(images if image_features is None else image_features)
     found = GeneratedCaptions([], [])
     with evaluating(captioner.model):
         for start in range(0, number, batch_size):
             rows = range(start, min(start + batch_size, number))
-            inputs: dict[str, Tensor] = {}
             if image_features is not None:
                 features = np.stack([np.asarray(image_features[i]) for i in rows])  # (B, M, D)
-                inputs["image_features"] = torch.from_numpy(features)
+                inputs = {"image_features": torch.from_numpy(features)}
             else:
-                assert images is not None
                 part = (images[i] for i in rows)
                 inputs = captioner.encode_inputs([i if isinstance(i, Tensor) else open_image(i) for i in part])
             completions = captioner.generate(**inputs, **generate_kwargs)
@@ -107,25 +104,20 @@ def vision_tower_features(
     frame_pooling: str | None = None,
 ) -> Any:
     """Cached output of the vision tower `(N, M, D)`; of videos with `"concat"` or `"ordered"`, `(N, F * M, D)`."""
-    num_frames = frames_of(dataset)
-    pooling: VideoPooling = "mean"
-    what = "vision_tower"
+    num_frames, what = frames_of(dataset), "vision_tower"
+    pooling: Any = "mean"
     if num_frames:
-        pooling = cast(VideoPooling, frame_pooling or captioner.frame_pooling)
+        pooling = frame_pooling or captioner.frame_pooling
         captioner.check_frame_pooling(pooling, num_frames)
-        if pooling != "mean":
-            what = f"vision_tower_{num_frames}_frames"  # of another shape
         if pooling == "native":
             what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
+        elif pooling != "mean":
+            what = f"vision_tower_{num_frames}_frames"  # of another shape
     elif frame_pooling == "native":
-        raise ValueError(
-            "frame_pooling is 'native', a model's video inputs, but the data are images. Load videos with num_frames, "
-            "or leave frame_pooling out."
-        )
+        raise ValueError("frame_pooling is 'native', but the data are images. Load videos with num_frames.")
     captioner.fixed_side_inputs(1)  # raises if the model needs more than features
     model, _, revision = captioner.vision_signature().rpartition("@")
     cache = FeatureCache(cache_dir, model_id=model, revision=revision, what=what, dtype=dtype)
-
     return cached_features(
         cache, dataset, lambda images: _tower_output(captioner, images, num_frames, pooling), pooling=pooling
     )
@@ -151,10 +143,8 @@ class VideoFeatures(Sequence[Any]):
     def __init__(
         self, captioner: Captioner, videos: Sequence[Any], num_frames: int, frame_pooling: str | None = None
     ) -> None:
-        self.captioner = captioner
-        self.videos = videos
-        self.num_frames = num_frames
-        self.pooling = cast(VideoPooling, frame_pooling or captioner.frame_pooling)
+        self.captioner, self.videos, self.num_frames = captioner, videos, num_frames
+        self.pooling: Any = frame_pooling or captioner.frame_pooling
         captioner.check_frame_pooling(self.pooling, num_frames)
         captioner.fixed_side_inputs(1)  # raises if the model needs more than features
 
@@ -169,20 +159,15 @@ class VideoFeatures(Sequence[Any]):
 
 
 def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:
-    """Image features of a scorer, from the cache if possible; of a video the mean of its frames' features.
-
-    Returns `(N, D)`: Unit length, fp32.
-    """
+    """Image features of a scorer, `(N, D)`, unit length, fp32, cached; of a video the mean of its frames' features."""
     cache = FeatureCache.for_scorer(scorer, cache_dir)
     return cached_features(cache, dataset, scorer.image_features, unit_length=True).tensor().float()
 
 
 # --- Captions images, paths, lists, data sets and videos in one call -------------------------------------------------
 
-MAX_DOWNLOAD_BYTES = 256 * 2**20
-"""Maximum size in bytes of an image or video that is fetched from a URL."""
+MAX_DOWNLOAD_BYTES = 256 * 2**20  # of an image or video that is fetched from a URL
 _TIMEOUT_S = 30.0
-_NUM_FRAMES = 8
 
 
 def pipeline(
@@ -214,19 +199,11 @@ def pipeline(
         FileNotFoundError: If the model does not exist, or has no weights in safetensors.
         ValueError: If the model is not a captioner.
     """
-    if isinstance(model, Captioner):
-        captioner = load_captioner(model, prompt=prompt, device=device, **(model_kwargs or {}))
-    else:
-        name = model_path(os.fspath(model))
-        captioner = load_captioner(
-            name,
-            revision=revision,
-            prompt=prompt,
-            dtype=dtype,
-            device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
-            **(model_kwargs or {}),
-        )
-    return CaptionPipeline(captioner, **settings)
+    loading: dict[str, Any] = {"prompt": prompt, "device": device, **(model_kwargs or {})}
+    if not isinstance(model, Captioner):
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        loading |= {"revision": revision, "dtype": dtype, "device": device}
+    return CaptionPipeline(load_captioner(model, **loading), **settings)
 
 
 class CaptionPipeline:
@@ -242,9 +219,6 @@ class CaptionPipeline:
             uses the model's video inputs. None: as in training, or the mean if the captioner was trained on images.
         batch_size (`int`): Images per batch.
         generation: Default arguments of the captioner's `generate`, such as `num_beams`.
-
-    Raises:
-        ValueError: If a number is below 1.
 
     Example:
         >>> from hf_captionrl.scenes import load_scenes
@@ -264,7 +238,7 @@ class CaptionPipeline:
         batch_size: int = 16,
         **generation: Any,
     ) -> None:
-        num_frames = (captioner.num_frames or _NUM_FRAMES) if num_frames is None else num_frames
+        num_frames = (captioner.num_frames or 8) if num_frames is None else num_frames
         for name, value in (("num_frames", num_frames), ("batch_size", batch_size)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1.")
@@ -283,7 +257,7 @@ class CaptionPipeline:
         progress: bool | Callable[[int], Any] = False,
         **generation: Any,
     ) -> Any:
-        """Generate captions.
+        """Caption one input (`str`) or several (`list[str]`, or lists of captions with `num_return_sequences` above 1).
 
         Args:
             inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), a
@@ -291,26 +265,16 @@ class CaptionPipeline:
             batch_size: Images per batch; by default the pipeline's.
             progress: True shows a progress bar; a function is called with the number of finished inputs.
             generation: Arguments of `generate`, which override the pipeline's defaults.
-
-        Returns:
-            `str` for one input, `list[str]` for several, in their order. With `num_return_sequences` above 1, each
-            caption is replaced by a list of captions.
-
-        Raises:
-            ImageError: If an input cannot be read, or is a URL without `allow_urls`.
-            TypeError: If the inputs have another type.
-            ValueError: If a data set has no column `image`, or a URL does not return an image.
         """
         settings = {**self.generation, **generation}
         size = self.batch_size if batch_size is None else batch_size
         if size < 1:
             raise ValueError(f"batch_size is {size}; it must be at least 1.")
-        single = _is_single(inputs)
+        single = isinstance(inputs, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Mapping)
         images, frames = self._sequence([inputs] if single else inputs)
-        if frames:
-            videos = list(range(len(images)))
-        else:
-            videos = [i for i in range(len(images)) if _may_be_video(images, i) and is_video(images[i])]
+        videos = list(range(len(images))) if frames else []
+        if not isinstance(images, LazyImages):  # whose images would be opened twice
+            videos = [i for i, image in enumerate(images) if not isinstance(image, Image.Image) and is_video(image)]
         stills = sorted(set(range(len(images))) - set(videos))
         each = int(settings.get("num_return_sequences") or 1)
         found: dict[int, list[str]] = {}
@@ -340,22 +304,9 @@ class CaptionPipeline:
             if "image" not in inputs.column_names:
                 raise ValueError(f"The data set has the columns {inputs.column_names}, but none is called 'image'.")
             return LazyImages(inputs, range(len(inputs))), frames_of(inputs)
+        if not isinstance(inputs, Sequence):
+            raise TypeError(f"The inputs are a {type(inputs).__name__}. Pass images, paths, or a datasets.Dataset.")
         return [fetch(item) if self.allow_urls and _is_address(item) else item for item in inputs], 0
-
-
-def _is_single(inputs: Any) -> bool:
-    if isinstance(inputs, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Mapping):
-        return True
-    if isinstance(inputs, datasets.Dataset | Sequence):
-        return False
-    raise TypeError(
-        f"The inputs are a {type(inputs).__name__}. Pass an image, a path, a list of these, or a datasets.Dataset."
-    )
-
-
-def _may_be_video(images: Sequence[Any], row: int) -> bool:
-    """Whether the images need decoding: decoded images of a data set are not opened twice."""
-    return not isinstance(images, LazyImages) and not isinstance(images[row], Image.Image)
 
 
 def _is_address(item: Any) -> bool:
@@ -366,13 +317,11 @@ def fetch(address: str) -> bytes:
     """Download an image or a video; returns the content."""
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see _is_address # nosec B310
-            if urlsplit(answer.geturl()).scheme.lower() not in ("http", "https"):
+            if not _is_address(answer.geturl()):
                 raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not an http(s) URL.")
             data = answer.read(MAX_DOWNLOAD_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
-        raise ValueError(
-            f"{address!r} cannot be fetched ({error}). Check it, or download the file yourself."
-        ) from error
+        raise ValueError(f"{address!r} cannot be fetched ({error}). Download it yourself.") from error
     if len(data) > MAX_DOWNLOAD_BYTES:
         raise ValueError(f"{address!r} leads to more than {MAX_DOWNLOAD_BYTES} bytes. Download the file yourself.")
     return data

@@ -16,12 +16,9 @@ from hf_captionrl.captioners.head_tap import evaluating
 def caption_entropy(
     captioner: Captioner, images: Sequence[Any], captions: Sequence[str], *, batch_size: int = 16
 ) -> dict[str, Any]:
-    """Entropy of a captioner's distributions along given captions, in nats.
+    """Entropy of a captioner's distributions along one given caption per image, in nats: the mean over captions of token means.
 
     Source: the code of No Detail Left Behind (`evaluation/entropy.py`). The end token counts here; there it does not.
-
-    `images` are N PIL images, `captions` one caption per image, its own or those of another captioner. The result has `entropy`,
-    the mean over captions of the mean over their tokens, and `per_sample`, the N means.
     """
     if len(images) != len(captions) or not captions:
         raise ValueError(f"There are {len(images)} images and {len(captions)} captions. Pass one caption per image.")
@@ -40,22 +37,16 @@ _CONTRASTIVE = "Similar images are described like this:\n{captions}\nSay what is
 
 
 def contrastive_prompt(prompt: str, captions: Sequence[str]) -> str:
-    """The user's turn with the captions of similar images.
-
-    Each caption is one line of the turn; without any, the prompt does not change.
-    """
+    """The user's turn with the captions of similar images, one per line; without any, the prompt does not change."""
     lines = [f"- {' '.join(caption.split())}" for caption in dict.fromkeys(captions) if caption.strip()]
-    if not lines:
-        return prompt
-    return "\n".join(filter(None, (prompt, _CONTRASTIVE.format(captions="\n".join(lines)))))
+    told = _CONTRASTIVE.format(captions="\n".join(lines)) if lines else ""
+    return "\n".join(filter(None, (prompt, told)))
 
 
 def encode_with_prompts(captioner: Any, images: Sequence[Image.Image], prompts: Sequence[str]) -> dict[str, Tensor]:
     """`encode_images` of a chat captioner with a prompt per image; the captioner keeps its own."""
     if captioner.family != "chat":
-        raise ValueError(
-            f"The captioner is of the family {captioner.family!r}. Use a chat model for prompts per image."
-        )
+        raise ValueError(f"Prompts per image need a chat model; this one is of the family {captioner.family!r}.")
     own, rows = captioner.prompt, []
     try:
         for image, captioner.prompt in zip(images, prompts, strict=True):

@@ -37,11 +37,6 @@ CROSS_ATTENTION_NAMES = (".crossattention", ".crossattention.self", ".encoder_at
 """Endings of the names of modules that attend to the image, not to the text."""
 
 
-def _folded(states: Tensor, images: int) -> Tensor:
-    """`(N, T, D) -> (B, G * T, D)`."""
-    return states.reshape(images, -1, states.size(-1))
-
-
 def _unfolded(output: Any, rows: int, images: int) -> Any:
     """Context `(B, G * T, D) -> (N, T, D)` and attention `(B, H, G * T, M) -> (N, H, T, M)`."""
     if isinstance(output, tuple):
@@ -50,8 +45,7 @@ def _unfolded(output: Any, rows: int, images: int) -> Any:
         return output
     if output.dim() == 3:
         return output.reshape(rows, -1, output.size(-1))
-    by_caption = output.unflatten(2, (rows // images, -1)).transpose(1, 2)  # (B, G, H, T, M)
-    return by_caption.flatten(0, 1)
+    return output.unflatten(2, (rows // images, -1)).transpose(1, 2).flatten(0, 1)  # (B, G, H, T, M) -> (N, H, T, M)
 
 
 @functools.cache
@@ -72,7 +66,8 @@ def _folding_class(cls: Any) -> Any:
         if kwargs.get(mask_name) is not None:  # it has one row per caption
             kwargs[image_name] = repeat_rows(image, rows)
             return original(self, hidden_states, **kwargs)
-        return _unfolded(original(self, _folded(hidden_states, images), **kwargs), rows, images)
+        folded = hidden_states.reshape(images, -1, hidden_states.size(-1))  # (N, T, D) -> (B, G * T, D)
+        return _unfolded(original(self, folded, **kwargs), rows, images)
 
     return subclass_with(cls, (_folding_class, cls), forward=forward, folds_captions=True)
 

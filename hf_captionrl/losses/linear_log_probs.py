@@ -81,13 +81,10 @@ class HeadGradients:
 
     def __init__(self, num_rows: int, hidden: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> None:
         self.dtype = accumulation_dtype(hidden, weight)
-        self.num_rows = num_rows
-        self.needs_hidden, self.needs_weight, self.needs_bias = needs
-        self.hidden: Tensor | None = None
+        needs_hidden, self.needs_weight, self.needs_bias = needs
+        self.hidden = hidden.new_zeros(num_rows, hidden.size(-1)) if needs_hidden else None  # (B*T, D)
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        if self.needs_hidden:
-            self.hidden = hidden.new_zeros(num_rows, hidden.size(-1))  # (B*T, D)
 
     def add(self, index: Tensor, rows: Tensor, weight: Tensor, d_logits: Tensor) -> None:
         """Adds the chunk with the rows `index` of the flat batch; rows and weight have the product's dtype."""
@@ -118,18 +115,13 @@ def check_head_inputs(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, softcap: float | None
 ) -> None:
     """Raises if shapes disagree, `softcap` is not positive, or a label is outside the vocabulary."""
-    if hidden.dim() != 3 or weight.dim() != 2 or hidden.size(-1) != weight.size(-1):
+    fits = hidden.dim() == 3 and weight.dim() == 2 and hidden.size(-1) == weight.size(-1)
+    if not fits or labels.shape != hidden.shape[:2] or (bias is not None and bias.shape != weight.shape[:1]):
         raise ValueError(
-            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be (B, T, D) and (V, D). "
-            "Pass the input of the output projection and the projection's weight."
+            f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)}, labels {tuple(labels.shape)} and bias "
+            f"{None if bias is None else tuple(bias.shape)} must be (B, T, D), (V, D), (B, T) and (V,). Pass the input of the "
+            "output projection and its weight, and labels that are aligned: position t predicts labels[:, t]."
         )
-    if labels.shape != hidden.shape[:2]:
-        raise ValueError(
-            f"labels {tuple(labels.shape)} must be (B, T) = {tuple(hidden.shape[:2])}. "
-            "Align them with the hidden states first: position t predicts labels[:, t]."
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias {tuple(bias.shape)} must be (V,) = ({weight.size(0)},). Pass the output layer's bias.")
     if softcap is not None and softcap <= 0:
         raise ValueError(f"softcap ({softcap}) must be positive. Use None if the model does not cap its logits.")
     check_label_range(labels, weight.size(0))
@@ -249,8 +241,7 @@ def linear_log_probs(
     Args:
         hidden (`torch.Tensor` of shape `(B, T, D)`): Input of the output projection, aligned: position t predicts
             `labels[:, t]`.
-        weight (`torch.Tensor` of shape `(V, D)`): Weight of the output projection. If it is frozen, its gradient is
-            not computed.
+        weight (`torch.Tensor` of shape `(V, D)`): Its weight; if it is frozen, its gradient is not computed.
         labels (`torch.Tensor` of shape `(B, T)`): Token ids; `IGNORE_INDEX` is skipped.
         bias (`torch.Tensor` of shape `(V,)`, *optional*): Bias of the output projection.
         temperature (`float`): Divides the logits (after the cap), as in sampling.
@@ -260,9 +251,6 @@ def linear_log_probs(
     Returns:
         `torch.Tensor` of shape `(B, T)`: Nats, 0 where the label is ignored; with `return_entropy` a pair
             (log-probabilities, entropies). fp64 if an input is fp64, else fp32.
-    Raises:
-        ValueError: If shapes disagree, an id is outside the vocabulary, or `temperature`, `softcap` or `chunk_size`
-            is not positive.
     """
     check_head_inputs(hidden, weight, labels, bias, softcap)
     if temperature <= 0:

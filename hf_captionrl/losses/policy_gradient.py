@@ -16,8 +16,6 @@ captions (DiscriTune's code); `"dapo"`, the sum divided by the tokens of the who
 divided by captions times the maximum length; and `"sum"`, the sum divided by captions (the papers' formulas)."""
 
 LOSS_TYPES: tuple[str, ...] = get_args(LossType)
-
-
 _MAX_EXPONENT = 60.0  # nats: e^60 = 1e26 can still be multiplied and summed in fp32, where exp overflows at 88
 
 
@@ -31,9 +29,7 @@ def _check(log_probs: Tensor, mask: Tensor, loss_type: str) -> None:
     if loss_type not in LOSS_TYPES:
         raise ValueError(f"loss_type is {loss_type!r}. Use one of {LOSS_TYPES}.")
     if log_probs.ndim != 2 or log_probs.shape != mask.shape:
-        raise ValueError(
-            f"log_probs and mask must both be (N, T). Got {tuple(log_probs.shape)} and {tuple(mask.shape)}."
-        )
+        raise ValueError(f"log_probs {tuple(log_probs.shape)} and mask {tuple(mask.shape)} must both be (N, T).")
 
 
 def _weights(mask: Tensor, loss_type: str, dtype: torch.dtype) -> Tensor:
@@ -63,9 +59,6 @@ def caption_log_probs(log_probs: Tensor, mask: Tensor, loss_type: LossType = "gr
 
     Returns:
         `torch.Tensor` of shape `(N,)`: Nats, at most 0; 0 for a caption without tokens.
-
-    Raises:
-        ValueError: If shapes disagree or the loss type is unknown.
     """
     _check(log_probs, mask, loss_type)
     mask = mask.bool()
@@ -116,9 +109,6 @@ def policy_gradient_loss(
     Returns:
         `dict`: The scalar `loss`, and where they apply `kl`, `entropy` and `clipped_share`: detached sums over
         captions of token means.
-
-    Raises:
-        ValueError: If shapes disagree, the loss type is unknown, or a term lacks its log-probabilities.
     """
     _check(log_probs, mask, loss_type)
     if advantages.shape != log_probs.shape[:1]:

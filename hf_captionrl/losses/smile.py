@@ -9,7 +9,7 @@ states and the head's weight, and never builds `(B, T, V)`. Both expect aligned 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,9 +37,8 @@ from hf_captionrl.losses.vocabulary_subset import (
     Subset,
     caption_columns,
     check_options,
-    check_random_ids,
+    chosen_random_ids,
     dense_subset,
-    draw_random_ids,
     excluded_columns,
     first_positions,
     first_supervised,
@@ -48,16 +47,6 @@ from hf_captionrl.losses.vocabulary_subset import (
 )
 
 # --- First-token shifting: the second of the two options in SMILE's section 3.3 for the first word of a caption ------
-
-_PREFIX = "##"
-
-
-def _is_wordpiece(tokenizer: Any) -> bool:
-    """Checks the tokenizer's model, not its vocabulary: GPT-2's vocabulary also contains "##" (from Markdown)."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        return type(backend.model).__name__ == "WordPiece"
-    return hasattr(tokenizer, "wordpiece_tokenizer")
 
 
 def shift_first_token(input_ids: Tensor | None, labels: Tensor, tokenizer: Any) -> tuple[Tensor | None, Tensor]:
@@ -75,34 +64,27 @@ def shift_first_token(input_ids: Tensor | None, labels: Tensor, tokenizer: Any) 
         tokenizer: The captioner's WordPiece tokenizer.
     Returns:
         `tuple`: New `(input_ids, labels)`; the arguments are not modified.
-    Raises:
-        ValueError: If the tokenizer is not a WordPiece tokenizer, or `labels` are already shifted against `input_ids`.
     """
-    if not _is_wordpiece(tokenizer):
+    # The tokenizer's model, not its vocabulary: GPT-2's vocabulary also contains "##" (from Markdown).
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    is_slow = backend is None and hasattr(tokenizer, "wordpiece_tokenizer")
+    if not is_slow and type(getattr(backend, "model", None)).__name__ != "WordPiece":
         raise ValueError(
             f"First-token shifting needs a WordPiece tokenizer (BLIP, GIT, BERT). {type(tokenizer).__name__} is not "
             'one: its vocabulary has no "##" forms. Use first_token="mle" instead.'
         )
     supervised = labels != IGNORE_INDEX  # (B, T)
     if input_ids is not None and not (input_ids[supervised] == labels[supervised]).all():
-        raise ValueError(
-            "labels must equal input_ids at every supervised position. Shift the first token in the collated batch, "
-            "before the labels are aligned with the hidden states."
-        )
+        raise ValueError("labels must equal input_ids where supervised. Shift the first token before aligning them.")
     vocabulary: dict[str, int] = tokenizer.get_vocab()
-    first = first_supervised(supervised).tolist()
     labels = labels.clone()
     input_ids = None if input_ids is None else input_ids.clone()
-    for caption, position in enumerate(first):
-        if not supervised[caption, position]:
-            continue
+    for caption, position in first_positions(supervised).nonzero().tolist():
         word = tokenizer.convert_ids_to_tokens(int(labels[caption, position]))
-        shifted = vocabulary.get(_PREFIX + word)
-        if shifted is None:
-            continue
-        labels[caption, position] = shifted
-        if input_ids is not None:
-            input_ids[caption, position] = shifted
+        if (shifted := vocabulary.get(f"##{word}")) is not None:
+            labels[caption, position] = shifted
+            if input_ids is not None:
+                input_ids[caption, position] = shifted
     return input_ids, labels
 
 
@@ -143,21 +125,6 @@ def _exponentials(logits: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor, Te
     return powers, largest + total.log(), total
 
 
-class FirstRows(NamedTuple):
-    """Cross-entropy of the first tokens over the whole vocabulary, with the gradients that are needed."""
-
-    losses: Tensor  # (B, 1)
-    d_hidden: Tensor | None  # (B, D)
-    d_logits: Tensor | None  # (V, B), from which the gradients of weight and bias follow
-
-
-def _rows_per_pass(weight: Tensor, num_captions: int) -> int:
-    """Rows of the weight that fit into a CPU's cache; all rows on other devices."""
-    if weight.device.type != "cpu" or torch.compiler.is_compiling():
-        return weight.size(0)
-    return max(_CACHE_BYTES // (weight.size(1) * weight.element_size()), 8 * num_captions)
-
-
 def _first_rows(
     rows: Tensor,
     labels: Tensor,
@@ -166,15 +133,17 @@ def _first_rows(
     softcap: float | None,
     dtype: torch.dtype,
     needs: tuple[bool, bool],
-) -> FirstRows:
-    """Cross-entropy over the vocabulary for `(B, D)` rows, and its gradients, reading the weight only once.
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Cross-entropy over the vocabulary for `(B, D)` rows, `(B, 1)`, and its gradients, reading the weight only once.
 
-    With few rows, reading the weight from memory dominates the cost. While a piece of the weight is in the cache, it
+    The gradients are those of the rows `(B, D)`, and of the logits `(V, B)`, from which those of weight and bias follow. With few rows, reading the weight from memory dominates the cost. While a piece of the weight is in the cache, it
     is used twice: for its logits and for its mean under their softmax. The means are merged by log-sum-exp.
     """
     needs_hidden, needs_logits = needs
     columns = rows.t().contiguous()  # (D, B)
-    size = _rows_per_pass(weight, rows.size(0))
+    size = weight.size(0)
+    if weight.device.type == "cpu" and not torch.compiler.is_compiling():  # rows that fit into a CPU's cache
+        size = max(_CACHE_BYTES // (weight.size(1) * weight.element_size()), 8 * rows.size(0))
     pieces: list[Tensor] = []
     log_sum = rows.new_full((1, rows.size(0)), FILL, dtype=dtype)
     mean = rows.new_zeros(rows.shape, dtype=dtype) if needs_hidden else None  # of the weight's rows, (B, D)
@@ -208,7 +177,7 @@ def _first_rows(
     if needs_logits:
         d_logits = (logits - log_sum).exp_().scatter_add_(0, labels, -torch.ones_like(target))
         d_logits = uncap(d_logits, logits, softcap).to(weight.dtype)
-    return FirstRows((log_sum - target).t(), d_hidden, d_logits)
+    return (log_sum - target).t(), d_hidden, d_logits
 
 
 class SubsetLoss(torch.autograd.Function):
@@ -245,8 +214,8 @@ class SubsetLoss(torch.autograd.Function):
                 in_subset = supervised & ~is_first
                 # The product uses the weight's dtype, so that the weight is not copied.
                 rows, labels = hidden[captions, first].to(weight.dtype), columns[captions, first].unsqueeze(0)
-                needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-                needs = (keep and needs_hidden, keep and (needs_weight or needs_bias))
+                needs_hidden, needs_weight, needs_bias = (keep and needs for needs in ctx.needs_input_grad[:3])
+                needs = (needs_hidden, needs_weight or needs_bias)
                 first_losses, first_hidden, first_logits = _first_rows(
                     rows, labels, weight, bias, softcap, dtype, needs
                 )
@@ -309,17 +278,10 @@ class FullVocabularyLoss(torch.autograd.Function):
         column_bias: Tensor,
         supervised: Tensor,
         rows: Tensor,
-        reverse: bool,
-        first_mle: bool,
-        mle_weight: float,
-        mle_label_smoothing: float,
-        softcap: float | None,
-        chunk_size: int,
-        dtype: torch.dtype,
+        settings: tuple[Any, ...],
         scalar: bool,
         keep: bool,
     ) -> Tensor:
-        settings = (reverse, first_mle, mle_weight, mle_label_smoothing, softcap, chunk_size, dtype)
         needs = tuple(ctx.needs_input_grad[:3]) if keep and scalar else (False, False, False)
         losses, d_hidden, d_weight, d_bias = _full_pass(
             hidden, weight, bias, token_weights, columns, column_bias, supervised, rows, needs, settings
@@ -349,7 +311,7 @@ class FullVocabularyLoss(torch.autograd.Function):
             None if gradient is None else gradient.to(tensor.dtype)
             for gradient, tensor in zip(buffers, (hidden, weight, bias), strict=True)
         ]
-        return (*gradients, *(None,) * 14)
+        return (*gradients, *(None,) * 8)
 
 
 def _full_pass(
@@ -503,10 +465,7 @@ def smile_loss(
     logits = logits.to(accumulation_dtype(logits))
     targets = labels.masked_fill(~supervised, 0)
     if subset == "random":
-        if random_ids is None:
-            random_ids = draw_random_ids(labels, V, num_random, random_draw, generator)
-        random_ids = check_random_ids(random_ids, labels, V)
-
+        random_ids = chosen_random_ids(random_ids, labels, V, num_random, random_draw, generator)
     in_subset = dense_subset(targets, supervised, V, subset, random_ids, pad_token_id)  # (B, T, V)
     if resolve_first_token(first_token, subset) == "mle":
         in_subset = in_subset | first_positions(supervised).unsqueeze(2)
@@ -564,16 +523,9 @@ def fused_smile_loss(
         bias (`torch.Tensor` of shape `(V,)`, *optional*): Bias of the output projection.
         token_weights (`torch.Tensor` of shape `(B, T)`, *optional*): Weight of the loss of each token; the mean still
             divides by the number of supervised tokens. May require a gradient.
-        first_token (`"mle"` or `"smile"`, *optional*): See `smile_loss`.
-        subset: `"caption"`, `"random"` or `"reverse"`, see `smile_loss`. `"reverse"` needs a pass over the whole
-            vocabulary.
-        mle_weight (`float`): The paper's lambda, in [0, 1]; above 0 it needs a pass over the whole vocabulary.
-        mle_label_smoothing (`float`): Label smoothing of the MLE term only, in [0, 1).
+        first_token, subset, mle_weight, mle_label_smoothing, num_random, random_draw, random_ids, pad_token_id: See
+            `smile_loss`. `subset="reverse"` and `mle_weight > 0` need a pass over the whole vocabulary.
         softcap (`float`, *optional*): Logits become `softcap * tanh(logits / softcap)`, as in Gemma.
-        num_random (`int`): Ids per draw of the random subset, with replacement.
-        random_draw: One draw per `"sequence"` (paper) or per `"position"` (released code).
-        random_ids (`torch.Tensor` of shape `(B, R)` or `(B, T, R)`, *optional*): Ids to use instead of drawing them.
-        pad_token_id (`int`, *optional*): See `smile_loss`.
         generator (`torch.Generator`, *optional*): Source of the random ids, on the labels' device. Not supported by
             `torch.compile`: pass `random_ids` instead.
         reduction: `"mean"` over the supervised tokens, `"sum"`, or `"none"`. With `mle_weight > 0` or
@@ -583,33 +535,28 @@ def fused_smile_loss(
     Returns:
         `torch.Tensor`: Nats, >= 0: a scalar, or for `reduction="none"` a `(B, T)` tensor, 0 at ignored positions.
             fp64 if an input is fp64, else fp32.
-    Raises:
-        ValueError: If shapes disagree, an id is outside the vocabulary, or an option is out of range.
     """
     check_options(first_token, subset, mle_weight, mle_label_smoothing, num_random, random_draw, reduction)
     check_head_inputs(hidden, weight, labels, bias, softcap)
     chunk_size = resolve_chunk_size(chunk_size, hidden)
     if token_weights is not None and token_weights.shape != labels.shape:
-        raise ValueError(
-            f"token_weights {tuple(token_weights.shape)} must be (B, T) = {tuple(labels.shape)}, as labels."
-        )
+        raise ValueError(f"token_weights {tuple(token_weights.shape)} must be {tuple(labels.shape)}, as labels.")
     dtype = accumulation_dtype(hidden, weight)
     supervised = labels != IGNORE_INDEX  # (B, T)
     targets = labels.masked_fill(~supervised, 0)
     first_mle = resolve_first_token(first_token, subset) == "mle"
     if subset == "random":
-        if random_ids is None:
-            random_ids = draw_random_ids(labels, weight.size(0), num_random, random_draw, generator)
-        columns = random_columns(targets, check_random_ids(random_ids, labels, weight.size(0)), pad_token_id, dtype)
+        random_ids = chosen_random_ids(random_ids, labels, weight.size(0), num_random, random_draw, generator)
+        columns, column_bias = random_columns(targets, random_ids, pad_token_id, dtype)
     elif subset == "reverse":
-        columns = excluded_columns(targets, supervised, pad_token_id, dtype)
+        columns, column_bias = excluded_columns(targets, supervised, pad_token_id, dtype)
     else:
-        columns = caption_columns(targets, supervised, dtype)
+        columns, column_bias = caption_columns(targets, supervised, dtype)
     keep = torch.is_grad_enabled()
 
     if mle_weight == 0 and subset != "reverse":
         losses = SubsetLoss.apply(
-            hidden, weight, bias, columns.ids, columns.bias, supervised, first_mle, softcap, keep
+            hidden, weight, bias, columns, column_bias, supervised, first_mle, softcap, keep
         )  # (B, T)
         return _reduce(losses if token_weights is None else losses * token_weights, supervised, reduction)
 
@@ -617,24 +564,10 @@ def fused_smile_loss(
     # outside: it arrives with the upstream gradient, which a gradient scaler has already scaled for fp16.
     scalar = reduction != "none" and not (token_weights is not None and token_weights.requires_grad)
     ones = torch.ones(labels.shape, dtype=dtype, device=labels.device)
+    settings = (subset == "reverse", first_mle, mle_weight, mle_label_smoothing, softcap, chunk_size)
+    tensors = (hidden, weight, bias, ones if token_weights is None else token_weights, columns, column_bias)
     result = FullVocabularyLoss.apply(
-        hidden,
-        weight,
-        bias,
-        ones if token_weights is None else token_weights,
-        columns.ids,
-        columns.bias,
-        supervised,
-        supervised_rows(supervised),
-        subset == "reverse",
-        first_mle,
-        mle_weight,
-        mle_label_smoothing,
-        softcap,
-        chunk_size,
-        product_dtype(hidden, weight),
-        scalar,
-        keep,
+        *tensors, supervised, supervised_rows(supervised), (*settings, product_dtype(hidden, weight)), scalar, keep
     )
     if not scalar:
         return _reduce(result if token_weights is None else result * token_weights, supervised, reduction)

@@ -9,7 +9,7 @@ normaliser.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -26,11 +26,9 @@ Reduction = Literal["mean", "sum", "none"]
 FILL = -1e30
 
 
-class SubsetColumns(NamedTuple):
-    """The subset of every position: token ids, and what is added to their scores before the normaliser."""
-
-    ids: Tensor  # (B, K); the first T columns are the labels in order, 0 where ignored
-    bias: Tensor  # (B, T, K) or (B, 1, K); minus the log of the multiplicity, `FILL` outside the subset
+# The subset of every position: token ids `(B, K)`, of which the first T are the labels in order, 0 where ignored; and what is
+# added to their scores before the normaliser, `(B, T, K)` or `(B, 1, K)`: minus the log of the multiplicity, `FILL` outside.
+SubsetColumns = tuple[Tensor, Tensor]
 
 
 def check_options(
@@ -51,14 +49,18 @@ def check_options(
     ):
         if value not in allowed:
             raise ValueError(f"{name} is {value!r}. Use one of {', '.join(map(repr, allowed))}.")
-    if not 0.0 <= mle_weight <= 1.0:
-        raise ValueError(f"mle_weight ({mle_weight}) must be in [0, 1]. Use 0 for SMILE alone and 1 for MLE alone.")
-    if not 0.0 <= mle_label_smoothing < 1.0:
-        raise ValueError(
-            f"mle_label_smoothing ({mle_label_smoothing}) must be in [0, 1). Use 0.1 for the authors' setting."
-        )
-    if num_random < 1:
-        raise ValueError(f"num_random ({num_random}) must be at least 1. Use 10 for the paper's setting.")
+    for name, number, fits, rule in (
+        ("mle_weight", mle_weight, 0.0 <= mle_weight <= 1.0, "in [0, 1]. Use 0 for SMILE and 1 for MLE"),
+        (
+            "mle_label_smoothing",
+            mle_label_smoothing,
+            0.0 <= mle_label_smoothing < 1.0,
+            "in [0, 1). The authors use 0.1",
+        ),
+        ("num_random", num_random, num_random >= 1, "at least 1. The paper uses 10"),
+    ):
+        if not fits:
+            raise ValueError(f"{name} ({number}) must be {rule}.")
 
 
 def resolve_first_token(first_token: FirstToken | None, subset: Subset) -> FirstToken:
@@ -79,21 +81,18 @@ def first_positions(supervised: Tensor) -> Tensor:
     return (positions == first_supervised(supervised).unsqueeze(1)) & supervised
 
 
-def padded_captions(supervised: Tensor) -> Tensor:
-    """`(B,)` mask of the captions that end in padding (an ignored position)."""
-    return ~supervised[:, -1]
-
-
-def draw_random_ids(
-    labels: Tensor, vocab_size: int, num_random: int, random_draw: RandomDraw, generator: Generator | None
+def chosen_random_ids(
+    random_ids: Tensor | None,
+    labels: Tensor,
+    vocab_size: int,
+    num_random: int,
+    random_draw: RandomDraw,
+    generator: Generator | None,
 ) -> Tensor:
-    """Ids drawn uniformly from the vocabulary, with replacement: `(B, R)` or `(B, T, R)`, on the labels' device."""
-    shape = (*labels.shape, num_random) if random_draw == "position" else (labels.size(0), num_random)
-    return torch.randint(vocab_size, shape, generator=generator, device=labels.device)
-
-
-def check_random_ids(random_ids: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
-    """Checks `(B, R)` or `(B, T, R)` ids and moves them to the labels' device."""
+    """`(B, R)` or `(B, T, R)` ids on the labels' device: those given, or drawn uniformly from the vocabulary, with replacement."""
+    if random_ids is None:
+        shape = (*labels.shape, num_random) if random_draw == "position" else (labels.size(0), num_random)
+        return torch.randint(vocab_size, shape, generator=generator, device=labels.device)
     if random_ids.shape[:-1] not in (labels.shape[:1], labels.shape):
         raise ValueError(
             f"random_ids {tuple(random_ids.shape)} must be (B, R) or (B, T, R) for labels {tuple(labels.shape)}. "
@@ -108,7 +107,7 @@ def caption_columns(targets: Tensor, supervised: Tensor, dtype: torch.dtype) -> 
     same = (targets.unsqueeze(2) == targets.unsqueeze(1)) & supervised.unsqueeze(1)  # (B, T, T)
     multiplicity = same.sum(2).clamp(min=1).to(dtype)  # (B, T)
     bias = (-multiplicity.log()).masked_fill(~supervised, FILL)  # (B, T)
-    return SubsetColumns(targets, bias.unsqueeze(1))
+    return targets, bias.unsqueeze(1)
 
 
 def random_columns(targets: Tensor, random_ids: Tensor, pad_token_id: int | None, dtype: torch.dtype) -> SubsetColumns:
@@ -127,9 +126,7 @@ def random_columns(targets: Tensor, random_ids: Tensor, pad_token_id: int | None
         # Each position sees only its block of R columns.
         blocks = drawn.new_full((B, T, T, random_ids.size(2)), FILL)  # (B, T, T, R)
         drawn = torch.where(diagonal.view(1, T, T, 1), drawn.unsqueeze(2), blocks).flatten(2)  # (B, T, T * R)
-    return SubsetColumns(
-        torch.cat([targets, random_ids.flatten(1)], dim=1), torch.cat([own.expand(B, T, T), drawn], dim=2)
-    )
+    return torch.cat([targets, random_ids.flatten(1)], dim=1), torch.cat([own.expand(B, T, T), drawn], dim=2)
 
 
 def excluded_columns(
@@ -140,9 +137,9 @@ def excluded_columns(
     ids = targets
     if pad_token_id is not None:
         ids = torch.cat([ids, ids.new_full((ids.size(0), 1), pad_token_id)], dim=1)  # (B, T + 1)
-        unused = (~padded_captions(supervised)).to(dtype).unsqueeze(1) * FILL  # (B, 1)
+        unused = supervised[:, -1:].to(dtype) * FILL  # (B, 1): captions that do not end in padding
         bias = torch.cat([bias, unused], dim=1)
-    return SubsetColumns(ids, bias.unsqueeze(1))
+    return ids, bias.unsqueeze(1)
 
 
 def dense_subset(
@@ -164,7 +161,7 @@ def dense_subset(
         return words.unsqueeze(1).expand(B, T, vocab_size)
     if subset == "reverse":
         if pad_token_id is not None:
-            words[:, pad_token_id] |= padded_captions(supervised)
+            words[:, pad_token_id] |= ~supervised[:, -1]
         return ~words.unsqueeze(1) | labels
     assert random_ids is not None
     per_position = random_ids if random_ids.dim() == 3 else random_ids.unsqueeze(1).expand(B, T, -1)

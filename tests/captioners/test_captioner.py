@@ -1,13 +1,19 @@
 """Prompt, labels, end token and truncation."""
 
+import datasets
+import numpy as np
 import pytest
 import torch
 
+from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import completion_mask
+from hf_captionrl.captioners.prompts import caption_entropy, contrastive_prompt, encode_with_prompts
 from hf_captionrl.losses import IGNORE_INDEX, shift_first_token
+from hf_captionrl.trainers.trl_grpo import _prompts
 from tests.captioners.test_decoding import multinomial_of
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images, tiny_model
-from tests.tolerances import assert_close
+from tests.tiny.chat import tiny_chat
+from tests.tolerances import assert_close, close
 
 
 @pytest.mark.parametrize("prompt", ["", "a picture of ", "a picture of", "the red cat\n"])
@@ -61,8 +67,6 @@ def test_invalid_captions_raise():
         captioner.encode_captions(["dog", 3])
     with pytest.raises(ValueError, match=r"Caption 0 .* is empty"):
         captioner.encode_captions([" \n"])
-    with pytest.raises(ValueError, match="no captions"):
-        captioner.encode_captions([])
     with pytest.raises(ValueError, match="either images or image_features"):
         captioner.collate(None, ["dog"])
     with pytest.raises(ValueError, match="either images or image_features"):
@@ -148,45 +152,6 @@ def test_generate_equals_the_original(family, decoding, prompt, monkeypatch):
         assert not ended or ids[mask][-1] == captioner.eos_token_id
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_of_generated_captions_equal_the_model(family):
-    captioner = tiny_captioner(family, prompt="a picture of ")
-    pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
-    untouched, processor = tiny_model(family)
-    has_bias = captioner.output_head(captioner.model).bias is not None
-    if has_bias:  # makes the end token likely, so that some captions are short
-        for model in (captioner.model, untouched):
-            with torch.no_grad():
-                captioner.output_head(model).bias[captioner.eos_token_id] += 2.0
-    torch.manual_seed(3)
-    written = captioner.generate(
-        pixel_values=pixel_values,
-        max_new_tokens=5,
-        do_sample=True,
-        top_k=0,
-        temperature=0.8,
-        num_return_sequences=3,
-    )
-    batch = captioner.encode_completions(written.ids)
-    assert torch.equal(batch["labels"][batch["labels"] != -100], written.ids[written.mask])
-    got = captioner.log_probs({**batch, "pixel_values": pixel_values}, temperature=0.8)
-    single = captioner.log_probs({**batch, "pixel_values": pixel_values.repeat_interleave(3, 0)}, temperature=0.8)
-    assert_close(got, single)
-    if has_bias:
-        assert written.ended.any()
-    prompt = processor.tokenizer("a picture of", add_special_tokens=False).input_ids
-    P = len(prompt) + 1
-    for row, ids in enumerate(written.ids):
-        kept = ids[written.mask[row]].tolist()
-        sequence = torch.tensor([[captioner.start_token_id, *prompt, *kept]])
-        name = "decoder_input_ids" if family.startswith("vit") else "input_ids"
-        with torch.no_grad():
-            logits = untouched(**{name: sequence, "pixel_values": pixel_values[row // 3 : row // 3 + 1]}).logits
-        log_softmax = (logits[0, -sequence.size(1) :] / 0.8).log_softmax(-1)
-        for t, token in enumerate(kept):
-            assert_close(got[row, P - 1 + t], log_softmax[P - 1 + t, token], ulps=64)
-
-
 def test_train_mode_is_restored_and_invalid_inputs_raise():
     captioner = tiny_captioner("blip")
     captioner.model.train()
@@ -226,3 +191,75 @@ def test_vision_signature_depends_on_weights_and_image_processor():
     with torch.no_grad():
         left.base_model.output.weight.add_(1.0)
     assert left.vision_signature() == tiny_captioner("git").vision_signature()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_a_loop_over_positions(family):
+    captioner = tiny_captioner(family)
+    images, captions = tiny_images(5), tiny_captions(5)
+    found = caption_entropy(captioner, images, captions, batch_size=2)
+    captioner.model.eval()
+    expected = []
+    for image, caption in zip(images, captions, strict=True):
+        batch = captioner.collate([image], [caption])
+        with torch.no_grad():
+            logits = captioner.model(**{k: v for k, v in batch.items() if k != "labels"}).logits[0].double()
+        labels = captioner.align_labels(batch["labels"])[0]
+        logits = logits[-len(batch["labels"][0]) :]  # a prefix of image vectors comes first
+        values = []
+        for position, label in enumerate(labels):
+            if label != -100:
+                p = logits[position].softmax(-1)
+                values.append(-float((p * p.log()).sum()))
+        expected.append(sum(values) / len(values))
+    assert found["per_sample"] == close(expected, dtype="float32", ulps=64)
+    assert found["entropy"] == close(sum(expected) / 5, dtype="float32", ulps=64)
+    with pytest.raises(ValueError, match=r"5 images and 4 captions. Pass one caption per image"):
+        caption_entropy(captioner, images, captions[:4])
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    model, processor = tiny_chat("llava")
+    return load_captioner(model, processor=processor)
+
+
+def test_prompt_names_the_captions_of_similar_images():
+    found = contrastive_prompt("Describe it.", ["a red dog", "a red dog", "two\ncats", " "])
+    assert found == (
+        "Describe it.\nSimilar images are described like this:\n- a red dog\n- two cats\n"
+        "Say what is different here, in one sentence."
+    )
+    assert contrastive_prompt("Describe it.", [""]) == "Describe it."
+
+
+def test_prompts_per_image_equal_one_captioner_per_prompt(captioner):
+    images, prompts, own = tiny_images(2), ["the cat", "a dog and a red car on the left"], captioner.prompt
+    both = captioner.generate(**encode_with_prompts(captioner, images, prompts), do_sample=False, max_new_tokens=5)
+    assert captioner.prompt == own
+    for row, prompt in enumerate(prompts):
+        alone = encode_with_prompts(captioner, images[row : row + 1], [prompt])
+        captioner.prompt = prompt
+        expected = captioner.encode_images(images[row : row + 1])
+        captioner.prompt = own
+        assert alone["prefix_ids"].tolist() == expected["prefix_ids"].tolist()
+        assert_close(alone["pixel_values"], expected["pixel_values"])
+        single = captioner.generate(**expected, do_sample=False, max_new_tokens=5)
+        assert both.captions[row] == single.captions[0]
+    with pytest.raises(ValueError, match="chat model"):
+        encode_with_prompts(tiny_captioner("blip"), images, prompts)
+
+
+def test_grpo_has_the_same_prompt():
+    class Arguments:
+        prompt, contrastive_distractors = "Describe it.", 2
+
+    rows = datasets.Dataset.from_dict({"captions": [["a dog", "x"], ["a cat"], [], ["a car"]]})
+    neighbours = np.array([[1, 3, 2], [0, 2, 3], [3, 1, 0], [2, 0, 1]])
+    found = _prompts(rows, Arguments, neighbours)
+    assert found[0] == contrastive_prompt("Describe it.", ["a cat", "a car"])
+    assert found[3] == contrastive_prompt("Describe it.", ["a dog"])
+    with pytest.raises(ValueError, match="no neighbours"):
+        _prompts(rows, Arguments, None)
+    Arguments.contrastive_distractors = 0
+    assert _prompts(rows, Arguments, None) == ["Describe it."] * 4

@@ -1,5 +1,6 @@
 """The ClipCap model: equality with the published code (reimplemented here), generation, processor, saving, Auto classes."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -8,21 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import (
-    AutoConfig,
-    LlamaConfig,
-    OPTConfig,
-    PreTrainedTokenizerFast,
-    SiglipVisionConfig,
-)
+from transformers import AutoConfig, LlamaConfig, OPTConfig, PreTrainedTokenizerFast, SiglipVisionConfig
 
 from hf_captionrl.captioners import ClipCapCaptioner, load_captioner
 from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
 from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.captioners.clipcap.registration import _OnFirstUse
-from hf_captionrl.rewards import CiderReward, RewardContext, RewardData
 from hf_captionrl.utils.model_files import model_path
 from tests.captioners.test_decoding import multinomial_of
 from tests.tiny import HIDDEN, IMAGE_SIZE, tiny_captioner, tiny_clipcap, tiny_images
@@ -151,15 +146,8 @@ def test_beams_samples_and_lengths():
     model, processor = tiny_clipcap()
     batch = inputs(processor, ["", "", ""])
     assert batch["input_ids"].size(1) == 1
-    beams = model.generate(
-        batch["pixel_values"],
-        num_beams=4,
-        max_new_tokens=6,
-        num_return_sequences=2,
-        return_dict_in_generate=True,
-        output_scores=True,
-        do_sample=False,
-    )
+    settings = {"num_beams": 4, "num_return_sequences": 2, "do_sample": False, "return_dict_in_generate": True}
+    beams = model.generate(batch["pixel_values"], max_new_tokens=6, output_scores=True, **settings)
     end = processor.tokenizer.eos_token_id
     assert beams.sequences.size(0) == 6
     for index, (row, score) in enumerate(zip(beams.sequences, beams.sequences_scores, strict=True)):
@@ -242,11 +230,7 @@ def test_saved_in_safetensors_with_tied_weights_once(tmp_path):
     model, processor = tiny_clipcap(**MAPPERS["transformer"])
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    names = {file.name for file in tmp_path.iterdir()}
-    assert "model.safetensors" in names
-    assert not {name for name in names if name.endswith((".bin", ".pt", ".pkl"))}
-    from safetensors import safe_open
-
+    assert not [file for file in tmp_path.iterdir() if file.suffix in (".bin", ".pt", ".pkl")]
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         keys = set(file.keys())
     assert len({"language_model.lm_head.weight", "language_model.transformer.wte.weight"} & keys) == 1
@@ -279,19 +263,14 @@ def test_clipcap_processor_prepends_the_start_token(tmp_path):
         processor(text="a cat")
 
 
-ORDERS = {
-    "transformers first": "from transformers import AutoModelForImageTextToText; import hf_captionrl",
-    "package first": "import hf_captionrl; from transformers import AutoModelForImageTextToText",
-    # Models import modules while the modules of the Auto classes are being imported.
-    **{
-        f"{name} first": f"{first}; from transformers import AutoModelForImageTextToText"
-        for name, first in {
-            "config": "from transformers import AutoConfig; import hf_captionrl",
-            "model": "import hf_captionrl; from transformers import GitForCausalLM",
-            "processor": "import hf_captionrl; from transformers import AutoProcessor",
-        }.items()
-    },
-}
+# Models import modules while the modules of the Auto classes are being imported.
+ORDERS = (
+    "from transformers import AutoModelForImageTextToText; import hf_captionrl",
+    "import hf_captionrl",
+    "from transformers import AutoConfig; import hf_captionrl",
+    "import hf_captionrl; from transformers import GitForCausalLM",
+    "import hf_captionrl; from transformers import AutoProcessor",
+)
 
 
 @pytest.fixture(scope="module")
@@ -306,26 +285,25 @@ def saved(tmp_path_factory):
     return folder, written
 
 
-def run(code: str, *arguments: str, cwd: Path = ROOT) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=cwd, capture_output=True, text=True, check=False
-    )
+def run(code: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
 WRITE = """
 import sys, json, torch
-from transformers import AutoConfig, AutoProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 folder = sys.argv[1]
-model = AutoModelForImageTextToText.from_pretrained(folder, **OPTIONS)
-processor = AutoProcessor.from_pretrained(folder, **OPTIONS)
-config = AutoConfig.from_pretrained(folder, **OPTIONS)
+is_lazy = "hf_captionrl.captioners.clipcap.modeling_clipcap" not in sys.modules
+model = AutoModelForImageTextToText.from_pretrained(folder)
+processor = AutoProcessor.from_pretrained(folder)
+config = AutoConfig.from_pretrained(folder)
 pixels = torch.load(folder + "/pixels.tensor", weights_only=True)
 ids = model.generate(pixels, max_new_tokens=5, do_sample=False).tolist()
 kinds = [type(model).__name__, type(processor).__name__, type(config).__name__]
 modules = [type(model).__module__, type(processor).__module__, type(config).__module__]
-print(json.dumps([ids, kinds, modules, "hf_captionrl" in sys.modules]))
+print(json.dumps([ids, kinds, modules, is_lazy]))
 """
 KINDS = ["ClipCapForConditionalGeneration", "ClipCapProcessor", "ClipCapConfig"]
 
@@ -334,9 +312,14 @@ KINDS = ["ClipCapForConditionalGeneration", "ClipCapProcessor", "ClipCapConfig"]
 @pytest.mark.parametrize("order", ORDERS)
 def test_auto_classes_load_clipcap(saved, order):
     folder, written = saved
-    out = json.loads(run(f"{ORDERS[order]}\nOPTIONS = {{}}\n{WRITE}", str(folder)).splitlines()[-1])
-    assert out[:2] == [written, KINDS]
-    assert all(module.startswith("hf_captionrl.") for module in out[2])
+    ids, kinds, modules, is_lazy = json.loads(run(f"{order}\n{WRITE}", str(folder)).splitlines()[-1])
+    assert (ids, kinds, is_lazy) == (written, KINDS, True)
+    assert all(module.startswith("hf_captionrl.") for module in modules)
+
+
+def test_importing_the_captioners_loads_neither_torch_nor_transformers():
+    code = "import sys, hf_captionrl.captioners; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    assert run(code).strip() == "[]"
 
 
 def test_auto_classes_without_the_package_raise(saved, tmp_path):
@@ -349,8 +332,26 @@ def test_auto_classes_without_the_package_raise(saved, tmp_path):
     assert "clipcap" in done.stderr
 
 
-def test_auto_classes_are_registered_in_this_process():
+def test_registration_in_this_process():
     assert type(AutoConfig.for_model("clipcap")) is ClipCapConfig
+    mapping = _OnFirstUse({"known": int})
+
+    def load():  # another thread may load the class in the meantime
+        mapping["late"] = str
+        return str
+
+    mapping.setdefault("late", functools.partial(load))
+    assert mapping["late"] is mapping["late"] is str
+    assert dict(mapping.items()) == {"known": int, "late": str}
+    assert list(mapping.values()) == [int, str]
+
+
+def test_defaults_equal_the_paper():
+    config = ClipCapConfig()
+    assert (config.vision_config.model_type, config.text_config.model_type) == ("clip_vision_model", "gpt2")
+    assert (config.prefix_length, config.image_embed_dim, config.text_config.n_embd) == (10, 512, 768)
+    assert config.vision_config.patch_size == 32
+    assert config.get_text_config(decoder=True) is config.text_config
 
 
 def stopping(**settings):
@@ -458,48 +459,6 @@ def test_vocabulary_without_a_full_stop_raises():
         load_captioner(model, processor=processor)
 
 
-def test_cider_counts_the_full_stop_as_the_end():
-    captioner = stopping()
-    references = [["a red cat.", "a cat"], ["two dog", "a dog."]]
-
-    def encode(captions):
-        labels = captioner.encode_captions(list(captions))["labels"][:, 1:]
-        return labels.clamp(min=0), labels != -100
-
-    reward = CiderReward()
-    reward.prepare(
-        RewardData(
-            image_ids=["a", "b"],
-            references=references,
-            image_features=lambda scorer: None,
-            encode=encode,
-            eos_token_id=captioner.eos_token_id,
-            device=torch.device("cpu"),
-        )
-    )
-    ids, mask = encode(["a red cat", "a dog."])
-    cut = mask.clone()
-    cut[0, int(mask[0].sum()) - 1] = False
-    scores = []
-    for kept in (mask, cut):
-        context = RewardContext(
-            captions=["a red cat.", "a dog."],
-            ids=ids,
-            mask=kept,
-            ended=torch.tensor([True, True]),
-            rows=torch.arange(2),
-            image_ids=["a", "b"],
-            references=references,
-            candidates=torch.arange(2),
-            positions=torch.arange(2),
-            bag_size=0,
-            step=0,
-        )
-        scores.append(reward(context))
-    assert scores[0][0] > scores[1][0]  # a complete caption scores higher than a truncated one
-    assert scores[0][1] == scores[1][1]
-
-
 def test_features_are_the_image_embedding():
     captioner = tiny_captioner("clipcap")
     pixel_values = captioner.encode_images(tiny_images(3))["pixel_values"]
@@ -535,20 +494,3 @@ def test_clipcap_assembled_from_shipped_parts():
     )
     with pytest.raises(ValueError, match="no token for a full stop"):
         assemble(*parts, stop_at_period=True)
-
-
-def test_another_thread_may_finish_first():
-    mapping = _OnFirstUse({"known": int})
-    asked = []
-
-    def load():
-        asked.append(1)
-        if len(asked) == 1:
-            assert mapping["late"] is str  # access by another thread in the meantime
-        return str
-
-    mapping.wait_for("late", load)
-    assert mapping["late"] is str
-    assert mapping["late"] is str
-    assert len(asked) == 2
-    assert dict(mapping.items()) == {"known": int, "late": str}

@@ -9,13 +9,16 @@ import copy
 import functools
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional as F
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners import loading as captioner_loading
+from hf_captionrl.data import CaptionCollator, CaptionDataset, DecodedPixels, cached_pixels
 from hf_captionrl.losses import fused_smile_loss, smile_loss
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
@@ -145,32 +148,6 @@ def test_log_probs_equal_those_of_the_original_class(name, captioner):
     expected = -F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
     with torch.no_grad():
         assert_close(captioner.log_probs(batch), expected)
-
-
-def test_generated_captions_are_the_most_probable_and_scored_alike(captioner):
-    """Greedy captions take the most probable tokens; samples and beams are grouped by image; log_probs scores them."""
-    images = captioner.encode_images(tiny_images(2, size=20))
-    written = captioner.generate(**images, max_new_tokens=5, do_sample=False, num_beams=1)
-    scored = captioner.encode_completions(written.ids, written.mask)
-    suppressed = getattr(captioner, "image_token_id", lambda model: None)(captioner.base_model)
-    with torch.no_grad():
-        logits = captioner.model(**{k: v for k, v in {**scored, **images}.items() if k != "labels"}).logits.float()
-    labels = captioner.align_labels(scored["labels"])
-    logits = logits if captioner.is_encoder_decoder else logits[:, -labels.size(1) - 1 : -1]
-    if suppressed is not None and captioner.family in ("chat", "paligemma"):
-        logits[..., suppressed] = -torch.inf
-    chosen = labels != -100
-    best = logits.argmax(-1)
-    ends = torch.isin(labels, torch.tensor(captioner.end_token_ids))
-    assert (best == labels)[chosen & ~ends].all()
-    many = captioner.generate(**images, max_new_tokens=4, do_sample=True, num_return_sequences=3)
-    assert len(many.captions) == 6
-    beams = captioner.generate(**images, max_new_tokens=4, num_beams=2, num_return_sequences=2)
-    assert len(beams.captions) == 4
-    log_probs = captioner.log_probs({**captioner.encode_completions(many.ids, many.mask), **images})
-    assert log_probs.shape[0] == 6
-    assert (log_probs <= resolution(1)).all()
-    assert (log_probs < 0).any()
 
 
 def test_one_rl_step_equals_a_gradient_computed_by_hand(name, captioner, tmp_path, scenes):
@@ -321,7 +298,6 @@ COLUMNS = {
     "SMILE": "test_fused_smile_equals_algorithm_1",
     "MLE": "test_log_probs_equal_those_of_the_original_class",
     "RL step": "test_one_rl_step_equals_a_gradient_computed_by_hand",
-    "generate": "test_generated_captions_are_the_most_probable_and_scored_alike",
     "features cached": "test_image_features_replace_images",
     "LoRA language / vision": "test_lora_trains_only_adapters_and_connectors",
     "bf16": "test_log_probs_in_bf16_are_near_fp32",
@@ -353,3 +329,124 @@ def test_table_in_the_docs_is_up_to_date():
 @pytest.fixture(scope="module")
 def scenes():
     return load_scenes(num_train=2, num_validation=1, num_test=0)["train"]
+
+
+REFUSED = dict.fromkeys(TILED, "splits images into tiles or keeps their size") | {
+    "pix2struct": "returns flattened_patches.* normalised by the mean of their image"
+}
+
+
+def data():
+    rows = {"image": some_images(), "image_id": ["a", "b", "c"], "captions": [[text] for text in CAPTIONS]}
+    return datasets.Dataset.from_dict(rows, features=datasets.Features({
+        "image": datasets.Image(), "image_id": datasets.Value("string"), "captions": datasets.List(datasets.Value("string"))
+    }))  # fmt: skip
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value), name
+
+
+def check(captioner, folder):
+    """Cached pixels equal the processor's, before and after normalisation, alone and in a batch with captions."""
+    images, rows = some_images(), data()
+    pixels = cached_pixels(rows, captioner.prepared_pixels, directory=folder, progress=False)
+    stacked = torch.stack([pixels[i] for i in range(3)])
+    processor, whole = captioner.image_processor, captioner.encode_images(images)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (processor.image_mean, processor.image_std))
+    # The 8-bit values again, from what the vision tower gets.
+    undone = (whole["pixel_values"].double().flatten(0, -4) * std + mean) / processor.rescale_factor
+    assert torch.equal(stacked, undone.round().to(torch.uint8))
+    assert torch.equal(stacked, captioner.prepare_pixels(images))
+    assert_equal(captioner.encode_pixels(stacked), whole)
+    collate = CaptionCollator(captioner)
+    decoded = DecodedPixels(rows, captioner.prepared_pixels)
+    assert torch.equal(torch.stack([decoded[i] for i in range(3)]), stacked)
+    batch = collate([CaptionDataset(rows, pixels=pixels)[i] for i in range(3)])
+    assert_equal(batch, collate([CaptionDataset(rows)[i] for i in range(3)]))
+    assert_equal(batch, captioner.collate(images, CAPTIONS))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_cached_pixels_equal_the_processors_or_are_refused(tmp_path, name):
+    captioner = copy.deepcopy(_built(name)[0])
+    if name not in REFUSED:
+        check(captioner, tmp_path)
+        return
+    with pytest.raises(ValueError, match=rf"{REFUSED[name]}.* Leave out .*cache_pixels and image_decoder"):
+        cached_pixels(data(), captioner.prepared_pixels, directory=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["blip", "git"])
+def test_processors_of_pillow_are_split_too(tmp_path, name):
+    model, processor = tiny_model(name)
+    settings = processor.image_processor.to_dict()
+    kind = getattr(transformers, f"{settings.pop('image_processor_type')}Pil")
+    processor.image_processor = kind(**settings)
+    captioner = load_captioner(model, processor=processor)
+    assert captioner.image_processor.backend == "pil"
+    check(captioner, tmp_path)
+
+
+@pytest.mark.parametrize("left_out", ["do_normalize", "do_rescale"])
+def test_processors_that_leave_out_a_step_are_split(left_out):
+    model, processor = tiny_model("blip")
+    setattr(processor.image_processor, left_out, False)
+    captioner = load_captioner(model, processor=processor)
+    images = some_images()
+    assert_equal(captioner.encode_pixels(captioner.prepare_pixels(images)), captioner.encode_images(images))
+
+
+ONE_TILE = {"min_patches": 1, "max_patches": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("internvl", ONE_TILE), ("idefics3", {"do_image_splitting": False}), ("smolvlm", {"do_image_splitting": False})],
+)
+def test_tiling_processors_with_one_size_are_split(tmp_path, name, settings):
+    model, processor = tiny_chat(name)
+    for key, value in settings.items():
+        setattr(processor.image_processor, key, value)
+    check(load_captioner(model, processor=processor), tmp_path)
+
+
+def test_pixels_between_whole_numbers_are_refused():
+    model, processor = build("blip")
+
+    class Blending(type(processor.image_processor)):
+        def __call__(self, images, **kwargs):
+            found = super().__call__(images, **kwargs)
+            return {"pixel_values": found["pixel_values"] * 0.7}
+
+    processor.image_processor.__class__ = Blending
+    with pytest.raises(ValueError, match=r"does more with pixels than resize and crop them. Leave out"):
+        load_captioner(model, processor=processor).prepare_pixels(some_images())
+
+
+def test_pixels_that_change_after_normalisation_are_refused():
+    model, processor = build("blip")
+
+    class Padding(type(processor.image_processor)):
+        def __call__(self, images, do_normalize=True, do_resize=True, **kwargs):
+            found = super().__call__(images, do_normalize=do_normalize, do_resize=do_resize, **kwargs)
+            if do_normalize and do_resize:
+                found["pixel_values"][..., -1] = 0.0
+            return found
+
+    processor.image_processor.__class__ = Padding
+    captioner = load_captioner(model, processor=processor)
+    with pytest.raises(ValueError, match=r"changes pixels after normalising them. Leave out cache_pixels"):
+        captioner.prepare_pixels(some_images())
+
+
+def test_a_new_processor_is_split_again():
+    model, processor = tiny_model("blip")
+    captioner = load_captioner(model, processor=processor)
+    before = captioner.prepare_pixels(some_images())
+    captioner.image_processor = copy.deepcopy(captioner.image_processor)
+    captioner.image_processor.resample = 0
+    assert not torch.equal(captioner.prepare_pixels(some_images()), before)

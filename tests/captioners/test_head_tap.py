@@ -190,7 +190,7 @@ def test_self_check_reports_a_loss_that_is_not_plain_cross_entropy(caplog):
     captioner.model.loss_function = lambda *args, **kwargs: torch.tensor(0.5)
     with caplog.at_level(logging.WARNING):
         captioner.self_check(batch)
-    assert "itself computes a loss of 0.5" in caplog.text
+    assert "0.500000 in GitForCausalLM itself" in caplog.text
     assert not captioner.use_full_logits
 
 
@@ -217,8 +217,7 @@ def test_known_softcap_is_applied():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_autocast(family):
-    """test_families.py has weights in bf16, and activation checkpointing."""
+def test_bf16_weights_and_autocast(family):
     captioner, untouched, batch = pair(family)
     own = untouched(**native(family, batch)).loss
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -226,7 +225,48 @@ def test_autocast(family):
         captioner.self_check(batch)
     loss.backward()
     assert abs(loss - own) < 0.05
+    captioner.model.to(torch.bfloat16)
+    batch["pixel_values"] = batch["pixel_values"].bfloat16()
+    loss = captioner.model(**batch, head_objective=smile).loss
+    loss.backward()
+    assert loss.isfinite()
+    captioner.self_check(batch)
     assert not captioner.use_full_logits
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activation_checkpointing_gives_the_same_loss_and_gradient(family, reentrant):
+    """test_families.py has all families with an adapter."""
+    captioner, untouched, batch = pair(family)
+    captioner.model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+    captioner.model.enable_input_require_grads()  # as PEFT and the Trainer do
+    loss = captioner.model(**batch, head_objective=mean_cross_entropy).loss
+    expected = untouched.train()(**native(family, batch)).loss
+    loss.backward()
+    expected.backward()
+    assert_close(loss, expected)
+    assert_same_gradients(gradients(captioner.model), gradients(untouched))
+    # Generation needs the cache, which checkpointing disables in train mode.
+    assert captioner.generate(pixel_values=batch["pixel_values"], max_new_tokens=3).ids.shape[0] == 4
+    assert captioner.model.training
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_image_features_give_the_loss_and_gradient_of_pixels(family):
+    (left, _, batch), (right, _, _) = pair(family), pair(family)
+    for captioner in (left, right):
+        captioner.freeze_vision()
+    features = right.image_features(batch["pixel_values"]).detach()
+    cached = right.collate(None, tiny_captions(4), image_features=features)
+    ours, theirs = (
+        captioner.model(**inputs, head_objective=mean_cross_entropy).loss
+        for captioner, inputs in ((left, batch), (right, cached))
+    )
+    assert_close(ours, theirs)
+    ours.backward()
+    theirs.backward()
+    assert_same_gradients(gradients(left.model), gradients(right.model))
 
 
 def test_copies_pickles_and_signatures():

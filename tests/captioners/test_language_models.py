@@ -12,11 +12,12 @@ import pytest
 import torch
 from jinja2.exceptions import TemplateError
 from PIL import Image
-from transformers import BatchFeature
+from safetensors.torch import load_file, save_file
 
 from hf_captionrl.apps.boosting import blend_prompt, visual_prompt
-from hf_captionrl.apps.boosting.prompts import VISUAL_PROMPT, answer_fault, clean_answer
+from hf_captionrl.apps.boosting.prompts import VISUAL_PROMPT
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.captioner import start_token_settings
 from hf_captionrl.captioners.language_models import (
     Backend,
     BackendError,
@@ -60,18 +61,13 @@ def test_answers_have_the_position_of_their_prompt():
     assert server.requests[0]["messages"][0]["role"] == "system"
 
 
-@pytest.mark.parametrize("fault", [429, 500, 503, "cut", "garbage"])
+@pytest.mark.parametrize("fault", [429, 500, 503, "cut", "garbage", "hang"])
 def test_temporary_errors_are_retried_with_longer_waits(fault):
-    found, waits, server = ask(lambda number, messages: fault if number < 3 else "ok", backoff_s=0.5)
+    timeout = {"timeout_s": 0.2} if fault == "hang" else {}
+    found, waits, server = ask(lambda number, messages: fault if number < 3 else "ok", backoff_s=0.5, **timeout)
     assert found == {0: "A caption of 0000."}
     assert waits == [0.5, 1.0, 2.0]
     assert len(server.requests) == 4
-
-
-def test_timeout_is_retried():
-    found, waits, _ = ask(lambda number, messages: "ok" if number else "hang", timeout_s=0.2)
-    assert found == {0: "A caption of 0000."}
-    assert waits == [1.0]
 
 
 def test_slow_server_is_dropped_at_the_deadline():
@@ -81,12 +77,6 @@ def test_slow_server_is_dropped_at_the_deadline():
     assert found == {0: "A caption of 0000."}
     assert waits == [1.0]
     assert time.monotonic() - begun < 3  # the whole answer takes six seconds
-
-
-def test_answer_at_the_length_limit_is_truncated():
-    found, waits, _ = ask(lambda number, messages: "length")
-    assert found == {0: Truncated("A caption of 0000.")}
-    assert waits == []
 
 
 def test_retry_after_is_respected_up_to_two_minutes():
@@ -106,25 +96,24 @@ def test_last_try_returns_a_failure():
     assert len(waits) == 2
 
 
-def test_unreachable_server_is_a_failure():
-    with ChatServer(str) as server:
-        url = server.url
-    backend = HTTPBackend(url, "m", tries=2, sleep=lambda _: None)
-    assert dict(backend.complete([blend_prompt("1", ["a"])]))[0].reason == "backend_failed"
-
-
-def test_rejected_prompt_does_not_affect_others():
-    found, waits, _ = ask(lambda number, messages: 400 if "0001" in str(messages) else "ok", 3)
+def test_rejected_and_long_answers_do_not_affect_others():
+    found, waits, _ = ask(
+        lambda number, told: 400 if "0001" in str(told) else "length" if "0002" in str(told) else "ok", 4
+    )
     assert found[1].reason == "backend_rejected"
     assert waits == []
-    assert found[0] == "A caption of 0000."
-    assert found[2] == "A caption of 0002."
+    assert (found[0], found[2], found[3]) == (
+        "A caption of 0000.",
+        Truncated("A caption of 0002."),
+        "A caption of 0003.",
+    )
 
 
-@pytest.mark.parametrize("status", [401, 402, 403, 404])
-def test_wrong_key_or_address_stops_the_run(status):
-    with pytest.raises(BackendError, match=f"HTTP {status}"):
-        ask(lambda number, messages: status, 50, concurrency=1)
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 302])
+def test_wrong_key_or_address_and_redirects_stop_the_run(status):
+    with ChatServer(lambda messages: "A dog.") as other, pytest.raises(BackendError, match=f"HTTP {status}"):
+        ask(lambda number, told: (status, {"Location": other.url + "/chat/completions"}), 50, concurrency=1)
+    assert other.requests == []
 
 
 def test_answers_in_flight_survive_a_fatal_error():
@@ -151,30 +140,15 @@ def test_key_is_sent_and_never_shown(monkeypatch):
         assert "secret" not in text
 
 
-def test_redirects_are_not_followed():
-    with ChatServer(lambda messages: "A dog.") as other, pytest.raises(BackendError, match="HTTP 302"):
-        ask(lambda number, messages: (302, {"Location": other.url + "/chat/completions"}))
-    assert other.requests == []
-
-
-def test_empty_key_variable_raises(monkeypatch):
-    monkeypatch.delenv("SOME_KEY", raising=False)
-    with pytest.raises(BackendError, match="SOME_KEY is empty"):
-        HTTPBackend("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY")
-
-
-@pytest.mark.parametrize("key", ["sk-very\nsecret", "sk-very secret", "sk-sécret", "sk-\x7fsecret"])
+@pytest.mark.parametrize("key", ["", "sk-very\nsecret", "sk-very secret", "sk-sécret", "sk-\x7fsecret"])
 def test_invalid_key_raises_without_printing_it(monkeypatch, key):
     monkeypatch.setenv("SOME_KEY", key)
-    with pytest.raises(BackendError, match="SOME_KEY contains") as error:
+    with pytest.raises(BackendError, match="SOME_KEY") as error:
         HTTPBackend("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY")
     assert "cret" not in str(error.value)
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x/v1", "http://me:pass@x/v1", "http://x/v1?key=1"])
-def test_invalid_or_secret_addresses_raise(url):
-    with pytest.raises(ValueError, match="base_url"):
-        HTTPBackend(url, "m")
+    for url in ("127.0.0.1:8000", "ftp://x/v1", "http://me:pass@x/v1", "http://x/v1?key=1"):
+        with pytest.raises(ValueError, match="base_url"):
+            HTTPBackend(url, "m")
 
 
 def test_images_are_sent_losslessly():
@@ -211,8 +185,6 @@ def retrained(folder, name="scenes:blip-mle", weight=None):
     if not folder.exists():
         shutil.copytree(model_path(name), folder)
     if weight is not None:
-        from safetensors.torch import load_file, save_file
-
         (path,) = folder.glob("*model.safetensors")
         state = load_file(path)
         state[weight].view(-1)[0] += 0.5
@@ -223,24 +195,14 @@ def retrained(folder, name="scenes:blip-mle", weight=None):
 def test_revision_covers_adapter_weights_and_prompt(tmp_path):
     retrained(tmp_path / "blip-mle")  # the base model of the adapter is this neighbouring folder
     folder = retrained(tmp_path / "adapter", "scenes:blip-sr")
-    names = sorted(load_weights(folder))
-    found = {
-        CaptionerBackend(folder, device="cpu").revision,
-        CaptionerBackend("scenes:blip-sr", device="cpu").revision,
-    }
+    found = {CaptionerBackend(name, device="cpu").revision for name in (folder, "scenes:blip-sr")}
     assert len(found) == 1
-    retrained(tmp_path / "adapter", weight=names[0])
+    retrained(tmp_path / "adapter", weight=min(load_file(f"{folder}/adapter_model.safetensors")))
     found.add(CaptionerBackend(folder, device="cpu").revision)
     settings = json.loads((tmp_path / "adapter/captioner.json").read_text())
     (tmp_path / "adapter/captioner.json").write_text(json.dumps(settings | {"prompt": "two "}))
     found.add(CaptionerBackend(folder, device="cpu").revision)
     assert len(found) == 3
-
-
-def load_weights(folder):
-    from safetensors.torch import load_file
-
-    return load_file(f"{folder}/adapter_model.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -256,15 +218,9 @@ def test_repeated_prompt_is_removed_from_the_answer(viewer):
     viewer._model.text_decoder.generation_config.begin_suppress_tokens = [end]
     found = dict(viewer.complete(prompts))
     assert sorted(found) == list(range(5))
-    for position, prompt in enumerate(prompts):
-        text = found[position]
-        assert isinstance(text, str)
+    for text in found.values():
         assert "describe" not in text.lower()
         assert "[" not in text
-        fault = answer_fault(clean_answer(text), prompt)
-        assert fault is None or fault[0] == "answer_empty", (
-            fault
-        )  # this tiny model generates no answer for some images
     # Expected: the complete output of BLIP, decoded.
     inputs = viewer._processor(images=[prompts[0].image], text=[VISUAL_PROMPT], return_tensors="pt")
     with torch.no_grad():
@@ -273,36 +229,6 @@ def test_repeated_prompt_is_removed_from_the_answer(viewer):
     expected = f"[DEC] briefly describe the content of the image [UNK] {found[0]} [SEP]"
     assert said.split() == expected.split()  # the answer may be empty
     assert any(found.values())
-
-
-def test_start_token_of_the_template_is_not_repeated():
-    told = []
-
-    class Processor:
-        chat_template = "x"
-        tokenizer = types.SimpleNamespace(bos_token="<s>")
-        start = "<s>"
-
-        def apply_chat_template(self, turns, tokenize, add_generation_prompt):
-            return self.start + turns[0]["content"][1]["text"]
-
-        def __call__(self, **options):
-            told.append(options.get("add_special_tokens"))
-            return BatchFeature({})
-
-    class Backend(TransformersVisionBackend):
-        def __init__(self):
-            self._processor, self._template, self._device, self._batch_size = Processor(), "x", "cpu", 2
-            self._max_new_tokens = 9
-
-        def _generate(self, inputs, prompts, max_new_tokens):
-            return ["a pig"] * len(prompts)
-
-    backend = Backend()
-    list(backend.complete(looking()[:1]))
-    backend._processor.start = "USER: "
-    list(backend.complete(looking()[:1]))
-    assert told == [False, None]
 
 
 def test_prompt_is_removed_in_every_layout():
@@ -369,43 +295,31 @@ def test_too_long_prompt_fails_without_affecting_others(writer):
     assert found[1].reason == "backend_rejected"
 
 
-class Template:
-    """A chat template without a system role, like the first one of Mistral."""
+def test_prompts_of_models_without_a_system_role_and_without_a_template():
+    class Template:  # like the first one of Mistral
+        chat_template = "x"
 
-    chat_template = "x"
+        def apply_chat_template(self, turns, tokenize, add_generation_prompt):
+            if turns[0]["role"] == "system" or turns[-1]["content"] == "broken":
+                raise TemplateError("roles must alternate")
+            return "|".join(f"{turn['role'][0]}:{turn['content']}" for turn in turns)
 
-    def __init__(self, broken=False):
-        self.broken = broken
-
-    def apply_chat_template(self, turns, tokenize, add_generation_prompt):
-        if self.broken or turns[0]["role"] == "system":
-            raise TemplateError("roles must alternate")
-        return "|".join(f"{turn['role'][0]}:{turn['content']}" for turn in turns)
-
-
-def test_template_without_system_role_gets_instruction_in_first_question():
-    text = chat_text(Template(), Prompt("blend", "1", "Q", "S", (("q", "a"),)))
-    assert text == "u:S\n\nq|a:a|u:Q"
+    asked = Prompt("blend", "1", "Q", "S", (("q", "a"),))
+    assert chat_text(Template(), asked) == "u:S\n\nq|a:a|u:Q"
     with pytest.raises(TemplateError):  # other template errors are raised
-        chat_text(Template(broken=True), Prompt("blend", "1", "Q"))
-
-
-def test_model_without_template_gets_the_layout_of_the_paper():
-    text = chat_text(object(), Prompt("blend", "1", "Q", "S", (("q", "a"),)))
-    assert text == "S\n\nUser : q\n\nAssistant : a\n\nUser : Q\n\nAssistant :"
-
-
-def looking_vllm_models():
-    return [visual_prompt(str(i), open_image(scenes()[i]["image"])) for i in range(3)]
-
-
-def test_missing_vllm_raises_with_a_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install vllm"):
-        VLLMBackend("m")
+        chat_text(Template(), Prompt("blend", "1", "broken"))
+    # The layout of the paper.
+    assert chat_text(object(), asked) == "S\n\nUser : q\n\nAssistant : a\n\nUser : Q\n\nAssistant :"
+    # A template that writes the start token, as processors do too.
+    processor = types.SimpleNamespace(chat_template="x", tokenizer=types.SimpleNamespace(bos_token="<s>"))
+    assert start_token_settings(processor, "<s>USER: a") == {"add_special_tokens": False}
+    assert start_token_settings(processor, "USER: a") == {}
 
 
 def test_vllm_gets_chats_and_images(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install vllm"):
+        VLLMBackend("m")
     seen = {}
 
     class Engine:
@@ -414,17 +328,15 @@ def test_vllm_gets_chats_and_images(monkeypatch, tmp_path):
 
         def chat(self, chats, settings, use_tqdm):
             seen["chats"] = chats
-            said = [
-                types.SimpleNamespace(text=f"answer {i}", finish_reason="length" if i == 2 else "stop")
-                for i in range(len(chats))
-            ]
-            return [types.SimpleNamespace(outputs=[one]) for one in said]
+            made = types.SimpleNamespace
+            ends = ["stop", "stop", "length"]
+            return [made(outputs=[made(text=f"answer {i}", finish_reason=ends[i])]) for i in range(len(chats))]
 
     fake = types.ModuleType("vllm")
     fake.LLM, fake.SamplingParams = Engine, lambda **options: options
     monkeypatch.setitem(sys.modules, "vllm", fake)
     backend = VLLMBackend("m", revision="abc", is_multimodal=True)
-    assert dict(backend.complete(looking_vllm_models())) == {0: "answer 0", 1: "answer 1", 2: Truncated("answer 2")}
+    assert dict(backend.complete(looking()[:3])) == {0: "answer 0", 1: "answer 1", 2: Truncated("answer 2")}
     assert seen["engine"]["revision"] == "abc"
     assert seen["engine"]["load_format"] == "safetensors"  # never a pickle
     assert backend.revision.startswith("abc")

@@ -5,13 +5,7 @@ import pickle
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    GenerationConfig,
-    VisionEncoderDecoderConfig,
-    VisionEncoderDecoderModel,
-    ViTConfig,
-)
+from transformers import AutoConfig, GenerationConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig
 
 from hf_captionrl.captioners import load_captioner, shared_cross_attention
 from hf_captionrl.captioners.shared_cross_attention import computed_once, fold_cross_attention
@@ -95,27 +89,35 @@ def rows_seen(modules):
     return rows
 
 
+def tower_shapes(captioner):
+    """Records the shapes of the pixels of every later call of the vision tower."""
+    shapes = []
+    captioner.vision_tower.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append((args[0] if args else kwargs["pixel_values"]).shape),
+        with_kwargs=True,
+    )
+    return shapes
+
+
+def without_dropout(captioner):
+    for module in captioner.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shared_equals_repeated(family, mode):
     captioner = tiny_captioner(family, prompt="a picture of")
     getattr(captioner.model, mode)()
-    for module in captioner.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    without_dropout(captioner)
     assert captioner.base_model.folds_cross_attention == (family in FOLDING)
-    assert_shared_equals_repeated(captioner)
+    is_eager = family.startswith("vit") and mode == "train"
+    if family.startswith("vit"):  # the others have only one implementation of cross-attention
+        captioner.model.set_attn_implementation("eager" if is_eager else "sdpa")
     assert_shared_equals_repeated(captioner, temperature=0.7)
-    if family != "git":  # parts of its vision tower compute in float32
+    if family != "git" and not is_eager:  # parts of these vision towers compute in float32
         assert_shared_equals_repeated(captioner, repeat_pixels=True)
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", ["vit-gpt2", "vit-bert"])
-def test_attention_implementations(family, attention):
-    captioner = tiny_captioner(family)
-    captioner.model.set_attn_implementation(attention)
-    assert_shared_equals_repeated(captioner)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -131,16 +133,10 @@ def test_shared_keys_keep_the_gradients_of_lora(family, tune, checkpointing):
         captioner.model.enable_input_require_grads()
         captioner.model.gradient_checkpointing_enable()
     captioner.model.train()
-    for module in captioner.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    without_dropout(captioner)
     batches = grouped(captioner)
     keys = rows_seen(cross_keys(captioner))
-    towers = rows_seen([])
-    captioner.vision_tower.register_forward_pre_hook(
-        lambda module, args, kwargs: towers.append((args[0] if args else kwargs["pixel_values"]).shape),
-        with_kwargs=True,
-    )
+    towers = tower_shapes(captioner)
     captioner.log_probs(batches[0])
     assert set(keys) == {B}
     assert [shape[0] for shape in towers if shape[-1] > 1] == [B]
@@ -153,9 +149,7 @@ def test_gradient_checkpointing_folds_again_in_backward(family, reentrant):
     captioner = tiny_captioner(family)
     captioner.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     captioner.model.train()
-    for module in captioner.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    without_dropout(captioner)
     batches = grouped(captioner)
     assert_shared_equals_repeated(captioner, batches)
     keys = rows_seen(cross_keys(captioner))
@@ -242,11 +236,7 @@ def test_samples_are_those_of_repeated_images(family, prompt, dtype):
     torch.manual_seed(3)
     expected = captioner.generate(pixel_values=pixel_values.repeat_interleave(G, 0), **settings)
     keys = rows_seen(cross_keys(captioner))
-    towers = rows_seen([])
-    captioner.vision_tower.register_forward_pre_hook(
-        lambda module, args, kwargs: towers.append((args[0] if args else kwargs["pixel_values"]).shape),
-        with_kwargs=True,
-    )
+    towers = tower_shapes(captioner)
     torch.manual_seed(3)
     found = captioner.generate(pixel_values=pixel_values, num_return_sequences=G, **settings)
     assert found.ids.tolist() == expected.ids.tolist()
@@ -271,15 +261,6 @@ def test_other_decodings_are_not_changed(family, settings):
     assert captioner.generate(pixel_values=pixel_values, max_new_tokens=6, **settings).ids.tolist() == found.tolist()
     with pytest.raises(ValueError, match="num_return_sequences"):
         captioner.generate(pixel_values=pixel_values, max_new_tokens=6, num_return_sequences=G)
-
-
-def test_beams_in_the_models_generation_config_are_respected():
-    captioner = tiny_captioner("vit-gpt2")
-    captioner.base_model.generation_config.num_beams = 2
-    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"]
-    config = GenerationConfig(do_sample=True, num_return_sequences=2)
-    written = captioner.generate(pixel_values=pixel_values, generation_config=config, max_new_tokens=5)
-    assert written.ids.size(0) == 2 * B
 
 
 @pytest.mark.parametrize("decoding", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": G}])
@@ -359,12 +340,13 @@ def test_module_with_a_patched_forward_is_not_changed():
 
 @pytest.mark.parametrize("family", FOLDING)
 def test_wrong_folding_is_detected(family, monkeypatch):
-    """Negative control: the comparison fails if captions are folded to the wrong images."""
-    captioner = tiny_captioner(family)
-    monkeypatch.setattr(
-        shared_cross_attention,
-        "_folded",
-        lambda states, images: states.unflatten(0, (-1, images)).transpose(0, 1).flatten(1, 2),
-    )
+    """Negative control: the comparison fails if captions get the context of other captions."""
+    captioner, unfolded = tiny_captioner(family), shared_cross_attention._unfolded
+
+    def wrong(output, rows, images):
+        found = unfolded(output, rows, images)
+        return found.roll(1, 0) if isinstance(output, torch.Tensor) else found
+
+    monkeypatch.setattr(shared_cross_attention, "_unfolded", wrong)
     with pytest.raises(AssertionError, match="log_probs"):
         assert_shared_equals_repeated(captioner)

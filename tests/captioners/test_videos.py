@@ -13,8 +13,7 @@ from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 from hf_captionrl.apps.experiments.data import SampleArguments, Sampler
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import VideoFeatures, pipeline, vision_tower_features
-from hf_captionrl.data import cached_features, pool_frames, sample_frames
-from hf_captionrl.retrieval import FeatureCache
+from hf_captionrl.data import pool_frames, sample_frames
 from hf_captionrl.scenes import load_moving_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner, tiny_git
@@ -172,8 +171,8 @@ def any_captioner(name):
         ("git", "concat", "4 frames, but this GitForCausalLM expects images"),
         ("git for videos", "concat", "expects videos of 3 frames"),
         ("git for videos", "ordered", "'ordered', but GitForCausalLM accepts"),
-        ("blip", "native", r"'native', but Blip\w+ is only supported with image inputs"),
-        ("blip2-opt", "native", r"'native', but Blip2\w+ is only supported with image inputs"),
+        ("blip", "native", r"'native', but Blip\w+ has no video inputs"),
+        ("blip2-opt", "native", r"'native', but Blip2\w+ has no video inputs"),
         *((name, "native", "video_processor") for name in ("idefics3", "llava", "paligemma", "gemma3")),
         ("qwen2_vl", "native", "different numbers of tokens for videos of 4 frames"),
         ("qwen3_vl", "native", "different numbers of tokens for videos of 4 frames"),
@@ -189,10 +188,9 @@ def test_frame_pooling_that_a_model_does_not_support_raises(name, pooling, messa
     captioner.check_frame_pooling("mean", 4)
 
 
-F_NATIVE_VIDEO = 4
+F4 = 4
 NATIVE = ("llava_onevision", "internvl", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-CAPTIONS_NATIVE_VIDEO = ["a red cat", "two small birds near the tree", "a dog"]
-SIZES = ((40, 24), (24, 40), (30, 30))
+NATIVE_CAPTIONS = ["a red cat", "two small birds near the tree", "a dog"]
 
 
 def _made(model_type):
@@ -215,20 +213,18 @@ def built(model_type):
             if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "lm_head.weight")):
                 value.mul_(8)
     captioner = load_captioner(copy.deepcopy(model), processor=processor, prompt="what moves?")
-    captioner.check_frame_pooling("native", F_NATIVE_VIDEO)
+    captioner.check_frame_pooling("native", F4)
     return model, captioner
 
 
 @functools.cache
 def videos():
-    """Videos of coloured noise that gets brighter, with different image sizes."""
+    """Videos of noise that gets brighter, with different image sizes."""
     random = np.random.default_rng(0)
-
-    def frame(f, width, height):
-        colour = random.integers(0, 60, 3) + 50 * f
-        return Image.fromarray((colour + random.integers(0, 45, (height, width, 3))).astype(np.uint8))
-
-    return [[frame(f, *size) for f in range(F_NATIVE_VIDEO)] for size in SIZES]
+    return [
+        [Image.fromarray((random.integers(0, 90, (h, w, 3)) + 50 * f).astype(np.uint8)) for f in range(F4)]
+        for w, h in ((40, 24), (24, 40), (30, 30))
+    ]
 
 
 def own_inputs(captioner, frames):
@@ -238,21 +234,10 @@ def own_inputs(captioner, frames):
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
     )
     settings = {"add_special_tokens": False} if turn.startswith("<s>") else {}
-    metadata = {
-        "fps": 1.0,
-        "duration": float(F_NATIVE_VIDEO),
-        "total_num_frames": F_NATIVE_VIDEO,
-        "frames_indices": list(range(F_NATIVE_VIDEO)),
-    }
-    found = captioner.processor(
-        text=[turn],
-        videos=[frames],
-        video_metadata=[metadata],
-        do_sample_frames=False,
-        return_tensors="pt",
-        **settings,
-    )
-    return dict(found)
+    number = F4
+    times = {"fps": 1.0, "duration": float(number), "total_num_frames": number, "frames_indices": list(range(number))}
+    settings |= {"video_metadata": [times], "do_sample_frames": False, "return_tensors": "pt"}
+    return dict(captioner.processor(text=[turn], videos=[frames], **settings))
 
 
 def own_log_probs(model, captioner, frames, caption):
@@ -280,12 +265,12 @@ def test_log_probs_equal_the_original_class(model_type):
     features = features_of(captioner, videos())
     assert features.shape[:1] == (3,)
     assert "what moves?" in captioner.tokenizer.decode(captioner.fixed_side_inputs(1)["prefix_ids"][0])
-    batch = captioner.collate(None, CAPTIONS_NATIVE_VIDEO, image_features=features)
+    batch = captioner.collate(None, NATIVE_CAPTIONS, image_features=features)
     found = captioner.log_probs(batch).detach()
     whole = captioner.log_probs(
-        {**captioner.encode_captions(CAPTIONS_NATIVE_VIDEO), **captioner.encode_videos(videos())}
+        {**captioner.encode_captions(NATIVE_CAPTIONS), **captioner.encode_videos(videos())}
     ).detach()
-    for row, caption in enumerate(CAPTIONS_NATIVE_VIDEO):
+    for row, caption in enumerate(NATIVE_CAPTIONS):
         expected = own_log_probs(model, captioner, videos()[row], caption)
         supervised = batch["labels"][row, 1:] != -100
         assert_close(found[row][supervised], expected)
@@ -293,10 +278,10 @@ def test_log_probs_equal_the_original_class(model_type):
     assert captioner.self_check(batch) < resolution(10)
     assert not captioner.use_full_logits
     # Three captions per video: each uses the features of its video.
-    many = captioner.collate(None, [c for c in CAPTIONS_NATIVE_VIDEO for _ in range(3)], image_features=features)
+    many = captioner.collate(None, [c for c in NATIVE_CAPTIONS for _ in range(3)], image_features=features)
     assert_close(captioner.log_probs(many)[::3], found)
     backwards = captioner.collate(
-        None, CAPTIONS_NATIVE_VIDEO, image_features=features_of(captioner, [v[::-1] for v in videos()])
+        None, NATIVE_CAPTIONS, image_features=features_of(captioner, [v[::-1] for v in videos()])
     )
     assert ((captioner.log_probs(backwards) - found).abs().amax(1) > 1e-3).all()
 
@@ -312,13 +297,9 @@ def test_captions_equal_the_original_generate(model_type):
         assert len(written.captions) == 3 * beams
         for row in range(3):
             inputs = own_inputs(captioner, videos()[row])
-            own = model.generate(
-                **inputs,
-                eos_token_id=list(captioner.end_token_ids),
-                pad_token_id=captioner.pad_token_id,
-                suppress_tokens=sorted(tokens),
-                **settings,
-            )[:, inputs["input_ids"].size(1) :]
+            ends = {"eos_token_id": list(captioner.end_token_ids), "pad_token_id": captioner.pad_token_id}
+            own = model.generate(**inputs, **ends, suppress_tokens=sorted(tokens), **settings)
+            own = own[:, inputs["input_ids"].size(1) :]
             mine = written.ids[row * beams : (row + 1) * beams]
             assert torch.equal(mine[:, : own.size(1)], own)
             assert (mine[:, own.size(1) :] == captioner.pad_token_id).all()
@@ -331,46 +312,34 @@ def test_images_are_still_accepted(model_type):
     model, captioner = built(model_type)
     image = videos()[0][0]
     expected = load_captioner(copy.deepcopy(model), processor=captioner.processor, prompt=captioner.prompt)
-    batch, own = (
-        captioner.collate([image], CAPTIONS_NATIVE_VIDEO[:1]),
-        expected.collate([image], CAPTIONS_NATIVE_VIDEO[:1]),
-    )
-    torch.testing.assert_close(captioner.log_probs(batch), expected.log_probs(own))
+    found, own = (c.log_probs(c.collate([image], NATIVE_CAPTIONS[:1])) for c in (captioner, expected))
+    torch.testing.assert_close(found, own)
 
 
 def test_templates_without_a_video_token_or_with_another_ending_raise():
     model, processor = tiny_chat("llava_onevision")
     processor.chat_template = processor.chat_template.replace("<video>", "")
     with pytest.raises(ValueError, match=r"does not render one video token:"):
-        load_captioner(model, processor=processor).check_frame_pooling("native", F_NATIVE_VIDEO)
+        load_captioner(model, processor=processor).check_frame_pooling("native", F4)
     processor.chat_template = None  # then the video token and the prompt, on separate lines
     captioner = load_captioner(model, processor=processor, prompt="what?")
-    captioner.check_frame_pooling("native", F_NATIVE_VIDEO)
+    captioner.check_frame_pooling("native", F4)
     assert captioner.tokenizer.decode(captioner.fixed_side_inputs(1)["prefix_ids"][0]).endswith("<video>\nwhat?")
     model, processor = tiny_chat("smolvlm")
     with pytest.raises(ValueError, match=r"ends with token \d+ after a video and with token \d+ after an image"):
-        load_captioner(model, processor=processor).check_frame_pooling("native", F_NATIVE_VIDEO)
+        load_captioner(model, processor=processor).check_frame_pooling("native", F4)
 
 
-def clips(number):
-    """Moving scenes, of which F frames are sampled."""
-    data = load_moving_scenes(num_train=number, num_validation=0, num_test=0)["train"]
-    return data.add_column("video_frames", [F_NATIVE_VIDEO] * number)
-
-
-def test_a_step_of_smile_on_moving_scenes(tmp_path):
-    model, processor = _made("llava_onevision")
-    captioner = load_captioner(model, processor=processor)
-    data = clips(6)
+def trainer_of(captioner, data, folder, pooling):
     args = SmileConfig(
-        str(tmp_path / "out"),
+        str(folder / "out"),
         max_steps=1,
-        per_device_train_batch_size=3,
+        per_device_train_batch_size=2,
         learning_rate=1e-2,
         freeze_vision_tower=True,
         cache_image_features=True,
-        feature_cache_dir=str(tmp_path / "cache"),
-        frame_pooling="native",
+        feature_cache_dir=str(folder / "cache"),
+        frame_pooling=pooling,
         generation_num_beams=1,
         generation_max_new_tokens=4,
         save_strategy="no",
@@ -378,7 +347,20 @@ def test_a_step_of_smile_on_moving_scenes(tmp_path):
         use_cpu=True,
         disable_tqdm=True,
     )
-    trainer = SmileTrainer(captioner, args=args, train_dataset=data)
+    return SmileTrainer(captioner, args=args, train_dataset=data)
+
+
+def clips(number):
+    """Moving scenes, of which F frames are sampled."""
+    data = load_moving_scenes(num_train=number, num_validation=0, num_test=0)["train"]
+    return data.add_column("video_frames", [F4] * number)
+
+
+def test_a_step_of_smile_on_moving_scenes(tmp_path):
+    model, processor = _made("llava_onevision")
+    captioner = load_captioner(model, processor=processor)
+    data = clips(6)
+    trainer = trainer_of(captioner, data, tmp_path, "native")
     before = {name: value.clone() for name, value in captioner.model.named_parameters()}
     tower = captioner.vision_state()
     assert np.isfinite(trainer.train().training_loss)
@@ -389,7 +371,7 @@ def test_a_step_of_smile_on_moving_scenes(tmp_path):
     assert len(trainer.generate_captions(data)) == 6
     # The trainer's inputs for one video equal the processor's output.
     found = vision_tower_features(captioner, data, cache_dir=str(tmp_path / "cache"), frame_pooling="native")
-    expected = features_of(captioner, [sample_frames(data[0]["image"], F_NATIVE_VIDEO)])
+    expected = features_of(captioner, [sample_frames(data[0]["image"], F4)])
     torch.testing.assert_close(torch.tensor(np.array(found[0])), expected[0])
     captioner.save_pretrained(tmp_path / "saved")
     loaded = load_captioner(str(tmp_path / "saved"))
@@ -397,93 +379,55 @@ def test_a_step_of_smile_on_moving_scenes(tmp_path):
     assert loaded.generate(**loaded.encode_videos(videos()), **settings).captions == (
         captioner.generate(**captioner.encode_videos(videos()), **settings).captions
     )
-    loaded.check_frame_pooling("native", F_NATIVE_VIDEO)
+    loaded.check_frame_pooling("native", F4)
     assert loaded.video_signature() == captioner.video_signature()
-    with pytest.raises(ValueError, match=r"'native', a model's video inputs, but the data are images"):
+    with pytest.raises(ValueError, match=r"frame_pooling is 'native', but the data are images"):
         vision_tower_features(captioner, data.remove_columns("video_frames"), frame_pooling="native")
 
 
-def test_native_frame_pooling_needs_videos(tmp_path):
-    data = clips(3)
-    asked = []
-
-    def encode(frames):
-        asked.append(len(frames))
-        return torch.ones(len(frames) // F_NATIVE_VIDEO, 2, 3)
-
-    cache = FeatureCache(tmp_path, model_id="m", revision="r", what="w")
-    found = cached_features(cache, data, encode, batch_size=F_NATIVE_VIDEO + 1, progress=False, pooling="native")
-    assert found.shape == (3, 2, 3)
-    assert asked == [F_NATIVE_VIDEO, F_NATIVE_VIDEO, F_NATIVE_VIDEO]
-
-
-F_PIPELINE_VIDEOS = 3
 SETTINGS = {"num_beams": 1, "do_sample": False, "max_new_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def clips_pipeline_videos():
+def films():
     data = load_moving_scenes(num_train=2, num_validation=0, num_test=0)["train"]
-    return data.add_column("video_frames", [F_PIPELINE_VIDEOS] * len(data))
+    return data.add_column("video_frames", [F] * len(data))
 
 
-def trained(captioner, clips_pipeline_videos, folder, pooling):
-    """After the trainer has seen the data, but before it could change much."""
-    config = SmileConfig(
-        str(folder / "out"),
-        max_steps=1,
-        per_device_train_batch_size=2,
-        freeze_vision_tower=True,
-        cache_image_features=True,
-        feature_cache_dir=str(folder / "cache"),
-        frame_pooling=pooling,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
-    trainer = SmileTrainer(captioner, args=config, train_dataset=clips_pipeline_videos)
-    trainer.save_model(str(folder / "saved"))
+def trained(captioner, films, folder, pooling):
+    """Saved by the trainer, before a step."""
+    trainer_of(captioner, films, folder, pooling).save_model(str(folder / "saved"))
     return folder / "saved"
 
 
 def features(captioner, row, pooling):
     """What a video is to the captioner, by hand."""
-    frames = captioner.image_features(
-        **captioner.encode_images(sample_frames(row["image"], F_PIPELINE_VIDEOS))
-    ).detach()
-    return pool_frames(frames, F_PIPELINE_VIDEOS, pooling)
+    inputs = captioner.encode_images(sample_frames(row["image"], F))
+    return pool_frames(captioner.image_features(**inputs).detach(), F, pooling)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "concat", "ordered"])
-def test_the_pooling_of_the_training_is_that_of_the_captions(clips_pipeline_videos, tmp_path, pooling):
-    folder = trained(tiny_captioner("blip"), clips_pipeline_videos, tmp_path, pooling)
+def test_the_pooling_of_the_training_is_that_of_the_captions(films, tmp_path, pooling):
+    folder = trained(tiny_captioner("blip"), films, tmp_path, pooling)
     assert json.loads((folder / "captioner.json").read_text())["frame_pooling"] == pooling
     caption = pipeline(folder, device="cpu", **SETTINGS)
     captioner = caption.captioner
-    assert (captioner.frame_pooling, captioner.num_frames, caption.num_frames) == (
-        pooling,
-        F_PIPELINE_VIDEOS,
-        F_PIPELINE_VIDEOS,
-    )
+    assert (captioner.frame_pooling, captioner.num_frames, caption.num_frames) == (pooling, F, F)
     want = [
-        captioner.generate(image_features=features(captioner, row, pooling), **SETTINGS).captions[0]
-        for row in clips_pipeline_videos
+        captioner.generate(image_features=features(captioner, row, pooling), **SETTINGS).captions[0] for row in films
     ]
-    films = [row["image"] for row in clips_pipeline_videos]
+    paths = [row["image"] for row in films]
+    assert caption(paths) == want
     assert caption(films) == want
-    assert caption(clips_pipeline_videos) == want
-    (seen,) = VideoFeatures(captioner, films[:1], F_PIPELINE_VIDEOS)
-    assert_close(seen, features(captioner, clips_pipeline_videos[0], pooling)[0])
+    (seen,) = VideoFeatures(captioner, paths[:1], F)
+    assert_close(seen, features(captioner, films[0], pooling)[0])
     # Arguments override the values that were saved with the captioner.
     told = pipeline(captioner, num_frames=2, frame_pooling="mean", **SETTINGS)
     assert told.num_frames == 2
-    assert (
-        VideoFeatures(captioner, films, 2, "mean")[0].shape
-        == features(captioner, clips_pipeline_videos[0], "mean")[0].shape
-    )
+    assert VideoFeatures(captioner, paths, 2, "mean")[0].shape == features(captioner, films[0], "mean")[0].shape
     # Several captions per image are written the same way.
     sampler = Sampler(
-        clips_pipeline_videos,
+        films,
         SampleArguments(num_samples=2),
         seed=0,
         batch_size=2,
@@ -493,39 +437,38 @@ def test_the_pooling_of_the_training_is_that_of_the_captions(clips_pipeline_vide
     groups = sampler.write(captioner, do_sample=False, num_beams=2)
     each = {**SETTINGS, "num_beams": 2, "num_return_sequences": 2}
     assert groups == [
-        captioner.generate(image_features=features(captioner, row, pooling), **each).captions
-        for row in clips_pipeline_videos
+        captioner.generate(image_features=features(captioner, row, pooling), **each).captions for row in films
     ]
 
 
-def test_an_adapter_remembers_too(clips_pipeline_videos, tmp_path):
+def test_an_adapter_remembers_too(films, tmp_path):
     tiny_captioner("blip").save_pretrained(tmp_path / "base")
     captioner = load_captioner(str(tmp_path / "base"))
     captioner.add_lora("language", r=2)
-    folder = trained(captioner, clips_pipeline_videos, tmp_path, "ordered")
+    folder = trained(captioner, films, tmp_path, "ordered")
     assert (folder / "adapter_config.json").is_file()
     loaded = load_captioner(str(folder))
-    assert (loaded.frame_pooling, loaded.num_frames) == ("ordered", F_PIPELINE_VIDEOS)
+    assert (loaded.frame_pooling, loaded.num_frames) == ("ordered", F)
 
 
-def test_a_models_own_video_inputs_are_used_again(clips_pipeline_videos, tmp_path):
+def test_a_models_own_video_inputs_are_used_again(films, tmp_path):
     model, processor = tiny_chat("llava_onevision")
-    folder = trained(load_captioner(model, processor=processor), clips_pipeline_videos, tmp_path, "native")
+    folder = trained(load_captioner(model, processor=processor), films, tmp_path, "native")
     caption = pipeline(folder, device="cpu", **SETTINGS)
-    frames = sample_frames(clips_pipeline_videos[0]["image"], F_PIPELINE_VIDEOS)
+    frames = sample_frames(films[0]["image"], F)
     with torch.no_grad():
         want = caption.captioner.generate(**caption.captioner.encode_videos([frames]), **SETTINGS).captions
-    assert caption([clips_pipeline_videos[0]["image"]]) == want
+    assert caption([films[0]["image"]]) == want
     still = frames[0]
     alone = caption.captioner.generate(**caption.captioner.encode_images([still]), **SETTINGS).captions
-    assert caption([still, clips_pipeline_videos[0]["image"]]) == [*alone, *want]
+    assert caption([still, films[0]["image"]]) == [*alone, *want]
 
 
-def test_a_captioner_of_images_says_nothing_of_videos_and_sees_their_mean(clips_pipeline_videos, tmp_path):
+def test_a_captioner_of_images_says_nothing_of_videos_and_sees_their_mean(films, tmp_path):
     captioner = tiny_captioner("blip")
     captioner.save_pretrained(tmp_path)
     assert set(json.loads((tmp_path / "captioner.json").read_text())) == {"family", "prompt"}
     caption = pipeline(tmp_path, device="cpu", **SETTINGS)
     assert (caption.captioner.frame_pooling, caption.captioner.num_frames, caption.num_frames) == ("mean", 0, 8)
     with pytest.raises(ValueError, match="accepts the image tokens of one frame"):
-        pipeline(tiny_captioner("clipcap"), frame_pooling="concat")([clips_pipeline_videos[0]["image"]])
+        pipeline(tiny_captioner("clipcap"), frame_pooling="concat")([films[0]["image"]])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
@@ -118,21 +118,6 @@ def test_first_tokens_merge_pieces_of_the_vocabulary(monkeypatch, dtype, scale, 
             assert_close(mine.double(), other, **tolerance, magnitude=1)  # of p - 1 times a hidden state
 
 
-def test_tied_weights(head: Head):
-    """The gradients of the embedding and of the head add up in one parameter."""
-    tokens = head.labels.clamp(min=0)
-
-    def run(function) -> Tensor:
-        table = head.weight.clone().requires_grad_()
-        function(table[tokens] * head.hidden, table).backward()
-        return table.grad
-
-    torch.testing.assert_close(
-        run(lambda hidden, table: fused_smile_loss(hidden, table, head.labels)),
-        run(lambda hidden, table: smile_loss(hidden @ table.T, head.labels)),
-    )
-
-
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}, {"first_token": "smile"}])
 def test_low_rank_head(head: Head, options):
     """A computed weight (LoRA, merged in the forward pass) propagates its gradient."""
@@ -212,17 +197,6 @@ def test_repeated_words_are_summed_in_full_precision():
 
 
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
-def test_huge_logits_are_finite(options):
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        head = make_head(dtype)
-        hidden, weight, bias = head.leaves()
-        loss = fused_smile_loss(hidden * 1000, weight, head.labels, bias=bias, **options)
-        assert torch.isfinite(loss)
-        for gradient in gradients(loss, (hidden, weight, bias)):
-            assert torch.isfinite(gradient).all()
-
-
-@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
 def test_autocast_gives_fp32_loss_and_gradients(options):
     head = make_head(torch.float32)
     ours, theirs = head.leaves(), head.leaves()
@@ -294,27 +268,11 @@ def test_compiles_with_the_default_backend(options):
     compare_compiled(options, backend="inductor")
 
 
-def test_trains_a_linear_head():
-    """Twenty optimizer steps on an `nn.Linear` reduce the loss."""
-    torch.manual_seed(0)
-    layer, inputs = nn.Linear(8, 50), torch.randn(6, 5, 8)
-    labels = torch.randint(50, (6, 5))
-    optimiser = torch.optim.AdamW(layer.parameters(), lr=0.05)
-    losses = []
-    for _ in range(20):
-        loss = fused_smile_loss(inputs, layer.weight, labels, bias=layer.bias)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden": torch.zeros(4, 7, 6)}, r"hidden \(4, 7, 6\) and weight \(23, 5\)"),
-        ({"labels": torch.zeros(4, 6, dtype=torch.long)}, "Align them"),
+        ({"hidden": torch.zeros(4, 7, 6)}, r"hidden \(4, 7, 6\), weight \(23, 5\)"),
+        ({"labels": torch.zeros(4, 6, dtype=torch.long)}, r"labels \(4, 6\)"),
         ({"labels": torch.full((4, 7), 23)}, "labels contain 23"),
         ({"bias": torch.zeros(22)}, "bias"),
         ({"softcap": 0.0}, "softcap"),

@@ -1,10 +1,13 @@
 """The policy gradient equals plain loops, also in edge cases, and rejects invalid input."""
 
 import math
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
+from trl import GRPOTrainer
 
 from hf_captionrl.losses import caption_log_probs, policy_gradient_loss
 from hf_captionrl.losses.policy_gradient import LOSS_TYPES
@@ -161,16 +164,6 @@ def test_policy_gradient_passes_gradcheck():
     assert torch.autograd.gradcheck(loss, (b["log_probs"].requires_grad_(), b["entropy"].requires_grad_()))
 
 
-def test_on_policy_ratio_has_the_gradient_of_reinforce():
-    b = batch()
-    log_probs = b["log_probs"].requires_grad_()
-    one = policy_gradient_loss(log_probs, b["advantages"], b["mask"])["loss"]
-    other = policy_gradient_loss(log_probs, b["advantages"], b["mask"], old_log_probs=log_probs.detach(), epsilon=0.2)[
-        "loss"
-    ]
-    torch.testing.assert_close(*(torch.autograd.grad(x, log_probs)[0] for x in (one, other)))
-
-
 def test_clipped_token_has_a_gradient_only_against_its_advantage():
     log_probs = torch.tensor([[0.0, -1.0]], dtype=torch.float64).requires_grad_()  # ratios e and 1/e
     old = torch.tensor([[-1.0, 0.0]], dtype=torch.float64)
@@ -210,22 +203,19 @@ def test_penalty_estimates_kl_and_has_the_gradient_of_the_reverse_kl():
     assert (gradient - forward).abs().max() > 0.05
 
 
-def test_low_precision_is_summed_in_fp32():
-    b = batch()
-    low = {name: b[name].bfloat16() for name in ("log_probs", "advantages")}
-    found = caption_log_probs(low["log_probs"], b["mask"])
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, caption_log_probs(low["log_probs"].float(), b["mask"]))
-    assert policy_gradient_loss(low["log_probs"], low["advantages"], b["mask"])["loss"].dtype == torch.float32
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"loss_type": "median"}, "loss_type is 'median'"),
         ({"loss_type": "dr_grpo"}, "max_completion_length, which is None. Pass it"),
         ({"mask": torch.ones(4, 4)}, r"must both be \(N, T\)"),
+        ({"mask": torch.ones(4)}, r"must both be \(N, T\)"),
         ({"advantages": torch.ones(4, 1)}, r"advantages must be \(4\,\)"),
+        *(  # not broadcast
+            ({name: torch.zeros(shape)}, rf"{name} must be \(4, 5\), as log_probs")
+            for name in ("old_log_probs", "ref_log_probs", "entropy")
+            for shape in ((4, 1), (1, 5), (5,), (4, 6))
+        ),
         ({"beta": 0.1}, "needs ref_log_probs"),
         ({"entropy_weight": 0.1}, "needs entropy"),
     ],
@@ -235,27 +225,79 @@ def test_invalid_arguments_raise(changes, message):
     arguments = {name: b[name] for name in ("log_probs", "advantages", "mask")} | changes
     with pytest.raises(ValueError, match=message):
         policy_gradient_loss(**arguments)
+    if not {"loss_type", "mask"}.isdisjoint(changes) and changes.get("loss_type") != "dr_grpo":
+        with pytest.raises(ValueError, match=message):
+            caption_log_probs(b["log_probs"], arguments["mask"], arguments.get("loss_type", "grpo"))
 
 
-def test_caption_log_probs_rejects_invalid_arguments():
+def trl_loss(b: dict[str, Tensor], loss_type: str, *, ratio: bool, beta: float) -> Tensor:
+    """`GRPOTrainer._compute_loss` with given log-probabilities instead of a model."""
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (b["log_probs"], b["entropy"], None),
+        accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
+        args=SimpleNamespace(use_bias_correction_kl=False, steps_per_generation=1),
+        model=SimpleNamespace(training=True),
+        _metrics={"train": defaultdict(list)},
+        current_gradient_accumulation_steps=1,
+        loss_type=loss_type,
+        beta=beta,
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        max_completion_length=LONGEST,
+        importance_sampling_level="token",
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        use_vllm=False,
+        aux_loss_enabled=False,
+        _entropy_bonus_enabled=False,
+    )
+    trainer.args.delta = None  # clips from above, which is off
+    mask = b["mask"].long()
+    inputs = {
+        "prompt_ids": torch.zeros(4, 1).long(),
+        "prompt_mask": torch.ones(4, 1).long(),
+        "completion_ids": torch.zeros_like(mask),
+        "completion_mask": mask,
+        "advantages": b["advantages"],
+        "ref_per_token_logps": b["ref"],
+        "num_items_in_batch": mask.sum(),
+    }
+    if ratio:
+        inputs["old_per_token_logps"] = b["old"]
+    return GRPOTrainer._compute_loss(trainer, None, inputs)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("ratio", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_gradient_equals_that_of_trl(loss_type, ratio, beta):
+    """Without a ratio TRL's loss has another value, `A` instead of `A log p`, and the same gradient."""
     b = batch()
-    with pytest.raises(ValueError, match="loss_type"):
-        caption_log_probs(b["log_probs"], b["mask"], "max")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must both be"):
-        caption_log_probs(b["log_probs"][0], b["mask"][0])
+    b["log_probs"].requires_grad_()
+    ours = policy_gradient_loss(
+        b["log_probs"],
+        b["advantages"],
+        b["mask"],
+        loss_type=loss_type,
+        old_log_probs=b["old"] if ratio else None,
+        epsilon=0.2,
+        ref_log_probs=b["ref"],
+        beta=beta,
+        max_completion_length=LONGEST,
+    )["loss"]
+    theirs = trl_loss(b, loss_type, ratio=ratio, beta=beta)
+    gradients = [torch.autograd.grad(loss, b["log_probs"])[0] for loss in (ours, theirs)]
+    assert gradients[0].abs().max() > 1e-2
+    assert_close(*gradients)
+    if ratio:
+        assert_close(ours.detach(), theirs.detach())
 
 
-def test_empty_captions_give_loss_zero_not_nan():
-    log_probs = torch.full((2, 3), -1.0).requires_grad_()
-    for loss_type in ("grpo", "sum", "dapo"):
-        loss = policy_gradient_loss(log_probs, torch.ones(2), torch.zeros(2, 3), loss_type=loss_type)["loss"]
-        assert float(loss.detach()) == 0
-        assert (torch.autograd.grad(loss, log_probs)[0] == 0).all()
-
-
-@pytest.mark.parametrize("name", ["old_log_probs", "ref_log_probs", "entropy"])
-@pytest.mark.parametrize("shape", [(2, 1), (1, 3), (3,), (2, 4)])
-def test_tensors_of_other_shapes_are_not_broadcast(name, shape):
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match=rf"{name} must be \(2, 3\), as log_probs. Got \({shape[0]},"):
-        policy_gradient_loss(torch.zeros(2, 3), torch.ones(2), mask, **{name: torch.zeros(shape)})
+def test_other_loss_type_has_another_gradient():
+    """Negative control: captions of different lengths distinguish the loss types."""
+    b = batch()
+    b["log_probs"].requires_grad_()
+    losses = [trl_loss(b, loss_type, ratio=True, beta=0.0) for loss_type in ("grpo", "dapo", "dr_grpo")]
+    one, two, three = (torch.autograd.grad(loss, b["log_probs"])[0] for loss in losses)
+    assert (one - two).abs().max() > 1e-3
+    assert (two - three).abs().max() > 1e-3

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
-from tests.losses.conftest import Head, loop_smile, make_head
-from tests.tolerances import assert_close, close, resolution
+from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, shift_first_token, smile_loss
+from tests.losses.conftest import Head, loop_smile
+from tests.tolerances import assert_close, close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 
@@ -134,15 +136,6 @@ def test_equals_a_plain_loop(head: Head, options):
     assert_close(logits.grad, twin.grad, ulps=32)
 
 
-def test_mean_and_sum_are_those_of_the_losses_per_token(head: Head):
-    logits = head.hidden @ head.weight.T
-    losses = smile_loss(logits, head.labels, reduction="none")
-    tokens = (head.labels != IGNORE_INDEX).sum()
-    assert smile_loss(logits, head.labels, reduction="sum") == pytest.approx(losses.sum().item())
-    assert smile_loss(logits, head.labels) == pytest.approx((losses.sum() / tokens).item())
-    assert (losses[head.labels == IGNORE_INDEX] == 0).all()
-
-
 def test_random_subset_of_the_paper_has_no_first_token_mle(head: Head):
     logits = head.hidden @ head.weight.T
     default = smile_loss(logits, head.labels, subset="random", random_ids=RANDOM_IDS)
@@ -165,27 +158,6 @@ def test_generator_determines_the_random_ids_of_both_functions(head: Head, draw)
     torch.testing.assert_close(value(reference, 1), value(fused, 1))
     assert torch.equal(value(reference, 1), value(reference, 1))
     assert not torch.equal(value(reference, 1), value(reference, 2))
-
-
-def test_smile_is_at_most_mle_and_zero_for_a_single_word(head: Head):
-    logits = head.hidden @ head.weight.T
-    smile = smile_loss(logits, head.labels, first_token="smile", reduction="none")
-    mle = smile_loss(logits, head.labels, mle_weight=1.0, reduction="none")
-    assert (smile <= mle + resolution(float(mle.max()), dtype="float64")).all()
-    one_word = torch.tensor([[3, 3, 3]])
-    assert smile_loss(logits[:1, :3], one_word, first_token="smile").item() == close(0, magnitude=1.0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_finite(dtype):
-    head = make_head(torch.float32)
-    logits = (1000 * head.hidden @ head.weight.T).to(dtype).requires_grad_()
-    loss = smile_loss(logits, head.labels)
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert torch.isfinite(loss)
-    assert torch.isfinite(logits.grad).all()
-    torch.testing.assert_close(loss, smile_loss(logits.detach().float(), head.labels))
 
 
 def test_detects_the_bug_of_the_released_random_subset(vectors):
@@ -219,3 +191,61 @@ def test_invalid_arguments_raise(head: Head, change, message):
     arguments = {"logits": head.hidden @ head.weight.T, "labels": head.labels} | change
     with pytest.raises(ValueError, match=message):
         smile_loss(**arguments)
+
+
+VOCABULARY = ["[PAD]", "[UNK]", "[SEP]", "a", "cat", "sat", "##a", "##cat", "on"]
+
+
+def tokenizer_of(model) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]", sep_token="[SEP]")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    ids = {word: i for i, word in enumerate(VOCABULARY)}
+    return tokenizer_of(models.WordPiece(ids, unk_token="[UNK]"))
+
+
+def rows(tokenizer, *captions: str) -> torch.Tensor:
+    return torch.tensor([tokenizer.convert_tokens_to_ids(caption.split()) for caption in captions])
+
+
+def test_input_and_target_get_the_subword_form(tokenizer):
+    ids = rows(tokenizer, "on a cat sat", "on on a [SEP]", "on sat a [PAD]", "on a [PAD] [PAD]")
+    labels = ids.clone()
+    labels[:, 0] = IGNORE_INDEX  # a prompt of one token
+    labels[1, 1] = IGNORE_INDEX  # and of two
+    labels[ids == 0] = IGNORE_INDEX
+    labels[3] = IGNORE_INDEX  # nothing supervised
+    before = ids.clone(), labels.clone()
+    new_ids, new_labels = shift_first_token(ids, labels, tokenizer)
+    assert torch.equal(
+        new_ids, rows(tokenizer, "on ##a cat sat", "on on ##a [SEP]", "on sat a [PAD]", "on a [PAD] [PAD]")
+    )
+    assert torch.equal(new_labels, torch.where(labels == IGNORE_INDEX, labels, new_ids))
+    assert torch.equal(ids, before[0])
+    assert torch.equal(labels, before[1])
+
+
+def test_only_the_first_occurrence_is_shifted_and_input_ids_are_optional(tokenizer):
+    labels = rows(tokenizer, "a cat a cat")
+    new_ids, new_labels = shift_first_token(None, labels, tokenizer)
+    assert new_ids is None
+    assert torch.equal(new_labels, rows(tokenizer, "##a cat a cat"))
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "BPE"])
+def test_other_vocabularies_are_refused(kind):
+    # GPT-2's vocabulary contains "##" too, so the vocabulary alone does not identify WordPiece.
+    ids = {word: i for i, word in enumerate(VOCABULARY)}
+    model = models.WordLevel(ids, unk_token="[UNK]") if kind == "WordLevel" else models.BPE(ids, [], unk_token="[UNK]")
+    with pytest.raises(ValueError, match="needs a WordPiece tokenizer"):
+        shift_first_token(None, torch.tensor([[3, 4]]), tokenizer_of(model))
+
+
+def test_aligned_labels_are_refused(tokenizer):
+    ids = rows(tokenizer, "a cat sat on")
+    with pytest.raises(ValueError, match="labels must equal input_ids"):
+        shift_first_token(ids, ids.roll(-1, 1), tokenizer)

@@ -36,7 +36,6 @@ class ClipCapConfig(PreTrainedConfig):
             the published models. Otherwise they end with the language model's end token.
         period_token_ids (`list[int]`, *optional*): Ids of the tokens that contain a full stop, beginning with `"."`. A
             captioner sets them from its tokenizer.
-        kwargs (`Any`): Arguments of `PreTrainedConfig`.
     """
 
     model_type = "clipcap"
@@ -59,19 +58,13 @@ class ClipCapConfig(PreTrainedConfig):
         if mapping_type not in ("mlp", "transformer"):
             raise ValueError(f"mapping_type is {mapping_type!r}. Use 'mlp' or 'transformer'.")
         if prefix_length < 1 or clip_length < 1:
-            raise ValueError(
-                f"prefix_length ({prefix_length}) and clip_length ({clip_length}) must be at least 1. Use 10, the default."
-            )
+            raise ValueError(f"prefix_length ({prefix_length}) and clip_length ({clip_length}) must be at least 1.")
         self.vision_config = _sub_config(vision_config, "clip_vision_model")
         self.text_config = _sub_config(text_config, "gpt2")
-        self.prefix_length = prefix_length
-        self.mapping_type = mapping_type
-        self.clip_length = clip_length
-        self.num_mapper_layers = num_mapper_layers
-        self.num_mapper_heads = num_mapper_heads
+        self.prefix_length, self.mapping_type, self.clip_length = prefix_length, mapping_type, clip_length
+        self.num_mapper_layers, self.num_mapper_heads = num_mapper_layers, num_mapper_heads
         self.normalize_image_embeds = normalize_image_embeds
-        self.stop_at_period = stop_at_period
-        self.period_token_ids = period_token_ids
+        self.stop_at_period, self.period_token_ids = stop_at_period, period_token_ids
         super().__init__(**kwargs)
 
     @property

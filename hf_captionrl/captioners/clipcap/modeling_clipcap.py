@@ -42,10 +42,6 @@ class ClipCapVisionTower(nn.Module):
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
         output = self.encoder(pixel_values=pixel_values)
         pooled = output.image_embeds if self.projects else output.pooler_output  # (B, D)
-        if pooled is None:
-            raise ValueError(
-                f"{type(self.encoder).__name__} has no pooled output. Use a vision tower that has one, such as CLIP's."
-            )
         return BaseModelOutputWithPooling(last_hidden_state=pooled.unsqueeze(1), pooler_output=pooled)
 
 
@@ -134,9 +130,6 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
     The first column of `input_ids`, the start token, is replaced by the P prefix vectors, the last of which predicts the
     first word. Ids, labels and logits therefore have the same shape, and the language model never sees a start token, as
     in the published code.
-
-    Args:
-        config ([`ClipCapConfig`]): Configuration.
     """
 
     config_class = ClipCapConfig
@@ -207,19 +200,10 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Compute logits, and the loss if there are labels.
+        """Logits `(B, T, V)`, of which position t predicts token t + 1, and the loss if there are labels (not shifted).
 
-        Args:
-            input_ids (`torch.Tensor` of shape `(B, T)`, *optional*): Start token and caption; with `past_key_values`
-                the tokens after them.
-            attention_mask (`torch.Tensor` of shape `(B, T)`, *optional*): 0 for padding on the right; without
-                `pixel_values` it is passed to the language model.
-            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`, *optional*): Images.
-            labels (`torch.Tensor` of shape `(B, T)`, *optional*): Not shifted; -100 is ignored.
-            inputs_embeds (`torch.Tensor` of shape `(B, S, E)`, *optional*): Used instead of images and ids.
-
-        Returns:
-            `CausalLMOutputWithPast`: `logits` of shape `(B, T, V)`; position t predicts token t + 1.
+        `input_ids` `(B, T)` are start token and caption, or with `past_key_values` the tokens after them. `attention_mask`
+        `(B, T)` is 0 for padding on the right. `inputs_embeds` `(B, S, E)` are used instead of images and ids.
         """
         if inputs_embeds is None and (input_ids is None or (pixel_values is None and past_key_values is None)):
             raise ValueError("Pass pixel_values and input_ids (at least a start token), or inputs_embeds.")
@@ -261,17 +245,9 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         stop_at_period: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Generate captions. Each image is encoded once for all its captions and beams.
+        """Generate captions: ids `(N, T + new)` that begin with `input_ids` `(B, T)`, by default only the start token.
 
-        Args:
-            pixel_values (`torch.Tensor` of shape `(B, 3, H, W)`): Images.
-            input_ids (`torch.Tensor` of shape `(B, T)`, *optional*): Start token and prompt, with equal lengths; by
-                default only the start token.
-            attention_mask (`torch.Tensor` of shape `(B, T)`, *optional*): By default ones.
-
-        Returns:
-            `torch.Tensor` of shape `(N, T + new)`: Ids, including `input_ids`; an output object if
-            `return_dict_in_generate` is set.
+        Each image is encoded once for all its captions and beams.
         """
         if pixel_values is None:
             raise ValueError("generate needs images. Pass pixel_values.")
@@ -288,10 +264,7 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         ends = list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]
         if self.config.stop_at_period if stop_at_period is None else stop_at_period:
             if not self.config.period_token_ids:
-                raise ValueError(
-                    "stop_at_period needs config.period_token_ids, the tokens that contain a full stop. Set it to "
-                    "processor.period_token_ids(), or set stop_at_period to False."
-                )
+                raise ValueError("stop_at_period needs config.period_token_ids. Use processor.period_token_ids().")
             ends = [*self.config.period_token_ids, *(end for end in ends if end not in self.config.period_token_ids)]
             settings.eos_token_id = ends
         if settings.pad_token_id is None and ends:
@@ -300,10 +273,9 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         output = self.language_model.generate(
             inputs_embeds=inputs_embeds, attention_mask=attention_mask, generation_config=settings, **kwargs
         )
-        new = output if isinstance(output, Tensor) else output.sequences  # (N, new)
-        given = input_ids.repeat_interleave(new.size(0) // input_ids.size(0), 0)
-        sequences = torch.cat([given, new], 1)
-        if isinstance(output, Tensor):
-            return sequences
-        output.sequences = sequences
-        return output
+        is_plain = isinstance(output, Tensor)  # without return_dict_in_generate
+        new = output if is_plain else output.sequences  # (N, new)
+        sequences = torch.cat([input_ids.repeat_interleave(new.size(0) // input_ids.size(0), 0), new], 1)
+        if not is_plain:
+            output.sequences = sequences
+        return sequences if is_plain else output

@@ -9,13 +9,7 @@ from transformers.processing_utils import ProcessorMixin
 
 
 class ClipCapProcessor(ProcessorMixin):
-    """Prepares images and captions for [`ClipCapForConditionalGeneration`].
-
-    Args:
-        image_processor: Image processor of the vision tower.
-        tokenizer: Tokenizer of the language model.
-        kwargs (`Any`): Arguments of `ProcessorMixin`.
-    """
+    """Prepares images and captions for [`ClipCapForConditionalGeneration`]."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, **kwargs: Any) -> None:
         super().__init__(image_processor, tokenizer, **kwargs)
@@ -44,7 +38,5 @@ class ClipCapProcessor(ProcessorMixin):
         ids = sorted(i for token, i in self.tokenizer.get_vocab().items() if "." in token and i not in special)
         first = self.tokenizer(".", add_special_tokens=False).input_ids
         if len(first) != 1 or first[0] not in ids:
-            raise ValueError(
-                "The tokenizer has no token for a full stop, so stop_at_period is not supported. Set it to False."
-            )
+            raise ValueError("The tokenizer has no token for a full stop. Set stop_at_period to False.")
         return [first[0], *(i for i in ids if i != first[0])]

@@ -7,43 +7,24 @@ registered entries are lazy too: the model class is imported on first access.
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from hf_captionrl.utils.lazy_import import call_after_import
 
 
-def _register_config() -> None:
-    from transformers import AutoConfig
-
-    from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
-
-    AutoConfig.register(ClipCapConfig.model_type, ClipCapConfig, exist_ok=True)
-
-
 class _OnFirstUse(dict[Any, Any]):
-    """From configurations to classes, which may be imported on first access.
+    """From configurations to classes, or to functions that are called on first access and return them.
 
     Our classes import modules that in turn import the Auto classes, so they cannot be imported during registration.
     """
 
-    def __init__(self, content: dict[Any, Any]) -> None:
-        super().__init__(content)
-        self._waiting: dict[Any, Callable[[], Any]] = {}
-
-    def wait_for(self, key: Any, load: Callable[[], Any]) -> None:
-        if key not in self:
-            self[key] = None
-            self._waiting[key] = load
-
     def __getitem__(self, key: Any) -> Any:
-        # Another thread may load at the same time: both get the same class, in any order.
-        load = self._waiting.get(key)
-        if load is not None:
-            self[key] = load()
-            self._waiting.pop(key, None)
-        return super().__getitem__(key)
+        found = super().__getitem__(key)
+        if isinstance(found, functools.partial):  # another thread may import at the same time: both get the same class
+            self[key] = found = found()
+        return found
 
     def values(self) -> Any:
         return [self[key] for key in self]
@@ -52,37 +33,28 @@ class _OnFirstUse(dict[Any, Any]):
         return [(key, self[key]) for key in self]
 
 
-def _wait(mapping: Any, module: str, name: str) -> None:
-    """Register a class that is not yet imported, as `Auto....register` would."""
-    from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
+def _imported(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"hf_captionrl.captioners.clipcap.{module}"), name)
 
+
+def _register(module: str) -> None:
+    """Register with the Auto classes of a module that was imported."""
+    config, auto = _imported("configuration_clipcap", "ClipCapConfig"), importlib.import_module(module)
+    if module.endswith("configuration_auto"):
+        auto.AutoConfig.register(config.model_type, config, exist_ok=True)
+        return
+    if module.endswith("modeling_auto"):
+        mapping = auto.AutoModelForImageTextToText._model_mapping
+        load = functools.partial(_imported, "modeling_clipcap", "ClipCapForConditionalGeneration")
+    else:
+        mapping, load = auto.PROCESSOR_MAPPING, functools.partial(_imported, "processing_clipcap", "ClipCapProcessor")
     if not isinstance(mapping._extra_content, _OnFirstUse):
         mapping._extra_content = _OnFirstUse(mapping._extra_content)
-    place = f"hf_captionrl.captioners.clipcap.{module}"
-    mapping._extra_content.wait_for(ClipCapConfig, lambda: getattr(importlib.import_module(place), name))
-
-
-def _register_model() -> None:
-    from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
-
-    _wait(AutoModelForImageTextToText._model_mapping, "modeling_clipcap", "ClipCapForConditionalGeneration")
-
-
-def _register_processor() -> None:
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-
-    _wait(PROCESSOR_MAPPING, "processing_clipcap", "ClipCapProcessor")
-
-
-_REGISTER = {
-    "transformers.models.auto.configuration_auto": _register_config,
-    "transformers.models.auto.modeling_auto": _register_model,
-    "transformers.models.auto.processing_auto": _register_processor,
-}
-"""From modules of transformers to the functions that are called after their import."""
+    mapping._extra_content.setdefault(config, load)
 
 
 def register_auto_classes() -> None:
     """Register with the Auto classes, now or when they are imported. Called by `import hf_captionrl`."""
-    for name, register in _REGISTER.items():
-        call_after_import(name, register)
+    for name in ("configuration_auto", "modeling_auto", "processing_auto"):
+        module = f"transformers.models.auto.{name}"
+        call_after_import(module, functools.partial(_register, module))
