@@ -12,25 +12,15 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table.
+    """One column of the table."""
 
-    Args:
-        key: Key in a row and in results.json.
-        header: Heading; may contain line breaks.
-        better: Which direction is better; None: neither.
-        digits: Number of decimals.
-        is_fraction: Whether values lie in [0, 1].
-        short_header: Heading in tables with many columns, with line breaks; empty: `header`.
-        function: Method of `SuiteRow` that computes the number; empty: none.
-    """
-
-    key: str
-    header: str
-    better: Literal["higher", "lower"] | None
-    digits: int = 3
-    is_fraction: bool = False
-    short_header: str = ""
-    function: str = ""
+    key: str  # in a row and in results.json
+    header: str  # may contain line breaks
+    better: Literal["higher", "lower"] | None  # which direction is better; None: neither
+    digits: int = 3  # decimals
+    is_fraction: bool = False  # whether values lie in [0, 1]
+    short_header: str = ""  # in tables with many columns, with line breaks; empty: `header`
+    function: str = ""  # method of `SuiteRow` that computes the number; empty: none
 
     @property
     def arrow(self) -> str:
@@ -43,16 +33,14 @@ class Column:
         return " ".join(f"{self.header} {self.arrow}".replace("-\n", "").split())
 
 
-def _share(
-    key: str, header: str, better: Literal["higher", "lower"], short_header: str = "", function: str = ""
-) -> Column:
-    return Column(key, header, better, is_fraction=True, short_header=short_header, function=function)
+def _share(key: str, header: str, better: Literal["higher", "lower"], short: str = "", function: str = "") -> Column:
+    return Column(key, header, better, is_fraction=True, short_header=short, function=function)
 
 
 def bag_column(size: int) -> Column:
     """The column of recall in bags of a size."""
-    key, short = f"bag_{size}_recall_at_1", f"R@1\nbags of {size}"
-    return _share(key, f"R@1, bags of {size}", "higher", short, function="set_bag_recalls")
+    bags = f"bags of {size}"
+    return _share(f"bag_{size}_recall_at_1", f"R@1, {bags}", "higher", f"R@1\n{bags}", "set_bag_recalls")
 
 
 # fmt: off
