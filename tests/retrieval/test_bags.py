@@ -73,17 +73,6 @@ def test_curation_by_hand_with_a_tie():
     assert similarities.tolist() == pytest.approx([0.9, 0.4, 0.4])
 
 
-def test_invalid_arguments_of_the_algorithms_raise():
-    with pytest.raises(ValueError, match="between 2 and 6, the number of images"):
-        candidate_bags(clustered(6), 7)
-    with pytest.raises(ValueError, match=r"\(T, K\)"):
-        curate_bags([[0, 1]], [0.1, 0.2])
-    with pytest.raises(ValueError, match="is NaN"):
-        curate_bags([[0, 1], [2, 3]], [0.1, float("nan")])
-    with pytest.raises(ValueError, match="at least 2"):
-        bag_similarities(clustered(6), [[0], [1]])
-
-
 # --- training bags --------------------------------------------------------------------------------------------------
 
 
@@ -162,21 +151,29 @@ def test_training_bags_depend_only_on_the_seed():
     ],
 )
 def test_invalid_neighbours_raise(change, message):
-    neighbours, _ = nearest_neighbours(clustered(30), 6)
     with pytest.raises(ValueError, match=message):
-        check_neighbours(change(neighbours), 30)
+        check_neighbours(change(nearest_neighbours(clustered(30), 6)[0]), 30)
 
 
-def test_invalid_arguments_of_training_bags_raise():
-    neighbours, _ = nearest_neighbours(clustered(30), 6)
-    with pytest.raises(ValueError, match="need 7 ranked neighbours per image, but there are 6"):
-        training_bags(neighbours, 8)
-    with pytest.raises(ValueError, match="between 1 and 30"):
-        training_bags(neighbours, 31)
-    with pytest.raises(ValueError, match="each of the 30 images once"):
-        training_bags(neighbours, 2, order=[0] * 30)
-    with pytest.raises(ValueError, match="features of 29"):
-        training_bags(neighbours, 2, features=clustered(29))
+RANKED = nearest_neighbours(clustered(30), 6)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: candidate_bags(clustered(6), 7), "bag_size"),
+        (lambda: curate_bags([[0, 1]], [0.1, 0.2]), "bags"),
+        (lambda: curate_bags([[0, 1], [2, 3]], [0.1, float("nan")]), r"similarities\[1\]"),
+        (lambda: bag_similarities(clustered(6), [[0], [1]]), "bags"),
+        (lambda: training_bags(RANKED, 8), "7 ranked neighbours"),
+        (lambda: training_bags(RANKED, 31), "bag_size"),
+        (lambda: training_bags(RANKED, 2, order=[0] * 30), "order"),
+        (lambda: training_bags(RANKED, 2, features=clustered(29)), "features of 29"),
+    ],
+)
+def test_the_argument_is_named(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
