@@ -13,10 +13,10 @@ from hf_captionrl.metrics.evaluate_modules.inputs import (
     captions_and_pool,
     reference_features_of,
     scorer_signature,
-    target_features,
     truncation,
 )
 from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric
+from hf_captionrl.retrieval.ranking import check_targets
 
 
 def compute(
@@ -40,7 +40,8 @@ def compute(
     prefix = score_prefix(preset, prefix)
     pool_options = {"images": images, "image_features": image_features, "image_ids": image_ids, "targets": targets}
     text, pool, rows = captions_and_pool(predictions, references, text_features, scorer, prefix, **pool_options)
-    own, name = target_features(pool, rows), scorer_signature(scorer)
+    own = pool if rows is None else pool[check_targets(rows, len(text), len(pool))]
+    name = scorer_signature(scorer)
     result = metrics.clip_score(text, own, preset=preset, scale=scale, clamp=clamp, prefix=prefix, scorer=name)
     if reference_features is None:
         reference_features = reference_features_of(references, reference_captions, scorer, prefix)

@@ -246,13 +246,3 @@ def _rows_of(references: Sequence[Any], ids: Sequence[str] | None) -> list[int] 
         if name not in row:
             raise ValueError(f"references[{i}] is {name!r}, which is not an id of the pool of {len(row)} images.")
     return [row[name] for name in references]
-
-
-def target_features(pool: Tensor, rows: Sequence[int] | None) -> Tensor:
-    """Features `(N, D)` of the image of each caption."""
-    if rows is None:
-        return pool
-    for i, row in enumerate(rows):
-        if not 0 <= row < len(pool):
-            raise ValueError(f"caption {i} belongs to image {row}, but the pool has {len(pool)} images, from 0.")
-    return pool[torch.as_tensor(rows)]
