@@ -93,7 +93,7 @@ def _running(command: list[str], **options: Any) -> Iterator[subprocess.Popen]:
 
 
 class MeteorProcess:
-    """METEOR 1.5 for English, which needs a heap of about 1 GiB, waiting for captions; a context manager."""
+    """METEOR 1.5 for English, which needs a heap of about 1 GiB, waiting for captions."""
 
     def __init__(self, java: str | os.PathLike[str] | None = None, heap: str = "2G") -> None:
         folder = _program("meteor", "meteor-1.5.jar")
@@ -104,12 +104,6 @@ class MeteorProcess:
         self._stack = contextlib.ExitStack()
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         self._process = self._stack.enter_context(_running(command, cwd=folder, **pipes))
-
-    def __enter__(self) -> MeteorProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def alive(self) -> bool:

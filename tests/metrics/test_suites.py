@@ -58,25 +58,22 @@ REFERENCES = [sentences(3, 100 + i) for i in range(N)]
 IMAGES = features(N, 1)
 TEXT = torch.nn.functional.normalize(IMAGES + 0.5 * features(N, 2), dim=1)
 FACTS = [{"true": ["dog", "red"], "false": ["cat"]}] * N
+SEEN = {"text_features": TEXT, "image_features": IMAGES}
+KNOWN = {"facts": FACTS, "check": check}
+
+
+def hit(caption, images):
+    """Whether a caption retrieves its image among some."""
+    return all(TEXT[caption] @ IMAGES[caption] > TEXT[caption] @ IMAGES[j] for j in images if j != caption)
 
 
 def test_smile_returns_details_only_on_request():
-    row = smile_suite(
-        CAPTIONS, references=REFERENCES, text_features=TEXT, image_features=IMAGES, facts=FACTS, check=check
-    )
+    row = smile_suite(CAPTIONS, references=REFERENCES, **SEEN, **KNOWN)
     numbers = ["length", "pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1", "rd100_recall_at_5"]
     numbers += ["clip_score", "cider_d", "hallucination", "fact_recall"]
     expected = {*numbers, *(f"{key}_ci" for key in numbers), "lexical_diversity", "empty_captions", "ranks"}
     assert set(row) == expected | {"perplexity", "perplexity_reason"}
-    detailed = smile_suite(
-        CAPTIONS,
-        references=REFERENCES,
-        text_features=TEXT,
-        image_features=IMAGES,
-        facts=FACTS,
-        check=check,
-        details=True,
-    )
+    detailed = smile_suite(CAPTIONS, references=REFERENCES, **SEEN, **KNOWN, details=True)
     assert set(detailed) - set(row) == {"per_sample", "groups", "signatures"}
     assert set(detailed["per_sample"]) == set(numbers)
     for key, values in detailed["per_sample"].items():
@@ -111,12 +108,10 @@ def test_perplexity_has_an_interval_over_captions_and_contributions():
 
 
 def test_signatures_name_the_scorer():
-    scorer = "clip@abc|float32"
-    options = {"text_features": TEXT, "image_features": IMAGES, "details": True}
     for suite in (smile_suite, discritune_suite, ndlb_suite):
-        named = suite(CAPTIONS, scorer=scorer, **options)["signatures"]
+        named = suite(CAPTIONS, scorer="clip@abc|float32", **SEEN, details=True)["signatures"]
         assert any("scorer:clip@abc,float32" in text for text in named.values())
-        assert not any("scorer:" in text for text in suite(CAPTIONS, **options)["signatures"].values())
+        assert not any("scorer:" in text for text in suite(CAPTIONS, **SEEN, details=True)["signatures"].values())
 
 
 def test_micro_averages_are_counted_by_hand():
@@ -127,7 +122,7 @@ def test_micro_averages_are_counted_by_hand():
 
 def test_parts_are_counted_by_a_plain_loop():
     parts = {"odd": [i % 2 == 1 for i in range(N)], "few": [i < 7 for i in range(N)], "none": [False] * N}
-    row = smile_suite(CAPTIONS, text_features=TEXT, image_features=IMAGES, facts=FACTS, check=check, parts=parts)
+    row = smile_suite(CAPTIONS, **SEEN, **KNOWN, parts=parts)
     scores = TEXT @ IMAGES.T
     for name in ("odd", "few"):
         found, wrong, claims = [], 0, 0
@@ -189,17 +184,12 @@ def test_bleu_and_its_contributions_equal_a_plain_loop():
 
 
 def test_blocks_drop_the_short_last_one():
-    row = discritune_suite(CAPTIONS, text_features=TEXT, image_features=IMAGES, details=True)
-    hits = [
-        all(TEXT[i] @ IMAGES[i] > TEXT[i] @ IMAGES[j] for j in range(100) if j != i)
-        for i in range(100)
-    ]  # fmt: skip
+    row = discritune_suite(CAPTIONS, **SEEN, details=True)
+    hits = [hit(i, range(100)) for i in range(100)]
     assert row["blocks_recall_at_1"] == pytest.approx(np.mean(hits))
     assert len(row["per_sample"]["blocks_recall_at_1"]) == 100
     other = torch.cat([TEXT[:100], features(30, 9)])
-    assert discritune_suite(CAPTIONS, text_features=other, image_features=IMAGES)["blocks_recall_at_1"] == np.mean(
-        hits
-    )
+    assert discritune_suite(CAPTIONS, **SEEN | {"text_features": other})["blocks_recall_at_1"] == np.mean(hits)
     few = discritune_suite(CAPTIONS[:99], text_features=TEXT[:99], image_features=IMAGES[:99])
     assert few["blocks_recall_at_1"] is None
     assert "fewer than 100" in few["blocks_recall_at_1_reason"]
@@ -232,8 +222,7 @@ def test_interval_of_meteor_stays_in_0_to_1():
         return {"meteor": 0.01, "per_sample": np.linspace(0, 1, len(captions))}
 
     low, high = discritune_suite(CAPTIONS[:3], references=REFERENCES[:3], meteor=meteor)["meteor_ci"]
-    assert low == 0.0
-    assert 0.01 < high < 1
+    assert 0.0 == low < 0.01 < high < 1
 
 
 def test_words_of_the_captions_against_the_references():
@@ -279,17 +268,14 @@ def test_sle_takes_different_numbers_of_captions_and_empty_ones():
 
 @pytest.mark.parametrize("suite", [smile_suite, ndlb_suite])
 def test_known_ranks_are_used_instead_of_computed_ones(suite):
-    features = {"text_features": TEXT, "image_features": IMAGES}
-    expected = suite(CAPTIONS, **features)
-    known = ranks(TEXT, IMAGES)
-    found = suite(CAPTIONS, **features, image_ranks=known)
-    assert {key: np.asarray(value).tolist() for key, value in found.items()} == {
-        key: np.asarray(value).tolist() for key, value in expected.items()
-    }
-    assert suite(CAPTIONS, **features, image_ranks=[N] * N)["rd100_recall_at_1"] == 0 < expected["rd100_recall_at_1"]
+    expected, found = suite(CAPTIONS, **SEEN), suite(CAPTIONS, **SEEN, image_ranks=ranks(TEXT, IMAGES))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert np.array_equal(found[key], value), key
+    assert suite(CAPTIONS, **SEEN, image_ranks=[N] * N)["rd100_recall_at_1"] == 0 < expected["rd100_recall_at_1"]
     if suite is smile_suite:
         pool = {"pool_features": torch.cat([IMAGES, IMAGES]), "pool_ranks": [2] * N}
-        found = smile_suite(CAPTIONS, **features, **pool)
+        found = smile_suite(CAPTIONS, **SEEN, **pool)
         assert (found["pool_recall_at_1"], found["pool_recall_at_5"]) == (0, 1)
         assert found["rd100_recall_at_1"] == expected["rd100_recall_at_1"]
 
@@ -297,12 +283,8 @@ def test_known_ranks_are_used_instead_of_computed_ones(suite):
 def test_ndlb_columns():
     captions = ["a dog"] * 5 + ["a cat"] * 4 + CAPTIONS[9:]
     bags = {3: [[0, 1, 2], [3, 4, 5]], 5: [[0, 1, 2, 3, 4]], 7: []}
-    row = ndlb_suite(
-        captions, references=REFERENCES, text_features=TEXT, image_features=IMAGES, bags=bags, details=True
-    )
-    hits = [
-        all(TEXT[i] @ IMAGES[i] > TEXT[i] @ IMAGES[j] for j in bag if j != i) for bag in bags[3] for i in bag
-    ]  # fmt: skip
+    row = ndlb_suite(captions, references=REFERENCES, **SEEN, bags=bags, details=True)
+    hits = [hit(i, bag) for bag in bags[3] for i in bag]
     assert row["bag_3_recall_at_1"] == pytest.approx(np.mean(hits))
     assert row["groups"]["bag_3_recall_at_1"].tolist() == [0, 0, 0, 1, 1, 1]
     assert row["bag_7_recall_at_1_reason"] == "no bags of 7 in the data"
@@ -320,7 +302,7 @@ def test_ndlb_columns():
 def test_common_behaviour_of_suites_of_single_captions(suite):
     with pytest.raises(ValueError, match="130 captions but 129 references"):
         suite(CAPTIONS, references=REFERENCES[:-1])
-    row = suite(["", " ", *CAPTIONS[2:]], references=REFERENCES, text_features=TEXT, image_features=IMAGES)
+    row = suite(["", " ", *CAPTIONS[2:]], references=REFERENCES, **SEEN)
     assert row["empty_captions"] == 2
     assert row["hallucination_reason"] == "no facts to check captions with"
     for key, value in row.items():
@@ -376,30 +358,27 @@ def test_truth_recall_counts_captions_that_fit_only_the_target():
     assert row.groups["bag_3_truth_recall_at_1"] == [0, 0, 0, 1, 1, 1]
     low, high = row.numbers["bag_3_truth_recall_at_1_ci"]
     assert low <= 0.5 <= high
-
-
-def test_truth_recall_needs_facts():
     row = SuiteRow(captions=["a"], bags={3: [[0]]})
     row.set_truth_recalls(["bag_3_truth_recall_at_1"])
     assert row.numbers["bag_3_truth_recall_at_1"] is None
     assert "facts" in row.numbers["bag_3_truth_recall_at_1_reason"]
 
 
-REFERENCES_SLE_SUITE = [
+FEW_REFERENCES = [
     ["a red dog in the grass", "a dog sits in the grass"],
     ["two cats on a bed", "some cats sleep on a bed"],
 ]
 VARIED = [["a red dog", "a dog in the grass", "the animal sits"], ["two cats", "cats on a bed", ""]]
 SAME = [["a dog in the grass"] * 3, ["two cats on a bed"] * 3]
 COUNTS = DocumentFrequencies.from_references(
-    [[ptb_tokenize(text) for text in texts] for texts in [*REFERENCES_SLE_SUITE, ["a tree"], ["a bus in the street"]]]
+    [[ptb_tokenize(text) for text in texts] for texts in [*FEW_REFERENCES, ["a tree"], ["a bus in the street"]]]
 )
 
 
 def test_each_decoding_method_has_the_numbers_of_the_suite():
-    found = decoding_suite({"rs": VARIED, "bs": SAME}, references=REFERENCES_SLE_SUITE, frequencies=COUNTS)
+    found = decoding_suite({"rs": VARIED, "bs": SAME}, references=FEW_REFERENCES, frequencies=COUNTS)
     for how, captions in (("rs", VARIED), ("bs", SAME)):
-        alone = sle_suite(captions, references=REFERENCES_SLE_SUITE, frequencies=COUNTS)
+        alone = sle_suite(captions, references=FEW_REFERENCES, frequencies=COUNTS)
         assert {key.removeprefix(f"{how}_"): v for key, v in found.items() if key.startswith(f"{how}_")} == alone
     assert {"cider_d", "div_1", "div_2", "mbleu_4_per_image"} <= alone.keys()
     assert found["rs_div_2"] > found["bs_div_2"]
@@ -409,14 +388,12 @@ def test_each_decoding_method_has_the_numbers_of_the_suite():
     assert found["rs_empty_captions"] == 1
 
 
-def test_missing_references_are_the_reason_for_missing_cider():
+def test_decodings_without_references_and_points_by_temperature():
     found = decoding_suite({"rs": VARIED})
-    assert found["rs_cider_d"] is None
-    assert found["rs_cider_d_reason"] == "no references"
-
-
-def test_points_are_sorted_by_temperature():
-    points = tradeoff_points({1.0: VARIED, 0.5: SAME}, references=REFERENCES_SLE_SUITE, frequencies=COUNTS)
+    assert (found["rs_cider_d"], found["rs_cider_d_reason"]) == (None, "no references")
+    with pytest.raises(ValueError, match="1 references"):
+        decoding_suite({"rs": VARIED}, references=FEW_REFERENCES[:1])
+    points = tradeoff_points({1.0: VARIED, 0.5: SAME}, references=FEW_REFERENCES, frequencies=COUNTS)
     assert [point["temperature"] for point in points] == [0.5, 1.0]
     assert points[0]["div_2"] == sle_suite(SAME)["div_2"]
 
@@ -436,23 +413,11 @@ def test_diversity_at_a_cider_d_is_interpolated_between_temperatures():
         assert diversity_at_cider_d(order, 1.4)["temperature"] == 0.5
         assert diversity_at_cider_d(order, 1.5) is None
         assert diversity_at_cider_d(order, 0.4) is None
-
-
-def test_of_several_temperatures_with_a_cider_d_the_highest_counts():
     points = [point(0.5, 0.8, 0.2), point(0.75, 1.2, 0.3), point(1.0, 0.8, 0.6)]
-    assert diversity_at_cider_d(points, 0.8)["temperature"] == 1.0
+    assert diversity_at_cider_d(points, 0.8)["temperature"] == 1.0  # of several, the highest
     assert diversity_at_cider_d(points, 1.0)["div_2"] == pytest.approx(0.45)
-
-
-def test_a_single_temperature_has_its_own_cider_d_only():
     assert diversity_at_cider_d([point(1.0, 1.0, 0.4)], 1.0)["div_2"] == 0.4
-    assert diversity_at_cider_d([point(1.0, 1.0, 0.4)], 0.9) is None
-    assert diversity_at_cider_d([], 0.9) is None
-
-
-def test_missing_captions_are_refused():
-    with pytest.raises(ValueError, match="2 captions but 1 references"):
-        decoding_suite({"rs": VARIED}, references=REFERENCES_SLE_SUITE[:1])
+    assert diversity_at_cider_d([point(1.0, 1.0, 0.4)], 0.9) is diversity_at_cider_d([], 0.9) is None
 
 
 ROOT = Path(__file__).parents[2]
