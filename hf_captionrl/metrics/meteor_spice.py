@@ -208,7 +208,6 @@ def meteor(
         java: Path of Java; `None`: found automatically.
         heap: Maximum heap of the process, which stays alive for the next call.
         timeout_s: Seconds after which the process is ended.
-
     Returns:
         `dict`: `meteor`, of the corpus in [0, 1]; `per_sample`; `signature`.
 
@@ -281,7 +280,6 @@ def spice(
         java: Path of Java; `None`: found automatically.
         heap: Maximum heap of the process.
         timeout_s: Seconds after which the process is ended.
-
     Returns:
         `dict`: `spice`, the mean F in [0, 1]; `per_sample`; `subsets`, mean F of `object`, `attribute`, `relation`,
         `color`, `cardinality`, `size` over the captions that have such tuples; `signature`.

@@ -49,7 +49,6 @@ def local_mutual_information(counts: Mapping[str, Mapping[str, int]]) -> dict[st
 
     Args:
         counts: For each of at least two sources the number of occurrences of each word.
-
     Returns:
         `dict`: For each source the score of each of its words, above 0 if the word is more frequent than expected.
     """
@@ -93,7 +92,6 @@ def characteristic_words(
         tagger: Gives lemmas and parts of speech; None: [`spacy_tagger`].
         parts: Parts of speech of Universal Dependencies.
         top: Number of words per source.
-
     Returns:
         `dict`: For each part of speech and source at most `top` words with their associations above 0, the strongest
         first; `signature`.
@@ -138,7 +136,6 @@ def length_statistics(
         captions: The captions. They are read in blocks, of which only one is in memory.
         count_tokens: Maps the captions of a block to their numbers of tokens, including special tokens (the paper: CLIP's
             tokenizer); None: no numbers of tokens.
-
     Returns:
         `dict`: `mean_words`, `std_words` (of the population), `max_words`; with `count_tokens` the same for `tokens`;
         `words` and `tokens`, the numbers of each caption; `signature`.

@@ -35,7 +35,6 @@ def candidate_bags(
         bag_size: K, from 2 to N.
         block_size: Images per block of the product, see [`nearest_neighbours`].
         device: Device of the products.
-
     Returns:
         `tuple`: int64 bags of shape `(N, K)`, the query first, and their float32 similarities of shape `(N,)`: the mean
         cosine similarity between the query and the other images.
@@ -55,7 +54,6 @@ def curate_bags(bags: Any, similarities: Any) -> tuple[Tensor, Tensor]:
     Args:
         bags (array or tensor of shape `(T, K)`): Rows of images.
         similarities (array or tensor of shape `(T,)`): Similarities within the bags.
-
     Returns:
         `tuple`: The kept bags, int64 of shape `(Q, K)`, and their similarities `(Q,)`, in descending order.
     """
@@ -136,7 +134,6 @@ def training_bags(
         features (array or tensor of shape `(N, D)`, *optional*): The features of the neighbours, for the leftovers.
         top: Number of neighbours to use, of the k.
         check: Whether to check the neighbours; False if they have already been checked.
-
     Returns:
         `torch.Tensor` of shape `(N // K, K)`: int64 rows: the query, then the other images, nearest first. Bags of
         leftovers are last.
@@ -282,7 +279,6 @@ def save_bags(path: str | Path, file: BagFile) -> Path:
     Args:
         path: Output path, ending in .parquet or .json.
         file: The bags.
-
     Returns:
         `Path`: The path written.
     """
@@ -312,7 +308,6 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
         path: File from [`save_bags`].
         image_ids: Ids of the data set.
         signature: Expected `Scorer.signature`, or its first part `model@revision`.
-
     Returns:
         `BagFile`: The bags.
     """
@@ -345,7 +340,6 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
     Args:
         path: Output path, ending in .safetensors.
         file: The neighbours.
-
     Returns:
         `Path`: The path written.
     """
@@ -380,7 +374,6 @@ def load_neighbours(
         path: File from [`save_neighbours`].
         image_ids: Ids of the data set; if it has the same images in another order, rows are renumbered.
         signature: Expected `Scorer.signature`, or its first part `model@revision`.
-
     Returns:
         `NeighbourFile`: The neighbours.
     """

@@ -505,7 +505,6 @@ class FeatureCache:
             directory: Root of all caches; by default `default_cache_dir()`.
             what: Kind of features.
             namespace: Data set of the keys if they are ids and not content hashes.
-
         Returns:
             `FeatureCache`: Empty, or filled by an earlier run.
         """
@@ -532,7 +531,6 @@ class FeatureCache:
 
         Args:
             keys: N keys.
-
         Returns:
             `list[int]`: Positions in `keys`, ascending.
         """
@@ -552,7 +550,6 @@ class FeatureCache:
 
         Args:
             keys: N keys.
-
         Returns:
             `FeatureView` of shape `(N, ...)`: In the order of `keys`.
         """
@@ -609,7 +606,6 @@ class FeatureCache:
                 position.
             batch_size: Positions per call.
             progress: Whether to show a progress bar; a string is its label.
-
         Returns:
             `FeatureView` of shape `(N, ...)`: In the order of `keys`.
         """

@@ -37,7 +37,6 @@ def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
         image_features (array or tensor of shape `(N, D)`): Features of the images.
         text_features: Features of the captions: means of shape `(N, D)`, all captions of shape `(N, M, D)`, or a list
             of N matrices `(M_i, D)` if images have different numbers of captions.
-
     Returns:
         `torch.Tensor` of shape `(N, 2 D)`: float32, each row of norm 1. The product of two rows is the mean of the
         cosine similarities of images and captions.
@@ -83,7 +82,6 @@ def nearest_neighbours(
         rows (sequence of `Q` integers, *optional*): Only find the neighbours of these images, among all images.
         block_size: Images per block; by default as many as fit into 64 MiB of scores.
         device: Device of the products; by default that of the features.
-
     Returns:
         `tuple` of two tensors of shape `(N, k)` on the CPU (`(Q, k)` with `rows`): int64 rows of the neighbours, most
         similar first, and their float32 cosine similarities in [-1, 1].
@@ -169,7 +167,6 @@ def approximate_neighbours(
         num_probes: Lists searched per image; more lists give a higher recall and take longer.
         recall_rows: Number of random images whose neighbours are also searched exactly, to measure the recall.
         seed: Seed of the clustering and of these images.
-
     Returns:
         `tuple`: Indices and similarities as from [`nearest_neighbours`], and the recall in [0, 1]: the measured share of
         true neighbours that were found.

@@ -440,7 +440,6 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
             `"open_clip:NAME@TAG"`, `"open_clip:hf-hub:..."` or a folder with `open_clip_config.json`; a model in
             memory; or a scorer, which is returned unchanged.
         **kwargs: Arguments of `HFScorer` or `OpenClipScorer`: `dtype`, `device`, `batch_size`, ...
-
     Returns:
         `Scorer`: `HFScorer` or `OpenClipScorer`.
     """

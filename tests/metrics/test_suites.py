@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.metrics import bleu, caption_diversity, cider_d, paired_test
+from hf_captionrl.metrics import bleu, caption_diversity, cider_d
 from hf_captionrl.metrics.columns import PAPERS, SUITES, TABLE, Column, by_reward_scorer, table_columns, variants
 from hf_captionrl.metrics.suites import (
     EMPTY_CAPTION,
@@ -112,12 +112,6 @@ def test_signatures_name_the_scorer():
         named = suite(CAPTIONS, scorer="clip@abc|float32", **SEEN, details=True)["signatures"]
         assert any("scorer:clip@abc,float32" in text for text in named.values())
         assert not any("scorer:" in text for text in suite(CAPTIONS, **SEEN, details=True)["signatures"].values())
-
-
-def test_micro_averages_are_counted_by_hand():
-    row = smile_suite(["red dog cat", "cat cat", "tree"], facts=FACTS[:3], check=check)
-    assert row["hallucination"] == pytest.approx(3 / 5)
-    assert row["fact_recall"] == pytest.approx(2 / 5)
 
 
 def test_parts_are_counted_by_a_plain_loop():
@@ -314,21 +308,6 @@ def test_common_behaviour_of_suites_of_single_captions(suite):
     recalls = [key for key in bare if key.endswith("recall_at_1")]
     assert recalls
     assert all(bare[key] is None and bare[f"{key}_reason"] == "no scorer" for key in recalls)
-
-
-def test_constant_captions_retrieve_nothing():
-    same = TEXT[:1].expand(N, -1)
-    row = smile_suite(["a thing"] * N, text_features=same, image_features=IMAGES)
-    assert row["pool_recall_at_1"] == pytest.approx(1 / N)
-
-
-def test_better_captioner_is_significantly_better():
-    options = {"references": REFERENCES, "image_features": IMAGES, "details": True}
-    good = smile_suite([r[0] for r in REFERENCES], text_features=TEXT, **options)
-    bad = smile_suite(CAPTIONS, text_features=features(N, 7), **options)
-    for key in ("pool_recall_at_1", "cider_d"):
-        assert paired_test(good["per_sample"][key], bad["per_sample"][key])["p_value"] < 0.01
-        assert paired_test(good["per_sample"][key], good["per_sample"][key])["p_value"] == 1.0
 
 
 def test_ratio_without_weight_has_a_reason():

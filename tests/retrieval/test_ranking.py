@@ -1,7 +1,6 @@
 import itertools
 import json
 import math
-import pickle
 from pathlib import Path
 
 import pytest
@@ -205,11 +204,6 @@ def test_duplicate_images_returns_the_first_copy():
 def test_half_features_are_ranked_in_float32(dtype):
     text, pool = unit(20, 16, 0).to(dtype), unit(20, 16, 1).to(dtype)
     assert ranks(text, pool).tolist() == ranks(text.float(), pool.float()).tolist()
-
-
-def test_ranks_can_be_pickled():
-    found = ranks(unit(3, 4, 0), unit(3, 4, 1))
-    assert torch.equal(pickle.loads(pickle.dumps(found)), found)
 
 
 GOOD, TEXT, POOL, TARGETS = unit(3, 4, 0), unit(3, 4, 0), unit(4, 4, 1), [0, 1, 2]

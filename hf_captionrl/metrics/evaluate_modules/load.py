@@ -55,7 +55,6 @@ def path(name: str) -> str:
 
     Args:
         name: One of `MODULES`.
-
     Returns:
         `str`: The file.
     """
@@ -69,7 +68,6 @@ def install() -> list[Path]:
 
     It checks a few files if everything is installed already, and is safe in many processes at once. If the cache cannot be
     written, it warns once.
-
     Returns:
         `list[pathlib.Path]`: The installed files, one per module; empty if the cache cannot be written.
     """
