@@ -217,7 +217,7 @@ def proportion_interval(
     bad = np.flatnonzero((numbers < 0) | (numbers > sizes))
     if len(bad):
         i = bad[0]
-        raise ValueError(f"values[{i}] is {numbers[i]}, not in [0, {sizes[i]}]. Otherwise use bootstrap_interval.")
+        raise ValueError(f"values[{i}] is {numbers[i]}, not in [0, {sizes[i]}]. Use bootstrap_interval.")
     above, below = _by_group(numbers, groups), _by_group(sizes, groups)
     independent = below == 1
     if independent.all() and np.isin(above, (0, 1)).all():

@@ -127,11 +127,11 @@ def self_retrieval(
     chances: dict[int, Tensor] = {}  # by k, the chance of a rank of at most k, if it is not 0 or 1
     expected = None  # (P,) ranks whose mean and median are reported; None: the ranks
     if bags is not None:
-        variant = f"bags-{_sizes(bags)}"
         found, captions, groups = bag_ranks(text, images, bags, owners, duplicate_of=first)
+        variant = f"bags-{_sizes(bags)}"
     elif sets is not None:
-        variant = f"sets-{_sizes(sets)}"
         found = set_ranks(text, images, sets, owners, duplicate_of=first)
+        variant = f"sets-{_sizes(sets)}"
     elif num_distractors is not None and protocol == "blocks":
         variant = f"rd{num_distractors + 1}-blocks"
         blocks = _blocks(num_distractors + 1, len(images), owners)
