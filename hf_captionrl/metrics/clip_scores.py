@@ -214,9 +214,7 @@ def emscore(
         raise ValueError(f"{numbers}. Pass one video per caption, at least one.")
     for name, given in (("idf", idf), ("reference_features", reference_features)):
         if given is not None and not (len(given) == len(token_features) and all(map(len, given))):
-            raise ValueError(
-                f"{name} is incomplete. Pass at least one for each of the {len(token_features)} captions."
-            )
+            raise ValueError(f"{name} is incomplete. Pass one or more for each of {len(token_features)} captions.")
     rows, with_references = [], []
     for i, (tokens_i, frames_i) in enumerate(zip(token_features, frame_features, strict=True)):
         tokens = _unit(tokens_i, f"token_features[{i}]")

@@ -154,9 +154,7 @@ class MeteorProcess:
                 raise JavaError(f"METEOR ended with code {code}: {_said(self._errors)}. Is the heap large enough?")
             if re.fullmatch(r"(?:[-+.\dEe]+|NaN)(?: (?:[-+.\dEe]+|NaN))*", text) is None:
                 self.close()  # further answers would belong to no request
-                raise JavaError(
-                    f"METEOR answered {text!r:.200} instead of numbers. Check pycocoevalcap's and Java's version."
-                )
+                raise JavaError(f"METEOR answered {text!r:.200} instead of numbers. Check pycocoevalcap and Java.")
             answers.append(text)
         return answers
 

@@ -35,9 +35,7 @@ def _cider(
         frequencies = DocumentFrequencies.from_token_batch(others, of, words=words, eos=eos, min_documents=2)
         own, images = encode_captions(ours, known=words, eos=eos)
     elif frequencies.eos != eos:
-        raise ValueError(
-            f"eos is {eos} but the frequencies were counted with eos={frequencies.eos}. Use the same value."
-        )
+        raise ValueError(f"eos is {eos}, but the frequencies were counted with {frequencies.eos}. Use the same.")
     elif frequencies.words is None:
         raise ValueError("These frequencies are of token ids. Count the words of the references.")
     else:
@@ -187,10 +185,8 @@ def load_pair_model(name: str) -> PairModel:
         )
     except (OSError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
-        reason = (
-            f"the weights of {name!r} cannot be loaded ({said}). Use a folder with the model, or download it first."
-        )
-        raise RuntimeError(f"not run: {reason}") from error
+        remedy = "Use a folder with the model, or download it first."
+        raise RuntimeError(f"not run: the weights of {name!r} cannot be loaded ({said}). {remedy}") from error
     return model.eval(), tokenizer
 
 

@@ -78,9 +78,7 @@ def caption_losses(
     limit = getattr(model.config, "max_position_embeddings", None) if max_length is None else max_length
     start = [tokenizer.bos_token_id] if bos == "prepend" else []
     if start == [None]:
-        raise ValueError(
-            "bos='prepend' needs a tokenizer with a BOS token. Set its bos_token, or use bos='tokenizer'."
-        )
+        raise ValueError("bos='prepend' needs a tokenizer with bos_token. Set it, or use bos='tokenizer'.")
     ids = []
     for text in texts:
         own = list(tokenizer(text)["input_ids"])

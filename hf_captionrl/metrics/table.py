@@ -126,17 +126,13 @@ def check_rows(rows: Sequence[Row], columns: Sequence[Column]) -> None:
         names.add(name)
         missing = [column.key for column in columns if column.key not in row]
         if missing:
-            raise ValueError(
-                f"Row {name!r} has no {', '.join(missing)}. Write None, and <key>_reason, if not measured."
-            )
+            raise ValueError(f"Row {name!r} has no {', '.join(missing)}. Write None where nothing was measured.")
         for column in columns:
             key, value, interval = column.key, row[column.key], row.get(f"{column.key}_ci")
             if value is None:
                 reason = row.get(f"{key}_reason")
                 if reason is not None and not str(reason).strip():
-                    raise ValueError(
-                        f"{key}_reason of {name!r} is blank. Say why nothing was measured, or leave it out."
-                    )
+                    raise ValueError(f"{key}_reason of {name!r} is blank. Say the reason, or leave it out.")
                 continue
             for number in (value, *(interval if interval is not None else ())):
                 is_number = hasattr(number, "__float__") and not isinstance(number, bool)
@@ -359,9 +355,7 @@ def _check(sections: Sequence[Section]) -> list[str]:
     names = [row["name"] for row in sections[0].rows]
     for section in sections[1:]:
         if (others := [row["name"] for row in section.rows]) != names:
-            raise ValueError(
-                f"{section.title!r} compares {others}, not {names}. Pass the same captioners in one order."
-            )
+            raise ValueError(f"{section.title!r} compares {others}, not {names}. Pass the same captioners.")
     return names
 
 

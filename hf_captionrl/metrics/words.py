@@ -146,9 +146,7 @@ def length_statistics(
         if count_tokens is not None:
             counts["tokens"] = tokens = np.asarray(count_tokens(block))
             if tokens.shape != counts["words"].shape:
-                raise ValueError(
-                    f"count_tokens gave {len(tokens)} numbers for {len(block)} captions. Return one each."
-                )
+                raise ValueError(f"count_tokens gave {len(tokens)} numbers for {len(block)} captions.")
         parts.append(counts)
     found = {unit: np.concatenate([part[unit] for part in parts]) for unit in parts[0]}
     result: dict[str, Any] = {}

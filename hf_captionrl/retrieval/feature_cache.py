@@ -316,9 +316,7 @@ class _RowStore:
                 index.execute("INSERT INTO row_file VALUES (?, ?, ?, ?, ?, ?)", values)
             if (rows.dtype, rows.shape) != (new.dtype, new.shape[1:]):
                 forms = f"{rows.dtype} rows of shape {rows.shape}, not {new.dtype} rows of shape {new.shape[1:]}"
-                raise StoreMismatchError(
-                    f"{self.directory} contains {forms}. Use another `what`, or delete the folder."
-                )
+                raise StoreMismatchError(f"{self.directory} contains {forms}. Use another `what`, or delete it.")
             self._load(index, rows)
             unique = np.sort(np.unique(digests, return_index=True)[1])
             fresh = unique[self._positions(digests[unique]) < 0]
@@ -372,9 +370,7 @@ class FeatureView:
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, tuple):
-            raise IndexError(
-                f"The index is {index!r}, but only the first axis can be indexed. Use view[rows][..., i]."
-            )
+            raise IndexError(f"The index is {index!r}, but only the first axis can be indexed.")
         if isinstance(index, slice):
             return FeatureView(self.rows[index], self.mapped, self.extra)
         index = np.asarray(index)
@@ -633,9 +629,8 @@ class FeatureCache:
                         size += rows.nbytes
                     is_late = offset + batch_size >= len(todo) or time.monotonic() - written_at >= _FLUSH_SECONDS
                     if pending and (is_late or size >= _FLUSH_BYTES):
-                        self.put(
-                            [key for names, _ in pending for key in names], np.concatenate([r for _, r in pending])
-                        )
+                        rows = np.concatenate([found for _, found in pending])
+                        self.put([key for names, _ in pending for key in names], rows)
                         pending, size, written_at = [], 0, time.monotonic()
         return self.get(keys)
 
@@ -660,9 +655,7 @@ class FeatureCache:
         finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
         if not finite.all():
             key, number = keys[int(np.argmin(finite))], f"{int((~finite).sum())} of {len(rows)} rows"
-            raise ValueError(
-                f"The features of {key!r} are not finite in {stored} ({number}). Use float32, or check it."
-            )
+            raise ValueError(f"The features of {key!r} are not finite in {stored} ({number}). Use float32.")
         return rows
 
 

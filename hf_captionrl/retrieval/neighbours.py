@@ -48,9 +48,7 @@ def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
             rows = torch.as_tensor(captions).float()
             if rows.ndim != 2 or len(rows) == 0:
                 shape = tuple(rows.shape)
-                raise ValueError(
-                    f"text_features[{i}] has shape {shape}. Use (captions, features), at least one caption."
-                )
+                raise ValueError(f"text_features[{i}] has shape {shape}. Use (captions, features), not empty.")
             means.append(rows.mean(dim=0))
         texts = torch.stack(means) if means else torch.empty(0, 0)
     else:
@@ -58,9 +56,7 @@ def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
         texts = texts.mean(dim=1) if texts.ndim == 3 else texts
     texts = normalised(texts, "text_features")
     if len(texts) != len(images):
-        raise ValueError(
-            f"There are image features of {len(images)} images and text features of {len(texts)}. Pass the same."
-        )
+        raise ValueError(f"There are {len(images)} images and text features of {len(texts)}. Pass the same images.")
     return torch.cat([images, texts.to(images.device)], dim=1) / 2**0.5
 
 
@@ -216,9 +212,7 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        remedy = (
-            "Run `pip install 'hf-captionrl[faiss]'`, or use the exact search, fast enough for about 200,000 images."
-        )
+        remedy = "Run `pip install 'hf-captionrl[faiss]'`, or use the exact search, fast enough for 200,000 images."
         raise ImportError(f"Approximate neighbours need faiss, which is not installed. {remedy}") from error
     return faiss
 

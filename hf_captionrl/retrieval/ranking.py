@@ -369,9 +369,7 @@ def bag_ranks(
         rows = check_bag(bag, f"bags[{number}]", len(images))
         for row in rows:
             if first[row] == first[row + 1]:
-                raise ValueError(
-                    f"bags[{number}] contains image {row}, which has no caption. Caption all images of bags."
-                )
+                raise ValueError(f"bags[{number}] contains image {row}, which has no caption. Caption all images.")
         ranked = [caption for row in rows for caption in of_image[first[row] : first[row + 1]]]
         columns = torch.tensor([i for i, row in enumerate(rows) for _ in range(first[row], first[row + 1])])
         scores = _scores_in(text[ranked], images, rows, copies)  # (captions of the bag, K)

@@ -240,9 +240,7 @@ def _check_captions(captions: Sequence[str]) -> list[str]:
 def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
     if features.ndim != 2:
         shape = tuple(features.shape)
-        raise ValueError(
-            f"The model returns {what} features of shape {shape}, not one vector each. Use CLIP or SigLIP."
-        )
+        raise ValueError(f"The model returns {what} features of shape {shape}, not vectors. Use CLIP or SigLIP.")
     features = features.float()
     largest = torch.linalg.vector_norm(features, ord=torch.inf, dim=1)
     good = torch.isfinite(largest) & (largest > 0)
@@ -456,9 +454,7 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
         return HFScorer(name, **kwargs)
     if isinstance(name_or_path, Scorer):
         return name_or_path
-    raise ValueError(
-        f"{name_or_path!r} is not a scorer. Pass a name or folder of a model, 'open_clip:NAME@TAG', or a model."
-    )
+    raise ValueError(f"{name_or_path!r} is not a scorer. Pass a model, its name or folder, or 'open_clip:NAME@TAG'.")
 
 
 class HFScorer(DualEncoder):
@@ -516,9 +512,7 @@ class HFScorer(DualEncoder):
         self.image_processor: Any = getattr(processor, "image_processor", None)
         if self.tokenizer is None or self.image_processor is None:
             kind, needs = type(processor).__name__, "but a scorer needs a tokenizer and an image_processor"
-            raise ValueError(
-                f"The processor of {model_id} is {kind}, {needs}. Pass processor=, such as a CLIPProcessor."
-            )
+            raise ValueError(f"The processor of {model_id} is {kind}, {needs}. Pass processor=.")
         if padding not in ("auto", "longest", "max_length"):
             raise ValueError(f"padding is {padding!r}. Use 'auto', 'longest' or 'max_length'.")
         self._fixed = _text_config(model).model_type in _FIXED_LENGTH

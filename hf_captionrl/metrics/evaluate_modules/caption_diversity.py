@@ -16,12 +16,8 @@ def compute(predictions: Sequence[Any], *, image_ids: Sequence[Any] | None = Non
     """Call `caption_diversity` on the captions of each image."""
     nested = not isinstance(predictions[0], str)
     if nested == (image_ids is not None):
-        state = (
-            "lists of captions already, and image_ids are given too" if nested else "single captions without image_ids"
-        )
-        raise ValueError(
-            f"predictions are {state}. Pass one list of captions per image, or the image_ids of captions."
-        )
+        state = "lists already, and image_ids are given too" if nested else "single captions without image_ids"
+        raise ValueError(f"predictions are {state}. Pass one list per image, or image_ids of captions.")
     if image_ids is None:
         return metrics.caption_diversity(list(predictions), **options)
     if len(image_ids) != len(predictions):

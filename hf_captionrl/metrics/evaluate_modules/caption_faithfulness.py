@@ -56,19 +56,15 @@ def _objects_or_facts(references: Sequence[Any] | None) -> tuple[Sequence[Any] |
         for i, names in enumerate(references):
             for name in names:
                 if len(name.split()) > _MAX_WORDS_OF_A_NAME:
-                    raise ValueError(
-                        f"references[{i}] holds {name!r}, which is not the name of an object. Pass lists of objects, or "
-                        "objects= if references are captions for another module."
-                    )
+                    remedy = "Pass lists of objects, or objects= if references are captions for another module."
+                    raise ValueError(f"references[{i}] holds {name!r}, which is not the name of an object. {remedy}")
         return references, None
     parsed = []
     for i, text in enumerate(references):
         try:
             parsed.append(json.loads(text))
         except json.JSONDecodeError:
-            raise ValueError(
-                f"references[{i}] is the string {text!r:.60}, neither a list of objects nor JSON."
-            ) from None
+            raise ValueError(f"references[{i}] is {text!r:.60}, neither a list of objects nor JSON.") from None
     return None, parsed
 
 

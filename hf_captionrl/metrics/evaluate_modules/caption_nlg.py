@@ -67,10 +67,8 @@ def compute(
         if name == "spice":
             result["spice_subsets"] = found.pop("subsets")
         result |= found
-    return result | {
-        "per_sample": per_sample,
-        "signature": " + ".join(signatures) or signature(metric="caption_nlg", ran="none"),
-    }
+    named = " + ".join(signatures) or signature(metric="caption_nlg", ran="none")
+    return result | {"per_sample": per_sample, "signature": named}
 
 
 METRIC = Metric(

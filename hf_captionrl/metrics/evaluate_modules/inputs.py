@@ -51,10 +51,8 @@ def load_language_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
         loaded, own = _named_language_model(model)
         return loaded, own if tokenizer is None else tokenizer
     if model is None or tokenizer is None:
-        raise ValueError(
-            f"{'model' if model is None else 'tokenizer'} is missing. Pass model='openai-community/gpt2', or a model "
-            "together with its tokenizer."
-        )
+        name = "model" if model is None else "tokenizer"
+        raise ValueError(f"{name} is missing. Pass model='openai-community/gpt2', or a model with its tokenizer.")
     return model, tokenizer
 
 

@@ -242,18 +242,14 @@ class DeclaredMetric:
                 batch["references"] = [""] * number
             if len(batch["references"]) != number:
                 count = len(batch["references"])
-                raise ValueError(
-                    f"{number} predictions and {count} references. Pass one per prediction, in this order."
-                )
+                raise ValueError(f"{number} predictions and {count} references. Pass one per prediction.")
         kinds = {name: kind_of(rows[0]) for name, rows in batch.items()}
         if getattr(self, "writer", None) is None:
             self._kinds = kinds
         for name, kind in kinds.items():
             if kind != self._kinds[name]:
-                raise ValueError(
-                    f"{name} are {KINDS[kind][0]} each in this batch, but were {KINDS[self._kinds[name]][0]} each before. "
-                    "Pass all batches in one form."
-                )
+                forms = f"{KINDS[kind][0]} each in this batch, but were {KINDS[self._kinds[name]][0]} each before"
+                raise ValueError(f"{name} are {forms}. Pass all batches in one form.")
         super().add_batch(**batch, **kwargs)  # type: ignore[misc]
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
