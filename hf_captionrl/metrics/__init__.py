@@ -28,15 +28,5 @@ __all__ += ["path"]
 
 
 def path(name: str) -> str:
-    """Folder of an `evaluate` module, for `evaluate.load(path)`.
-
-    Args:
-        name: For instance `"self_retrieval"`.
-
-    Returns:
-        `str`: The folder.
-
-    Raises:
-        ValueError: If there is no such module.
-    """
+    """File of an `evaluate` module such as `"self_retrieval"`, for `evaluate.load(path(name))`."""
     return str(importlib.import_module("hf_captionrl.metrics.evaluate_modules").path(name))

@@ -47,16 +47,13 @@ def check_values(values: Any, name: str) -> np.ndarray:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(
-            f"{name} must be a list of numbers that a float can represent: {error}. Convert them to floats."
-        ) from error
+        raise ValueError(f"{name} must be a list of numbers that a float can represent: {error}.") from error
     if array.ndim != 1 or len(array) == 0:
         raise ValueError(f"{name} must be a list with at least one number, got shape {array.shape}. Pass a flat list.")
     bad = np.flatnonzero(~np.isfinite(array))
     if len(bad):
-        raise ValueError(
-            f"{name}[{bad[0]}] is {array[bad[0]]} ({len(bad)} such of {len(array)}). Leave the sample out."
-        )
+        number = f"{len(bad)} such of {len(array)}"
+        raise ValueError(f"{name}[{bad[0]}] is {array[bad[0]]} ({number}). Leave the sample out.")
     return array
 
 
@@ -89,9 +86,7 @@ def _by_group(values: np.ndarray, groups: Sequence[Any] | None) -> np.ndarray:
     if groups is None:
         return values
     if len(groups) != len(values):
-        raise ValueError(
-            f"groups must hold one label for each of {len(values)} samples, got {len(groups)}. Pass one per sample."
-        )
+        raise ValueError(f"groups has {len(groups)} labels for {len(values)} samples. Pass one per sample.")
     labels = groups.tolist() if hasattr(groups, "tolist") else groups
     if all(issubclass(kind, int | np.integer) for kind in set(map(type, labels))):
         return np.bincount(np.unique(np.asarray(labels), return_inverse=True)[1], values)
@@ -106,12 +101,9 @@ def _blocks(num_resamples: int, width: int) -> Iterator[int]:
     return (min(rows, num_resamples - start) for start in range(0, num_resamples, rows))
 
 
-def _check_options(confidence: float, num_resamples: int = 1) -> None:
-    if not 0 < confidence < 1 or num_resamples < 1:
-        raise ValueError(
-            f"confidence is {confidence} and num_resamples {num_resamples}. Use a confidence between 0 and 1, and at least one "
-            "resample."
-        )
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}. Use a number between 0 and 1.")
 
 
 def bootstrap_interval(
@@ -135,14 +127,13 @@ def bootstrap_interval(
         seed: Seed of the draws.
     Returns:
         `tuple[float, float]`: Lower and upper end.
-    Raises:
-        ValueError: If lengths differ, a value is not finite, weights are negative or all 0, or an option is out of
-            range.
     """
     numbers, sizes = _values_and_weights(values, weights)
     if (sizes < 0).any() or sizes.sum() == 0:
         raise ValueError("weights must not be negative, and not all 0. Leave out samples without weight.")
-    _check_options(confidence, num_resamples)
+    _check_confidence(confidence)
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples is {num_resamples}. Use at least 1.")
     (above_exponent, (numbers,)), (below_exponent, (sizes,)) = _scaled(numbers), _scaled(sizes)
     numerators, denominators = _by_group(numbers, groups), _by_group(sizes, groups)
     total = len(numerators)
@@ -179,21 +170,15 @@ def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> 
         successes: Number of successes.
         trials: Number of independent trials, at least 1.
         confidence: Minimum coverage.
-
     Returns:
         `tuple[float, float]`: Lower and upper end, in [0, 1].
-
-    Raises:
-        ValueError: If a number is out of range.
     """
     from scipy.special import betaincinv
 
     is_whole = isinstance(successes, Integral) and isinstance(trials, Integral)
     if not is_whole or not 0 <= successes <= trials or trials < 1:
-        raise ValueError(
-            f"{successes} successes of {trials} trials. Use integers with 0 <= successes <= trials and at least one trial."
-        )
-    _check_options(confidence)
+        raise ValueError(f"{successes} successes of {trials} trials. Use integers, 0 <= successes <= trials >= 1.")
+    _check_confidence(confidence)
     tail = (1 - confidence) / 2
     failures = trials - successes
     lower = 0.0 if successes == 0 else float(betaincinv(successes, failures + 1, tail))
@@ -227,28 +212,21 @@ def proportion_interval(
         seed: Seed of the bootstrap.
     Returns:
         `tuple[float, float]`: Lower and upper end, in [0, 1].
-    Raises:
-        ValueError: If a value is negative or above its weight, or as [`bootstrap_interval`].
     """
     numbers, sizes = _values_and_weights(values, weights)
     bad = np.flatnonzero((numbers < 0) | (numbers > sizes))
     if len(bad):
         i = bad[0]
-        raise ValueError(
-            f"values[{i}] is {numbers[i]}, not in [0, {sizes[i]}]. Use bootstrap_interval for values that are not proportions."
-        )
+        raise ValueError(f"values[{i}] is {numbers[i]}, not in [0, {sizes[i]}]. Use bootstrap_interval.")
     above, below = _by_group(numbers, groups), _by_group(sizes, groups)
     independent = below == 1
     if independent.all() and np.isin(above, (0, 1)).all():
         return exact_interval(int(above.sum()), len(above), confidence=confidence)
     samples = int((below > 0).sum())
-    if samples and not above.any():
-        return exact_interval(0, samples, confidence=confidence)
-    if samples and (numbers == sizes).all():
-        return exact_interval(samples, samples, confidence=confidence)
-    return bootstrap_interval(
-        numbers, weights=weights, groups=groups, confidence=confidence, num_resamples=num_resamples, seed=seed
-    )
+    if samples and (not above.any() or (numbers == sizes).all()):
+        return exact_interval(samples if above.any() else 0, samples, confidence=confidence)
+    options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    return bootstrap_interval(numbers, weights=weights, groups=groups, **options)
 
 
 def paired_test(
@@ -275,17 +253,14 @@ def paired_test(
     Returns:
         `dict`: `difference` (mean of a - b), `p_value` (two-sided), `interval` (low, high), `num_samples`,
         `signature`.
-    Raises:
-        ValueError: If lengths differ or a score is not finite.
     """
     first, second = check_values(a, "a"), check_values(b, "b")
     if len(first) != len(second):
         raise ValueError(f"a has {len(first)} scores and b {len(second)}. Pass scores of the same images in both.")
     exponent, (first, second) = _scaled(first, second)
     difference = first - second
-    low, high = bootstrap_interval(
-        difference, groups=groups, confidence=confidence, num_resamples=num_resamples, seed=seed
-    )
+    options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    low, high = bootstrap_interval(difference, groups=groups, **options)
     sums = _by_group(difference, groups)
     observed = abs(sums.sum())
     # Sums of the same numbers in another order differ by rounding, which must not count as a larger difference.
@@ -301,12 +276,11 @@ def paired_test(
             signs = generator.integers(2, size=(number, len(sums)), dtype=np.int8)
             tossed = np.abs((2.0 * signs - 1.0) @ sums)
         at_least += int((tossed >= least).sum())
+    unit = "caption" if groups is None else "group"
     return {
         "difference": _unscaled(float(difference.mean()), exponent),
         "p_value": (1 + at_least) / (1 + num_resamples),
         "interval": (_unscaled(low, exponent), _unscaled(high, exponent)),
         "num_samples": len(difference),
-        "signature": signature(
-            test="randomisation", unit="caption" if groups is None else "group", resamples=num_resamples, seed=seed
-        ),
+        "signature": signature(test="randomisation", unit=unit, resamples=num_resamples, seed=seed),
     }

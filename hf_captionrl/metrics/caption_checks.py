@@ -67,9 +67,7 @@ def checked_pairs(candidates: Any, references: Any) -> tuple[Iterable[list[str]]
     given = as_sequence(candidates, "candidates", "a list with one caption per image")
     others = as_sequence(references, "references")
     if len(given) != len(others):
-        raise ValueError(
-            f"{len(given)} candidates and {len(others)} lists of references. Pass one list per candidate, in the same order."
-        )
+        raise ValueError(f"{len(given)} candidates, {len(others)} lists of references. Pass one list per candidate.")
     kinds = set(map(type, given))
     # If any of them is a string, they should be one caption per image; the check names those that are not strings.
     if any(issubclass(kind, str) for kind in kinds) and not any(issubclass(kind, list | tuple) for kind in kinds):

@@ -27,8 +27,6 @@ def faithfulness(captions: Any, facts: Sequence[Any], check: Callable[[str, Any]
         all facts, higher is better (micro-averages; 0 if there are no claims or facts); `wrong_captions`, share of
         captions with a wrong claim; `per_sample`, the numbers of `right`, `wrong`, `recalled` and `missed` of each caption,
         for the values and weights of [`bootstrap_interval`]; `signature`.
-    Raises:
-        ValueError: If captions and facts differ in number, or a caption or facts are invalid (the index is named).
     """
     texts = check_captions(captions)
     if len(texts) != len(facts):
@@ -42,17 +40,14 @@ def faithfulness(captions: Any, facts: Sequence[Any], check: Callable[[str, Any]
             raise ValueError(f"facts[{i}] cannot be checked ({error!r}): {truth!r:.80}.") from error
         for name in names:
             numbers[name].append(len(getattr(result, name)))
+    checker = f"{getattr(check, '__module__', '')}.{getattr(check, '__qualname__', type(check).__name__)}"
     total = {name: sum(values) for name, values in numbers.items()}
     return {
         "hallucination": total["wrong"] / max(total["right"] + total["wrong"], 1),
         "fact_recall": total["recalled"] / max(total["recalled"] + total["missed"], 1),
         "wrong_captions": sum(wrong > 0 for wrong in numbers["wrong"]) / len(texts),
         "per_sample": numbers,
-        "signature": signature(
-            metric="faithfulness",
-            check=f"{getattr(check, '__module__', '')}.{getattr(check, '__qualname__', type(check).__name__)}",
-            average="micro",
-        ),
+        "signature": signature(metric="faithfulness", check=checker, average="micro"),
     }
 
 
@@ -74,16 +69,11 @@ def chair(
         `dict`: `chair_i`, mentions of absent objects divided by all mentions; `chair_s`, share of captions with such a mention;
         lower is better; `object_recall`, share of the images' objects that are mentioned; `per_sample`, lists `wrong` and
         `mentioned` of names; `signature`.
-    Raises:
-        ValueError: If captions and objects differ in number, a text is invalid (its index is named), or a synonym belongs to two
-            objects.
     """
     texts = check_captions(captions)
     objects = listed_texts(objects, "objects")
     if len(texts) != len(objects):
-        raise ValueError(
-            f"{len(texts)} captions and {len(objects)} lists of objects. Pass one list per caption, in the same order."
-        )
+        raise ValueError(f"{len(texts)} captions and {len(objects)} lists of objects. Pass one list per caption.")
     meaning: dict[tuple[str, ...], str] = {}
     for name, others in (synonyms or {}).items():
         if isinstance(others, str):
@@ -97,7 +87,8 @@ def chair(
         if isinstance(names, str) or not isinstance(names, Iterable):
             kind = "the string " if isinstance(names, str) else ""
             raise ValueError(f"objects[{i}] is {kind}{names!r}. Pass a list of names.")
-        for j, name in enumerate(names := list(names)):
+        names = list(names)
+        for j, name in enumerate(names):
             if not isinstance(name, str) or not name.strip():
                 raise ValueError(f"objects[{i}][{j}] is {name!r}; it must be the name of an object.")
         there.append({meaning.setdefault(_lemmas(name), name) for name in names})
@@ -107,9 +98,8 @@ def chair(
         words, found, at = _lemmas(text), [], 0
         while at < len(words):
             # The longest name first: a hot dog is not a dog.
-            size = next(
-                (n for n in range(longest, 0, -1) if words[at : at + n] in meaning and at + n <= len(words)), 0
-            )
+            sizes = range(min(longest, len(words) - at), 0, -1)
+            size = next((n for n in sizes if words[at : at + n] in meaning), 0)
             if size:
                 found.append(meaning[words[at : at + size]])
             at += max(size, 1)
@@ -150,7 +140,7 @@ _IRREGULAR |= {
 
 def _lemmas(text: str) -> tuple[str, ...]:
     """Words of a text in the singular."""
-    return tuple(_singular(word) for word in ptb_tokenize(text))
+    return tuple(map(_singular, ptb_tokenize(text)))
 
 
 def _singular(word: str) -> str:

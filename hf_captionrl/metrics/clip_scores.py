@@ -22,17 +22,11 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class ClipScorePreset:
-    """How a paper computes CLIPScore from a cosine.
+    """How a paper computes CLIPScore from a cosine."""
 
-    Args:
-        scale: Factor of the cosine.
-        clamp: Whether negative cosines count as 0.
-        prefix: Text before each caption when its features are computed.
-    """
-
-    scale: float
-    clamp: bool
-    prefix: str
+    scale: float  # factor of the cosine
+    clamp: bool  # whether negative cosines count as 0
+    prefix: str  # text before each caption when its features are computed
 
 
 CLIP_SCORE_PRESETS = {
@@ -46,14 +40,11 @@ CLIP_SCORE_PRESETS = {
 def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
     a, b = as_features(a, names[0]), as_features(b, names[1])
     if a.dtype != b.dtype:
-        raise ValueError(
-            f"{names[0]} and {names[1]} have different dtypes. Convert one: both should come from one scorer."
-        )
+        raise ValueError(f"{names[0]} and {names[1]} have different dtypes. Both should come from one scorer.")
     first, second = check_features(a, names[0]).cpu(), check_features(b, names[1]).cpu()
     if first.shape != second.shape:
-        raise ValueError(
-            f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)} must have equal shapes. Pass one row per caption in both."
-        )
+        shapes = f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)}"
+        raise ValueError(f"{shapes} must have equal shapes. Pass one row per caption in both.")
     found = torch.empty(len(first), dtype=torch.float64)
     # Copies in fp64 of all rows would take four times the memory of the features.
     for start in range(0, len(first), _ROWS_AT_ONCE):
@@ -71,7 +62,7 @@ def _preset(name: str) -> ClipScorePreset:
 
 def _check_scale(scale: float) -> float:
     if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale is {scale}; it must be a finite number above 0. Use 2.5, as in the paper.")
+        raise ValueError(f"scale is {scale}. Use a finite number above 0, such as 2.5 in the paper.")
     return scale
 
 
@@ -108,26 +99,15 @@ def clip_score(
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: `clip_score`, the mean, higher is better; `per_sample`; `signature`.
-    Raises:
-        ValueError: If shapes or dtypes differ, a row is NaN or zero (its index is named), or the preset is unknown.
     """
     chosen = _preset(preset)
     factor = _check_scale(chosen.scale if scale is None else scale)
     clamped = chosen.clamp if clamp is None else clamp
     cosine = _cosines(text_features, image_features, ("text_features", "image_features"))
     scores = factor * (cosine.clamp(min=0) if clamped else cosine)
-    return {
-        "clip_score": float(scores.mean()),
-        "per_sample": scores.numpy(),
-        "signature": signature(
-            metric="clip_score",
-            scorer=scorer,
-            preset=preset,
-            scale=factor,
-            clamp=clamped,
-            prefix=score_prefix(preset, prefix).strip() or "none",
-        ),
-    }
+    used = {"scale": factor, "clamp": clamped, "prefix": score_prefix(preset, prefix).strip() or "none"}
+    named = signature(metric="clip_score", scorer=scorer, preset=preset, **used)
+    return {"clip_score": float(scores.mean()), "per_sample": scores.numpy(), "signature": named}
 
 
 def ref_clip_score(
@@ -152,17 +132,12 @@ def ref_clip_score(
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: `ref_clip_score`, the mean, higher is better; `clip_score`; `per_sample`; `signature`.
-    Raises:
-        ValueError: If shapes or dtypes differ, or a row is NaN or zero (its index is named).
     """
-    image = _check_scale(scale) * _cosines(text_features, image_features, ("text_features", "image_features")).clamp(
-        min=0
-    )
-    text = as_features(text_features, "text_features")
-    if len(reference_features) != len(text):
-        raise ValueError(
-            f"{len(text)} captions and {len(reference_features)} sets of references. Pass one set per caption."
-        )
+    cosine = _cosines(text_features, image_features, ("text_features", "image_features"))
+    image = _check_scale(scale) * cosine.clamp(min=0)
+    text, sets = as_features(text_features, "text_features"), len(reference_features)
+    if sets != len(text):
+        raise ValueError(f"{len(text)} captions and {sets} sets of references. Pass one set per caption.")
     nearest = torch.empty_like(image)
     for i, features in enumerate(reference_features):
         rows = as_features(features, f"reference_features[{i}]")
@@ -170,31 +145,19 @@ def ref_clip_score(
         nearest[i] = _cosines(same, rows, (f"text_features[{i}]", f"reference_features[{i}]")).max().clamp(min=0)
     total = image + nearest
     scores = torch.where(total > 0, 2 * image * (nearest / total), torch.zeros_like(total))
-    return {
-        "ref_clip_score": float(scores.mean()),
-        "clip_score": float(image.mean()),
-        "per_sample": scores.numpy(),
-        "signature": signature(
-            metric="ref_clip_score",
-            scorer=scorer,
-            scale=scale,
-            prefix=None if prefix is None else prefix.strip() or "none",
-        ),
-    }
+    used = None if prefix is None else prefix.strip() or "none"
+    named = signature(metric="ref_clip_score", scorer=scorer, scale=scale, prefix=used)
+    means = {"ref_clip_score": float(scores.mean()), "clip_score": float(image.mean())}
+    return means | {"per_sample": scores.numpy(), "signature": named}
 
 
 def pair_matching(similarity: Any) -> dict[str, float]:
-    """Text, image and group score: does a scorer match two images with their two captions?
+    """Fractions of pairs in which a scorer matches two images with their two captions; a tie is not a success.
 
-    Reference: Thrush et al. 2022, "Winoground", section 3. A tie is not a success. `image_score` is the pair accuracy of
-    MMVP-VLM (Tong et al. 2024), as in the code of No Detail Left Behind.
-
-    Args:
-        similarity (array of shape `(P, 2, 2)`): Of caption c with image i, `[p, c, i]`.
-
-    Returns:
-        `dict`: Fractions of pairs: `text_score` (each image prefers its caption), `image_score` (each caption prefers its
-        image), `group_score` (both); `text_accuracy` and `image_accuracy`, the same per image and per caption.
+    Reference: Thrush et al. 2022, "Winoground", section 3. `similarity[p, c, i]`, `(P, 2, 2)`, is that of caption c with image
+    i. `text_score`: each image prefers its caption; `image_score`: each caption prefers its image, the pair accuracy of
+    MMVP-VLM (Tong et al. 2024), as in the code of No Detail Left Behind; `group_score`: both; `text_accuracy` and
+    `image_accuracy`: the same per image and per caption.
     """
     values = np.asarray(similarity, dtype=np.float64)
     if values.ndim != 3 or values.shape[1:] != (2, 2) or not len(values):
@@ -245,18 +208,13 @@ def emscore(
         `dict`: means `precision`, `recall`, `f` (full), `fine_precision`, `fine_recall`, `fine_f`, `coarse`, in [-1, 1],
         higher is better; `per_sample`, arrays with the same names; `signature`. With references also
         `reference_precision` and so on, which combine the video and the references.
-    Raises:
-        ValueError: If sizes differ, a row is NaN or zero, or weights are invalid (the index is named).
     """
     if len(token_features) != len(frame_features) or len(token_features) == 0:
-        raise ValueError(
-            f"{len(token_features)} captions and {len(frame_features)} videos. Pass one video per caption, at least one."
-        )
+        numbers = f"{len(token_features)} captions and {len(frame_features)} videos"
+        raise ValueError(f"{numbers}. Pass one video per caption, at least one.")
     for name, given in (("idf", idf), ("reference_features", reference_features)):
         if given is not None and not (len(given) == len(token_features) and all(map(len, given))):
-            raise ValueError(
-                f"{name} is incomplete. Pass at least one for each of the {len(token_features)} captions."
-            )
+            raise ValueError(f"{name} is incomplete. Pass one or more for each of {len(token_features)} captions.")
     rows, with_references = [], []
     for i, (tokens_i, frames_i) in enumerate(zip(token_features, frame_features, strict=True)):
         tokens = _unit(tokens_i, f"token_features[{i}]")
@@ -286,16 +244,9 @@ def emscore(
 
 
 def emscore_matrix(token_features: Sequence[Any], frame_features: Sequence[Any]) -> Tensor:
-    r"""EMScore's full F of every caption with every video, for retrieval among videos.
+    r"""EMScore's full F of N captions with M videos, `(N, M)` fp64 in [-1, 1], for retrieval among videos.
 
-    Source: Yue et al. 2023, section 3.4 and Table 6, rank the test videos by it; definitions as for [`emscore`], with equal weights.
-
-    Args:
-        token_features: N arrays of shape `(T, D)`, projected features of the tokens of each caption, EOS last.
-        frame_features: M arrays of shape `(F, D)`, features of the frames of each video.
-
-    Returns:
-        `torch.Tensor` of shape `(N, M)`: fp64 scores in [-1, 1].
+    Source: Yue et al. 2023, section 3.4 and Table 6; definitions and features as for [`emscore`], with equal weights.
     """
     first = _unit(token_features[0], "token_features[0]")
     videos = [_unit(rows, f"frame_features[{i}]", first) for i, rows in enumerate(frame_features)]
@@ -331,9 +282,7 @@ def _weights(weights: Any, rows: Tensor, name: str) -> Tensor:
     number = len(rows)
     found = rows.new_ones(number) if weights is None else torch.as_tensor(weights, dtype=rows.dtype).to(rows.device)
     if found.shape != (number,) or not bool(((found >= 0) & found.isfinite()).all()) or not bool((found > 0).any()):
-        raise ValueError(
-            f"{name} must hold {number} weights that are finite, not negative and not all 0. Use None for equal weights."
-        )
+        raise ValueError(f"{name} must be {number} weights: finite, not negative, not all 0. None: equal weights.")
     return found / found.amax() if float(found.amax()) > 2.0**500 else found  # their sum must not overflow
 
 

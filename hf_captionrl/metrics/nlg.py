@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +24,7 @@ _MAX_BETA = 1e6  # from here on only recall counts
 
 
 def _cider(
-    candidates: Any,
-    references: Any,
-    frequencies: DocumentFrequencies | None,
-    eos: bool,
-    sigma: float,
-    variant: Literal["cider_d", "cider"],
+    candidates: Any, references: Any, frequencies: DocumentFrequencies | None, eos: bool, sigma: float, variant: Any
 ) -> dict[str, Any]:
     ours, theirs = checked_pairs(candidates, references)
     source = "corpus" if frequencies is None else "given"
@@ -40,9 +35,7 @@ def _cider(
         frequencies = DocumentFrequencies.from_token_batch(others, of, words=words, eos=eos, min_documents=2)
         own, images = encode_captions(ours, known=words, eos=eos)
     elif frequencies.eos != eos:
-        raise ValueError(
-            f"eos is {eos} but the frequencies were counted with eos={frequencies.eos}. Use the same value for both."
-        )
+        raise ValueError(f"eos is {eos}, but the frequencies were counted with {frequencies.eos}. Use the same.")
     elif frequencies.words is None:
         raise ValueError("These frequencies are of token ids. Count the words of the references.")
     else:
@@ -51,19 +44,10 @@ def _cider(
         others, of = encode_captions(theirs, unknown, known=frequencies.words, eos=eos)
     scorer = CiderScorer(frequencies, variant=variant, sigma=sigma)
     scores = scorer.score_tokens(own.followed_by(others), images, of)
-    return {
-        variant: float(scores.mean()),
-        "per_sample": scores.numpy(),
-        "signature": signature(
-            metric=variant,
-            tok="ptb",
-            df=source,
-            documents=frequencies.num_documents,
-            n=4,
-            sigma=sigma if variant == "cider_d" else None,
-            eos=eos,
-        ),
-    }
+    counted = {"df": source, "documents": frequencies.num_documents}
+    penalty = sigma if variant == "cider_d" else None
+    named = signature(metric=variant, tok="ptb", **counted, n=4, sigma=penalty, eos=eos)
+    return {variant: float(scores.mean()), "per_sample": scores.numpy(), "signature": named}
 
 
 def cider_d(
@@ -87,8 +71,6 @@ def cider_d(
         sigma: Width of the length penalty, in words.
     Returns:
         `dict`: `cider_d`, the mean in [0, 10] (papers multiply it by 100); `per_sample`; `signature`.
-    Raises:
-        ValueError: If the numbers of texts differ, a text is invalid (its index is named), or eos differs from that of frequencies.
     """
     return _cider(candidates, references, frequencies, eos, sigma, "cider_d")
 
@@ -107,8 +89,6 @@ def cider(
         eos: Whether to add an end-of-sequence word to every caption.
     Returns:
         `dict`: `cider`, the mean in [0, 10]; `per_sample`; `signature`.
-    Raises:
-        ValueError: If the numbers of texts differ, a text is invalid (its index is named), or eos differs from that of frequencies.
     """
     return _cider(candidates, references, frequencies, eos, 6.0, "cider")
 
@@ -135,15 +115,11 @@ def bleu(candidates: Any, references: Any, *, max_order: int = 4) -> dict[str, A
     Returns:
         `dict`: `bleu_1` ... `bleu_<max_order>` of the corpus in [0, 1]; `per_sample`, an array (captions, orders) of
         sentence BLEU; `signature`.
-    Raises:
-        ValueError: If the numbers of texts differ or a text is invalid (its index is named).
     """
     counts = reference_matches(*checked_pairs(candidates, references), max_order)
     result: dict[str, Any] = {f"bleu_{n}": float(score) for n, score in enumerate(corpus_bleu(*counts), start=1)}
-    return result | {
-        "per_sample": bleu_scores(*counts).numpy(),
-        "signature": signature(metric="bleu", tok="ptb", ref_length="closest", smooth="pycocoevalcap"),
-    }
+    named = signature(metric="bleu", tok="ptb", ref_length="closest", smooth="pycocoevalcap")
+    return result | {"per_sample": bleu_scores(*counts).numpy(), "signature": named}
 
 
 def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str, Any]:
@@ -158,8 +134,6 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
         beta: Weight of recall.
     Returns:
         `dict`: `rouge_l`, the mean in [0, 1]; `per_sample`; `signature`.
-    Raises:
-        ValueError: If the numbers of texts differ, a text is invalid (its index is named), or beta is negative.
     """
     if not 0 <= beta <= _MAX_BETA:
         raise ValueError(f"beta must be 0 or more, got {beta}. Use at most {_MAX_BETA:g}.")
@@ -172,14 +146,10 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
             common = [(_common(words, other or [""]), len(other or [""])) for other in others]
             precision = max(c for c, _ in common) / len(words)
             recall = max(c / size for c, size in common)
-            scores.append(
-                (1 + beta**2) * precision * recall / (recall + beta**2 * precision) if precision and recall else 0.0
-            )
-    return {
-        "rouge_l": float(np.mean(scores)),
-        "per_sample": np.array(scores),
-        "signature": signature(metric="rouge_l", tok="ptb", beta=beta),
-    }
+            both = bool(precision and recall)
+            scores.append((1 + beta**2) * precision * recall / (recall + beta**2 * precision) if both else 0.0)
+    named = signature(metric="rouge_l", tok="ptb", beta=beta)
+    return {"rouge_l": float(np.mean(scores)), "per_sample": np.array(scores), "signature": named}
 
 
 def _common(a: list[str], b: list[str]) -> int:
@@ -200,23 +170,12 @@ def _common(a: list[str], b: list[str]) -> int:
 BLEURT, NLI = "Elron/bleurt-large-512", "FacebookAI/roberta-large-mnli"
 """Models of the code of No Detail Left Behind. They must be in the Hub's cache, or be folders."""
 
-
 PairModel = tuple[Any, Any]
 """A model for sequence classification of pairs of texts, and its tokenizer."""
 
 
 def load_pair_model(name: str) -> PairModel:
-    """Load a model for `bleurt` or `entailment`.
-
-    Args:
-        name: A folder or a name on the Hub.
-
-    Returns:
-        `tuple`: Model and tokenizer.
-
-    Raises:
-        RuntimeError: If the weights are missing.
-    """
+    """Model and tokenizer for `bleurt` or `entailment`, from a folder or a name on the Hub; RuntimeError without weights."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
@@ -226,9 +185,8 @@ def load_pair_model(name: str) -> PairModel:
         )
     except (OSError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
-        raise RuntimeError(
-            f"not run: the weights of {name!r} cannot be loaded ({said}). Use a folder with the model, or download it first."
-        ) from error
+        remedy = "Use a folder with the model, or download it first."
+        raise RuntimeError(f"not run: the weights of {name!r} cannot be loaded ({said}). {remedy}") from error
     return model.eval(), tokenizer
 
 
@@ -238,9 +196,7 @@ def _best(
     """The best score over the references of each caption, and its mean; 16 pairs at once."""
     texts, groups = check_captions(candidates, "candidates"), check_groups(references, "references", 1)
     if len(texts) != len(groups):
-        raise ValueError(
-            f"There are {len(texts)} captions and {len(groups)} groups of references. Pass one per caption."
-        )
+        raise ValueError(f"{len(texts)} captions and {len(groups)} groups of references. Pass one group per caption.")
     model, tokenizer = load_pair_model(named) if isinstance(named, str) else named
     name = named if isinstance(named, str) else Path(model.name_or_path).name
     pairs = [(text, other) for text, group in zip(texts, groups, strict=True) for other in group]
@@ -256,43 +212,24 @@ def _best(
 
 
 def bleurt(candidates: Any, references: Any, *, model: str | PairModel = BLEURT) -> dict[str, Any]:
-    """BLEURT (Sellam et al. 2020) of each caption with its best reference.
-
-    Args:
-        candidates: N captions.
-        references: Their references.
-        model: A BLEURT model for sequence classification: a folder, a name on the Hub, or what `load_pair_model` returns.
-
-    Returns:
-        `dict`: `bleurt`, the mean; `per_sample` `(N,)`; `signature`.
-    """
+    """BLEURT (Sellam et al. 2020) of each caption with its best reference: `bleurt`, the mean; `per_sample`; `signature`."""
     return _best(candidates, references, model, "bleurt", lambda _: lambda logits: logits[:, 0], False)
 
 
 def entailment(
     candidates: Any, references: Any, *, model: str | PairModel = NLI, reverse: bool = False
 ) -> dict[str, Any]:
-    """Probability that a reference follows from the caption, for the best reference.
+    """Probability that a reference follows from the caption (`reverse`: the caption from it), for the best reference.
 
     The code of No Detail Left Behind reads column 1 of the probabilities, which is "neutral" in `roberta-large-mnli`; here the
-    column is the label that is called entailment.
-
-    Args:
-        candidates: N captions.
-        references: Their references.
-        model: A model for natural language inference: a folder, a name on the Hub, or what `load_pair_model` returns.
-        reverse: Whether the caption follows from the reference instead.
-
-    Returns:
-        `dict`: `entailment`, the mean, in [0, 1]; `per_sample` `(N,)`; `signature`.
+    column is the label that is called entailment. Returns `entailment`, the mean, in [0, 1]; `per_sample`; `signature`.
     """
 
     def column(loaded: Any) -> Callable[[Tensor], Tensor]:
         labels = {str(label).lower(): int(i) for i, label in loaded.config.id2label.items()}
         if "entailment" not in labels:
-            raise ValueError(
-                f"{loaded.name_or_path!r} has the labels {sorted(labels)}. Use a model with the label entailment."
-            )
+            name = loaded.name_or_path
+            raise ValueError(f"{name!r} has the labels {sorted(labels)}. Use a model with the label entailment.")
         return lambda logits: logits.softmax(1)[:, labels["entailment"]]
 
     return _best(candidates, references, model, "entailment", column, reverse)

@@ -46,8 +46,6 @@ def caption_perplexity(
         `nats` and `tokens`, loss and number of scored tokens of each caption ([`bootstrap_interval`] of their ratio of sums
         is an interval of the logarithm of the perplexity);
         `num_tokens`, `num_truncated`, `signature`.
-    Raises:
-        ValueError: If a caption is invalid (its index is named), BOS is requested but unknown, or no token can be scored.
     """
     losses = caption_losses(captions, model, tokenizer, bos=bos, batch_size=batch_size, max_length=max_length)
     return perplexity_of(losses, model, bos=bos)
@@ -78,13 +76,9 @@ def caption_losses(
     if batch_size < 1 or (max_length is not None and max_length < 1):
         raise ValueError(f"batch_size ({batch_size}) and max_length ({max_length}) must be at least 1.")
     limit = getattr(model.config, "max_position_embeddings", None) if max_length is None else max_length
-    start: list[int] = []
-    if bos == "prepend":
-        if tokenizer.bos_token_id is None:
-            raise ValueError(
-                "bos='prepend' needs a tokenizer with a BOS token. Set tokenizer.bos_token, or use bos='tokenizer'."
-            )
-        start = [tokenizer.bos_token_id]
+    start = [tokenizer.bos_token_id] if bos == "prepend" else []
+    if start == [None]:
+        raise ValueError("bos='prepend' needs a tokenizer with bos_token. Set it, or use bos='tokenizer'.")
     ids = []
     for text in texts:
         own = list(tokenizer(text)["input_ids"])
@@ -117,9 +111,7 @@ def caption_losses(
     finally:
         model.train(was_training)
     if len(bad := torch.nonzero(~torch.isfinite(nats))):
-        raise ValueError(
-            f"The model gives caption {int(bad[0])} a loss that is not finite. Check its weights, or load it in fp32."
-        )
+        raise ValueError(f"The loss of caption {int(bad[0])} is not finite. Check the weights, or load them in fp32.")
     return CaptionLosses(nats, scored, truncated)
 
 
@@ -127,9 +119,7 @@ def perplexity_of(losses: CaptionLosses, model: Any, *, bos: str = "tokenizer") 
     """Result of [`caption_perplexity`] from the losses of its captions."""
     nats, scored = losses.nats, losses.tokens
     if int(scored.sum()) == 0:
-        raise ValueError(
-            "No caption has a second token to predict. Use bos='prepend', which scores the first one too."
-        )
+        raise ValueError("No caption has a second token to predict. Use bos='prepend', which scores the first too.")
     per_sample = torch.where(scored > 0, torch.exp(nats / scored.clamp(min=1)), torch.full_like(nats, math.nan))
     name = getattr(model.config, "_name_or_path", "") or getattr(model.config, "model_type", "")
     if name and Path(name).is_dir():

@@ -5,8 +5,7 @@ Legend: N captions, M images of the pool, P ranked (caption, bag) pairs, D featu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -83,25 +82,40 @@ def self_retrieval(
         (for `"expected"` in the whole pool, and mean and median are those of the expected ranks); `captions` and `groups`,
         the caption and the image (with `bags`: the bag) of each rank; `num_captions`, `pool_size`, `num_duplicate_images`,
         `signature`.
-    Raises:
-        ValueError: If features, targets, bags, sets or options are invalid (the index is named).
 
     Example:
         >>> result = self_retrieval([[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.0, 1.0]], num_bootstrap=0, ks=(1,))
         >>> result["recall_at_1"], result["ranks"].tolist()
         (1.0, [1, 1])
     """
-    _check_options(bags, sets, num_distractors, protocol, ks, duplicates, num_bootstrap, pool_ranks)
-    text_features = as_features(text_features, "text_features")
-    image_features = as_features(image_features, "image_features")
-    dtype = str(text_features.dtype).removeprefix("torch.")
-    if text_features.dtype != image_features.dtype:
-        ranks(text_features, image_features, targets)  # raises, with the reason
-    known = _checked_ranks(pool_ranks, len(text_features), len(image_features))
-    scaled = check_features if known is not None else unit_rows  # known ranks need no copies of unit length
-    text, images = scaled(text_features, "text_features"), scaled(image_features, "image_features")
+    given = [n for n, v in (("bags", bags), ("sets", sets), ("num_distractors", num_distractors)) if v is not None]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are different protocols. Pass only one of them.")
+    if pool_ranks is not None and (bags or sets or protocol == "blocks" or duplicates == "merge"):
+        raise ValueError("pool_ranks are ranks among all images, and this protocol has others. Leave pool_ranks out.")
+    if protocol not in ("expected", "blocks", "sampled"):
+        raise ValueError(f"protocol must be 'expected', 'blocks' or 'sampled', got {protocol!r}.")
+    if duplicates not in ("count", "merge"):
+        raise ValueError(f"duplicates must be 'count' or 'merge', got {duplicates!r}.")
+    if len(ks) == 0 or any(isinstance(k, bool) or not isinstance(k, Integral) or k < 1 for k in ks):
+        raise ValueError(f"ks must be positive integers, got {tuple(ks)}.")
+    if num_distractors is not None and (not isinstance(num_distractors, Integral) or num_distractors < 1):
+        raise ValueError(f"num_distractors must be an integer of at least 1, got {num_distractors}.")
+    if num_bootstrap < 0:
+        raise ValueError(f"num_bootstrap must not be negative, got {num_bootstrap}.")
+
+    text = as_features(text_features, "text_features")
+    images = as_features(image_features, "image_features")
+    dtype = str(text.dtype).removeprefix("torch.")
+    if text.dtype != images.dtype:
+        ranks(text, images, targets)  # raises, with the reason
+    found = None if pool_ranks is None else torch.as_tensor(pool_ranks).long().cpu()  # (N,) if known
+    if found is not None and (found.shape != (len(text),) or not bool(((found >= 1) & (found <= len(images))).all())):
+        raise ValueError(f"pool_ranks must be {len(text)} ranks from 1 to {len(images)}, one per caption.")
+    scaled = unit_rows if found is None else check_features  # known ranks need no copies of unit length
+    text, images = scaled(text, "text_features"), scaled(images, "image_features")
     owners = check_targets(targets, len(text), len(images))
-    first = duplicate_images(images, unit=known is not None)
+    first = duplicate_images(images, unit=found is not None)
     num_duplicates = int((first != torch.arange(len(first))).sum())
     if duplicates == "merge" and num_duplicates:
         kept, row = torch.unique(first, return_inverse=True)
@@ -109,126 +123,62 @@ def self_retrieval(
         sets = None if sets is None else _renumbered(sets, row, "sets")
         images, owners, first = images[kept.to(images.device)], row[owners], torch.arange(len(kept))
 
-    ranked = _rank(
-        text,
-        images,
-        owners,
-        bags=bags,
-        sets=sets,
-        num_distractors=num_distractors,
-        protocol=protocol,
-        ks=ks,
-        seed=seed,
-        repeats=repeats,
-        block_size=block_size,
-        duplicate_of=first,
-        known=known,
-    )
-    expected = ranked.expected
-    recalls = {f"recall_at_{k}": values.numpy() for k, values in ranked.recalls(ks).items()}
+    captions, groups = torch.arange(len(text)), owners  # (P,) caption of each rank, and its image or bag
+    chances: dict[int, Tensor] = {}  # by k, the chance of a rank of at most k, if it is not 0 or 1
+    expected = None  # (P,) ranks whose mean and median are reported; None: the ranks
+    if bags is not None:
+        found, captions, groups = bag_ranks(text, images, bags, owners, duplicate_of=first)
+        variant = f"bags-{_sizes(bags)}"
+    elif sets is not None:
+        found = set_ranks(text, images, sets, owners, duplicate_of=first)
+        variant = f"sets-{_sizes(sets)}"
+    elif num_distractors is not None and protocol == "blocks":
+        variant = f"rd{num_distractors + 1}-blocks"
+        blocks = _blocks(num_distractors + 1, len(images), owners)
+        found, captions, _ = bag_ranks(text, images, blocks, owners, duplicate_of=first)
+        groups = owners[captions]
+    else:
+        variant = "pool" if num_distractors is None else f"rd{num_distractors + 1}-{protocol}"
+        if found is None:
+            found = ranks(text, images, owners, block_size=block_size, duplicate_of=first)
+        if num_distractors is not None and protocol == "sampled":
+            variant += f"-{repeats}-seed-{seed}"
+            draws: dict[str, int] = {"num_distractors": num_distractors, "repeats": repeats, "seed": seed}
+            found = sampled_ranks(found, len(images), **draws).flatten()
+            captions, groups = captions.repeat(repeats), owners.repeat(repeats)
+        elif num_distractors is not None:
+            for k in ks:
+                chances[k] = distractor_recall(found, len(images), k=k, num_distractors=num_distractors)
+            # If b of the M - 1 others are better, n b / (M - 1) of the n drawn ones are expected to be.
+            expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
+    expected = found.double() if expected is None else expected
+
+    recalls = {f"recall_at_{k}": chances.get(k, (found <= k).double()).numpy() for k in ks}
     result: dict[str, Any] = {key: float(values.mean()) for key, values in recalls.items()}
     result |= {f"{key}_per_sample": values for key, values in recalls.items()}
     if num_bootstrap:
+        options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_bootstrap, "seed": seed}
         for key, values in recalls.items():
-            result[f"{key}_ci"] = proportion_interval(
-                values, groups=ranked.groups.numpy(), confidence=confidence, num_resamples=num_bootstrap, seed=seed
-            )
+            result[f"{key}_ci"] = proportion_interval(values, groups=groups.numpy(), **options)
     return result | {
         "mean_rank": float(expected.mean()),
         "median_rank": float(np.median(expected.numpy())),
-        "ranks": ranked.ranks.numpy(),
-        "captions": ranked.captions.numpy(),
-        "groups": ranked.groups.numpy(),
+        "ranks": found.numpy(),
+        "captions": captions.numpy(),
+        "groups": groups.numpy(),
         "num_captions": len(text),
         "pool_size": len(images),
         "num_duplicate_images": num_duplicates,
         "signature": signature(
             metric="self_retrieval",
             scorer=scorer,
-            variant=ranked.variant,
+            variant=variant,
             pool=len(images),
             ties="against",
             duplicates=duplicates,
             dtype=dtype,
         ),
     }
-
-
-@dataclass(frozen=True)
-class _Ranked:
-    """Ranks under one protocol."""
-
-    ranks: Tensor  # (P,) in the pool, bag, set or block
-    captions: Tensor  # (P,) caption of each rank
-    groups: Tensor  # (P,) its image, or its bag
-    expected: Tensor  # (P,) ranks whose mean and median are reported
-    variant: str  # name of the protocol, for the signature
-    chances: Mapping[int, Tensor] = field(
-        default_factory=dict
-    )  # by k, the chance of a rank of at most k, if not 0 or 1
-
-    def recalls(self, ks: Sequence[int]) -> dict[int, Tensor]:
-        """For each k, success of each caption (0 or 1), or its probability."""
-        return {k: self.chances.get(k, (self.ranks <= k).double()) for k in ks}
-
-
-def _rank(
-    text: Tensor,
-    images: Tensor,
-    owners: Tensor,
-    *,
-    bags: Sequence[Sequence[int]] | None,
-    sets: Sequence[Sequence[int]] | None,
-    num_distractors: int | None,
-    protocol: str,
-    ks: Sequence[int],
-    seed: int,
-    repeats: int,
-    block_size: int | None,
-    duplicate_of: Tensor,
-    known: Tensor | None,
-) -> _Ranked:
-    """Ranks under the requested protocol."""
-    captions = torch.arange(len(text))
-    if bags is not None:
-        found, captions, groups = bag_ranks(text, images, bags, owners, duplicate_of=duplicate_of)
-        return _Ranked(found, captions, groups, found.double(), f"bags-{_sizes(bags)}")
-    if sets is not None:
-        found = set_ranks(text, images, sets, owners, duplicate_of=duplicate_of)
-        return _Ranked(found, captions, owners, found.double(), f"sets-{_sizes(sets)}")
-    if num_distractors is not None and protocol == "blocks":
-        size = num_distractors + 1
-        blocks = _blocks(size, len(images), owners)
-        found, captions, _ = bag_ranks(text, images, blocks, owners, duplicate_of=duplicate_of)
-        return _Ranked(found, captions, owners[captions], found.double(), f"rd{size}-blocks")
-    found = known
-    if found is None:
-        found = ranks(text, images, owners, block_size=block_size, duplicate_of=duplicate_of)
-    if num_distractors is None:
-        return _Ranked(found, captions, owners, found.double(), "pool")
-    name = f"rd{num_distractors + 1}-{protocol}"
-    if protocol == "sampled":
-        drawn = sampled_ranks(
-            found, len(images), num_distractors=num_distractors, repeats=repeats, seed=seed
-        ).flatten()
-        captions, groups = captions.repeat(repeats), owners.repeat(repeats)
-        return _Ranked(drawn, captions, groups, drawn.double(), f"{name}-{repeats}-seed-{seed}")
-    chances = {k: distractor_recall(found, len(images), k=k, num_distractors=num_distractors) for k in ks}
-    # If b of the M - 1 others are better, n b / (M - 1) of the n drawn ones are expected to be.
-    expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
-    return _Ranked(found, captions, owners, expected, name, chances)
-
-
-def _checked_ranks(pool_ranks: Any, number: int, pool_size: int) -> Tensor | None:
-    """Known ranks, `(N,)` int64."""
-    if pool_ranks is None:
-        return None
-    found = torch.as_tensor(pool_ranks).long().cpu()
-    if found.shape != (number,) or not bool(((found >= 1) & (found <= pool_size)).all()):
-        raise ValueError(
-            f"pool_ranks must be {number} ranks from 1 to {pool_size}, one per caption. Use those of the same captions and images."
-        )
-    return found
 
 
 def _renumbered(lists: Sequence[Sequence[int]], row: Tensor, name: str) -> list[list[int]]:
@@ -248,34 +198,5 @@ def _blocks(size: int, pool_size: int, owners: Tensor) -> list[range]:
     whole = [range(start, start + size) for start in range(0, pool_size - size + 1, size)]
     lacking = torch.nonzero(torch.bincount(owners, minlength=pool_size)[: len(whole) * size] == 0)
     if len(lacking):
-        raise ValueError(
-            f"protocol='blocks' needs a caption for every image of the pool, and image {int(lacking[0])} has none. Use 'expected'."
-        )
+        raise ValueError(f"protocol='blocks' needs a caption of every image; image {int(lacking[0])} has none.")
     return whole
-
-
-def _check_options(
-    bags: Any,
-    sets: Any,
-    num_distractors: int | None,
-    protocol: str,
-    ks: Sequence[int],
-    duplicates: str,
-    num_bootstrap: int,
-    pool_ranks: Any,
-) -> None:
-    if pool_ranks is not None and (bags or sets or protocol == "blocks" or duplicates == "merge"):
-        raise ValueError("pool_ranks are ranks among all images, and this protocol has others. Leave pool_ranks out.")
-    given = [n for n, v in (("bags", bags), ("sets", sets), ("num_distractors", num_distractors)) if v is not None]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are different protocols. Pass only one of them.")
-    if protocol not in ("expected", "blocks", "sampled"):
-        raise ValueError(f"protocol must be 'expected', 'blocks' or 'sampled', got {protocol!r}.")
-    if duplicates not in ("count", "merge"):
-        raise ValueError(f"duplicates must be 'count' or 'merge', got {duplicates!r}.")
-    if len(ks) == 0 or any(isinstance(k, bool) or not isinstance(k, Integral) or k < 1 for k in ks):
-        raise ValueError(f"ks must be positive integers, got {tuple(ks)}.")
-    if num_distractors is not None and (not isinstance(num_distractors, Integral) or num_distractors < 1):
-        raise ValueError(f"num_distractors must be an integer of at least 1, got {num_distractors}.")
-    if num_bootstrap < 0:
-        raise ValueError(f"num_bootstrap must not be negative, got {num_bootstrap}.")

@@ -61,62 +61,35 @@ def leave_one_out(value: float, without: Any) -> np.ndarray:
 
 @dataclass(kw_only=True)
 class SuiteRow:
-    """One row of a table under construction: what it is computed from, and the numbers so far.
+    """One row of a table under construction: what it is computed from, and the numbers so far."""
 
-    Args:
-        captions: N captions; may be empty.
-        references: References of each image; CIDEr-D counts document frequencies in them.
-        sampled: The captions of each image if there are several; `captions` are then all of them.
-        frequencies: Document frequencies of a training set, for `sampled`; None: those of `references`.
-        text_features: `(N, D)` features of the captions by the scorer that evaluates.
-        image_features: `(N, D)` features of the images by the same scorer.
-        pool_features: `(M, D)` features of the pool of `pool_recall_at_<k>`, whose first N are `image_features`; None: these
-            alone. SMILE's pool is CapEnrich's, of 30,000 images.
-        image_ranks: `(N,)` ranks of the captions' images among the N images, if known; None: they are computed.
-        pool_ranks: The same in `pool_features`.
-        clip_features: `(N, D)` features for CLIPScore, of the captions with `clip_prefix`; None: `text_features`.
-        clip_prefix: Prefix of the captions there, for the signature; the paper's is "A photo depicts ".
-        token_counts: Number of the scorer's tokens in each caption.
-        max_text_tokens: Largest number of tokens that the scorer reads.
-        perplexity: Maps captions to the result of [`caption_perplexity`] under a language model, or to the number alone,
-            which then has no interval.
-        facts: Facts of each image.
-        check: Checks a caption with the facts of its image.
-        bags: For each bag size the bags, as lists of rows.
-        parts: For each part of the images its name, and whether each image belongs to it.
-        meteor: Computes METEOR, for instance [`hf_captionrl.metrics.meteor_spice.meteor`].
-        spice: Computes SPICE, for instance [`hf_captionrl.metrics.meteor_spice.spice`].
-        min_frequency: Number of occurrences from which a word counts for the vocabulary (Table 6 of No Detail Left Behind).
-        scorer: Signature of the scorer, for the signatures of the numbers.
-        seed: Seed of the bootstrap.
-
-    Raises:
-        ValueError: If lengths differ.
-    """
-
-    captions: Sequence[str]
-    references: Sequence[Sequence[str]] | None = None
+    captions: Sequence[str]  # N captions; may be empty
+    references: Sequence[Sequence[str]] | None = None  # of each image; CIDEr-D counts document frequencies in them
+    # The captions of each image if there are several; `captions` are then all of them.
     sampled: Sequence[Sequence[str]] | None = None
-    frequencies: DocumentFrequencies | None = None
-    text_features: Any | None = None
-    image_features: Any | None = None
+    frequencies: DocumentFrequencies | None = None  # of a training set, for `sampled`; None: those of `references`
+    text_features: Any | None = None  # (N, D) of the captions, by the scorer that evaluates
+    image_features: Any | None = None  # (N, D) by the same scorer
+    # (M, D) of the pool of `pool_recall_at_<k>`, whose first N are `image_features`; None: these alone. SMILE's pool is
+    # CapEnrich's, of 30,000 images.
     pool_features: Any | None = None
-    image_ranks: Any | None = None
-    pool_ranks: Any | None = None
-    clip_features: Any | None = None
-    clip_prefix: str = ""
-    token_counts: Sequence[int] | None = None
-    max_text_tokens: int | None = None
+    image_ranks: Any | None = None  # (N,) of the captions' images among the N images; None: they are computed
+    pool_ranks: Any | None = None  # (N,) the same in `pool_features`
+    clip_features: Any | None = None  # (N, D) of the captions with `clip_prefix`; None: `text_features`
+    clip_prefix: str = ""  # for the signature; the paper's is "A photo depicts "
+    token_counts: Sequence[int] | None = None  # the scorer's tokens of each caption
+    max_text_tokens: int | None = None  # that the scorer reads
+    # Maps captions to the result of `caption_perplexity`, or to the number alone, which then has no interval.
     perplexity: Callable[[Sequence[str]], float | Mapping[str, Any]] | None = None
-    facts: Sequence[Mapping[str, Any]] | None = None
-    check: Callable[[str, Any], Any] | None = None
-    bags: Mapping[int, list[list[int]]] = field(default_factory=dict)
-    parts: Mapping[str, Sequence[bool]] = field(default_factory=dict)
+    facts: Sequence[Mapping[str, Any]] | None = None  # of each image
+    check: Callable[[str, Any], Any] | None = None  # of a caption and the facts of its image
+    bags: Mapping[int, list[list[int]]] = field(default_factory=dict)  # by size, as lists of rows
+    parts: Mapping[str, Sequence[bool]] = field(default_factory=dict)  # by name, whether each image belongs to it
     meteor: NlgMetric | None = None
     spice: NlgMetric | None = None
-    min_frequency: int = 5
-    scorer: str = ""
-    seed: int = 0
+    min_frequency: int = 5  # from which a word counts for the vocabulary (Table 6 of No Detail Left Behind)
+    scorer: str = ""  # its signature, for the signatures of the numbers
+    seed: int = 0  # of the bootstrap
 
     def __post_init__(self) -> None:
         names = ("references", "text_features", "clip_features", "facts")
@@ -175,8 +148,12 @@ class SuiteRow:
         groups: Sequence[Any] | None = None,
         signature: str = "",
         is_share: bool = False,
+        is_corpus_share: bool = False,
     ) -> None:
-        """Set a mean, or a ratio of sums, with its interval over images."""
+        """Set a mean, or a ratio of sums, with its interval over images.
+
+        The interval of the corpus' share is cut to [0, 1], which contributions of images, or their shift, can leave.
+        """
         array = np.asarray(values, dtype=np.float64)
         below = np.ones_like(array) if weights is None else np.asarray(weights, dtype=np.float64)
         total = float(below.sum())
@@ -188,7 +165,8 @@ class SuiteRow:
         shift = self.numbers[key] - mean
         interval = proportion_interval if is_share else bootstrap_interval
         bounds = interval(array, weights=weights, groups=groups, seed=self.seed)
-        self.numbers[f"{key}_ci"] = [bound + shift for bound in bounds]
+        limits = (0.0, 1.0) if is_corpus_share else (-math.inf, math.inf)
+        self.numbers[f"{key}_ci"] = np.clip([bound + shift for bound in bounds], *limits).tolist()
         if weights is not None:
             rest = total - below
             without = np.divide(array.sum() - array, rest, out=np.full_like(array, mean), where=rest > 0)
@@ -196,11 +174,6 @@ class SuiteRow:
         self.per_sample[key] = array + shift
         if groups is not None:
             self.groups[key] = list(groups)
-
-    def _clip_interval(self, key: str) -> None:
-        """Keep the interval of a corpus number in [0, 1]; contributions of images, or their shift, can leave it."""
-        low, high = self.numbers[f"{key}_ci"]
-        self.numbers[f"{key}_ci"] = [max(low, 0.0), min(high, 1.0)]
 
     # --- retrieval ---
 
@@ -231,23 +204,19 @@ class SuiteRow:
         if is_whole:
             self.image_ranks = found["ranks"]
 
-    def set_random_distractors(self, keys: Sequence[str]) -> None:
+    def set_random_distractors(self, keys: Sequence[str], protocol: Any = "expected") -> None:
         """The exact expectation with 99 random distractors."""
         if not self.has_features:
             self.missing("no scorer", *keys)
         elif len(self.texts) < 100:
             self.missing("fewer than 100 images", *keys)
         else:
-            self._recalls(keys, self.image_features, num_distractors=99, pool_ranks=self.image_ranks)
+            known = self.image_ranks if protocol == "expected" else None
+            self._recalls(keys, self.image_features, num_distractors=99, protocol=protocol, pool_ranks=known)
 
     def set_block_recalls(self, keys: Sequence[str]) -> None:
         """Among the 100 images of the caption's block: consecutive blocks, of which an incomplete last one is dropped."""
-        if not self.has_features:
-            self.missing("no scorer", *keys)
-        elif len(self.texts) < 100:
-            self.missing("fewer than 100 images", *keys)
-        else:
-            self._recalls(keys, self.image_features, num_distractors=99, protocol="blocks")
+        self.set_random_distractors(keys, "blocks")
 
     def set_bag_recalls(self, keys: Sequence[str]) -> None:
         """Recall in bags of similar images."""
@@ -361,27 +330,23 @@ class SuiteRow:
         # The counts without image i, for all i at once.
         rest = [part.double().sum(0) - part.double() for part in counts]
         without = bleu_scores(*rest)[:, -1]  # (N,)
-        self.mean("bleu_4", leave_one_out(value, without.numpy()), signature="metric:bleu_4|tok:ptb|corpus")
-        self._clip_interval("bleu_4")
+        named = "metric:bleu_4|tok:ptb|corpus"
+        self.mean("bleu_4", leave_one_out(value, without.numpy()), signature=named, is_corpus_share=True)
 
-    def set_meteor(self, keys: Sequence[str]) -> None:
-        """METEOR of the corpus."""
-        self._by_java("meteor", self.meteor)
-
-    def set_spice(self, keys: Sequence[str]) -> None:
-        """SPICE."""
-        self._by_java("spice", self.spice)
-
-    def _by_java(self, key: str, metric: NlgMetric | None) -> None:
-        if metric is None or self.references is None:
-            reason = "no references" if self.references is None else f"{key.upper()} was not requested"
-            return self.missing(reason, key)
-        try:
-            found = metric(self.texts, [list(group) for group in self.references])
-        except RuntimeError as error:
-            return self.missing(str(error).removeprefix("not run: "), key)
-        self.mean(key, found["per_sample"], value=found[key], signature=found.get("signature", ""))
-        self._clip_interval(key)
+    def set_by_java(self, keys: Sequence[str]) -> None:
+        """METEOR of the corpus, and SPICE."""
+        for key in keys:
+            metric: NlgMetric | None = getattr(self, key)
+            if metric is None or self.references is None:
+                self.missing("no references" if self.references is None else f"{key.upper()} was not requested", key)
+                continue
+            try:
+                found = metric(self.texts, [list(group) for group in self.references])
+            except RuntimeError as error:
+                self.missing(str(error).removeprefix("not run: "), key)
+                continue
+            named = found.get("signature", "")
+            self.mean(key, found["per_sample"], value=found[key], signature=named, is_corpus_share=True)
 
     def set_perplexity(self, keys: Sequence[str]) -> None:
         """Perplexity; its interval is that of the mean loss per token, over captions."""
@@ -415,8 +380,8 @@ class SuiteRow:
     def set_parts(self) -> None:
         """Set `<part>_rd100_recall_at_1` and `<part>_hallucination`: means over the images of each part.
 
-        Call it after `random_distractors` and `faithfulness`. Distractors are of all images, so the parts together give the
-        number of the whole set.
+        Call it after `set_random_distractors` and `set_faithfulness`. Distractors are of all images, so the parts together
+        give the number of the whole set.
         """
         rd100, hallucination = "rd100_recall_at_1", "hallucination"
         for name, chosen in self.parts.items():
@@ -447,23 +412,10 @@ BAG_SIZES = (3, 5, 7)
 
 
 def smile_suite(captions: Sequence[str], *, details: bool = False, **inputs: Any) -> dict[str, Any]:
-    """The columns of SMILE's Table 1, with a faithfulness number beside every retrieval number.
+    """The columns of SMILE's Table 1 (Yue et al. 2023, section 3.1), with faithfulness beside every retrieval number.
 
-    Source: Yue et al. 2023, section 3.1 and Table 1.
-
-    Args:
-        captions: N captions, one per image.
-        details: Also return `per_sample`, `groups` and `signatures`.
-        inputs: What [`SuiteRow`] takes.
-
-    Returns:
-        `dict`: `length`, `lexical_diversity`, `pool_recall_at_1`, `pool_recall_at_5`, `rd100_recall_at_1`,
-        `rd100_recall_at_5`, `clip_score`, `perplexity`, `cider_d`, `hallucination`, `fact_recall`, `empty_captions` and, with
-        bags, `bag_<size>_recall_at_1` and `bag_<size>_truth_recall_at_1` (of captions whose claims fit no other image of the
-        bag); with parts, `<part>_rd100_recall_at_1` and `<part>_hallucination`; `ranks`, the rank of each image in the pool.
-
-    Raises:
-        ValueError: If lengths differ.
+    Also, with bags, `bag_<size>_recall_at_1` and `bag_<size>_truth_recall_at_1` (of captions whose claims fit no other image
+    of the bag); with parts, `<part>_rd100_recall_at_1` and `<part>_hallucination`; `ranks`, of each image in the pool.
     """
     row = SuiteRow(captions=captions, **inputs)
     at = SUITES["smile"].index("clip_score") + 1
@@ -479,24 +431,10 @@ def smile_suite(captions: Sequence[str], *, details: bool = False, **inputs: Any
 def discritune_suite(
     captions: Sequence[str], *, tagger: Tagger | None = None, details: bool = False, **inputs: Any
 ) -> dict[str, Any]:
-    """The columns of DiscriTune's Tables 1 and 2, and the words of Tables 7 and 14.
+    """The columns of DiscriTune's Tables 1 and 2 (Dessi et al. 2023, sections 4.1 and 5), not multiplied by 100.
 
-    Source: Dessi et al. 2023, sections 4.1 and 5. P@1 is recall at 1 among the 100 images of the caption's block. The paper
-    multiplies by 100.
-
-    Args:
-        captions: N captions, one per image.
-        tagger: Gives lemmas and parts of speech, see [`hf_captionrl.metrics.words.spacy_tagger`]; with it the words that
-            distinguish these captions from their references are returned too.
-        details: Also return `per_sample`, `groups` and `signatures`.
-        inputs: What [`SuiteRow`] takes.
-
-    Returns:
-        `dict`: `blocks_recall_at_1`, `bleu_4`, `meteor`, `cider_d`, `spice`, `hallucination`, `fact_recall`,
-        `empty_captions`; with a tagger `nouns` and `adjectives`, the ten lemmas most associated with these captions.
-
-    Raises:
-        ValueError: If lengths differ.
+    P@1 is recall at 1 among the 100 images of the caption's block. With a tagger also `nouns` and `adjectives` as in
+    Tables 7 and 14: the ten lemmas that distinguish these captions most from their references.
     """
     row = SuiteRow(captions=captions, **inputs).compute(*SUITES["discritune"])
     if tagger is not None and row.references is not None:
@@ -508,23 +446,10 @@ def discritune_suite(
 
 
 def ndlb_suite(captions: Sequence[str], *, details: bool = False, **inputs: Any) -> dict[str, Any]:
-    """The columns of No Detail Left Behind's Tables 3 to 7: bags, random distractors, similarity, vocabulary.
+    """The columns of No Detail Left Behind's Tables 3 to 7 (Gaur et al. 2024, sections 3 and 4), for all sizes of bags.
 
-    Source: Gaur et al. 2024, sections 3 and 4. ClipSc is 100 times the cosine, without prefix and without clamping,
-    so text features must be those of the bare captions.
-
-    Args:
-        captions: N captions, one per image.
-        details: Also return `per_sample`, `groups` and `signatures`.
-        inputs: What [`SuiteRow`] takes.
-
-    Returns:
-        `dict`: `bag_3_recall_at_1`, `bag_5_recall_at_1`, `bag_7_recall_at_1` (and those of other sizes in `bags`),
-        `rd100_recall_at_1`, `bleu_4`, `cider_d`, `clip_score`, `vocabulary_size` (a number of words), `hallucination`,
-        `fact_recall`, `empty_captions`.
-
-    Raises:
-        ValueError: If lengths differ or `min_frequency` is below 1.
+    `clip_score` is ClipSc, 100 times the cosine, without prefix and without clamping: text features must be those of the
+    bare captions.
     """
     row = SuiteRow(captions=captions, **inputs)
     row.set_bag_recalls([f"bag_{size}_recall_at_1" for size in sorted({*BAG_SIZES, *row.bags})])
@@ -535,23 +460,11 @@ def ndlb_suite(captions: Sequence[str], *, details: bool = False, **inputs: Any)
 
 
 def sle_suite(captions: Sequence[Sequence[str]], *, details: bool = False, **inputs: Any) -> dict[str, Any]:
-    """The columns of SLE's Table 4: diversity and quality of several captions per image.
+    """The columns of SLE's Table 4 (Chen and Jin 2020): diversity and quality of several captions per image.
 
-    Source: Chen and Jin 2020, Table 4: five random samples ("rs"), or the five best of a beam ("bs"). CIDEr is the
-    mean over the five; Div-n divides distinct n-grams by words; mBLEU-4 compares each caption with the other four and
-    is the mean over captions (`mbleu_4_per_image`). Other papers report corpus mBLEU-4 (`mbleu_4`).
-
-    Args:
-        captions: The captions of each image, at least two (the paper: five).
-        details: Also return `per_sample`, `groups` and `signatures`.
-        inputs: What [`SuiteRow`] takes: `references`, `frequencies`, `seed`.
-
-    Returns:
-        `dict`: `div_1`, `div_2`, `mbleu_4_per_image`, `mbleu_4`, `cider_d`, `best_cider_d` (of each image's best
-        caption), `unique_captions`, `captions_per_image`, `empty_captions`.
-
-    Raises:
-        ValueError: If lengths differ or an image has fewer than two captions.
+    The paper has five random samples ("rs"), or the five best of a beam ("bs"). CIDEr-D is the mean over the captions,
+    `best_cider_d` that of each image's best caption. Div-n divides distinct n-grams by words; `mbleu_4_per_image` compares
+    each caption with the others of its image. Other papers report corpus mBLEU-4 (`mbleu_4`).
     """
     every = [caption for group in captions for caption in group]
     return SuiteRow(captions=every, sampled=captions, **inputs).compute(*SUITES["sle"]).result(details)
@@ -561,16 +474,7 @@ def sle_suite(captions: Sequence[Sequence[str]], *, details: bool = False, **inp
 
 
 def decoding_suite(decodings: Mapping[str, Sequence[Sequence[str]]], **inputs: Any) -> dict[str, Any]:
-    """Both halves of a row of SLE's Table 4: the same images with captions of several decoding methods.
-
-    Args:
-        decodings: For each decoding method, `"rs"` (random samples) and `"bs"` (best of a beam) in the paper, the captions
-            of each image.
-        inputs: As in [`sle_suite`].
-
-    Returns:
-        `dict`: The result of [`sle_suite`] for each, with the prefixes `rs_` and `bs_`.
-    """
+    """[`sle_suite`] of the captions of several decoding methods, such as "rs" and "bs"; keys begin with the method."""
     rows = {how: sle_suite(captions, **inputs) for how, captions in decodings.items()}
     return {f"{how}_{key}": value for how, row in rows.items() for key, value in row.items()}
 
@@ -578,33 +482,16 @@ def decoding_suite(decodings: Mapping[str, Sequence[Sequence[str]]], **inputs: A
 def tradeoff_points(
     samples: Mapping[float, Sequence[Sequence[str]]], *, references: Sequence[Sequence[str]], **inputs: Any
 ) -> list[dict[str, Any]]:
-    """Precision and recall of one captioner over temperatures, for `write_diversity_tradeoff`.
-
-    Args:
-        samples: For each temperature above 0 the sampled captions of each image.
-        references: References of each image.
-        inputs: As in [`sle_suite`].
-
-    Returns:
-        `list[dict]`: One point per temperature, ascending: `temperature` and the result of [`sle_suite`].
-    """
+    """[`sle_suite`] of samples at each temperature, ascending, with `temperature`: for `write_diversity_tradeoff`."""
     return [{"temperature": t, **sle_suite(samples[t], references=references, **inputs)} for t in sorted(samples)]
 
 
 def diversity_at_cider_d(points: Sequence[Mapping[str, Any]], cider_d: float) -> dict[str, float] | None:
-    """Diversity of a captioner at the temperature where its samples have a given mean CIDEr-D.
+    """`temperature`, `div_2` and `mbleu_4_per_image` where a captioner's samples have a given mean CIDEr-D.
 
-    Interpolates linearly between neighbouring temperatures. If several temperatures have this CIDEr-D, the highest counts, whose
-    captions are the most diverse. Compares captioners at equal precision; at equal temperature, one of them may only sample
-    from a narrower distribution.
-
-    Args:
-        points: Result of [`tradeoff_points`].
-        cider_d: Mean CIDEr-D of the samples.
-
-    Returns:
-        `dict`: `temperature`, `div_2` and `mbleu_4_per_image`; None if no temperature in the range of the points has this
-        CIDEr-D (nothing is extrapolated).
+    Interpolates linearly between neighbouring [`tradeoff_points`]; None if none of them encloses this CIDEr-D. If several
+    temperatures have it, the highest counts, whose captions are the most diverse. Compares captioners at equal precision; at
+    equal temperature, one of them may only sample from a narrower distribution.
     """
     keys = ("temperature", "div_2", "mbleu_4_per_image")
     ordered = sorted(points, key=lambda point: -point["temperature"])

@@ -99,6 +99,8 @@ def plain_config(config: Any) -> Any:
 Row = Mapping[str, Any]
 """Numbers of one captioner, or of the references."""
 
+_Notes = dict[str, dict[str, list[str]]]
+"""Why numbers are missing: the rows by reason and column."""
 
 REFERENCES = "references"
 """Row name of the human captions, which are separated from the captioners."""
@@ -124,27 +126,22 @@ def check_rows(rows: Sequence[Row], columns: Sequence[Column]) -> None:
         names.add(name)
         missing = [column.key for column in columns if column.key not in row]
         if missing:
-            raise ValueError(
-                f"Row {name!r} has no {', '.join(missing)}. Write None, and <key>_reason, where nothing was measured."
-            )
+            raise ValueError(f"Row {name!r} has no {', '.join(missing)}. Write None where nothing was measured.")
         for column in columns:
-            _check_value(name, column, row)
-
-
-def _check_value(name: str, column: Column, row: Row) -> None:
-    key, value, interval = column.key, row[column.key], row.get(f"{column.key}_ci")
-    if value is None:
-        reason = row.get(f"{key}_reason")
-        if reason is not None and not str(reason).strip():
-            raise ValueError(f"{key}_reason of {name!r} is blank. Say why nothing was measured, or leave it out.")
-        return
-    for number in (value, *(interval if interval is not None else ())):
-        if isinstance(number, bool | str) or not hasattr(number, "__float__") or not math.isfinite(float(number)):
-            raise ValueError(f"{key} of {name!r} is {number!r}; it must be a finite number, or None if not measured.")
-        if column.is_fraction and not 0.0 <= float(number) <= 1.0:
-            raise ValueError(f"{key} of {name!r} is {number}; fractions are in [0, 1], never percent. Divide by 100.")
-    if interval is not None and (len(interval) != 2 or float(interval[0]) > float(interval[1])):
-        raise ValueError(f"{key}_ci of {name!r} is {interval!r}; an interval is [low, high] with low <= high.")
+            key, value, interval = column.key, row[column.key], row.get(f"{column.key}_ci")
+            if value is None:
+                reason = row.get(f"{key}_reason")
+                if reason is not None and not str(reason).strip():
+                    raise ValueError(f"{key}_reason of {name!r} is blank. Say the reason, or leave it out.")
+                continue
+            for number in (value, *(interval if interval is not None else ())):
+                is_number = hasattr(number, "__float__") and not isinstance(number, bool)
+                if not is_number or not math.isfinite(float(number)):
+                    raise ValueError(f"{key} of {name!r} is {number!r}; it must be a finite number, or None.")
+                if column.is_fraction and not 0.0 <= float(number) <= 1.0:
+                    raise ValueError(f"{key} of {name!r} is {number}; fractions are in [0, 1], never percent.")
+            if interval is not None and (len(interval) != 2 or float(interval[0]) > float(interval[1])):
+                raise ValueError(f"{key}_ci of {name!r} is {interval!r}; an interval is [low, high] with low <= high.")
 
 
 def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
@@ -167,26 +164,12 @@ def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
 
 
 def print_table(
-    rows: Sequence[Row],
-    *,
-    columns: Sequence[Column],
-    title: str | None = None,
-    file: IO[str] | None = None,
+    rows: Sequence[Row], *, columns: Sequence[Column], title: str | None = None, file: IO[str] | None = None
 ) -> None:
-    """Print the rows as one table, or as several tables if the terminal is too narrow.
-
-    Args:
-        rows: The rows, see `check_rows`.
-        columns: The columns, in the order in which they are shown.
-        title: Title above the table.
-        file: Where to print; the standard output by default.
-
-    Raises:
-        ValueError: If a row is malformed (see `check_rows`).
-    """
+    """Print the rows as one table, or as several tables if the terminal is too narrow."""
     check_rows(rows, columns)
     console = Console(file=file, highlight=False)
-    notes: dict[str, dict[str, list[str]]] = {}  # reason -> column -> rows
+    notes: _Notes = {}
     tables = _fit(rows, columns, console, notes)
     # Piped output has no width: use the table's width instead of wrapping at 80 characters.
     if not console.is_terminal:
@@ -210,15 +193,12 @@ def _grouped(notes: Mapping[str, Mapping[str, Sequence[str]]], number: int) -> l
         where: dict[str, list[str]] = {}
         for column, names in columns.items():
             where.setdefault("" if len(names) == number else f" ({', '.join(names)})", []).append(column)
-        lines.append(
-            f"not run: {reason}: " + "; ".join(f"{', '.join(titles)}{rows}" for rows, titles in where.items())
-        )
+        places = "; ".join(f"{', '.join(titles)}{rows}" for rows, titles in where.items())
+        lines.append(f"not run: {reason}: {places}")
     return lines
 
 
-def _fit(
-    rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: dict[str, dict[str, list[str]]]
-) -> list[Table]:
+def _fit(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: _Notes) -> list[Table]:
     """As few tables as the width allows, columns in order; each repeats the names."""
     whole = _rich_table(rows, columns, console, notes)
     if not console.is_terminal or _width(whole, console) <= console.width:
@@ -238,9 +218,7 @@ def _width(table: Table, console: Console) -> int:
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
-def _rich_table(
-    rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: dict[str, dict[str, list[str]]]
-) -> Table:
+def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: _Notes) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True, vertical="top")
     for column in columns:
@@ -285,20 +263,7 @@ def _legend(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 def results_markdown(
     rows: Sequence[Row], *, columns: Sequence[Column], title: str = "Results", seed: int | None = None
 ) -> str:
-    """The rows as a Markdown table with its legend.
-
-    Args:
-        rows: The rows, see `check_rows`.
-        columns: The columns, in the order in which they are shown.
-        title: Heading; an empty title is left out.
-        seed: Seed of the run, shown below the table if given.
-
-    Returns:
-        `str`: Markdown, ending in a line break.
-
-    Raises:
-        ValueError: If a row is malformed (see `check_rows`).
-    """
+    """The rows as a Markdown table with its legend; an empty title is left out."""
     check_rows(rows, columns)
     lines = [(row["name"], [format_cell(row, column) for column in columns]) for row in rows]
     notes = [*map(escape_markdown, _row_notes(rows)), _legend(rows, columns)]
@@ -339,24 +304,10 @@ def write_results(
     title: str = "Results",
     more: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `<name>.json` (rows, seed, config, versions) and `<name>.md` (the table), atomically.
+    """Write `<name>.json` (rows, seed, configuration, versions) and `<name>.md` (the table), atomically; returns the first.
 
-    Args:
-        output_dir: Folder to write to; created if missing.
-        rows: The rows, see `check_rows`.
-        columns: The columns, in the order in which they are shown.
-        seed: Seed of the run.
-        config: Configuration of the run: a dataclass, a mapping, or a mapping of these. Values whose name contains
-            token, secret or password are left out.
-        name: File name without its suffix.
-        title: Heading of the Markdown file.
-        more: Further entries of the JSON file; empty ones are left out.
-
-    Returns:
-        `pathlib.Path`: The JSON file.
-
-    Raises:
-        ValueError: If a row is malformed (see `check_rows`) or `name` is not a plain file name.
+    Values of the configuration (a dataclass, a mapping, or a mapping of these) whose name contains token, secret or password
+    are left out, and empty entries of `more`, which are further entries of the JSON file.
     """
     if not name or Path(name).name != name:
         raise ValueError(f"name is {name!r}; it must be a file name without folders. Put the folder into output_dir.")
@@ -388,13 +339,7 @@ _COMPARISON_LEGEND = (
 
 @dataclass(frozen=True)
 class Section:
-    """One paper's table.
-
-    Args:
-        title: Heading.
-        columns: Its columns, in the order in which they are shown.
-        rows: One per captioner, with the same names in every section.
-    """
+    """One paper's table: the columns in the order in which they are shown, and a row per captioner, as in every section."""
 
     title: str
     columns: Sequence[Column]
@@ -409,11 +354,8 @@ def _check(sections: Sequence[Section]) -> list[str]:
         check_rows(section.rows, section.columns)
     names = [row["name"] for row in sections[0].rows]
     for section in sections[1:]:
-        if [row["name"] for row in section.rows] != names:
-            raise ValueError(
-                f"{section.title!r} compares {[row['name'] for row in section.rows]}, but {sections[0].title!r} "
-                f"{names}. Pass the same captioners in the same order."
-            )
+        if (others := [row["name"] for row in section.rows]) != names:
+            raise ValueError(f"{section.title!r} compares {others}, not {names}. Pass the same captioners.")
     return names
 
 
@@ -425,29 +367,20 @@ def _cell(row: Row, column: Column) -> str:
     return format_cell(row, column) + (f" {mark}" if mark else "")
 
 
-def _long_reasons(sections: Sequence[Section]) -> list[str]:
-    """Reasons that the cells shorten, each once."""
-    found = [
-        f"{column.title}: not run: {reason}"
-        for section in sections
-        for column in section.columns
-        for row in section.rows
-        if row[column.key] is None
-        and len(reason := " ".join((row.get(f"{column.key}_reason") or "").split())) > _REASON_WIDTH
-    ]
-    return list(dict.fromkeys(found))
+def _notes_below(sections: Sequence[Section]) -> list[str]:
+    """Reasons that the cells shorten, each once, and the legend."""
+    found = []
+    for section in sections:
+        for column in section.columns:
+            for row in section.rows:
+                reason = " ".join((row.get(f"{column.key}_reason") or "").split())
+                if row[column.key] is None and len(reason) > _REASON_WIDTH:
+                    found.append(f"{column.title}: not run: {reason}")
+    return [*dict.fromkeys(found), _COMPARISON_LEGEND]
 
 
 def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None) -> None:
-    """Print the sections below each other, with aligned columns.
-
-    Args:
-        sections: The papers' tables.
-        file: Where to print; the standard output by default.
-
-    Raises:
-        ValueError: If there is no section, a row is malformed, or captioners differ between sections.
-    """
+    """Print the sections below each other, with aligned columns."""
     names = _check(sections)
     console = Console(file=file, highlight=False)
 
@@ -469,26 +402,15 @@ def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None
     if not console.is_terminal:
         console.width = max(console.width, label_width + (_CELL_WIDTH + 3) * len(names))
     console.print(table)
-    for note in (*_long_reasons(sections), _COMPARISON_LEGEND):
+    for note in _notes_below(sections):
         console.print(Text(shown(note), style="dim"))
 
 
 def comparison_markdown(sections: Sequence[Section], *, title: str = "Comparison") -> str:
-    """The sections as Markdown tables with their legend.
-
-    Args:
-        sections: The papers' tables.
-        title: Heading.
-
-    Returns:
-        `str`: Markdown, ending in a line break.
-
-    Raises:
-        ValueError: If there is no section, a row is malformed, or captioners differ between sections.
-    """
+    """The sections as Markdown tables with their legend."""
     names = _check(sections)
     heads, text = [escape_markdown(name) for name in names], f"# {escape_markdown(title)}\n"
     for section in sections:
         lines = [(column.title, [_cell(row, column) for row in section.rows]) for column in section.columns]
         text += f"\n## {escape_markdown(section.title)}\n\n" + _markdown_table(heads, lines)
-    return text + "".join(f"\n{escape_markdown(note)}\n" for note in (*_long_reasons(sections), _COMPARISON_LEGEND))
+    return text + "".join(f"\n{escape_markdown(note)}\n" for note in _notes_below(sections))

@@ -16,7 +16,7 @@ import torch
 from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import as_sequence, check_captions, checked_captions, checked_groups
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu, sibling_bleu
-from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share, group_blocks
+from hf_captionrl.text.ngrams import count_ngrams, distinct_share, group_blocks
 from hf_captionrl.text.tokenize import encode_captions, load_spacy, ptb_tokenize
 
 Tagger = Callable[[Sequence[str]], Iterable[Sequence[tuple[str, str]]]]
@@ -49,12 +49,8 @@ def local_mutual_information(counts: Mapping[str, Mapping[str, int]]) -> dict[st
 
     Args:
         counts: For each of at least two sources the number of occurrences of each word.
-
     Returns:
         `dict`: For each source the score of each of its words, above 0 if the word is more frequent than expected.
-
-    Raises:
-        ValueError: If there are fewer than two sources, a count is negative, or no word is counted.
     """
     if len(counts) < 2:
         raise ValueError(f"counts has {len(counts)} source. Pass at least two sources to compare.")
@@ -96,14 +92,9 @@ def characteristic_words(
         tagger: Gives lemmas and parts of speech; None: [`spacy_tagger`].
         parts: Parts of speech of Universal Dependencies.
         top: Number of words per source.
-
     Returns:
         `dict`: For each part of speech and source at most `top` words with their associations above 0, the strongest
         first; `signature`.
-
-    Raises:
-        ValueError: If there are fewer than two sources, a caption is invalid, or the tagger does not return one result per caption.
-        ModuleNotFoundError: If no tagger is given and spaCy is not installed.
     """
     if len(sources) < 2:
         raise ValueError(f"sources has {len(sources)} source. Pass at least two sources to compare.")
@@ -118,9 +109,8 @@ def characteristic_words(
                 if part in counts:
                     counts[part][source][lemma] += 1
         if seen != len(texts):
-            raise ValueError(
-                f"The tagger gave {seen} results for {len(texts)} captions of {source!r}. Return one result per caption."
-            )
+            numbers = f"{seen} results for {len(texts)} captions"
+            raise ValueError(f"The tagger gave {numbers} of {source!r}. Return one result per caption.")
     result: dict[str, Any] = {}
     for part, of_source in counts.items():
         # Captions without any adjective are valid; their list is empty.
@@ -146,23 +136,17 @@ def length_statistics(
         captions: The captions. They are read in blocks, of which only one is in memory.
         count_tokens: Maps the captions of a block to their numbers of tokens, including special tokens (the paper: CLIP's
             tokenizer); None: no numbers of tokens.
-
     Returns:
         `dict`: `mean_words`, `std_words` (of the population), `max_words`; with `count_tokens` the same for `tokens`;
         `words` and `tokens`, the numbers of each caption; `signature`.
-
-    Raises:
-        ValueError: If a caption is invalid (its index is named), or the numbers of token counts and captions differ.
     """
     texts, parts = checked_captions(captions), []
     while block := list(islice(texts, _AT_ONCE)):
         counts = {"words": np.array([len(text.split()) for text in block])}
         if count_tokens is not None:
-            counts["tokens"] = np.asarray(count_tokens(block))
-            if counts["tokens"].shape != counts["words"].shape:
-                raise ValueError(
-                    f"count_tokens gave {len(counts['tokens'])} numbers for {len(block)} captions. Return one per caption."
-                )
+            counts["tokens"] = tokens = np.asarray(count_tokens(block))
+            if tokens.shape != counts["words"].shape:
+                raise ValueError(f"count_tokens gave {len(tokens)} numbers for {len(block)} captions.")
         parts.append(counts)
     found = {unit: np.concatenate([part[unit] for part in parts]) for unit in parts[0]}
     result: dict[str, Any] = {}
@@ -185,20 +169,15 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
     Returns:
         `dict`: `length`, mean number of whitespace-separated words; `lexical_diversity`, distinct words in thousands, case kept
         and punctuation removed; `per_sample`, the lengths; `signature`.
-    Raises:
-        ValueError: If captions is one string or empty, or a caption is invalid (its index is named).
     """
     lengths: list[int] = []
     words: set[str] = set()
     for text in checked_captions(captions):
         lengths.append(len(text.split()))
         words.update(text.translate(_NO_PUNCTUATION).split())
-    return {
-        "length": sum(lengths) / len(lengths),
-        "lexical_diversity": len(words) / 1000,
-        "per_sample": lengths,
-        "signature": signature(metric="caption_statistics", words="whitespace", case="kept", punctuation="removed"),
-    }
+    named = signature(metric="caption_statistics", words="whitespace", case="kept", punctuation="removed")
+    result = {"length": sum(lengths) / len(lengths), "lexical_diversity": len(words) / 1000}
+    return result | {"per_sample": lengths, "signature": named}
 
 
 def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> int:
@@ -214,11 +193,7 @@ def _check_min_frequency(min_frequency: int) -> None:
 
 
 def caption_diversity(
-    captions: Any,
-    *,
-    training_captions: Iterable[str] | None = None,
-    min_frequency: int = 5,
-    max_order: int = 4,
+    captions: Any, *, training_captions: Iterable[str] | None = None, min_frequency: int = 5, max_order: int = 4
 ) -> dict[str, Any]:
     """Diversity of several captions per image.
 
@@ -237,8 +212,6 @@ def caption_diversity(
         captions); `unique_captions`, distinct captions divided by captions; `length`, `lexical_diversity` as in
         [`caption_statistics`]; `vocabulary_size`; `novel_captions` (only with `training_captions`); `per_image`,
         arrays of `div_1`, `div_2` and `mbleu_<max_order>`; `signature`.
-    Raises:
-        ValueError: If an image has fewer than two captions or a caption is invalid (its index is named).
     """
     groups = as_sequence(captions, "captions")
     batch, images = encode_captions(checked_groups(groups, "captions", minimum=2))
@@ -254,16 +227,19 @@ def caption_diversity(
     div = {f"div_{n}": torch.cat(found) for n, found in zip((1, 2), zip(*shares, strict=True), strict=True)}
     siblings = sibling_bleu(batch, images, max_order)
     sentence = bleu_scores(*siblings)  # (N, n)
-    per_image = (
-        torch.zeros(len(groups), max_order, dtype=torch.float64).index_add_(0, images, sentence) / sizes[:, None]
-    )
-    corpus = torch.stack([corpus_bleu(*(part[slot == k] for part in siblings)) for k in range(int(sizes.max()))]).mean(
-        0
-    )
+    sums = torch.zeros(len(groups), max_order, dtype=torch.float64).index_add_(0, images, sentence)
+    per_image = sums / sizes[:, None]
+    by_slot = [corpus_bleu(*(part[slot == k] for part in siblings)) for k in range(int(sizes.max()))]
+    corpus = torch.stack(by_slot).mean(0)
     result: dict[str, Any] = {name: float(share.mean()) for name, share in div.items()}
     result |= {f"mbleu_{n}": float(score) for n, score in enumerate(corpus, start=1)}
     result |= {f"mbleu_{n}_per_image": float(score) for n, score in enumerate(per_image.mean(0), start=1)}
-    result["unique_captions"] = _num_distinct(batch) / len(batch)
+    starts = torch.cumsum(batch.lengths, 0) - batch.lengths
+    distinct = 0
+    for length in batch.lengths.unique().tolist():  # captions of one length after the other
+        places = starts[batch.lengths == length][:, None] + torch.arange(length)
+        distinct += len({row.tobytes() for row in batch.tokens[places].numpy()})
+    result["unique_captions"] = distinct / len(batch)
     basic = caption_statistics(caption for group in groups for caption in group)
     result |= {"length": basic["length"], "lexical_diversity": basic["lexical_diversity"]}
     result["vocabulary_size"] = vocabulary
@@ -282,14 +258,3 @@ def caption_diversity(
         vocabulary=f">={min_frequency}",
     )
     return result
-
-
-def _num_distinct(batch: TokenBatch) -> int:
-    """Number of different captions, those of one length after the other."""
-    lengths = batch.lengths
-    starts = torch.cumsum(lengths, 0) - lengths
-    found = 0
-    for length in lengths.unique().tolist():
-        places = starts[lengths == length][:, None] + torch.arange(length)
-        found += len({row.tobytes() for row in batch.tokens[places].numpy()})
-    return found

@@ -21,8 +21,6 @@ from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.neighbours import nearest_neighbours, normalised
 from hf_captionrl.utils.io import atomic_file, atomic_write_bytes, write_json
 
-_AT_ONCE = 4096
-
 TOP_NEIGHBOURS = 200
 """Number of ranked neighbours from which training bags are filled (B.2)."""
 
@@ -37,13 +35,9 @@ def candidate_bags(
         bag_size: K, from 2 to N.
         block_size: Images per block of the product, see [`nearest_neighbours`].
         device: Device of the products.
-
     Returns:
         `tuple`: int64 bags of shape `(N, K)`, the query first, and their float32 similarities of shape `(N,)`: the mean
         cosine similarity between the query and the other images.
-
-    Raises:
-        ValueError: If features are invalid or there are fewer than `bag_size` images.
     """
     if not 2 <= bag_size <= len(features):
         raise ValueError(f"bag_size is {bag_size}, but must be between 2 and {len(features)}, the number of images.")
@@ -60,18 +54,13 @@ def curate_bags(bags: Any, similarities: Any) -> tuple[Tensor, Tensor]:
     Args:
         bags (array or tensor of shape `(T, K)`): Rows of images.
         similarities (array or tensor of shape `(T,)`): Similarities within the bags.
-
     Returns:
         `tuple`: The kept bags, int64 of shape `(Q, K)`, and their similarities `(Q,)`, in descending order.
-
-    Raises:
-        ValueError: If shapes disagree, or a similarity is NaN.
     """
     rows, scores = torch.as_tensor(bags), torch.as_tensor(similarities)
     if rows.ndim != 2 or scores.shape != rows.shape[:1]:
-        raise ValueError(
-            f"bags must have shape (T, K) and similarities (T,). Got {tuple(rows.shape)} and {tuple(scores.shape)}."
-        )
+        shapes = f"{tuple(rows.shape)} and {tuple(scores.shape)}"
+        raise ValueError(f"bags must have shape (T, K) and similarities (T,). Got {shapes}.")
     if scores.isnan().any():
         raise ValueError(f"similarities[{int(scores.isnan().nonzero()[0])}] is NaN. Check the features of that image.")
     order = scores.argsort(descending=True, stable=True)
@@ -85,17 +74,9 @@ def curate_bags(bags: Any, similarities: Any) -> tuple[Tensor, Tensor]:
 
 
 def bag_similarities(features: Any, bags: Any) -> Tensor:
-    """Mean cosine similarity between the first image of a bag and the others.
+    """`(T,)` mean cosine similarity between the first image of a bag and the others, float32 in [-1, 1].
 
-    Args:
-        features (array or tensor of shape `(N, D)`): Features of the images.
-        bags (array or tensor of shape `(T, K)`): Rows of images, the query first.
-
-    Returns:
-        `torch.Tensor` of shape `(T,)`: float32 in [-1, 1].
-
-    Raises:
-        ValueError: If features are invalid, or bags have fewer than two images.
+    `features` `(N, D)` are those of the images; `bags` `(T, K)` rows of images, the query first.
     """
     unit = normalised(features).cpu()
     rows = torch.as_tensor(bags).long()
@@ -110,10 +91,8 @@ def check_neighbours(neighbours: Any, num_images: int | None = None) -> np.ndarr
     """Ranked neighbours `(N, k)` as an array, most similar first; raises ValueError if they are not of `num_images` images."""
     array = neighbours.detach().cpu().numpy() if isinstance(neighbours, Tensor) else np.asarray(neighbours)
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "iu":
-        raise ValueError(
-            f"neighbours must be integers of shape (images, ranked neighbours). Got {array.dtype} of shape "
-            f"{array.shape}. Use the output of nearest_neighbours."
-        )
+        found = f"Got {array.dtype} of shape {array.shape}. Use the output of nearest_neighbours."
+        raise ValueError(f"neighbours must be integers of shape (images, ranked neighbours). {found}")
     count = len(array)
     remedy = "Create them again for this data set with `captionrl bags --mode neighbours`."
     if num_images is not None and count != num_images:
@@ -155,24 +134,17 @@ def training_bags(
         features (array or tensor of shape `(N, D)`, *optional*): The features of the neighbours, for the leftovers.
         top: Number of neighbours to use, of the k.
         check: Whether to check the neighbours; False if they have already been checked.
-
     Returns:
         `torch.Tensor` of shape `(N // K, K)`: int64 rows: the query, then the other images, nearest first. Bags of
         leftovers are last.
-
-    Raises:
-        ValueError: If the neighbours are invalid, `order` is not a permutation, or the bag is larger than the data set
-            or than the neighbours can fill.
     """
     array = check_neighbours(neighbours) if check else np.asarray(neighbours)
     count, width = len(array), min(array.shape[1], top)
     if not 1 <= bag_size <= count:
         raise ValueError(f"bag_size is {bag_size}, but must be between 1 and {count}, the number of images.")
     if bag_size - 1 > width:
-        raise ValueError(
-            f"Bags of {bag_size} need {bag_size - 1} ranked neighbours per image, but there are {width}. Use smaller "
-            f"bags, or more neighbours (the paper: {TOP_NEIGHBOURS})."
-        )
+        need = f"Bags of {bag_size} need {bag_size - 1} ranked neighbours per image, but there are {width}"
+        raise ValueError(f"{need}. Use smaller bags, or more neighbours (the paper: {TOP_NEIGHBOURS}).")
     if order is None:
         queries = np.random.default_rng(seed).permutation(count)
     else:
@@ -180,26 +152,18 @@ def training_bags(
         if queries.shape != (count,) or not np.array_equal(np.sort(queries), np.arange(count)):
             raise ValueError(f"order must contain each of the {count} images once. Omit it to draw it from seed.")
     if features is not None and len(features) != count:
-        raise ValueError(
-            f"There are features of {len(features)} images, but neighbours of {count}. Use those of the same data set."
-        )
+        raise ValueError(f"There are features of {len(features)} images, but neighbours of {count}. Use one data set.")
     if bag_size == 1:
         return torch.from_numpy(queries.astype(np.int64))[:, None]
     free = bytearray(b"\x01") * count
     bags: np.ndarray = np.empty((count // bag_size, bag_size), np.int64)
     number = 0
-    for bag in _fill(array[:, :width], _numbers(queries), bag_size, free):
+    for bag in _fill(array[:, :width], map(int, queries), bag_size, free):
         bags[number], number = bag, number + 1
-    left = [image for image in _numbers(queries) if free[image]]
+    left = queries[np.frombuffer(free, np.uint8)[queries] == 1].tolist()
     for bag in _near_by_graph(array, left, bag_size, free) if features is None else _near(features, left, bag_size):
         bags[number], number = bag, number + 1
     return torch.from_numpy(bags[:number])
-
-
-def _numbers(array: np.ndarray) -> Iterator[int]:
-    """The integers of an array, of which few are Python objects at a time."""
-    for start in range(0, len(array), _AT_ONCE):
-        yield from array[start : start + _AT_ONCE].tolist()
 
 
 def _fill(neighbours: np.ndarray, order: Iterable[int], bag_size: int, free: bytearray) -> Iterator[list[int]]:
@@ -271,20 +235,12 @@ _REMEDY = "Create it again with `captionrl bags`."
 
 @dataclass(frozen=True)
 class BagFile:
-    """Bags and their provenance.
+    """Bags and their provenance; `"truematch"` and `"training"` bags of the same size are disjoint, `"candidates"` may overlap."""
 
-    Attributes:
-        bags: Bags of image ids, of any sizes; the first image of a bag is the query.
-        similarities: Mean cosine similarity between the query and the other images, one per bag.
-        signature: Signature of the scorer, `model@revision|...`.
-        features: Features that define the similarity, `"image"` or `"multimodal"`.
-        kind: `"truematch"` and `"training"` bags of the same size are disjoint; `"candidates"` may overlap.
-    """
-
-    bags: list[list[str]]
-    similarities: list[float]
-    signature: str
-    features: str = "multimodal"
+    bags: list[list[str]]  # image ids, of any sizes; the first image of a bag is the query
+    similarities: list[float]  # mean cosine similarity between the query and the other images, one per bag
+    signature: str  # of the scorer, `model@revision|...`
+    features: str = "multimodal"  # that define the similarity, `"image"` or `"multimodal"`
     kind: str = "truematch"
 
     @property
@@ -298,17 +254,7 @@ class BagFile:
         return self.signature.partition("@")[2].partition("|")[0]
 
     def rows(self, image_ids: Sequence[Any]) -> dict[int, list[list[int]]]:
-        """The bags as rows of a data set.
-
-        Args:
-            image_ids: Id of each row.
-
-        Returns:
-            `dict[int, list[list[int]]]`: From bag sizes to bags, as `bag_ranks` and the metrics expect them.
-
-        Raises:
-            ValueError: If an id is not in the data set.
-        """
+        """The bags as rows of a data set, whose ids are given, by size: as `bag_ranks` and the metrics expect them."""
         rows = iter(_known_rows(self.bags, _unique(image_ids), "The bag file").tolist())
         found: dict[int, list[list[int]]] = {}
         for bag in self.bags:
@@ -318,21 +264,13 @@ class BagFile:
 
 @dataclass(frozen=True)
 class NeighbourFile:
-    """Ranked neighbours and their provenance.
+    """Ranked neighbours and their provenance."""
 
-    Attributes:
-        indices (`torch.Tensor` of shape `(N, k)`): int64 rows, most similar first.
-        similarities (`torch.Tensor` of shape `(N, k)`): Their cosine similarities, float32.
-        image_ids: Id of each row.
-        signature: Signature of the scorer, `model@revision|...`.
-        features: Features that define the similarity, `"image"` or `"multimodal"`.
-    """
-
-    indices: Tensor
-    similarities: Tensor
-    image_ids: Sequence[str] = field(repr=False)
-    signature: str
-    features: str = "multimodal"
+    indices: Tensor  # (N, k) int64 rows, most similar first
+    similarities: Tensor  # (N, k) their cosine similarities, float32
+    image_ids: Sequence[str] = field(repr=False)  # of each row
+    signature: str  # of the scorer, `model@revision|...`
+    features: str = "multimodal"  # that define the similarity, `"image"` or `"multimodal"`
 
 
 def save_bags(path: str | Path, file: BagFile) -> Path:
@@ -341,23 +279,12 @@ def save_bags(path: str | Path, file: BagFile) -> Path:
     Args:
         path: Output path, ending in .parquet or .json.
         file: The bags.
-
     Returns:
         `Path`: The path written.
-
-    Raises:
-        ValueError: If the suffix is not supported, the signature has no revision, or a bag is invalid.
     """
-    path = Path(path)
-    _check_ending(path, BAG_FORMATS)
+    path = _checked_path(path, BAG_FORMATS)
     _check_bag_file(file, str(path))
-    head = {
-        "kind": file.kind,
-        "features": file.features,
-        "model": file.model,
-        "revision": file.revision,
-        "signature": file.signature,
-    }
+    head = {name: getattr(file, name) for name in ("kind", "features", "model", "revision", "signature")}
     if path.suffix == ".json":
         bags = zip(file.bags, file.similarities, strict=True)
         return write_json(path, {**head, "bags": [{"image_ids": bag, "similarity": score} for bag, score in bags]})
@@ -381,17 +308,10 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
         path: File from [`save_bags`].
         image_ids: Ids of the data set.
         signature: Expected `Scorer.signature`, or its first part `model@revision`.
-
     Returns:
         `BagFile`: The bags.
-
-    Raises:
-        FileNotFoundError: If the file does not exist.
-        ValueError: If it is not a bag file, an id is unknown or repeated, or the scorer differs.
     """
-    path = Path(path)
-    _check_ending(path, BAG_FORMATS)
-    _check_exists(path, "captionrl bags")
+    path = _checked_path(path, BAG_FORMATS, "captionrl bags")
     try:
         if path.suffix == ".json":
             head = json.loads(path.read_text(encoding="utf-8"))
@@ -420,25 +340,18 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
     Args:
         path: Output path, ending in .safetensors.
         file: The neighbours.
-
     Returns:
         `Path`: The path written.
-
-    Raises:
-        ValueError: If the suffix is not supported, shapes disagree, or the neighbours are invalid.
     """
     from safetensors.torch import save
 
-    path = Path(path)
-    _check_ending(path, (".safetensors",))
+    path = _checked_path(path, (".safetensors",))
     check_neighbours(file.indices, len(file.image_ids))
     _unique(file.image_ids)
     _check_revision(file.signature, str(path))
     if file.similarities.shape != file.indices.shape:
-        raise ValueError(
-            f"indices have shape {tuple(file.indices.shape)} and similarities {tuple(file.similarities.shape)}, but must "
-            "have the same. Pass both as nearest_neighbours returns them."
-        )
+        shapes = f"indices have shape {tuple(file.indices.shape)} and similarities {tuple(file.similarities.shape)}"
+        raise ValueError(f"{shapes}. Pass both as nearest_neighbours returns them.")
     # Ids are bytes of a tensor, because a safetensors header is limited to 100 MB, a few million ids.
     names = bytearray(b"[")
     for i in file.image_ids:
@@ -461,19 +374,12 @@ def load_neighbours(
         path: File from [`save_neighbours`].
         image_ids: Ids of the data set; if it has the same images in another order, rows are renumbered.
         signature: Expected `Scorer.signature`, or its first part `model@revision`.
-
     Returns:
         `NeighbourFile`: The neighbours.
-
-    Raises:
-        FileNotFoundError: If the file does not exist.
-        ValueError: If it is not a neighbour file, the scorer differs, or the data set has other images.
     """
     from safetensors import SafetensorError, safe_open
 
-    path = Path(path)
-    _check_ending(path, (".safetensors",))
-    _check_exists(path, "captionrl bags --mode neighbours")
+    path = _checked_path(path, (".safetensors",), "captionrl bags --mode neighbours")
     try:
         with safe_open(path, framework="pt") as opened:
             head = opened.metadata() or {}
@@ -490,9 +396,8 @@ def load_neighbours(
         unknown = (to < 0).nonzero()
         if len(unknown) or len(names) != len(lookup):
             which = f"image {names[int(unknown[0])]!r} is not in the data set" if len(unknown) else "some are missing"
-            raise ValueError(
-                f"{path} has neighbours of {len(names)} images, but the data set has {len(lookup)} images: {which}. {_REMEDY}"
-            )
+            numbers = f"{len(names)} images, but the data set has {len(lookup)} images"
+            raise ValueError(f"{path} has neighbours of {numbers}: {which}. {_REMEDY}")
         order = to.argsort()
         indices, similarities, names = to[indices][order], similarities[order], [names[i] for i in order.tolist()]
     return NeighbourFile(indices, similarities, names, found, features)
@@ -511,14 +416,14 @@ def _unique(image_ids: Sequence[Any]) -> RowLookup:
     return lookup
 
 
-def _check_ending(path: Path, endings: Sequence[str]) -> None:
-    if path.suffix not in endings:
-        raise ValueError(f"The name of {str(path)!r} has an unsupported suffix. Use {' or '.join(endings)}.")
-
-
-def _check_exists(path: Path, command: str) -> None:
-    if not path.is_file():
+def _checked_path(path: str | Path, suffixes: Sequence[str], command: str = "") -> Path:
+    """The path of a file, which must exist if a command creates it."""
+    path = Path(path)
+    if path.suffix not in suffixes:
+        raise ValueError(f"The name of {str(path)!r} has an unsupported suffix. Use {' or '.join(suffixes)}.")
+    if command and not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Create it with `{command}`.")
+    return path
 
 
 def _check_revision(signature: str, name: str) -> None:
@@ -535,24 +440,18 @@ def _check_signature(found: str, expected: str | None, name: str) -> None:
 def _check_bag_file(file: BagFile, name: str) -> None:
     _check_revision(file.signature, name)
     if not file.bags or len(file.bags) != len(file.similarities):
-        raise ValueError(
-            f"{name} has {len(file.bags)} bags and {len(file.similarities)} similarities. Use at least one bag, and one "
-            "similarity per bag."
-        )
+        numbers = f"{len(file.bags)} bags and {len(file.similarities)} similarities"
+        raise ValueError(f"{name} has {numbers}. Use at least one bag, and one similarity per bag.")
     where: dict[tuple[int, str], int] = {}
     for number, bag in enumerate(file.bags):
         if len(bag) < 2 or len(set(bag)) < len(bag):
-            raise ValueError(
-                f"{name}: bag {number} is {bag}. Use at least 2 images per bag, each once, because a copy would be a distractor "
-                "of its image."
-            )
+            # A copy would be a distractor of its image.
+            raise ValueError(f"{name}: bag {number} is {bag}. Use at least 2 images per bag, each once.")
         for image_id in bag if file.kind != "candidates" else ():
             first = where.setdefault((len(bag), image_id), number)
             if first != number:
-                raise ValueError(
-                    f"{name}: image {image_id!r} is in bags {first} and {number}, both of size {len(bag)}. Bags of kind "
-                    f"{file.kind!r} must be disjoint. Use kind 'candidates' for bags that overlap."
-                )
+                both = f"image {image_id!r} is in bags {first} and {number}, both of size {len(bag)}"
+                raise ValueError(f"{name}: {both}. Bags that overlap are of kind 'candidates', not {file.kind!r}.")
 
 
 def _known_rows(bags: Sequence[Sequence[str]], lookup: RowLookup, name: str) -> np.ndarray:
@@ -560,7 +459,6 @@ def _known_rows(bags: Sequence[Sequence[str]], lookup: RowLookup, name: str) -> 
     rows = lookup.rows([image_id for bag in bags for image_id in bag])
     if (rows < 0).any():
         number, image_id = next((n, i) for n, bag in enumerate(bags) for i in bag if i not in lookup)
-        raise ValueError(
-            f"{name}: bag {number} contains image {image_id!r}, which is not in the data set of {len(lookup)} images. {_REMEDY}"
-        )
+        unknown = f"image {image_id!r}, which is not in the data set of {len(lookup)} images"
+        raise ValueError(f"{name}: bag {number} contains {unknown}. {_REMEDY}")
     return rows

@@ -35,14 +35,7 @@ if TYPE_CHECKING:
 
 
 def image_hash(image: Image.Image) -> str:
-    """Hash of the decoded pixels, independent of the file name.
-
-    Args:
-        image: A PIL image, hashed as RGB.
-
-    Returns:
-        `str`: 32 hex digits, BLAKE2b over width, height and RGB bytes.
-    """
+    """Hash of the decoded pixels, independent of the file name: 32 hex digits, BLAKE2b over width, height and RGB bytes."""
     rgb = image if image.mode == "RGB" else image.convert("RGB")
     digest = hashlib.blake2b(f"RGB {rgb.width}x{rgb.height}\n".encode(), digest_size=16)
     digest.update(rgb.tobytes())
@@ -63,16 +56,14 @@ def _stable(value: Any) -> Any:
 
 
 def model_fingerprint(model: torch.nn.Module, *parts: str) -> str:
-    """Hash of a model's config and weights, used as its revision if there is no commit hash.
+    """Hash of a model's config and weights, 32 hex digits, used as its revision if there is no commit hash.
 
-    A local folder and the model loaded from it have the same fingerprint. Changing one weight changes it.
+    A local folder and the model loaded from it have the same fingerprint; changing one weight changes it. Hashing runs at
+    about 0.7 GB/s on one core.
 
     Args:
         model: Any module; `model.config` is hashed too, if it exists.
         *parts: More texts that affect the features, such as the JSON of the image processor.
-
-    Returns:
-        `str`: 32 hex digits. Hashing runs at about 0.7 GB/s on one core.
     """
     import torch
 
@@ -104,7 +95,6 @@ def key_digests(keys: Collection[str]) -> np.ndarray:
 
 
 # --- Rows of a data set by id in 16 bytes per row: sorted 64-bit hashes, and a comparison of the ids themselves ------
-# Legend: N ids, M names that are looked up.
 
 
 def key_hashes(keys: Collection[str]) -> np.ndarray:
@@ -176,14 +166,11 @@ class RowLookup(Set[str]):
         """For each row the first row with the same id, int64 `(N,)`."""
         order, ordered = self._index
         first = np.arange(len(order))
-        again: np.ndarray = (
-            np.flatnonzero(ordered[1:] == ordered[:-1]) + 1
-        )  # places whose hash is that of the place before
-        if len(again):
-            rows = order[np.union1d(again - 1, again)]
-            for start in range(0, len(rows), _AT_ONCE):
-                part = rows[start : start + _AT_ONCE]
-                first[part] = self.rows(self._at(part).tolist())
+        again: np.ndarray = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1  # whose hash is that of the place before
+        rows = order[np.union1d(again - 1, again)]
+        for start in range(0, len(rows), _AT_ONCE):
+            part = rows[start : start + _AT_ONCE]
+            first[part] = self.rows(self._at(part).tolist())
         return first
 
 
@@ -324,20 +311,12 @@ class _RowStore:
                 rows = _Rows(self.directory / f"rows-{secrets.token_hex(8)}.bin", new.dtype, new.shape[1:], 0)
                 index.execute("DELETE FROM row_file")
                 index.execute("DELETE FROM keys")
-                values = (
-                    json.dumps(self.identity),
-                    new.dtype.name,
-                    json.dumps(rows.shape),
-                    rows.file.name,
-                    0,
-                    _hash(new[0].tobytes()),
-                )
+                form = json.dumps(self.identity), new.dtype.name, json.dumps(rows.shape)
+                values = (*form, rows.file.name, 0, _hash(new[0].tobytes()))
                 index.execute("INSERT INTO row_file VALUES (?, ?, ?, ?, ?, ?)", values)
             if (rows.dtype, rows.shape) != (new.dtype, new.shape[1:]):
-                raise StoreMismatchError(
-                    f"{self.directory} contains {rows.dtype} rows of shape {rows.shape}, not {new.dtype} rows of shape "
-                    f"{new.shape[1:]}. Use another `what`, or delete the folder if the model's code changed."
-                )
+                forms = f"{rows.dtype} rows of shape {rows.shape}, not {new.dtype} rows of shape {new.shape[1:]}"
+                raise StoreMismatchError(f"{self.directory} contains {forms}. Use another `what`, or delete it.")
             self._load(index, rows)
             unique = np.sort(np.unique(digests, return_index=True)[1])
             fresh = unique[self._positions(digests[unique]) < 0]
@@ -374,10 +353,8 @@ class FeatureView:
     array, `view[2:9]` is a view, `np.asarray(view)` reads everything, and `view.tensor(...)` returns a torch tensor.
     Pickles (for data loader workers) contain the file name, not the content.
 
-    Args:
-        rows (`np.ndarray` of shape `(N,)`): Row numbers in `mapped`; the negative number `-2 - i` is row `i` of `extra`.
-        mapped (`np.ndarray` of shape `(rows, ...)` or `None`): Rows on disk.
-        extra (`np.ndarray` of shape `(rows, ...)` or `None`): Rows that are only in memory.
+    `rows` `(N,)` are row numbers in `mapped`, the rows on disk; the negative number `-2 - i` is row `i` of `extra`, the rows
+    that are only in memory.
     """
 
     def __init__(self, rows: np.ndarray, mapped: np.ndarray | None, extra: np.ndarray | None = None):
@@ -393,9 +370,7 @@ class FeatureView:
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, tuple):
-            raise IndexError(
-                f"The index is {index!r}, but only the first axis can be indexed. Use view[rows][..., columns]."
-            )
+            raise IndexError(f"The index is {index!r}, but only the first axis can be indexed.")
         if isinstance(index, slice):
             return FeatureView(self.rows[index], self.mapped, self.extra)
         index = np.asarray(index)
@@ -428,14 +403,7 @@ class FeatureView:
         return 1, 0  # CPU
 
     def tensor(self, index: Any = None) -> torch.Tensor:
-        """Rows as a new writable tensor.
-
-        Args:
-            index: Integer, list, array, mask or slice; by default all rows.
-
-        Returns:
-            `torch.Tensor`: A copy on the CPU, in the stored dtype.
-        """
+        """Rows (by default all) as a new writable tensor on the CPU, in the stored dtype."""
         import torch
 
         part = self if index is None else self[index]
@@ -462,11 +430,7 @@ _FLUSH_SECONDS = 5.0
 
 
 def default_cache_dir() -> Path:
-    """Default directory of cached features.
-
-    Returns:
-        `Path`: `$CAPTIONRL_CACHE`, else `captionrl/features` in the Hugging Face home (`$HF_HOME`).
-    """
+    """Default directory of cached features: `$CAPTIONRL_CACHE`, else `captionrl/features` in `$HF_HOME`."""
     if path := os.environ.get("CAPTIONRL_CACHE"):
         return Path(path).expanduser()
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
@@ -498,9 +462,6 @@ class FeatureCache:
         namespace: Data set of the keys if they are ids and not content hashes (two data sets may have an id "1").
         dtype: Storage type, `"float16"`, `"float32"` or `"uint8"` (pixels); by default that of the features (bfloat16
             becomes float32).
-
-    Raises:
-        ValueError: If `dtype` is unknown, or model or revision is missing.
     """
 
     def __init__(
@@ -519,10 +480,8 @@ class FeatureCache:
         model, _, signed = model_id.partition("@")
         revision = "|".join(part for part in (signed, revision) if part)
         if not model or not revision:
-            raise ValueError(
-                f"model_id is {model_id!r} and revision is {revision!r}, but both are needed to distinguish features of "
-                "different training runs. Pass revision=model_fingerprint(model)."
-            )
+            given = f"model_id is {model_id!r} and revision is {revision!r}"
+            raise ValueError(f"{given}, but both are needed. Pass revision=model_fingerprint(model).")
         self.identity = {"model": model, "revision": revision, "what": what, "namespace": namespace, "dtype": dtype}
         name = json_digest(self.identity)
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{what}-{model}").strip("._")[:60]
@@ -542,7 +501,6 @@ class FeatureCache:
             directory: Root of all caches; by default `default_cache_dir()`.
             what: Kind of features.
             namespace: Data set of the keys if they are ids and not content hashes.
-
         Returns:
             `FeatureCache`: Empty, or filled by an earlier run.
         """
@@ -569,15 +527,10 @@ class FeatureCache:
 
         Args:
             keys: N keys.
-
         Returns:
             `list[int]`: Positions in `keys`, ascending.
         """
-        return np.flatnonzero(self._missing(key_digests(keys))).tolist()
-
-    def _missing(self, digests: np.ndarray) -> np.ndarray:
-        """Whether each of the digests is unknown, `(N,)`."""
-        return self._find(digests)[0] == -1
+        return np.flatnonzero(self._find(key_digests(keys))[0] == -1).tolist()
 
     def _find(self, digests: np.ndarray) -> tuple[np.ndarray, _Rows | None]:
         """Row of each digest on disk, `-2 - i` if it is the i-th in memory, -1 if it is unknown; and the rows on disk."""
@@ -589,16 +542,12 @@ class FeatureCache:
         return positions, rows
 
     def get(self, keys: Sequence[str]) -> FeatureView:
-        """Features that are already cached.
+        """Features that are already cached; raises KeyError if one is not.
 
         Args:
             keys: N keys.
-
         Returns:
             `FeatureView` of shape `(N, ...)`: In the order of `keys`.
-
-        Raises:
-            KeyError: If a key is not cached for this revision of the model.
         """
         keys = _check_keys(keys)
         positions, rows = self._find(key_digests(keys))
@@ -617,9 +566,6 @@ class FeatureCache:
         Args:
             keys: N keys.
             features (`torch.Tensor` or array of shape `(N, ...)`): One row per key.
-
-        Raises:
-            ValueError: If the numbers of keys and rows differ, or a row is not finite.
         """
         keys = _check_keys(keys)
         rows = self._checked_rows(keys, features)
@@ -634,7 +580,7 @@ class FeatureCache:
                     "this process ends. Free some space, or set CAPTIONRL_CACHE to a writable folder.",
                     stacklevel=3,
                 )
-        for i in np.flatnonzero(self._missing(digests)).tolist():
+        for i in np.flatnonzero(self._find(digests)[0] == -1).tolist():
             self._memory.setdefault(bytes(digests[i]), rows[i])
 
     def get_or_compute(
@@ -656,50 +602,37 @@ class FeatureCache:
                 position.
             batch_size: Positions per call.
             progress: Whether to show a progress bar; a string is its label.
-
         Returns:
             `FeatureView` of shape `(N, ...)`: In the order of `keys`.
-
-        Raises:
-            ValueError: If `keys` is empty, `compute` returns a wrong number of rows, or a row is not finite.
         """
         keys = _check_keys(keys)
         if not keys:
             raise ValueError("keys is empty. Pass at least one image.")
         digests = key_digests(keys)
-        todo = np.flatnonzero(self._missing(digests))
+        todo = np.flatnonzero(self._find(digests)[0] == -1)
         if len(todo):
             todo = todo[np.sort(np.unique(digests[todo], return_index=True)[1])]  # the first of equal keys
             start = len(todo) * int(os.environ.get("RANK", "0")) // max(int(os.environ.get("WORLD_SIZE", "1")), 1)
-            self._compute(keys, digests, np.roll(todo, -start), compute, batch_size, progress)
+            pending: list[tuple[list[str], np.ndarray]] = []
+            size, written_at = 0, time.monotonic()
+            todo = np.roll(todo, -start)
+            with progress_bar(len(todo), progress, f"{self.identity['what']} features") as bar:
+                for offset in range(0, len(todo), batch_size):
+                    part = todo[offset : offset + batch_size]
+                    if bar is not None:
+                        bar.update(len(part))
+                    part = part[self._find(digests[part])[0] == -1]
+                    if len(part):
+                        names = [keys[i] for i in part.tolist()]
+                        rows = self._checked_rows(names, compute(part.tolist()))
+                        pending.append((names, rows))
+                        size += rows.nbytes
+                    is_late = offset + batch_size >= len(todo) or time.monotonic() - written_at >= _FLUSH_SECONDS
+                    if pending and (is_late or size >= _FLUSH_BYTES):
+                        rows = np.concatenate([found for _, found in pending])
+                        self.put([key for names, _ in pending for key in names], rows)
+                        pending, size, written_at = [], 0, time.monotonic()
         return self.get(keys)
-
-    def _compute(
-        self,
-        keys: Sequence[str],
-        digests: np.ndarray,
-        todo: np.ndarray,
-        compute: Callable,
-        batch_size: int,
-        progress: bool | str,
-    ) -> None:
-        pending: list[tuple[list[str], np.ndarray]] = []
-        size, written_at = 0, time.monotonic()
-        with progress_bar(len(todo), progress, f"{self.identity['what']} features") as bar:
-            for offset in range(0, len(todo), batch_size):
-                part = todo[offset : offset + batch_size]
-                if bar is not None:
-                    bar.update(len(part))
-                part = part[self._missing(digests[part])]
-                if len(part):
-                    names = [keys[i] for i in part.tolist()]
-                    rows = self._checked_rows(names, compute(part.tolist()))
-                    pending.append((names, rows))
-                    size += rows.nbytes
-                last = offset + batch_size >= len(todo)
-                if pending and (last or size >= _FLUSH_BYTES or time.monotonic() - written_at >= _FLUSH_SECONDS):
-                    self.put([key for names, _ in pending for key in names], np.concatenate([r for _, r in pending]))
-                    pending, size, written_at = [], 0, time.monotonic()
 
     def _checked_rows(self, keys: Sequence[str], features: Any) -> np.ndarray:
         """Features as an array of the stored type with one row per key; refuses rows that are not finite."""
@@ -710,10 +643,8 @@ class FeatureCache:
             features = (features if exact else features.float()).numpy()
         rows = np.asarray(features)
         if rows.ndim < 2 or len(rows) != len(keys) or 0 in rows.shape[1:]:
-            raise ValueError(
-                f"features have shape {rows.shape} for {len(keys)} keys, but must have one row per key and at least two "
-                "dimensions. Return the features of exactly the requested positions."
-            )
+            shape = f"features have shape {rows.shape} for {len(keys)} keys"
+            raise ValueError(f"{shape}. Return one row per requested position, with at least two dimensions.")
         stored = self.identity["dtype"] or ("float16" if rows.dtype == np.float16 else "float32")
         if stored == "uint8":
             if rows.dtype != np.uint8:
@@ -723,11 +654,8 @@ class FeatureCache:
             rows = rows.astype(stored, copy=False)
         finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
         if not finite.all():
-            key = keys[int(np.argmin(finite))]
-            raise ValueError(
-                f"The features of {key!r} are not finite in {stored} ({int((~finite).sum())} of {len(rows)} rows). "
-                "Compute and store them in float32, or check this image."
-            )
+            key, number = keys[int(np.argmin(finite))], f"{int((~finite).sum())} of {len(rows)} rows"
+            raise ValueError(f"The features of {key!r} are not finite in {stored} ({number}). Use float32.")
         return rows
 
 

@@ -37,13 +37,9 @@ def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
         image_features (array or tensor of shape `(N, D)`): Features of the images.
         text_features: Features of the captions: means of shape `(N, D)`, all captions of shape `(N, M, D)`, or a list
             of N matrices `(M_i, D)` if images have different numbers of captions.
-
     Returns:
         `torch.Tensor` of shape `(N, 2 D)`: float32, each row of norm 1. The product of two rows is the mean of the
         cosine similarities of images and captions.
-
-    Raises:
-        ValueError: If numbers of images disagree, an image has no caption, or a row is NaN, infinite or zero.
     """
     images = normalised(image_features, "image_features")
     if isinstance(text_features, Sequence):
@@ -51,10 +47,8 @@ def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
         for i, captions in enumerate(text_features):
             rows = torch.as_tensor(captions).float()
             if rows.ndim != 2 or len(rows) == 0:
-                raise ValueError(
-                    f"text_features[{i}] has shape {tuple(rows.shape)}, but must be (captions, features) with at least "
-                    "one caption. Remove images without captions, or use image features only."
-                )
+                shape = tuple(rows.shape)
+                raise ValueError(f"text_features[{i}] has shape {shape}. Use (captions, features), not empty.")
             means.append(rows.mean(dim=0))
         texts = torch.stack(means) if means else torch.empty(0, 0)
     else:
@@ -62,10 +56,7 @@ def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
         texts = texts.mean(dim=1) if texts.ndim == 3 else texts
     texts = normalised(texts, "text_features")
     if len(texts) != len(images):
-        raise ValueError(
-            f"There are image features of {len(images)} images and text features of {len(texts)}. Pass both in the "
-            "order of the same data set."
-        )
+        raise ValueError(f"There are {len(images)} images and text features of {len(texts)}. Pass the same images.")
     return torch.cat([images, texts.to(images.device)], dim=1) / 2**0.5
 
 
@@ -87,13 +78,9 @@ def nearest_neighbours(
         rows (sequence of `Q` integers, *optional*): Only find the neighbours of these images, among all images.
         block_size: Images per block; by default as many as fit into 64 MiB of scores.
         device: Device of the products; by default that of the features.
-
     Returns:
         `tuple` of two tensors of shape `(N, k)` on the CPU (`(Q, k)` with `rows`): int64 rows of the neighbours, most
         similar first, and their float32 cosine similarities in [-1, 1].
-
-    Raises:
-        ValueError: If features are invalid, or a number is out of range.
     """
     unit = normalised(features)
     return rank_rows(unit if device is None else unit.to(device), k, rows=rows, block_size=block_size)
@@ -176,14 +163,9 @@ def approximate_neighbours(
         num_probes: Lists searched per image; more lists give a higher recall and take longer.
         recall_rows: Number of random images whose neighbours are also searched exactly, to measure the recall.
         seed: Seed of the clustering and of these images.
-
     Returns:
         `tuple`: Indices and similarities as from [`nearest_neighbours`], and the recall in [0, 1]: the measured share of
         true neighbours that were found.
-
-    Raises:
-        ImportError: If faiss is not installed.
-        ValueError: If features are invalid, or a number is out of range.
     """
     faiss = _faiss()
     unit = normalised(features).cpu()
@@ -211,15 +193,7 @@ def approximate_neighbours(
 
 
 def neighbour_recall(found: Any, exact: Any) -> float:
-    """Share of the true neighbours that were found.
-
-    Args:
-        found (array or tensor of shape `(N, k)`): Neighbours of an approximate search.
-        exact (array or tensor of shape `(N, k)`): Neighbours of an exact search.
-
-    Returns:
-        `float`: In [0, 1], higher is better.
-    """
+    """Share of the true neighbours `exact` `(N, k)` that an approximate search found, in [0, 1]."""
     found, exact = torch.as_tensor(found), torch.as_tensor(exact)
     hits = sum(len(set(a).intersection(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True))
     return hits / exact.numel()
@@ -238,10 +212,8 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ImportError(
-            "Approximate neighbours need faiss, which is not installed. Run `pip install 'hf-captionrl[faiss]'`, or use "
-            "nearest_neighbours, which is exact and fast enough for about 200,000 images."
-        ) from error
+        remedy = "Run `pip install 'hf-captionrl[faiss]'`, or use the exact search, fast enough for 200,000 images."
+        raise ImportError(f"Approximate neighbours need faiss, which is not installed. {remedy}") from error
     return faiss
 
 

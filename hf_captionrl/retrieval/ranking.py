@@ -32,9 +32,8 @@ def as_features(features: Any, name: str = "features") -> Tensor:
         sizes = [np.shape(row) for row in features]
         odd = next((i for i, size in enumerate(sizes) if size != sizes[0]), None)
         if odd is not None:
-            raise ValueError(
-                f"{name}[{odd}] has shape {sizes[odd]}, but {name}[0] has {sizes[0]}. Use features of the same scorer."
-            )
+            shapes = f"{name}[{odd}] has shape {sizes[odd]}, but {name}[0] has {sizes[0]}"
+            raise ValueError(f"{shapes}. Use features of the same scorer.")
         if features and isinstance(features[0], Tensor):
             return torch.stack(list(features))
         if features and isinstance(features[0], np.ndarray):
@@ -49,9 +48,8 @@ def check_features(features: Any, name: str = "features") -> Tensor:
     """`(N, D)` features as a tensor, at least float32; raises ValueError if a row is NaN, infinite or zero."""
     tensor = as_features(features, name)
     if tensor.ndim != 2 or 0 in tensor.shape:
-        raise ValueError(
-            f"{name} must be a matrix (rows, features) that is not empty. Got shape {tuple(tensor.shape)}."
-        )
+        shape = tuple(tensor.shape)
+        raise ValueError(f"{name} must be a matrix (rows, features) that is not empty. Got shape {shape}.")
     if not tensor.is_floating_point():
         raise ValueError(f"{name} must be floating point, not {tensor.dtype}. Pass features, not ids or pixels.")
     tensor = tensor.detach()
@@ -64,10 +62,8 @@ def check_features(features: Any, name: str = "features") -> Tensor:
     if len(bad):
         row = int(bad[0])
         kind = "zero" if float(largest[row]) == 0 else "NaN or infinite"
-        raise ValueError(
-            f"{name}[{row}] is {kind} ({len(bad)} of {len(tensor)} rows), so it cannot be ranked. Check the caption or "
-            "image, or remove it."
-        )
+        number = f"{len(bad)} of {len(tensor)} rows"
+        raise ValueError(f"{name}[{row}] is {kind} ({number}) and cannot be ranked. Check the caption or image.")
     return tensor
 
 
@@ -106,18 +102,15 @@ def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
     """`(N,)` int64 image rows of the captions on the CPU; raises ValueError if one is not a row of the pool."""
     if targets is None:
         if num_captions != num_images:
-            raise ValueError(
-                f"{num_captions} captions and {num_images} images do not pair up. Pass targets, one image row per caption."
-            )
+            raise ValueError(f"{num_captions} captions and {num_images} images do not pair up. Pass targets.")
         return torch.arange(num_captions)
     try:
         rows = torch.as_tensor(targets)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"targets must be integers, one image row per caption ({error}).") from error
-    if rows.ndim != 1 or len(rows) != num_captions:
-        raise ValueError(
-            f"targets must contain one image row for each of {num_captions} captions. Got shape {tuple(rows.shape)}."
-        )
+    if rows.shape != (num_captions,):
+        shape = tuple(rows.shape)
+        raise ValueError(f"targets must contain one image row for each of {num_captions} captions. Got shape {shape}.")
     if rows.is_floating_point() or rows.dtype == torch.bool:
         raise ValueError(f"targets must be integers, not {rows.dtype}. Pass rows of the pool.")
     rows = rows.long().cpu()
@@ -150,34 +143,20 @@ def check_bag(rows: Sequence[int], name: str, num_images: int) -> list[int]:
 
 
 # --- Copies of images in a pool, by their features -------------------------------------------------------------------
-# Legend: M images in the pool, D features.
 
 _ROWS_AT_ONCE = 4096
 
 
 def duplicate_images(image_features: Any, *, unit: bool = False) -> Tensor:
-    """First row with identical features, for each image. A copy in the pool is a false negative.
+    """`(M,)` first row with identical features, for each image. A copy in the pool is a false negative.
 
-    Args:
-        image_features (array or tensor of shape `(M, D)`): Features of the pool.
-        unit: Whether rows are equal if they are after scaling to length 1.
-    Returns:
-        `torch.Tensor` of shape `(M,)`: int64; image i is a copy of an earlier image if value i is not i.
-    Raises:
-        ValueError: If the features are invalid.
+    `unit`: whether rows are equal if they are after scaling to length 1.
     """
     return first_rows(check_features(image_features, "image_features"), unit_length if unit else torch.Tensor.detach)
 
 
 def first_rows(images: Tensor, scale: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Tensor:
-    """[`duplicate_images`] of checked features, scaled block by block.
-
-    Args:
-        images (`torch.Tensor` of shape `(M, D)`): Features of the pool.
-        scale: Maps some rows to the rows that are compared.
-    Returns:
-        `torch.Tensor` of shape `(M,)`: int64.
-    """
+    """[`duplicate_images`] of checked features `(M, D)`; `scale` maps some rows to the rows that are compared."""
 
     def bits(rows: Any) -> np.ndarray:
         found = scale(images[rows]).cpu().contiguous().numpy()
@@ -203,13 +182,7 @@ _BLOCK_SCORES = 2**24
 
 
 def default_block_size(num_images: int) -> int:
-    """Default number of rows per block of scores.
-
-    Args:
-        num_images: M, the columns of the block.
-    Returns:
-        `int`: Rows of a block of about 64 MiB, at least 16.
-    """
+    """Rows of a block of scores with M columns: about 64 MiB, and at least 16 rows."""
     return max(_BLOCK_SCORES // num_images, 16)
 
 
@@ -218,28 +191,19 @@ def _pair(text_features: Any, image_features: Any) -> tuple[Tensor, Tensor]:
     raw_text = as_features(text_features, "text_features")
     raw_images = as_features(image_features, "image_features")
     if raw_text.dtype != raw_images.dtype:
-        raise ValueError(
-            f"text_features are {raw_text.dtype}, but image_features are {raw_images.dtype}. Convert one of them, or "
-            "compute both with the same scorer."
-        )
+        dtypes = f"text_features are {raw_text.dtype}, but image_features are {raw_images.dtype}"
+        raise ValueError(f"{dtypes}. Convert one of them, or compute both with the same scorer.")
     text, images = check_features(raw_text, "text_features"), check_features(raw_images, "image_features")
     if text.shape[1] != images.shape[1]:
-        raise ValueError(
-            f"text_features have {text.shape[1]} features, but image_features have {images.shape[1]}. "
-            "Use features of the same scorer."
-        )
+        widths = f"text_features have {text.shape[1]} features, but image_features have {images.shape[1]}"
+        raise ValueError(f"{widths}. Use features of the same scorer.")
     return in_range(text, images)
 
 
 def ranks_from_scores(scores: Tensor, columns: Tensor, *, buffer: Tensor | None = None) -> Tensor:
-    """Rank of one column in each row of scores; all other functions use this rule.
+    """`(N,)` rank of one column `columns[n]` in each row of scores `(N, K)`; all other functions use this rule.
 
-    Args:
-        scores (`torch.Tensor` of shape `(N, K)`): Similarities of each caption with K images.
-        columns (`torch.Tensor` of shape `(N,)`): Column of the target.
-        buffer (`torch.Tensor` of shape `(N, K)`, *optional*): bool, overwritten; saves an allocation per call.
-    Returns:
-        `torch.Tensor` of shape `(N,)`: int64 ranks in [1, K], 1 = best; equal scores rank before the target.
+    1 = best; equal scores rank before the target. `buffer`, bool `(N, K)`, is overwritten and saves an allocation per call.
     """
     target = scores.gather(1, columns[:, None])
     # Counting worse images, not better ones, ranks a NaN score last instead of first.
@@ -252,13 +216,9 @@ def ranks_from_scores(scores: Tensor, columns: Tensor, *, buffer: Tensor | None 
 
 
 def tie_copies(scores: Tensor, duplicate_of: Tensor) -> Tensor:
-    """Set the scores of exact copies of an image to that of the first one, in place.
+    """Set the scores `(N, K)` of exact copies of an image to that of the first one, in place.
 
-    Args:
-        scores (`torch.Tensor` of shape `(N, K)`): Similarities of each caption and K images.
-        duplicate_of (`torch.Tensor` of shape `(K,)`): First column with the same image, from [`duplicate_images`].
-    Returns:
-        `torch.Tensor` of shape `(N, K)`: The scores.
+    `duplicate_of` `(K,)`: first column with the same image, from [`duplicate_images`].
     """
     copies = torch.nonzero(duplicate_of != torch.arange(len(duplicate_of))).flatten()
     if len(copies):
@@ -289,18 +249,11 @@ def ranks(
     block_size: int | None = None,
     duplicate_of: Tensor | None = None,
 ) -> Tensor:
-    """Rank of each caption's target in the whole pool, computed in blocks of captions.
+    """`(N,)` rank of each caption's target in the whole pool, on the CPU: 1 = best, ties against the caption.
 
-    Args:
-        text_features (array or tensor of shape `(N, D)`): Features of the captions; normalised for cosine similarity.
-        image_features (array or tensor of shape `(M, D)`): Features of the pool, with the same dtype.
-        targets (sequence of `N` integers): Image row of each caption; by default caption i belongs to image i.
-        block_size: Captions per block; by default as many as fit into 64 MiB of scores.
-        duplicate_of (`torch.Tensor` of shape `(M,)`): Result of [`duplicate_images`], if already known.
-    Returns:
-        `torch.Tensor` of shape `(N,)`: int64 ranks on the CPU, in [1, M], 1 = best, ties against the caption.
-    Raises:
-        ValueError: If features or targets are invalid, or block_size is not positive.
+    The product of text `(N, D)` and images `(M, D)`, normalised for cosine similarity, is computed in blocks of captions, by
+    default of 64 MiB. `targets` are the image rows of the captions, by default caption i belongs to image i; `duplicate_of`
+    is the result of [`duplicate_images`], if already known.
     """
     text, images = _pair(text_features, image_features)
     columns = check_targets(targets, len(text), len(images)).to(text.device)
@@ -324,16 +277,7 @@ def ranks(
 
 
 def recall_at_k(rank: Tensor, k: int) -> float:
-    """Share of captions whose target is among the first k.
-
-    Args:
-        rank (`torch.Tensor` of shape `(N,)`): Ranks, 1 = best.
-        k: Largest rank that counts as found.
-    Returns:
-        `float`: In [0, 1], higher is better.
-    Raises:
-        ValueError: If there are no ranks or k is not positive.
-    """
+    """Share of captions whose target is among the first k."""
     if k < 1:
         raise ValueError(f"k is {k}. Use at least 1.")
     if len(rank) == 0:
@@ -342,21 +286,11 @@ def recall_at_k(rank: Tensor, k: int) -> float:
 
 
 def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distractors: int = 99) -> Tensor:
-    r"""Probability that the target is among the first k against distractors drawn at random from the pool.
+    r"""`(N,)` probability that the target is among the first k against distractors drawn at random from the pool.
 
     The value is exact: with b = rank - 1 better images among the other M - 1, the number of better images among n
     distractors is hypergeometric, so the probability is `sum_{i<k} C(b, i) C(M-1-b, n-i) / C(M-1, n)`. For k = 1 this
-    is `C(M-1-b, n) / C(M-1, n)`.
-
-    Args:
-        rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
-        pool_size: M.
-        k: Largest rank that counts as found.
-        num_distractors: n, at most M - 1.
-    Returns:
-        `torch.Tensor` of shape `(N,)`: float64 probabilities in [0, 1], higher is better.
-    Raises:
-        ValueError: If there are fewer than `num_distractors` other images, or a number is out of range.
+    is `C(M-1-b, n) / C(M-1, n)`. Ranks are those in the whole pool.
     """
     others = pool_size - 1
     if k < 1:
@@ -366,10 +300,8 @@ def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distracto
     bad = torch.nonzero(~((better >= 0) & (better <= others))).flatten()
     if len(bad):
         i = int(bad[0])
-        raise ValueError(
-            f"rank[{i}] is {float(better[i]) + 1:g}, but ranks in a pool of {pool_size} images are 1 to {pool_size}. "
-            "Pass the pool_size that the ranks were computed with."
-        )
+        limits = f"ranks in a pool of {pool_size} images are 1 to {pool_size}"
+        raise ValueError(f"rank[{i}] is {float(better[i]) + 1:g}, but {limits}. Pass the pool_size of the ranks.")
     # log x! for every x in the formula; its differences are exact to about 1e-12.
     log_factorial = torch.lgamma(torch.arange(others + 1, dtype=torch.float64) + 1)
 
@@ -388,57 +320,25 @@ def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distracto
     return chance.clamp(0.0, 1.0)
 
 
-def random_distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distractors: int = 99) -> float:
-    """Mean over captions of [`distractor_recall`]: RD100 of the papers, without a seed.
-
-    Args:
-        rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
-        pool_size: M.
-        k: Largest rank that counts as found.
-        num_distractors: Distractors per caption; 99 gives the papers' 100 images.
-    Returns:
-        `float`: Expected recall at k in [0, 1], higher is better.
-    Raises:
-        ValueError: If there are fewer than `num_distractors` other images, or no ranks.
-    """
-    if len(rank) == 0:
-        raise ValueError("There are no ranks to average. Pass at least one caption.")
-    return float(distractor_recall(rank, pool_size, k=k, num_distractors=num_distractors).mean())
-
-
 def _check_num_distractors(number: int, others: int) -> None:
     if not 1 <= number <= others:
-        raise ValueError(
-            f"num_distractors ({number}) must be between 1 and the other images of the pool ({others}). Lower it, or "
-            "rank in the whole pool."
-        )
+        limits = f"1 and the other images of the pool ({others})"
+        raise ValueError(f"num_distractors ({number}) must be between {limits}. Lower it, or rank in the whole pool.")
 
 
 def sampled_ranks(rank: Tensor, pool_size: int, *, num_distractors: int, repeats: int, seed: int) -> Tensor:
-    """Ranks against random distractors, drawn independently for each caption; checks the closed form and old protocols.
+    """`(repeats, N)` ranks against random distractors, drawn independently for each caption, from ranks in the whole pool.
 
     The number of better images among the distractors is hypergeometric, so it is drawn directly. This has the same
-    distribution as drawing images, and needs no scores.
-
-    Args:
-        rank (`torch.Tensor` of shape `(N,)`): Ranks in the whole pool, 1 = best.
-        pool_size: M.
-        num_distractors: Distractors per caption, drawn without replacement.
-        repeats: Independent draws per caption.
-        seed: Seed of the draws.
-    Returns:
-        `torch.Tensor` of shape `(repeats, N)`: int64 ranks in [1, num_distractors + 1].
-    Raises:
-        ValueError: If there are fewer than `num_distractors` other images, or repeats is not positive.
+    distribution as drawing images, and needs no scores. It checks the closed form and old protocols.
     """
     others = pool_size - 1
     _check_num_distractors(num_distractors, others)
     if repeats < 1:
         raise ValueError(f"repeats is {repeats}. Use at least 1.")
     better = torch.as_tensor(rank).cpu().numpy() - 1
-    drawn = np.random.default_rng(seed).hypergeometric(
-        better, others - better, num_distractors, size=(repeats, len(better))
-    )
+    size = (repeats, len(better))
+    drawn = np.random.default_rng(seed).hypergeometric(better, others - better, num_distractors, size=size)
     return torch.from_numpy(drawn).long() + 1
 
 
@@ -452,16 +352,9 @@ def bag_ranks(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rank of each caption's target within each bag that contains it (TrueMatch).
 
-    Args:
-        text_features (array or tensor of shape `(N, D)`): Features of the captions.
-        image_features (array or tensor of shape `(M, D)`): Features of the images.
-        bags: Lists of at least 2 image rows. All captions of the images in a bag are ranked within the bag.
-        targets (sequence of `N` integers): Image row of each caption; by default caption i belongs to image i.
-        duplicate_of (`torch.Tensor` of shape `(M,)`): Result of [`duplicate_images`], if already known.
-    Returns:
-        `tuple` of three int64 tensors of shape `(P,)`: Ranks, 1 = best; row of the ranked caption; index of the bag.
-    Raises:
-        ValueError: If features, targets or a bag are invalid, or an image of a bag has no caption.
+    `bags` are lists of at least 2 image rows; all captions of the images in a bag are ranked within the bag. The other
+    arguments are those of [`ranks`]. Returns three int64 tensors `(P,)`: ranks, 1 = best; row of the ranked caption; index of
+    the bag.
     """
     text, images = _pair(text_features, image_features)
     owners = check_targets(targets, len(text), len(images))
@@ -469,18 +362,14 @@ def bag_ranks(
         raise ValueError("bags is empty. Pass at least one bag.")
     copies = _copies(images, duplicate_of)
     of_image = torch.argsort(owners, stable=True).tolist()  # captions of image 0, of image 1, ...
-    first = [
-        0,
-        *torch.bincount(owners, minlength=len(images)).cumsum(0).tolist(),
-    ]  # (M + 1,) where those of each begin
+    # (M + 1,) where those of each begin
+    first = [0, *torch.bincount(owners, minlength=len(images)).cumsum(0).tolist()]
     found, captions, numbers = [], [], []
     for number, bag in enumerate(bags):
         rows = check_bag(bag, f"bags[{number}]", len(images))
         for row in rows:
             if first[row] == first[row + 1]:
-                raise ValueError(
-                    f"bags[{number}] contains image {row}, which has no caption. Caption all images of bags."
-                )
+                raise ValueError(f"bags[{number}] contains image {row}, which has no caption. Caption all images.")
         ranked = [caption for row in rows for caption in of_image[first[row] : first[row + 1]]]
         columns = torch.tensor([i for i, row in enumerate(rows) for _ in range(first[row], first[row + 1])])
         scores = _scores_in(text[ranked], images, rows, copies)  # (captions of the bag, K)
@@ -498,18 +387,10 @@ def set_ranks(
     *,
     duplicate_of: Tensor | None = None,
 ) -> Tensor:
-    """Rank of each caption's target within the candidates of the caption (ImageCoDe).
+    """`(N,)` rank of each caption's target within the candidates of the caption (ImageCoDe), 1 = best, ties against it.
 
-    Args:
-        text_features (array or tensor of shape `(N, D)`): Features of the captions.
-        image_features (array or tensor of shape `(M, D)`): Features of the images.
-        sets: For each caption, a list of at least 2 image rows.
-        targets (sequence of `N` integers): Image row of each caption, which must be in its set.
-        duplicate_of (`torch.Tensor` of shape `(M,)`): Result of [`duplicate_images`], if already known.
-    Returns:
-        `torch.Tensor` of shape `(N,)`: int64 ranks, 1 = best, ties against the caption.
-    Raises:
-        ValueError: If features, targets or a set are invalid, or a set does not contain its target.
+    `sets` has for each caption a list of at least 2 image rows, its target among them. The other arguments are those of
+    [`ranks`].
     """
     text, images = _pair(text_features, image_features)
     if targets is None:

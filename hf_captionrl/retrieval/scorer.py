@@ -94,14 +94,8 @@ class TokenScorer(Scorer, Protocol):
 class DualEncoder(TokenScorer, abc.ABC):
     """Base class of scorers with batching, freezing, precision and checks. Subclasses tokenise and run the model.
 
-    The weights may be fp16 or bf16. Normalisation and results are fp32, also under autocast, because a similarity in
-    bf16 has an error of 0.2 nats at scale 100.
-
-    Args:
-        model: Dual encoder; it is frozen, set to eval mode, cast and moved in place.
-        fingerprint: Hash of weights, config and image processor.
-        revision: Short revision in the signature (a commit, or the beginning of the fingerprint).
-        extra: More parts of the signature.
+    The model is frozen, set to eval mode, cast and moved in place. Its weights may be fp16 or bf16; normalisation and results
+    are fp32, also under autocast, because a similarity in bf16 has an error of 0.2 nats at scale 100.
     """
 
     def __init__(
@@ -109,14 +103,14 @@ class DualEncoder(TokenScorer, abc.ABC):
         model: torch.nn.Module,
         *,
         model_id: str,
-        fingerprint: str,
-        revision: str,
+        fingerprint: str,  # hash of weights, config and image processor
+        revision: str,  # short, in the signature: a commit, or the beginning of the fingerprint
         logit_scale: float,
         max_text_tokens: int,
         dtype: str | torch.dtype = "float32",
         device: str | torch.device | None = None,
         batch_size: int = 64,
-        extra: Sequence[str] = (),
+        extra: Sequence[str] = (),  # more parts of the signature
     ):
         if str(dtype) not in _DTYPES:
             raise ValueError(f"dtype is {dtype!r}. Use 'float32', 'float16' or 'bfloat16'.")
@@ -166,10 +160,7 @@ class DualEncoder(TokenScorer, abc.ABC):
 
     def _encode_tokens(self, rows: list[dict[str, list[int]]]) -> Tensor:
         """Features `(N, T, D)` of the tokens of tokenised captions, padded to the longest, not normalised."""
-        raise ValueError(
-            f"{self.model_id} has features of captions, but not of their tokens. Use a CLIP model, or compute the "
-            "features of the tokens yourself."
-        )
+        raise ValueError(f"{self.model_id} has features of captions, but not of their tokens. Use a CLIP model.")
 
     def text_features(self, captions: Sequence[str]) -> Tensor:
         """Captions as unit vectors on the device; equal captions are encoded once and have bit-equal features."""
@@ -248,18 +239,17 @@ def _check_captions(captions: Sequence[str]) -> list[str]:
 
 def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
     if features.ndim != 2:
-        raise ValueError(
-            f"The model returns {what} features of shape {tuple(features.shape)}, but a scorer needs one vector per "
-            f"{what}. Use a model with a pooled embedding, such as CLIP or SigLIP."
-        )
+        shape = tuple(features.shape)
+        raise ValueError(f"The model returns {what} features of shape {shape}, not vectors. Use CLIP or SigLIP.")
     features = features.float()
     largest = torch.linalg.vector_norm(features, ord=torch.inf, dim=1)
     good = torch.isfinite(largest) & (largest > 0)
     if not bool(good.all()):
         i = int((~good).nonzero()[0, 0])
+        norm, number = float(features[i].norm()), f"{int((~good).sum())} of {len(good)} rows"
         raise ValueError(
-            f"The features of {what} {i} have norm {float(features[i].norm())} in {dtype}, but must be finite and not zero "
-            f"({int((~good).sum())} of {len(good)} rows). Load the scorer with dtype='float32' or 'bfloat16'."
+            f"The features of {what} {i} have norm {norm} in {dtype}, but must be finite and not zero ({number}). "
+            "Load the scorer with dtype='float32' or 'bfloat16'."
         )
     return unit_length(features)
 
@@ -276,10 +266,6 @@ class OpenClipScorer(DualEncoder):
         dtype: Data type of the weights; results are always fp32.
         device: By default the GPU if there is one, or the device of a model in memory.
         batch_size: Captions or images per forward pass.
-
-    Raises:
-        ValueError: If the name is unknown, weights are missing or not in safetensors, or the model would not pool at
-            EOS.
     """
 
     def __init__(
@@ -306,9 +292,8 @@ class OpenClipScorer(DualEncoder):
         if tokenizer is None:
             tokenizer = open_clip.SimpleTokenizer(context_length=self.context_length)
             if (vocab := getattr(model, "vocab_size", None)) != tokenizer.vocab_size:
-                raise ValueError(
-                    f"The model has a vocabulary of {vocab}, but CLIP's has {tokenizer.vocab_size}. Pass tokenizer=."
-                )
+                clip = tokenizer.vocab_size
+                raise ValueError(f"The model has a vocabulary of {vocab}, but CLIP's has {clip}. Pass tokenizer=.")
         self.tokenizer = tokenizer
         settings = dict(open_clip.get_model_preprocess_cfg(model))
         self.preprocess = preprocess or image_transform_v2(PreprocessCfg(**settings), is_train=False)
@@ -338,10 +323,8 @@ class OpenClipScorer(DualEncoder):
             probe = self.tokenizer(["a"], context_length=self.context_length)[0]
             eos = self.tokenizer.eot_token_id if model.text_pool_type == "argmax" else model.text_eos_id
             if int((probe == eos).sum()) != 1 or int(probe[2]) != eos:
-                raise ValueError(
-                    f"The text tower pools at token {eos}, but the tokenizer ends a caption with {int(probe[2])}. "
-                    "Set text_cfg.eos_id to the tokenizer's end token."
-                )
+                ends = f"but the tokenizer ends a caption with {int(probe[2])}"
+                raise ValueError(f"The text tower pools at token {eos}, {ends}. Set text_cfg.eos_id to that.")
 
     def _num_tokens(self, captions: list[str]) -> list[int]:
         if hasattr(self.tokenizer, "encode"):
@@ -386,10 +369,8 @@ class OpenClipScorer(DualEncoder):
             return self.model.encode_text(tokens)
         from open_clip.transformer import text_global_pool
 
-        pooled = text_global_pool(
-            self._hidden(tokens), tokens, self.model.text_pool_type, eos_token_id=self.model.text_eos_id
-        )
-        return self._project(pooled)
+        pool, eos = self.model.text_pool_type, self.model.text_eos_id
+        return self._project(text_global_pool(self._hidden(tokens), tokens, pool, eos_token_id=eos))
 
     def _encode_tokens(self, rows: list[dict[str, list[int]]]) -> Tensor:
         return self._project(self._hidden(self._padded(rows))) if self._trim else super()._encode_tokens(rows)
@@ -403,15 +384,15 @@ def _refuse_pickles(name: str, pretrained: str | None) -> None:
     """Raise if local weights are not safetensors; open_clip reads its released pickles as tensors only."""
     from open_clip.factory import _find_checkpoint_in_dir
 
-    chosen = pretrained if pretrained and Path(pretrained).is_file() else None
-    if Path(name).is_dir():
-        # open_clip prefers a pickle with a common name to safetensors with another name.
-        chosen = _find_checkpoint_in_dir(Path(name)) or name
-    if chosen and Path(chosen).suffix != ".safetensors":
+    is_folder = Path(name).is_dir()
+    # open_clip prefers a pickle with a common name to safetensors with another name.
+    chosen = _find_checkpoint_in_dir(Path(name)) or name if is_folder else pretrained
+    if chosen and (is_folder or Path(chosen).is_file()) and Path(chosen).suffix != ".safetensors":
+        command = convert_command(name if is_folder else str(chosen))
+        remedy = "load OUT" if is_folder else "pass pretrained=OUT, a name that ends in .safetensors"
         raise ValueError(
             f"The weights {chosen!r} cannot be loaded because they are not in safetensors, and other formats can execute "
-            f"code when they are opened. Use {convert_command((Path(name).is_dir() and name) or str(chosen))} and "
-            + ("load OUT." if Path(name).is_dir() else "pass pretrained=OUT, a name that ends in .safetensors.")
+            f"code when they are opened. Use {command} and {remedy}."
         )
 
 
@@ -430,10 +411,8 @@ def _open_clip_model(name: str, pretrained: str | None) -> tuple[Any, str, str]:
             raise ValueError(f"{name!r} is neither an architecture of open_clip nor a folder. Similar names: {close}.")
         if not pretrained:
             tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none are released"
-            raise ValueError(
-                f"open_clip:{name} does not specify weights. Use 'open_clip:{name}@TAG' with TAG one of: {tags}; or "
-                "pretrained='a weights file'."
-            )
+            remedy = f"Use 'open_clip:{name}@TAG' with TAG one of: {tags}; or pretrained='a weights file'."
+            raise ValueError(f"open_clip:{name} does not specify weights. {remedy}")
     try:
         return open_clip.create_model(name, pretrained, require_pretrained=True), model_id, name
     except (RuntimeError, FileNotFoundError, ValueError) as error:
@@ -459,13 +438,8 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
             `"open_clip:NAME@TAG"`, `"open_clip:hf-hub:..."` or a folder with `open_clip_config.json`; a model in
             memory; or a scorer, which is returned unchanged.
         **kwargs: Arguments of `HFScorer` or `OpenClipScorer`: `dtype`, `device`, `batch_size`, ...
-
     Returns:
         `Scorer`: `HFScorer` or `OpenClipScorer`.
-
-    Raises:
-        FileNotFoundError: If there is no such model, or it has no weights in safetensors.
-        ValueError: If the model is not an image-text dual encoder, or lacks weights.
     """
     if isinstance(name_or_path, torch.nn.Module):
         is_open_clip = hasattr(name_or_path, "encode_text") and hasattr(name_or_path, "encode_image")
@@ -480,9 +454,7 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
         return HFScorer(name, **kwargs)
     if isinstance(name_or_path, Scorer):
         return name_or_path
-    raise ValueError(
-        f"{name_or_path!r} is not a scorer. Pass a name or folder of a model, 'open_clip:NAME@TAG', or a model."
-    )
+    raise ValueError(f"{name_or_path!r} is not a scorer. Pass a model, its name or folder, or 'open_clip:NAME@TAG'.")
 
 
 class HFScorer(DualEncoder):
@@ -504,11 +476,6 @@ class HFScorer(DualEncoder):
         logit_scale: Factor on the cosine similarity, if the model has none.
         allow_legacy_pooling: Accept a CLIP with `eos_token_id == 2` in its config although EOS is not the highest id.
             transformers pools such a model at the highest token id, so the words after that token are ignored.
-
-    Raises:
-        ValueError: If the model is not a dual encoder, weights are missing, the processor lacks a part, or the model
-            would not pool at EOS.
-        FileNotFoundError: If there is no such model.
     """
 
     def __init__(
@@ -539,17 +506,13 @@ class HFScorer(DualEncoder):
             model_id = Path(name).resolve().name if is_folder else name  # the path is not portable
             commit = None if is_folder else getattr(model.config, "_commit_hash", None)
         if not (hasattr(model, "get_text_features") and hasattr(model, "get_image_features")):
-            raise ValueError(
-                f"{type(model).__name__} is not an image-text dual encoder: it lacks get_text_features or "
-                "get_image_features. Use CLIP, SigLIP or another contrastive model as scorer."
-            )
+            kind, lacks = type(model).__name__, "it lacks get_text_features or get_image_features"
+            raise ValueError(f"{kind} is not an image-text dual encoder: {lacks}. Use CLIP or SigLIP as scorer.")
         self.tokenizer: Any = getattr(processor, "tokenizer", None)
         self.image_processor: Any = getattr(processor, "image_processor", None)
         if self.tokenizer is None or self.image_processor is None:
-            raise ValueError(
-                f"The processor of {model_id} is {type(processor).__name__}, but a scorer needs a tokenizer and an "
-                "image_processor. Pass processor=, for example CLIPProcessor(image_processor, tokenizer)."
-            )
+            kind, needs = type(processor).__name__, "but a scorer needs a tokenizer and an image_processor"
+            raise ValueError(f"The processor of {model_id} is {kind}, {needs}. Pass processor=.")
         if padding not in ("auto", "longest", "max_length"):
             raise ValueError(f"padding is {padding!r}. Use 'auto', 'longest' or 'max_length'.")
         self._fixed = _text_config(model).model_type in _FIXED_LENGTH
@@ -561,10 +524,8 @@ class HFScorer(DualEncoder):
         _check_pooling(model, self.tokenizer, allow_legacy_pooling)
 
         images = f"{type(self.image_processor).__name__} {self.image_processor.to_json_string()}"
-        if commit:
-            fingerprint = hashlib.blake2b(f"{model_id}@{commit} {images}".encode(), digest_size=16).hexdigest()
-        else:
-            fingerprint = model_fingerprint(model, images)
+        named = hashlib.blake2b(f"{model_id}@{commit} {images}".encode(), digest_size=16).hexdigest()
+        fingerprint = named if commit else model_fingerprint(model, images)
         super().__init__(
             model,
             model_id=model_id,
@@ -639,7 +600,11 @@ class HFScorer(DualEncoder):
 def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -> tuple[Any, Any]:
     from transformers import AutoModel, AutoProcessor
 
-    _check_place(name)
+    if not Path(name).is_dir() and (hub_name(name) is None or name.startswith((".", "~"))):
+        raise FileNotFoundError(
+            f"The scorer {name!r} is not a folder. Use a folder with config.json, model.safetensors and the files of the "
+            "processor, a Hub name, or 'open_clip:NAME@TAG'."
+        )
     revision = usable_revision(name, revision)
     # "auto" keeps the stored precision, because the logit scale must be read before a cast.
     model, missing = load_pretrained(AutoModel, name, revision=revision, dtype="auto")
@@ -647,10 +612,7 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
     if not with_processor:
         return model, None
     check_json_files(name, revision)
-    remedy = (
-        "Use a folder or repository with the files of the tokenizer and the image processor (processor.save_pretrained), or "
-        "'open_clip:NAME@TAG'."
-    )
+    remedy = "Use a folder or repository with the files of processor.save_pretrained, or 'open_clip:NAME@TAG'."
     if not any(find_file(name, file, revision) for file in TOKENIZER_FILES):
         raise FileNotFoundError(f"The scorer {name!r} has no tokenizer. {remedy}")
     try:
@@ -663,21 +625,12 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
         raise ValueError(f"The processor of the scorer {name!r} cannot be loaded ({said[:200]}). {remedy}") from error
 
 
-def _check_place(name: str) -> None:
-    if not Path(name).is_dir() and (hub_name(name) is None or name.startswith((".", "~"))):
-        raise FileNotFoundError(
-            f"The scorer {name!r} is not a folder. Use a folder with config.json, model.safetensors and the files of the "
-            "processor, a Hub name, or 'open_clip:NAME@TAG'."
-        )
-
-
 def _pooled(output: Any, method: str) -> Tensor:
     # transformers 4 returns the tensor, transformers 5 an output object with the tensor.
     features = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
     if features is None:
-        raise ValueError(
-            f"{method} returned {type(output).__name__} without pooler_output. Use a model with a pooled embedding."
-        )
+        kind = type(output).__name__
+        raise ValueError(f"{method} returned {kind} without pooler_output. Use a model with a pooled embedding.")
     return features
 
 
@@ -720,12 +673,11 @@ def _check_pooling(model: Any, tokenizer: Any, allow_legacy: bool) -> None:
         raise ValueError(
             "The config has eos_token_id == 2, for which transformers pools a caption at its highest token id. EOS is "
             f"{eos}, but the highest id of the vocabulary is {highest}, so the rest of most captions would be ignored. Use "
-            "an EOS id other than 2 in tokenizer and config (and train again), or pass allow_legacy_pooling=True."
+            "another EOS id in tokenizer and config (and train again), or pass allow_legacy_pooling=True."
         )
     position = probe.index(configured) if configured in probe else 0
     if position != len(probe) - 1:
         raise ValueError(
-            f"The text tower pools at the first token {configured} (eos_token_id of the config), but the tokenizer "
-            f"ends a caption with {probe[-1]}: 'a' becomes {probe}, and position {position} would be pooled. Set "
-            "model.text_model.eos_token_id to the tokenizer's EOS, or let the tokenizer add EOS."
+            f"The text tower pools at the first token {configured} (eos_token_id of the config), but 'a' becomes {probe}, and "
+            f"position {position} would be pooled. Set that to the tokenizer's EOS, or let the tokenizer add EOS."
         )

@@ -82,6 +82,7 @@ COCO = (
 PLURALS = {f"{name}s": name for name in [*COCO, "house", "cookie", "movie", "nurse", "rose", "shoe", "toe"]}
 PLURALS |= {f"{name}es": name for name in ("bus", "bench", "wine glass", "sandwich", "couch", "toothbrush")}
 PLURALS |= {f"{name}es": name for name in ("box", "potato", "dish", "dress", "lens", "canvas")}
+PLURALS |= {f"{name}es": name for name in ("virus", "status", "bonus", "lotus", "atlas")}
 PLURALS |= {"people": "person", "sheep": "sheep", "knives": "knife", "mice": "mouse", "scissors": "scissors"}
 
 
@@ -90,14 +91,6 @@ def test_plurals_of_what_is_in_photographs(many):
     one = PLURALS[many]
     found = chair([f"two {many}", f"a {one}"], [[one], [many]])
     assert found["per_sample"] == {"wrong": [[], []], "mentioned": [[one], [one]]}
-
-
-@pytest.mark.parametrize(
-    "one", ["virus", "status", "bonus", "lotus", "atlas", "horse", "vase", "house", "cookie", "movie"]
-)
-def test_words_that_end_alike(one):
-    many = f"{one}es" if one.endswith("s") else f"{one}s"
-    assert chair([f"two {many}"], [[one]])["per_sample"] == {"wrong": [[]], "mentioned": [[one]]}
 
 
 def test_objects_are_names_without_synonyms():

@@ -52,49 +52,32 @@ def test_ref_clip_score_equals_a_plain_loop():
     assert_close(ref_clip_score(text, image, references)["per_sample"], expected, dtype="float32")
 
 
-VECTORS_VIDEO_MATCHING = json.loads((Path(__file__).parents[1] / "vectors" / "retrieval.json").read_text())["emscore"]
+VIDEOS = json.loads((Path(__file__).parents[1] / "vectors" / "retrieval.json").read_text())["emscore"]
 
 
 def parts():
-    frames = [
-        np.array(f)[np.array(m) > 0]
-        for f, m in zip(VECTORS_VIDEO_MATCHING["video_frames"], VECTORS_VIDEO_MATCHING["video_mask"], strict=True)
+    """Tokens, frames and weights without padding."""
+    kept = (("text_tokens", "text_mask"), ("video_frames", "video_mask"), ("idf", "text_mask"))
+    return [
+        [np.array(rows)[np.array(mask) > 0] for rows, mask in zip(VIDEOS[name], VIDEOS[masks], strict=True)]
+        for name, masks in kept
     ]
-    tokens = [
-        np.array(t)[np.array(m) > 0]
-        for t, m in zip(VECTORS_VIDEO_MATCHING["text_tokens"], VECTORS_VIDEO_MATCHING["text_mask"], strict=True)
-    ]
-    idf = [
-        np.array(w)[np.array(m) > 0]
-        for w, m in zip(VECTORS_VIDEO_MATCHING["idf"], VECTORS_VIDEO_MATCHING["text_mask"], strict=True)
-    ]
-    return tokens, frames, idf
 
 
 def test_scores_equal_the_authors_numbers():
     tokens, frames, idf = parts()
     found = emscore(tokens, frames, idf=idf)
-    names = {
-        "fine_precision": "figr_P",
-        "fine_recall": "figr_R",
-        "fine_f": "figr_F",
-        "coarse": "cogr",
-        "precision": "full_P",
-        "recall": "full_R",
-        "f": "full_F",
-    }
+    names = {"fine_precision": "figr_P", "fine_recall": "figr_R", "fine_f": "figr_F", "coarse": "cogr"}
+    names |= {"precision": "full_P", "recall": "full_R", "f": "full_F"}
     for ours, theirs in names.items():
-        assert_close(found["per_sample"][ours], VECTORS_VIDEO_MATCHING[theirs], dtype="float32")
-        assert found[ours] == close(np.mean(VECTORS_VIDEO_MATCHING[theirs]), ulps=32, dtype="float32")
+        assert_close(found["per_sample"][ours], VIDEOS[theirs], dtype="float32")
+        assert found[ours] == close(np.mean(VIDEOS[theirs]), ulps=32, dtype="float32")
 
 
 def test_tokens_have_equal_weights_without_idf():
     tokens, frames, idf = parts()
-    alike = emscore(tokens, frames)
-    np.testing.assert_allclose(
-        alike["per_sample"]["fine_precision"],
-        emscore(tokens, frames, idf=[np.full(len(t), 3.0) for t in tokens])["per_sample"]["fine_precision"],
-    )
+    alike, threes = (emscore(tokens, frames, idf=w) for w in (None, [np.full(len(t), 3.0) for t in tokens]))
+    np.testing.assert_allclose(alike["per_sample"]["fine_precision"], threes["per_sample"]["fine_precision"])
     assert alike["fine_precision"] != emscore(tokens, frames, idf=idf)["fine_precision"]
 
 

@@ -1,13 +1,24 @@
+"""What all metrics share: names, signatures, intervals and tests; invalid input is refused by the name of the argument."""
+
 import doctest
 import importlib
+import math
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+import hf_captionrl.metrics as m
 import hf_captionrl.metrics as metrics
+from hf_captionrl.metrics import bootstrap, bootstrap_interval, paired_test
 from hf_captionrl.metrics.bootstrap import signature
+from hf_captionrl.metrics.clip_scores import emscore_matrix, pair_matching, score_prefix
+from hf_captionrl.scenes import check
+from hf_captionrl.text.cider_d import DocumentFrequencies
+from tests.tolerances import within
 
 
 def test_every_public_name_is_a_function_even_after_all_modules_were_imported():
@@ -69,3 +80,251 @@ def test_examples_of_docstrings_run(name):
     result = doctest.testmod(module)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_interval_of_a_mean_is_near_the_normal_one():
+    values = np.random.default_rng(0).normal(3.0, 2.0, size=2000)
+    low, high = bootstrap_interval(values, num_resamples=4000)
+    error = values.std() / np.sqrt(len(values))
+    assert low == within(values.mean() - 1.96 * error, 0.2 * error)
+    assert high == within(values.mean() + 1.96 * error, 0.2 * error)
+
+
+def test_interval_has_the_nominal_coverage():
+    generator = np.random.default_rng(1)
+    covered = 0
+    for seed in range(200):
+        low, high = bootstrap_interval(
+            generator.binomial(1, 0.3, size=120), num_resamples=300, confidence=0.9, seed=seed
+        )
+        covered += low <= 0.3 <= high
+    assert 0.83 <= covered / 200 <= 0.96
+
+
+def test_captions_of_one_image_are_drawn_together():
+    values = np.repeat(np.random.default_rng(0).normal(size=100), 5)
+    alone = bootstrap_interval(values)
+    together = bootstrap_interval(values, groups=np.repeat(np.arange(100), 5))
+    assert together[1] - together[0] > 1.8 * (alone[1] - alone[0])
+
+
+def test_ratio_of_sums():
+    wrong, claims = np.array([0, 1, 2, 0] * 100), np.array([2, 4, 5, 0] * 100)
+    low, high = bootstrap_interval(wrong, weights=claims)
+    assert low < 3 / 11 < high
+    assert bootstrap_interval([1.0], weights=[4.0], num_resamples=10) == (0.25, 0.25)
+
+
+def test_same_seed_same_interval():
+    values = np.random.default_rng(0).normal(size=50)
+    assert bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3)
+    assert bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
+
+
+def test_paired_test_with_and_without_a_difference():
+    generator = np.random.default_rng(0)
+    base = generator.normal(size=300)
+    better = paired_test(base + 0.2 + 0.3 * generator.normal(size=300), base)
+    assert better["p_value"] < 0.001
+    assert better["interval"][0] > 0
+    same = paired_test(base, base)
+    assert same["difference"] == 0
+    assert same["p_value"] == 1.0
+
+
+def test_paired_test_equals_enumeration():
+    differences = [0.5, 1.0, -0.25, 2.0]
+    sums = [
+        abs(sum(s * d for s, d in zip((a, b, c, e), differences, strict=True)))
+        for a in (1, -1)
+        for b in (1, -1)
+        for c in (1, -1)
+        for e in (1, -1)
+    ]
+    exact = sum(s >= abs(sum(differences)) for s in sums) / 16
+    found = paired_test(differences, [0.0] * 4, num_resamples=20_000)
+    assert found["p_value"] == within(exact, 0.01)
+
+
+def test_p_values_under_the_null_are_uniform():
+    generator = np.random.default_rng(0)
+    values = [
+        paired_test(generator.normal(size=30), generator.normal(size=30), num_resamples=200, seed=i)["p_value"]
+        for i in range(200)
+    ]
+    assert np.mean(np.array(values) < 0.1) == within(0.1, 0.06)
+
+
+def exact_quantile(n, p, q):
+    """Quantile `q` of a binomial with `n` trials, as a share of hits."""
+    below = 0.0
+    for hits in range(n + 1):
+        below += math.comb(n, hits) * p**hits * (1 - p) ** (n - hits)
+        if below >= q:
+            return hits / n
+    return 1.0
+
+
+def test_interval_of_hits_equals_the_binomial_one():
+    values = np.r_[np.ones(60), np.zeros(240)]
+    low, high = bootstrap_interval(values, num_resamples=200_000)
+    assert low == within(exact_quantile(300, 0.2, 0.025), 1.01 / 300)
+    assert high == within(exact_quantile(300, 0.2, 0.975), 1.01 / 300)
+
+
+def test_drawing_counts_equals_drawing_samples_in_distribution(monkeypatch):
+    rng = np.random.default_rng(3)
+    values, weights = rng.integers(0, 3, 800) * 1.0, rng.integers(1, 3, 800) * 1.0
+    options = {"weights": weights, "groups": (np.arange(800) // 2).tolist(), "num_resamples": 40_000}
+    counts = bootstrap_interval(values, **options)
+    monkeypatch.setattr(bootstrap, "_SAMPLES_PER_VALUE", 10**9)
+    samples = bootstrap_interval(values, **options)
+    assert counts != samples  # two different methods
+    assert counts == within(samples, 0.05 * (samples[1] - samples[0]))
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(30, 30), (40, 22), (50, 20)])
+def test_paired_test_of_hits_equals_the_sign_test(wins, losses):
+    a, b = np.zeros(500), np.zeros(500)
+    a[:wins], b[wins : wins + losses] = 1.0, 1.0
+    tosses, least = wins + losses, abs(wins - losses)
+    exact = sum(math.comb(tosses, k) for k in range(tosses + 1) if abs(2 * k - tosses) >= least) / 2**tosses
+    found = paired_test(a, b, num_resamples=100_000)
+    assert found["p_value"] == within(exact, 0.006)
+    assert found["difference"] == pytest.approx((wins - losses) / 500)
+
+
+def test_labels_of_every_kind_are_groups():
+    values = [1.0, 2.0, 3.0, 5.0]
+    pairs = [("p", 0), ("q", 0), ("p", 0), ("q", 1)]
+    assert bootstrap_interval(values, groups=pairs) == bootstrap_interval(values, groups=[0, 1, 0, 2])
+    mixed = bootstrap_interval(values, groups=[1, "1", 1, (1,)])
+    assert mixed == bootstrap_interval(values, groups=[0, 1, 0, 2])
+    for kind in (np.array, torch.tensor, list):
+        assert bootstrap_interval(values, groups=kind([7, 3, 7, 5])) == bootstrap_interval(values, groups=[2, 0, 2, 1])
+    assert paired_test(values, [0.0] * 4, groups=pairs)["p_value"] > 0
+
+
+EYE = torch.eye(4)
+ZERO = EYE * torch.tensor([1.0, 1, 0, 1])[:, None]
+VIDEO = np.ones((3, 4))
+NAN = float("nan")
+PAIR = (["a", "b"], [["a"], ["b"]])
+WITH_EOS = DocumentFrequencies.from_references([[["a"]], [["b"]]], eos=True)
+
+
+def retrieve(**options):
+    return m.self_retrieval(EYE, EYE, **options)
+
+
+def chair(captions, objects, **options):
+    return m.chair(captions, objects, **options)
+
+
+NLG = [
+    (*case, name)
+    for name in ("bleu", "cider", "cider_d", "rouge_l")
+    for case in (
+        (("a dog", [["a dog"]]), "candidates"),
+        ((["a dog"], ["a dog"]), r"references\[0\]"),
+        ((["a dog"], "a dog"), "references"),
+        ((["a", ""], [["a"], ["a"]]), r"candidates\[1\]"),
+        ((["a", "b"], [["a"], [" "]]), r"references\[1\]\[0\]"),
+        ((["a"], [[]]), r"references\[0\]"),
+        ((["a"], [["a"], ["b"]]), "2 lists of references"),
+        (([[None]], [["a"]]), r"candidates\[0\]\[0\]"),
+        (([], []), "candidates"),
+    )
+]
+
+
+@pytest.mark.parametrize(("arguments", "named", "metric"), NLG)
+def test_texts_of_every_nlg_metric(arguments, named, metric):
+    with pytest.raises(ValueError, match=named):
+        getattr(m, metric)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: m.cider_d(*PAIR, frequencies=WITH_EOS), "eos"),
+        (lambda: m.cider_d(*PAIR, sigma=0), "sigma"),
+        (lambda: m.rouge_l(*PAIR, beta=-1), "beta"),
+        # intervals
+        (lambda: m.bootstrap_interval([1.0, NAN]), r"values\[1\]"),
+        (lambda: m.bootstrap_interval([]), "values"),
+        (lambda: m.bootstrap_interval([1.0, 2.0], weights=[1.0]), "weights"),
+        (lambda: m.bootstrap_interval([1.0], weights=[0.0]), "weights"),
+        (lambda: m.bootstrap_interval([1.0, 2.0], groups=["a"]), "groups"),
+        (lambda: m.bootstrap_interval([1.0], confidence=95), "confidence"),
+        (lambda: m.bootstrap_interval([1.0], num_resamples=0), "num_resamples"),
+        (lambda: m.paired_test([1.0, 2.0], [1.0]), "2 scores and b 1"),
+        (lambda: signature(scorer="a\nb"), "scorer"),
+        # words
+        (lambda: m.caption_diversity([["a", "b"], ["a"]]), r"captions\[1\]"),
+        (lambda: m.caption_diversity(["a dog"]), r"captions\[0\]"),
+        (lambda: m.caption_diversity([["a dog", ""]]), r"captions\[0\]\[1\]"),
+        (lambda: m.caption_diversity([["a", "b"]], min_frequency=0), "min_frequency"),
+        (lambda: m.caption_diversity([["a", "b"]], training_captions="a b"), "training_captions"),
+        (lambda: m.caption_statistics("a dog"), "captions"),
+        (lambda: m.caption_statistics(["a dog", "\n"]), r"captions\[1\]"),
+        (lambda: m.caption_statistics([]), "captions"),
+        (lambda: m.length_statistics(["a", "b", "c"], count_tokens=lambda texts: [1]), "count_tokens"),
+        (lambda: m.length_statistics([""]), r"captions\[0\]"),
+        (lambda: m.local_mutual_information({"one": {"a": 1}}), "two"),
+        (lambda: m.local_mutual_information({"one": {"a": 1}, "two": {"a": -1}}), r"counts\['two'\]\['a'\]"),
+        (lambda: m.local_mutual_information({"one": {}, "two": {"a": 0}}), "word"),
+        (lambda: m.characteristic_words({"a": ["x"]}, tagger=list), "sources"),
+        (lambda: m.characteristic_words({"a": ["x"], "b": [" "]}, tagger=lambda c: [[("x", "NOUN")]]), r"sources\['b'\]"),
+        (lambda: m.characteristic_words({"a": ["x", "y"], "b": ["z"]}, tagger=lambda c: [[]]), "tagger"),
+        # faithfulness
+        (lambda: m.faithfulness(["a"], [{}] * 3, check), "3 facts"),
+        (lambda: m.faithfulness(["a", ""], [{}] * 2, check), r"captions\[1\]"),
+        (lambda: m.faithfulness(["a pig"], [5], check), r"facts\[0\]"),
+        (lambda: m.faithfulness(["a pig"], [{"kind": "pig"}], check), r"facts\[0\].*KeyError"),
+        (lambda: chair(["a", "b"], [["dog"], ["cat", 3]]), r"objects\[1\]\[1\]"),
+        (lambda: chair(["a"], ["dog"]), r"objects\[0\]"),
+        (lambda: chair(["a", "b"], [["dog"]]), "1 lists of objects"),
+        (lambda: chair(["a"], [["dog"]], synonyms={"dog": [], "animal": ["dogs"]}), "'dog' and 'animal'"),
+        (lambda: chair(["a"], [["dog"]], synonyms={"dog": "hound"}), r"synonyms\['dog'\]"),
+        # features
+        (lambda: m.clip_score(EYE, ZERO), r"image_features\[2\]"),
+        (lambda: m.clip_score(EYE, EYE[:2]), "image_features"),
+        (lambda: m.clip_score(EYE, EYE.half()), "dtypes"),
+        (lambda: m.clip_score(EYE, EYE, preset="mine"), "preset"),
+        (lambda: score_prefix("mine", "A photo"), "preset"),
+        (lambda: m.ref_clip_score(EYE, EYE, [EYE, EYE]), "2 sets of references"),
+        (lambda: m.ref_clip_score(EYE, EYE, [EYE, ZERO, EYE, EYE]), r"reference_features\[1\]\[2\]"),
+        (lambda: pair_matching(EYE), "similarity"),
+        (lambda: m.emscore([VIDEO] * 2, [VIDEO]), "1 videos"),
+        (lambda: m.emscore([VIDEO] * 2, [VIDEO, 0 * VIDEO]), r"frame_features\[1\]\[0\]"),
+        (lambda: emscore_matrix([VIDEO], [VIDEO, 0 * VIDEO]), r"frame_features\[1\]\[0\]"),
+        (lambda: m.emscore([VIDEO], [VIDEO], idf=[[1.0]]), r"idf\[0\]"),
+        (lambda: m.emscore([VIDEO[:, :3]], [VIDEO]), r"token_features\[0\]"),
+        (lambda: m.emscore([VIDEO], [VIDEO], reference_features=[[]]), "reference_features"),
+        (lambda: m.emscore([VIDEO], [VIDEO], reference_features=[[VIDEO[:, :3]]]), r"reference_features\[0\]\[0\]"),
+        # self-retrieval
+        (lambda: m.self_retrieval([[1.0, 0.0, 0.0], [1.0, 0.0]], EYE), r"text_features\[1\]"),
+        (lambda: m.self_retrieval(EYE[:2], [["a"], ["b"]]), "image_features"),
+        (lambda: m.self_retrieval(EYE.half(), EYE), "text_features"),
+        (lambda: m.self_retrieval(EYE, ZERO), r"image_features\[2\]"),
+        *((lambda bag=bag: retrieve(bags=[bag]), r"bags\[0\]") for bag in ([0, 1.5], [0, "1"], [0, None])),
+        *((lambda bag=bag: retrieve(bags=[[0, 1], bag], duplicates="merge"), r"bags\[1\]") for bag in ([9, 0], [-1, 0])),
+        (lambda: retrieve(sets=[[0, 1.5], *[[0, 1]] * 3], duplicates="merge"), r"sets\[0\]"),
+        *((lambda n=n: retrieve(num_distractors=n, protocol="blocks"), "num_distractors") for n in (0, -1, 5)),
+        *((lambda ks=ks: retrieve(ks=ks), "ks") for ks in ((), (0,), ("1",), (1.5,), (True,))),
+        (lambda: retrieve(bags=[[0, 1]], num_distractors=3), "bags and num_distractors"),
+        (lambda: retrieve(num_distractors=99), "num_distractors"),
+        (lambda: retrieve(protocol="hard"), "protocol"),
+        (lambda: retrieve(duplicates="drop"), "duplicates"),
+        (lambda: retrieve(num_bootstrap=-1), "num_bootstrap"),
+        (lambda: m.self_retrieval(EYE[:2], EYE, targets=[0, 2], num_distractors=1, protocol="blocks"), "image 1"),
+        *((lambda known=known: retrieve(pool_ranks=known), "pool_ranks") for known in ([1, 2, 3], [1, 2, 3, 0], [5] * 4)),
+        (lambda: retrieve(pool_ranks=[1] * 4, bags=[[0, 1]]), "pool_ranks"),
+        (lambda: retrieve(pool_ranks=[1] * 4, num_distractors=1, protocol="blocks"), "pool_ranks"),
+        (lambda: retrieve(pool_ranks=[1] * 4, duplicates="merge"), "pool_ranks"),
+    ],
+)  # fmt: skip
+def test_the_argument_is_named(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()

@@ -1,10 +1,13 @@
 """Neighbours, bags and their files equal plain loops."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from hf_captionrl.retrieval.bags import (
     BagFile,
@@ -71,17 +74,6 @@ def test_curation_by_hand_with_a_tie():
     curated, similarities = curate_bags(bags, [0.5, 0.9, 0.4, 0.7, 0.4])
     assert curated.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert similarities.tolist() == pytest.approx([0.9, 0.4, 0.4])
-
-
-def test_invalid_arguments_of_the_algorithms_raise():
-    with pytest.raises(ValueError, match="between 2 and 6, the number of images"):
-        candidate_bags(clustered(6), 7)
-    with pytest.raises(ValueError, match=r"\(T, K\)"):
-        curate_bags([[0, 1]], [0.1, 0.2])
-    with pytest.raises(ValueError, match="is NaN"):
-        curate_bags([[0, 1], [2, 3]], [0.1, float("nan")])
-    with pytest.raises(ValueError, match="at least 2"):
-        bag_similarities(clustered(6), [[0], [1]])
 
 
 # --- training bags --------------------------------------------------------------------------------------------------
@@ -162,21 +154,29 @@ def test_training_bags_depend_only_on_the_seed():
     ],
 )
 def test_invalid_neighbours_raise(change, message):
-    neighbours, _ = nearest_neighbours(clustered(30), 6)
     with pytest.raises(ValueError, match=message):
-        check_neighbours(change(neighbours), 30)
+        check_neighbours(change(nearest_neighbours(clustered(30), 6)[0]), 30)
 
 
-def test_invalid_arguments_of_training_bags_raise():
-    neighbours, _ = nearest_neighbours(clustered(30), 6)
-    with pytest.raises(ValueError, match="need 7 ranked neighbours per image, but there are 6"):
-        training_bags(neighbours, 8)
-    with pytest.raises(ValueError, match="between 1 and 30"):
-        training_bags(neighbours, 31)
-    with pytest.raises(ValueError, match="each of the 30 images once"):
-        training_bags(neighbours, 2, order=[0] * 30)
-    with pytest.raises(ValueError, match="features of 29"):
-        training_bags(neighbours, 2, features=clustered(29))
+RANKED = nearest_neighbours(clustered(30), 6)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: candidate_bags(clustered(6), 7), "bag_size"),
+        (lambda: curate_bags([[0, 1]], [0.1, 0.2]), "bags"),
+        (lambda: curate_bags([[0, 1], [2, 3]], [0.1, float("nan")]), r"similarities\[1\]"),
+        (lambda: bag_similarities(clustered(6), [[0], [1]]), "bags"),
+        (lambda: training_bags(RANKED, 8), "7 ranked neighbours"),
+        (lambda: training_bags(RANKED, 31), "bag_size"),
+        (lambda: training_bags(RANKED, 2, order=[0] * 30), "order"),
+        (lambda: training_bags(RANKED, 2, features=clustered(29)), "features of 29"),
+    ],
+)
+def test_the_argument_is_named(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -240,34 +240,44 @@ def test_overlap_is_allowed_between_candidates_and_between_sizes(tmp_path):
         assert load_bags(save_bags(tmp_path / "bags.json", file)) == file
 
 
-def test_invalid_bag_files_raise(tmp_path, bag_file):
-    for name, content in (("a.json", "[1]"), ("b.json", "{"), ("c.parquet", "PAR1")):
-        (tmp_path / name).write_text(content)
-        with pytest.raises(ValueError, match="is not a bag file"):
-            load_bags(tmp_path / name)
-    import pyarrow
-    from pyarrow import parquet
+@pytest.mark.parametrize(("name", "content"), [("a.json", "[1]"), ("b.json", "{"), ("c.parquet", "PAR1")])
+def test_other_files_are_no_bag_files(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match="is not a bag file"):
+        load_bags(tmp_path / name)
 
+
+def test_parquet_files_without_the_head_are_no_bag_files(tmp_path):
     parquet.write_table(pyarrow.table({"size": [1]}), tmp_path / "d.parquet")
     with pytest.raises(ValueError, match="is not a bag file"):
         load_bags(tmp_path / "d.parquet")
-    with pytest.raises(FileNotFoundError, match="captionrl bags"):
-        load_bags(tmp_path / "e.json")
-    with pytest.raises(ValueError, match=r"Use \.parquet or \.json"):
-        save_bags(tmp_path / "bags.pkl", bag_file)
-    with pytest.raises(ValueError, match="must be model@revision"):
-        save_bags(tmp_path / "bags.json", BagFile([["a", "b"]], [0.5], "clip"))
-    with pytest.raises(ValueError, match="1 bags and 2 similarities"):
-        save_bags(tmp_path / "bags.json", BagFile([["a", "b"]], [0.5, 0.5], SIGNATURE))
 
 
-@pytest.fixture
-def neighbour_file():
-    ids = [f"image {i}" for i in range(30)]
-    return NeighbourFile(*nearest_neighbours(clustered(30), 6), ids, SIGNATURE, "image")
+IDS = [f"image {i}" for i in range(30)]
+NEIGHBOURS = NeighbourFile(*nearest_neighbours(clustered(30), 6), IDS, SIGNATURE, "image")
+SHORT = replace(NEIGHBOURS, similarities=NEIGHBOURS.similarities[:, :2])
+ONE = BagFile([["a", "b"]], [0.5], SIGNATURE)
 
 
-def test_neighbour_files_round_trip_and_follow_the_data_set(tmp_path, neighbour_file):
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda folder: load_bags(folder / "none.json"), "captionrl bags"),
+        (lambda folder: load_neighbours(folder / "none.safetensors"), "--mode neighbours"),
+        (lambda folder: save_bags(folder / "bags.pkl", ONE), r"\.parquet or \.json"),
+        (lambda folder: save_bags(folder / "bags.json", replace(ONE, signature="clip")), "signature"),
+        (lambda folder: save_bags(folder / "bags.json", replace(ONE, similarities=[0.5] * 2)), "2 similarities"),
+        (lambda folder: save_neighbours(folder / "n.npy", NEIGHBOURS), r"\.safetensors"),
+        (lambda folder: save_neighbours(folder / "n.safetensors", SHORT), "similarities"),
+    ],
+)
+def test_files_that_cannot_be_read_or_written(tmp_path, call, named):
+    with pytest.raises((ValueError, FileNotFoundError), match=named):
+        call(tmp_path)
+
+
+def test_neighbour_files_round_trip_and_follow_the_data_set(tmp_path):
+    neighbour_file = NEIGHBOURS
     path = save_neighbours(tmp_path / "n.safetensors", neighbour_file)
     same = load_neighbours(path, image_ids=neighbour_file.image_ids, signature=SIGNATURE)
     assert torch.equal(same.indices, neighbour_file.indices)
@@ -283,23 +293,15 @@ def test_neighbour_files_round_trip_and_follow_the_data_set(tmp_path, neighbour_
         assert torch.equal(moved.similarities[row], neighbour_file.similarities[old])
 
 
-def test_neighbours_of_another_model_or_data_set_raise(tmp_path, neighbour_file):
-    path = save_neighbours(tmp_path / "n.safetensors", neighbour_file)
-    with pytest.raises(ValueError, match="was created with features of"):
-        load_neighbours(path, signature="clip@other")
-    with pytest.raises(
-        ValueError, match=r"30 images, but the data set has 29 images: image 'image 29' is not in the data set"
+def test_neighbours_of_another_model_or_data_set_raise(tmp_path):
+    path = save_neighbours(tmp_path / "n.safetensors", NEIGHBOURS)
+    for options, named in (
+        ({"signature": "clip@other"}, "was created with features of"),
+        ({"image_ids": IDS[:-1]}, "data set has 29 images: image 'image 29'"),
+        ({"image_ids": [*IDS, "new"]}, "some are missing"),
     ):
-        load_neighbours(path, image_ids=neighbour_file.image_ids[:-1])
-    with pytest.raises(ValueError, match="some are missing"):
-        load_neighbours(path, image_ids=[*neighbour_file.image_ids, "new"])
-    with pytest.raises(ValueError, match=r"Use \.safetensors"):
-        save_neighbours(tmp_path / "n.npy", neighbour_file)
-    with pytest.raises(FileNotFoundError, match="--mode neighbours"):
-        load_neighbours(tmp_path / "none.safetensors")
+        with pytest.raises(ValueError, match=named):
+            load_neighbours(path, **options)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="is not a neighbour file"):
         load_neighbours(path)
-    short = NeighbourFile(neighbour_file.indices, neighbour_file.similarities[:, :2], neighbour_file.image_ids, "a@b")
-    with pytest.raises(ValueError, match="as nearest_neighbours returns them"):
-        save_neighbours(path, short)

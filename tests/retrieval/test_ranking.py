@@ -1,7 +1,6 @@
 import itertools
 import json
 import math
-import pickle
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from hf_captionrl.retrieval.ranking import (
     check_targets,
     distractor_recall,
     duplicate_images,
-    random_distractor_recall,
     ranks,
     ranks_from_scores,
     recall_at_k,
@@ -159,7 +157,7 @@ def test_distractor_recall_equals_enumeration(pool, drawn, k):
 def test_distractor_recall_is_exact_in_a_large_pool():
     pool, rank = 30_000, 250
     exact = math.comb(pool - rank, 99) / math.comb(pool - 1, 99)
-    assert random_distractor_recall(torch.tensor([rank]), pool) == pytest.approx(exact, rel=1e-8)
+    assert distractor_recall(torch.tensor([rank]), pool).item() == pytest.approx(exact, rel=1e-8)
 
 
 def test_sampled_ranks_agree_with_the_closed_form():
@@ -208,82 +206,53 @@ def test_half_features_are_ranked_in_float32(dtype):
     assert ranks(text, pool).tolist() == ranks(text.float(), pool.float()).tolist()
 
 
-def test_ranks_can_be_pickled():
-    found = ranks(unit(3, 4, 0), unit(3, 4, 1))
-    assert torch.equal(pickle.loads(pickle.dumps(found)), found)
+GOOD, TEXT, POOL, TARGETS = unit(3, 4, 0), unit(3, 4, 0), unit(4, 4, 1), [0, 1, 2]
 
 
-def test_invalid_features_raise():
-    good = unit(3, 4, 0)
-    for value, kind in ((0.0, "zero"), (math.nan, "NaN"), (math.inf, "NaN or infinite")):
-        bad = good.clone()
-        bad[1] = value
-        with pytest.raises(ValueError, match=rf"text_features\[1\] is {kind}"):
-            ranks(bad, good)
-        with pytest.raises(ValueError, match=rf"image_features\[1\] is {kind}"):
-            ranks(good, bad)
-    with pytest.raises(ValueError, match="Convert one of them"):
-        ranks(good, good.double())
-    with pytest.raises(ValueError, match="have 4 features, but image_features have 3"):
-        ranks(good, good[:, :3].clone())
-    with pytest.raises(ValueError, match="floating point"):
-        check_features(torch.ones(2, 2, dtype=torch.long))
-    with pytest.raises(ValueError, match="must be a matrix"):
-        check_features(good[0])
-    with pytest.raises(ValueError, match="not empty"):
-        check_features(torch.empty(0, 4))
+@pytest.mark.parametrize(("value", "kind"), [(0.0, "zero"), (math.nan, "NaN"), (math.inf, "NaN or infinite")])
+def test_invalid_rows_are_named(value, kind):
+    bad = GOOD.clone()
+    bad[1] = value
+    with pytest.raises(ValueError, match=rf"text_features\[1\] is {kind}"):
+        ranks(bad, GOOD)
+    with pytest.raises(ValueError, match=rf"image_features\[1\] is {kind}"):
+        ranks(GOOD, bad)
 
 
-def test_invalid_targets_bags_and_sets_raise():
-    text, pool = unit(3, 4, 0), unit(4, 4, 1)
-    with pytest.raises(ValueError, match="3 captions and 4 images do not pair up"):
-        ranks(text, pool)
-    with pytest.raises(ValueError, match=r"targets\[2\] is 4\. Use rows of the pool, from 0 to 3"):
-        ranks(text, pool, [0, 1, 4])
-    with pytest.raises(ValueError, match="one image row for each of 3 captions"):
-        check_targets([0, 1], 3, 4)
-    with pytest.raises(ValueError, match="must be integers"):
-        check_targets([0.0, 1.0, 2.0], 3, 4)
-    with pytest.raises(ValueError, match=r"block_size is 0\. Use at least 1"):
-        ranks(text, pool, [0, 1, 2], block_size=0)
-    with pytest.raises(ValueError, match=r"bags\[1\] contains image 9"):
-        bag_ranks(text, pool, [[0, 1], [1, 9]], [0, 1, 2])
-    with pytest.raises(ValueError, match=r"bags\[0\] contains an image twice"):
-        bag_ranks(text, pool, [[1, 1]], [0, 1, 2])
-    with pytest.raises(ValueError, match=r"bags\[0\] has 1 image"):
-        bag_ranks(text, pool, [[1]], [0, 1, 2])
-    with pytest.raises(ValueError, match=r"bags\[0\] contains image 3, which has no caption"):
-        bag_ranks(text, pool, [[1, 3]], [0, 1, 2])
-    with pytest.raises(ValueError, match="bags is empty"):
-        bag_ranks(text, pool, [], [0, 1, 2])
-    with pytest.raises(ValueError, match=r"bags\[0\] must be a list of image rows, not the string"):
-        bag_ranks(text, pool, ["01"], [0, 1, 2])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"sets\[1\] must contain image 1"):
-        set_ranks(text, pool, [[0, 1], [2, 3], [2, 3]], [0, 1, 2])
-    with pytest.raises(ValueError, match="There are 2 sets for 3 captions"):
-        set_ranks(text, pool, [[0, 1], [2, 3]], [0, 1, 2])
-    with pytest.raises(ValueError, match="set_ranks needs targets"):
-        set_ranks(text, pool, [[0, 1]], None)
-
-
-def test_numbers_out_of_range_raise():
-    rank = torch.tensor([1, 2])
-    with pytest.raises(
-        ValueError, match=r"num_distractors \(99\) must be between 1 and the other images of the pool \(49\)"
-    ):
-        random_distractor_recall(rank, 50)
-    with pytest.raises(ValueError, match=r"num_distractors \(5\)"):
-        sampled_ranks(rank, 5, num_distractors=5, repeats=1, seed=0)
-    with pytest.raises(ValueError, match="repeats is 0"):
-        sampled_ranks(rank, 5, num_distractors=2, repeats=0, seed=0)
-    with pytest.raises(ValueError, match="k is 0"):
-        recall_at_k(rank, 0)
-    with pytest.raises(ValueError, match="k is 0"):
-        distractor_recall(rank, 5, k=0, num_distractors=2)
-    with pytest.raises(ValueError, match="no ranks"):
-        recall_at_k(rank[:0], 1)
-    with pytest.raises(ValueError, match="no ranks"):
-        random_distractor_recall(rank[:0], 200)
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: ranks(GOOD, GOOD.double()), "image_features"),
+        (lambda: ranks(GOOD, GOOD[:, :3].clone()), "image_features"),
+        (lambda: check_features(torch.ones(2, 2, dtype=torch.long)), "floating point"),
+        (lambda: check_features(GOOD[0]), "matrix"),
+        (lambda: check_features(torch.empty(0, 4)), "not empty"),
+        (lambda: ranks(TEXT, POOL), "targets"),
+        (lambda: ranks(TEXT, POOL, [0, 1, 4]), r"targets\[2\]"),
+        (lambda: check_targets([0, 1], 3, 4), "targets"),
+        (lambda: check_targets([0.0, 1.0, 2.0], 3, 4), "targets"),
+        (lambda: ranks(TEXT, POOL, TARGETS, block_size=0), "block_size"),
+        (lambda: bag_ranks(TEXT, POOL, [[0, 1], [1, 9]], TARGETS), r"bags\[1\] contains image 9"),
+        (lambda: bag_ranks(TEXT, POOL, [[1, 1]], TARGETS), r"bags\[0\]"),
+        (lambda: bag_ranks(TEXT, POOL, [[1]], TARGETS), r"bags\[0\]"),
+        (lambda: bag_ranks(TEXT, POOL, [[1, 3]], TARGETS), r"bags\[0\] contains image 3"),
+        (lambda: bag_ranks(TEXT, POOL, [], TARGETS), "bags"),
+        (lambda: bag_ranks(TEXT, POOL, ["01"], TARGETS), r"bags\[0\]"),
+        (lambda: set_ranks(TEXT, POOL, [[0, 1], [2, 3], [2, 3]], TARGETS), r"sets\[1\]"),
+        (lambda: set_ranks(TEXT, POOL, [[0, 1], [2, 3]], TARGETS), "2 sets"),
+        (lambda: set_ranks(TEXT, POOL, [[0, 1]], None), "targets"),
+        (lambda: distractor_recall(torch.tensor([1, 2]), 50), "num_distractors"),
+        (lambda: distractor_recall(torch.tensor([1, 9]), 5, num_distractors=2), r"rank\[1\]"),
+        (lambda: distractor_recall(torch.tensor([1, 2]), 5, k=0, num_distractors=2), "k is 0"),
+        (lambda: sampled_ranks(torch.tensor([1]), 5, num_distractors=5, repeats=1, seed=0), "num_distractors"),
+        (lambda: sampled_ranks(torch.tensor([1]), 5, num_distractors=2, repeats=0, seed=0), "repeats"),
+        (lambda: recall_at_k(torch.tensor([1, 2]), 0), "k is 0"),
+        (lambda: recall_at_k(torch.tensor([]), 1), "no ranks"),
+    ],
+)
+def test_the_argument_is_named(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()
 
 
 def test_noncontiguous_row_of_a_wider_matrix():

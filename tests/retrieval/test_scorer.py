@@ -18,7 +18,7 @@ from transformers import (
     SiglipProcessor,
 )
 
-from hf_captionrl.retrieval import feature_cache as content_hashes
+from hf_captionrl.retrieval.feature_cache import model_fingerprint
 from hf_captionrl.retrieval.scorer import HFScorer, OpenClipScorer, Scorer, TokenScorer, load_scorer
 from tests.retrieval.tiny_scorers import CAPTIONS, LIMIT, WORDS, assert_unit, make_clip, make_images, make_tokenizer
 from tests.tolerances import assert_close
@@ -26,19 +26,17 @@ from tests.tolerances import assert_close
 
 def make_siglip():
     # T5's convention in SigLIP: no BOS, padding and EOS are the same token.
-    vocab = {word: i for i, word in enumerate(["<bos>", "<eos>", *WORDS])}
-    core = Tokenizer(models.WordLevel(vocab, unk_token="<bos>"))
+    core = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(["<bos>", "<eos>", *WORDS])}, unk_token="<bos>")
+    )
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     core.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<eos>", pad_token="<eos>", unk_token="<bos>", model_max_length=LIMIT
-    )
+    special = {"eos_token": "<eos>", "pad_token": "<eos>", "unk_token": "<bos>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=LIMIT, **special)
     torch.manual_seed(0)
     small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = SiglipConfig(
-        text_config={**small, "vocab_size": len(vocab), "max_position_embeddings": LIMIT, "projection_size": 16},
-        vision_config={**small, "image_size": 32, "patch_size": 16},
-    )
+    words = {"vocab_size": len(WORDS) + 2, "max_position_embeddings": LIMIT, "projection_size": 16}
+    config = SiglipConfig(text_config=small | words, vision_config={**small, "image_size": 32, "patch_size": 16})
     images = SiglipImageProcessor(size={"height": 32, "width": 32})
     return SiglipModel(config).eval(), SiglipProcessor(image_processor=images, tokenizer=tokenizer)
 
@@ -125,8 +123,6 @@ def test_max_text_tokens_can_be_lowered():
     scorer = HFScorer(model, processor, max_text_tokens=5)
     assert scorer.count_truncated(CAPTIONS) == 2
     assert scorer.text_features(["a red cat on the mat"]).equal(scorer.text_features(["a red cat"]))
-    with pytest.raises(ValueError, match="max_text_tokens is 13, but must be between 2 and the model's 12"):
-        HFScorer(model, processor, max_text_tokens=13)
 
 
 @pytest.mark.parametrize("dtype", ["float16", torch.bfloat16])
@@ -189,12 +185,6 @@ def test_legacy_pooling_raises_unless_eos_is_the_highest_id():
     assert (fine[0] - fine[1]).abs().max() > 1e-3
 
 
-def test_config_with_an_eos_that_the_tokenizer_does_not_add_raises():
-    model, processor = make_clip(eos=7)
-    with pytest.raises(ValueError, match="position 0 would be pooled"):
-        HFScorer(model, processor)
-
-
 def test_revision_is_equal_for_folder_and_model_and_changes_with_a_weight(tmp_path):
     model, processor = make_clip()
     model.save_pretrained(tmp_path / "tiny_clip")
@@ -221,26 +211,26 @@ def test_revision_is_equal_for_folder_and_model_and_changes_with_a_weight(tmp_pa
 
 def test_fingerprint_supports_all_dtypes_and_scalars():
     module = torch.nn.BatchNorm1d(3)  # has a 0-dimensional integer buffer
-    assert content_hashes.model_fingerprint(module) == content_hashes.model_fingerprint(torch.nn.BatchNorm1d(3))
-    assert content_hashes.model_fingerprint(module) != content_hashes.model_fingerprint(
-        torch.nn.BatchNorm1d(3).bfloat16()
-    )
-    assert content_hashes.model_fingerprint(module) != content_hashes.model_fingerprint(module, "other preprocessing")
+    assert model_fingerprint(module) == model_fingerprint(torch.nn.BatchNorm1d(3))
+    assert model_fingerprint(module) != model_fingerprint(torch.nn.BatchNorm1d(3).bfloat16())
+    assert model_fingerprint(module) != model_fingerprint(module, "other preprocessing")
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.text_features("a cat"), "is the string 'a cat', but must be a list"),
-        (lambda s: s.text_features(["a", None]), r"captions\[1\] is None"),
-        (lambda s: s.count_truncated(["a", 3]), r"captions\[1\] is 3 \(int\)"),
-        (lambda s: s.image_features([make_images(1)[0], "x.jpg"]), r"images\[1\] is a str"),
-        (lambda s: HFScorer(s.model, None), "processor of CLIPModel is NoneType"),
-        (lambda s: HFScorer(s.model, s.tokenizer), "needs a tokenizer and an image_processor"),
-        (lambda s: load_scorer(s.model, processor=make_clip()[1], dtype="int8"), "dtype is 'int8'"),
-        (lambda s: load_scorer(s.model, processor=make_clip()[1], padding="none"), "padding is 'none'"),
-        (lambda s: load_scorer(tiny_bert()), "BertModel is not an image-text dual encoder"),
-        (lambda s: load_scorer(42), "42 is not a scorer"),
+        (lambda s: s.text_features("a cat"), "captions"),
+        (lambda s: s.text_features(["a", None]), r"captions\[1\]"),
+        (lambda s: s.count_truncated(["a", 3]), r"captions\[1\]"),
+        (lambda s: s.image_features([make_images(1)[0], "x.jpg"]), r"images\[1\]"),
+        (lambda s: HFScorer(s.model, None), "processor"),
+        (lambda s: HFScorer(s.model, s.tokenizer), "image_processor"),
+        (lambda s: load_scorer(s.model, processor=make_clip()[1], dtype="int8"), "dtype"),
+        (lambda s: load_scorer(s.model, processor=make_clip()[1], padding="none"), "padding"),
+        (lambda s: load_scorer(s.model, processor=make_clip()[1], max_text_tokens=13), "max_text_tokens"),
+        (lambda s: HFScorer(*make_clip(eos=7)), "position 0 would be pooled"),
+        (lambda s: load_scorer(tiny_bert()), "get_text_features"),
+        (lambda s: load_scorer(42), "42"),
         (lambda s: load_scorer("open_clip:ViT-B-3"), "'ViT-B-3' is neither an architecture.*Similar names: ViT-B-32"),
         (lambda s: load_scorer("open_clip:ViT-B-32"), "does not specify weights.*laion2b_s34b_b79k"),
         (lambda s: load_scorer("open_clip:ViT-B-32@nonsense"), "cannot be loaded"),

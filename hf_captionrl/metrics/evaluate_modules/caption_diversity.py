@@ -14,25 +14,18 @@ from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric,
 @forwards(metrics.caption_diversity)
 def compute(predictions: Sequence[Any], *, image_ids: Sequence[Any] | None = None, **options: Any) -> dict[str, Any]:
     """Call `caption_diversity` on the captions of each image."""
-    return metrics.caption_diversity(_captions_by_image(predictions, image_ids), **options)
-
-
-def _captions_by_image(captions: Sequence[Any], image_ids: Sequence[Any] | None) -> list[list[str]]:
-    nested = not isinstance(captions[0], str)
+    nested = not isinstance(predictions[0], str)
     if nested == (image_ids is not None):
-        raise ValueError(
-            "predictions are lists of captions already, and image_ids are given too. Pass only one of them."
-            if nested
-            else "predictions are single captions. Pass image_ids, the image of each, or one list of captions per image."
-        )
+        state = "lists already, and image_ids are given too" if nested else "single captions without image_ids"
+        raise ValueError(f"predictions are {state}. Pass one list per image, or image_ids of captions.")
     if image_ids is None:
-        return list(captions)
-    if len(image_ids) != len(captions):
-        raise ValueError(f"{len(captions)} predictions and {len(image_ids)} image_ids. Pass one id per caption.")
+        return metrics.caption_diversity(list(predictions), **options)
+    if len(image_ids) != len(predictions):
+        raise ValueError(f"{len(predictions)} predictions and {len(image_ids)} image_ids. Pass one id per caption.")
     groups: dict[Any, list[str]] = {}
-    for image, caption in zip(image_ids, captions, strict=True):
+    for image, caption in zip(image_ids, predictions, strict=True):
         groups.setdefault(image, []).append(caption)
-    return list(groups.values())
+    return metrics.caption_diversity(list(groups.values()), **options)
 
 
 METRIC = Metric(
@@ -90,44 +83,25 @@ mBLEU and the mean mBLEU of captions differ; the signature states which definiti
   year      = {2017}
 }
 """,
-    urls=(
-        "https://arxiv.org/abs/2003.03749",
-        "https://arxiv.org/abs/1703.10476",
-    ),
+    urls=("https://arxiv.org/abs/2003.03749", "https://arxiv.org/abs/1703.10476"),
     compute=compute,
     predictions=("texts", "text"),
-    functions=(
-        "caption_diversity",
-        "caption_statistics",
-    ),
+    functions=("caption_diversity", "caption_statistics"),
     keys="`div_1`, `div_2`, `mbleu_4`, `mbleu_4_per_image`, `unique_captions`, `length`, `lexical_diversity`, `vocabulary_size`, `novel_captions`",
     data_arguments=("image_ids", "training_captions"),
     cases=(
         {
             "predictions": [["a man rides a horse", "a man rides a horse"]],
-            "result": {
-                "div_1": 0.4,
-                "div_2": 0.4,
-                "mbleu_4": 0.9999999995,
-                "unique_captions": 0.5,
-                "length": 5.0,
-                "vocabulary_size": 0,
-            },
+            "result": {"div_1": 0.4, "div_2": 0.4, "mbleu_4": 0.9999999995}
+            | {"unique_captions": 0.5, "length": 5.0, "vocabulary_size": 0},
         },
         {
             "predictions": ["a cat", "two dogs", "one cat sleeps", "a dog"],
             "image_ids": ["c", "d", "c", "d"],
             "training_captions": ["a cat"],
             "min_frequency": 2,
-            "result": {
-                "div_1": 0.9,
-                "div_2": 0.55,
-                "mbleu_4": 4.14e-08,
-                "unique_captions": 1.0,
-                "length": 2.25,
-                "vocabulary_size": 2,
-                "novel_captions": 0.75,
-            },
+            "result": {"div_1": 0.9, "div_2": 0.55, "mbleu_4": 4.14e-08, "unique_captions": 1.0}
+            | {"length": 2.25, "vocabulary_size": 2, "novel_captions": 0.75},
         },
     ),
 )

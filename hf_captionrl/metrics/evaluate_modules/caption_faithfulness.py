@@ -12,8 +12,7 @@ import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, is_missing
 from hf_captionrl.scenes import check as scene_check
 
-# A reference caption has more words than the name of any object.
-_MAX_WORDS_OF_A_NAME = 4
+_MAX_WORDS_OF_A_NAME = 4  # a reference caption has more
 
 
 def compute(
@@ -55,21 +54,17 @@ def _objects_or_facts(references: Sequence[Any] | None) -> tuple[Sequence[Any] |
         raise ValueError("There is nothing to compare captions with. Pass references, objects= or facts=.")
     if isinstance(references[0], list):
         for i, names in enumerate(references):
-            long = next((name for name in names if len(name.split()) > _MAX_WORDS_OF_A_NAME), None)
-            if long is not None:
-                raise ValueError(
-                    f"references[{i}] holds {long!r}, which is not the name of an object. Pass lists of objects, or "
-                    "objects= if references are captions for another module."
-                )
+            for name in names:
+                if len(name.split()) > _MAX_WORDS_OF_A_NAME:
+                    remedy = "Pass lists of objects, or objects= if references are captions for another module."
+                    raise ValueError(f"references[{i}] holds {name!r}, which is not the name of an object. {remedy}")
         return references, None
     parsed = []
     for i, text in enumerate(references):
         try:
             parsed.append(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"references[{i}] is the string {text!r:.60}, neither a list of objects nor facts as JSON ({error})."
-            ) from None
+        except json.JSONDecodeError:
+            raise ValueError(f"references[{i}] is {text!r:.60}, neither a list of objects nor JSON.") from None
     return None, parsed
 
 
@@ -130,10 +125,7 @@ spelling rules. The exact checker works only for the embedded scenes of hf_capti
     compute=compute,
     references=("texts", "text"),
     store_references=facts_as_json,
-    functions=(
-        "chair",
-        "faithfulness",
-    ),
+    functions=("chair", "faithfulness"),
     keys="`chair_i`, `chair_s`, `hallucination`, `fact_recall`",
     data_arguments=("synonyms",),
     cases=(
@@ -146,16 +138,8 @@ spelling rules. The exact checker works only for the embedded scenes of hf_capti
         {
             "predictions": ["two large pigs on a blue background"],
             "references": [
-                {
-                    "kind": "pig",
-                    "count": 2,
-                    "size": "small",
-                    "orientation": "sideways",
-                    "position": "top",
-                    "background": "blue",
-                    "second": "mushroom",
-                    "relation": "left of",
-                }
+                {"kind": "pig", "count": 2, "size": "small", "orientation": "sideways", "position": "top"}
+                | {"background": "blue", "second": "mushroom", "relation": "left of"}
             ],
             "result": {"hallucination": 0.25, "fact_recall": 0.375, "wrong_captions": 1.0},
         },

@@ -37,19 +37,25 @@ def compute(
     timeout_s: float = 3600.0,
 ) -> dict[str, Any]:
     """Call the chosen metrics and join their results; a metric whose Java program is missing becomes a reason."""
-    wanted = _choose(which)
-    counted = _document_frequencies(frequencies, eos) if {"cider", "cider_d"} & set(wanted) else None
+    wanted = list(_ALL) if which == "all" else [which] if isinstance(which, str) else list(dict.fromkeys(which))
+    if not wanted or not set(wanted) <= set(_ALL):
+        raise ValueError(f"which must be some of {list(_ALL)}, or 'all', got {which!r}.")
+    if isinstance(frequencies, str | os.PathLike):
+        frequencies = DocumentFrequencies.load(frequencies)
+    elif frequencies is not None and not isinstance(frequencies, DocumentFrequencies):
+        groups = check_groups(frequencies, "frequencies")
+        words = [[ptb_tokenize(text) for text in group] for group in groups]
+        frequencies = DocumentFrequencies.from_references(words, eos=eos)
     options: dict[str, dict[str, Any]] = {
         "bleu": {"max_order": max_order},
         "rouge_l": {"beta": beta},
-        "cider": {"frequencies": counted, "eos": eos},
-        "cider_d": {"frequencies": counted, "eos": eos, "sigma": sigma},
+        "cider": {"frequencies": frequencies, "eos": eos},
+        "cider_d": {"frequencies": frequencies, "eos": eos, "sigma": sigma},
         "meteor": {"java": java, "heap": meteor_heap, "timeout_s": timeout_s},
         "spice": {"corenlp_dir": corenlp_dir, "java": java, "heap": spice_heap, "timeout_s": timeout_s},
     }
     result: dict[str, Any] = {}
-    per_sample = {}
-    signatures = []
+    per_sample, signatures = {}, []
     for name in wanted:
         try:
             found = getattr(metrics, name)(predictions, references, **options[name])
@@ -61,26 +67,8 @@ def compute(
         if name == "spice":
             result["spice_subsets"] = found.pop("subsets")
         result |= found
-    if not signatures:
-        signatures.append(signature(metric="caption_nlg", ran="none"))
-    return result | {"per_sample": per_sample, "signature": " + ".join(signatures)}
-
-
-def _choose(which: str | Sequence[str]) -> list[str]:
-    chosen = list(_ALL) if which == "all" else [which] if isinstance(which, str) else list(dict.fromkeys(which))
-    unknown = [name for name in chosen if name not in _ALL]
-    if unknown or not chosen:
-        raise ValueError(f"which must be some of {list(_ALL)}, or 'all', got {unknown or which!r}.")
-    return chosen
-
-
-def _document_frequencies(frequencies: Any, eos: bool) -> DocumentFrequencies | None:
-    if frequencies is None or isinstance(frequencies, DocumentFrequencies):
-        return frequencies
-    if isinstance(frequencies, str | os.PathLike):
-        return DocumentFrequencies.load(frequencies)
-    groups = check_groups(frequencies, "frequencies")
-    return DocumentFrequencies.from_references([[ptb_tokenize(text) for text in group] for group in groups], eos=eos)
+    named = " + ".join(signatures) or signature(metric="caption_nlg", ran="none")
+    return result | {"per_sample": per_sample, "signature": named}
 
 
 METRIC = Metric(
@@ -166,35 +154,20 @@ document frequencies: those of another set give other numbers. English only.
   year      = {2016}
 }
 """,
-    urls=(
-        "https://github.com/salaniz/pycocoevalcap",
-        "https://arxiv.org/abs/1411.5726",
-    ),
+    urls=("https://github.com/salaniz/pycocoevalcap", "https://arxiv.org/abs/1411.5726"),
     compute=compute,
     predictions=("text", "texts"),
     references=("texts",),
     references_required=True,
     extra="java",
-    functions=(
-        "bleu",
-        "rouge_l",
-        "cider",
-        "cider_d",
-        "meteor",
-        "spice",
-    ),
+    functions=("bleu", "rouge_l", "cider", "cider_d", "meteor", "spice"),
     keys="`bleu_1` ... `bleu_4`, `rouge_l`, `cider`, `cider_d`, `meteor`, `spice`",
     cases=(
         {
             "predictions": ["a man rides a horse", "two dogs play"],
             "references": [["a man rides a brown horse", "a rider"], ["two dogs play in the snow"]],
-            "result": {
-                "bleu_1": 0.6065306596,
-                "bleu_4": 0.4534874412,
-                "rouge_l": 0.7616470659,
-                "cider": 4.2534252562,
-                "cider_d": 3.7742235942,
-            },
+            "result": {"bleu_1": 0.6065306596, "bleu_4": 0.4534874412, "rouge_l": 0.7616470659}
+            | {"cider": 4.2534252562, "cider_d": 3.7742235942},
         },
         {
             "predictions": ["a man rides a horse", "two dogs play"],

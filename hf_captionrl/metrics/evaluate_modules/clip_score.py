@@ -10,16 +10,13 @@ import evaluate
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.metrics.evaluate_modules.inputs import (
-    caption_features,
-    grouped_features,
-    image_pool,
-    reference_texts,
+    captions_and_pool,
+    reference_features_of,
     scorer_signature,
-    target_features,
     truncation,
 )
 from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric
-from hf_captionrl.retrieval.ranking import as_features
+from hf_captionrl.retrieval.ranking import check_targets
 
 
 def compute(
@@ -41,21 +38,13 @@ def compute(
 ) -> dict[str, Any]:
     """Call `clip_score`, and `ref_clip_score` if there are reference captions."""
     prefix = score_prefix(preset, prefix)
-    text = as_features(caption_features(predictions, text_features, scorer, prefix), "text_features")
-    pool, rows = image_pool(
-        references,
-        images=images,
-        image_features=image_features,
-        image_ids=image_ids,
-        targets=targets,
-        scorer=scorer,
-        dtype=text.dtype,
-    )
-    own, name = target_features(pool, rows), scorer_signature(scorer)
+    pool_options = {"images": images, "image_features": image_features, "image_ids": image_ids, "targets": targets}
+    text, pool, rows = captions_and_pool(predictions, references, text_features, scorer, prefix, **pool_options)
+    own = pool if rows is None else pool[check_targets(rows, len(text), len(pool))]
+    name = scorer_signature(scorer)
     result = metrics.clip_score(text, own, preset=preset, scale=scale, clamp=clamp, prefix=prefix, scorer=name)
-    texts = reference_texts(references, reference_captions)
-    if reference_features is None and texts is not None:
-        reference_features = grouped_features(texts, scorer, prefix)
+    if reference_features is None:
+        reference_features = reference_features_of(references, reference_captions, scorer, prefix)
     if reference_features is not None:
         found = metrics.ref_clip_score(text, own, reference_features, prefix=prefix, scorer=name)
         result |= {"ref_clip_score": found["ref_clip_score"], "ref_per_sample": found["per_sample"]}
@@ -123,10 +112,7 @@ Numbers with different scorers, prefixes or scales cannot be compared; the signa
     compute=compute,
     predictions=("text", "vector"),
     references=("image", "text", "vector", "row", "texts"),
-    functions=(
-        "clip_score",
-        "ref_clip_score",
-    ),
+    functions=("clip_score", "ref_clip_score"),
     keys="`clip_score`, `ref_clip_score`",
     data_arguments=("image_features", "image_ids", "reference_features", "text_features"),
     cases=(

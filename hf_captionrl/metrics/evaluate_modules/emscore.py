@@ -38,11 +38,7 @@ def compute(
 
 
 def caption_tokens(
-    captions: Sequence[str],
-    token_features: Sequence[Any] | None,
-    scorer: Any,
-    idf: Any,
-    idf_captions: Sequence[str] | None,
+    captions: Sequence[str], token_features: Any, scorer: Any, idf: Any, idf_captions: Sequence[str] | None
 ) -> tuple[Sequence[Any], Sequence[Any] | None]:
     """Projected features `(T, D)` of every token, with start and end of text as in the authors' code, and their weights."""
     texts = check_captions(captions, "predictions")
@@ -54,10 +50,8 @@ def caption_tokens(
         return token_features, None if idf is None or idf is False else idf
     resolved = resolve_scorer(scorer)
     if not isinstance(resolved, TokenScorer):
-        raise ValueError(
-            f"{type(resolved).__name__} has features of captions, not of their tokens. Use a CLIP model, or pass "
-            "token_features."
-        )
+        kind = type(resolved).__name__
+        raise ValueError(f"{kind} has features of captions, not of their tokens. Use a CLIP model, or token_features.")
     features = [row.cpu() for row in resolved.token_features(texts)]
     if idf is True:
         corpus = texts if idf_captions is None else check_captions(idf_captions, "idf_captions")
@@ -159,26 +153,16 @@ matching is not word by word. Only CLIP models have features of tokens.
             "predictions": ["a dog runs"],
             "references": [[[1.0, 0.0], [0.0, 1.0]]],
             "token_features": [[[1.0, 0.0], [0.6, 0.8]]],
-            "result": {
-                "precision": 0.9449747459,
-                "recall": 0.9449747459,
-                "f": 0.9449747459,
-                "fine_precision": 0.8999999964,
-                "coarse": 0.9899494953,
-            },
+            "result": {"precision": 0.9449747459, "recall": 0.9449747459, "f": 0.9449747459}
+            | {"fine_precision": 0.8999999964, "coarse": 0.9899494953},
         },
         {
             "predictions": ["a dog runs"],
             "references": [[[1.0, 0.0], [0.0, 1.0]]],
             "token_features": [[[1.0, 0.0], [0.6, 0.8]]],
             "idf": [[3.0, 1.0]],
-            "result": {
-                "precision": 0.9699747468,
-                "recall": 0.9449747459,
-                "f": 0.9571369085,
-                "fine_precision": 0.9499999982,
-                "coarse": 0.9899494953,
-            },
+            "result": {"precision": 0.9699747468, "recall": 0.9449747459, "f": 0.9571369085}
+            | {"fine_precision": 0.9499999982, "coarse": 0.9899494953},
         },
     ),
 )

@@ -1,6 +1,6 @@
-"""The pool of images that captions retrieve, from images, features, ids or references.
+"""Converts the arguments of users to those of `hf_captionrl.metrics`: models by name, features, and the pool of images.
 
-Legend: N captions, M images of the pool, D features.
+Legend: N captions, M images of the pool, R references of a caption, D features.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from hf_captionrl.retrieval.scorer import load_scorer
 from hf_captionrl.utils.model_files import load_language_model as read_language_model
 from hf_captionrl.utils.model_files import model_path
 
-# --- Converts the user's arguments to those of `hf_captionrl.metrics`: models by name, features and groups of captions ---
-# Legend: N captions, B images, R references of a caption, D features.
-
 
 @functools.lru_cache(maxsize=2)
 def _named_scorer(name: str) -> Any:
@@ -42,7 +39,6 @@ def resolve_scorer(scorer: Any) -> Any:
 
 @functools.lru_cache(maxsize=2)
 def _named_language_model(name: str) -> tuple[Any, Any]:
-    import torch
     from transformers import AutoTokenizer
 
     model = read_language_model(name, dtype=torch.float32)
@@ -55,10 +51,8 @@ def load_language_model(model: Any, tokenizer: Any = None) -> tuple[Any, Any]:
         loaded, own = _named_language_model(model)
         return loaded, own if tokenizer is None else tokenizer
     if model is None or tokenizer is None:
-        raise ValueError(
-            f"{'model' if model is None else 'tokenizer'} is missing. Pass model='openai-community/gpt2', or a model "
-            "together with its tokenizer."
-        )
+        name = "model" if model is None else "tokenizer"
+        raise ValueError(f"{name} is missing. Pass model='openai-community/gpt2', or a model with its tokenizer.")
     return model, tokenizer
 
 
@@ -77,19 +71,20 @@ def caption_features(captions: Sequence[str], text_features: Any, scorer: Any, p
     return as_features(text_features, "text_features").cpu()
 
 
-def reference_texts(references: Sequence[Any] | None, given: Sequence[Any] | None) -> list[list[str]] | None:
-    """Reference captions: those passed, or the references column if it holds texts."""
-    if given is not None:
-        return check_groups(given, "reference_captions")
-    if references and isinstance(references[0], list) and references[0] and isinstance(references[0][0], str):
-        return check_groups(references, "references")
-    return None
-
-
-def grouped_features(texts: Sequence[Sequence[str]], scorer: Any, prefix: str = "") -> list[Tensor]:
-    """Features of several texts for each caption, on the CPU: N tensors `(R, D)`."""
-    flat = resolve_scorer(scorer).text_features([prefix + text for group in texts for text in group])
-    return list(flat.cpu().split([len(group) for group in texts]))
+def reference_features_of(
+    references: Sequence[Any] | None, given: Sequence[Any] | None, scorer: Any, prefix: str
+) -> list[Tensor] | None:
+    """Features of the reference captions, N tensors `(R, D)`: of those passed, or of a references column with texts."""
+    name = "reference_captions"
+    if given is None:
+        if not (
+            references and isinstance(references[0], list) and references[0] and isinstance(references[0][0], str)
+        ):
+            return None
+        given, name = references, "references"
+    groups = check_groups(given, name)
+    flat = resolve_scorer(scorer).text_features([prefix + text for group in groups for text in group])
+    return list(flat.cpu().split(list(map(len, groups))))
 
 
 def scorer_signature(scorer: Any) -> str:
@@ -105,19 +100,15 @@ def truncation(captions: Sequence[Any], scorer: Any, prefix: str = "") -> dict[s
     return {"num_truncated": count, "truncated_share": count / len(captions)}
 
 
-# --- The pool of images that captions retrieve, from images, features, ids or references -----------------------------
-
 # Number of images opened at a time.
 _CHUNK = 256
 
 
 def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") -> Tensor:
-    """Features of images by a scorer, on the CPU; a few images are opened at a time.
+    """Features `(M, D)` of images by a scorer, on the CPU; a few images are opened at a time.
 
     Equal images are encoded once and get bit-equal features, so that duplicates in a pool tie; the rounding of a model
     depends on the position in a batch.
-
-    Returns `(M, D)`.
     """
     resolved, parts, opened = resolve_scorer(scorer), [], []
     row_of: dict[str, int] = {}
@@ -142,28 +133,34 @@ def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") 
     return torch.cat(parts).cpu()[rows]
 
 
+def captions_and_pool(
+    predictions: Sequence[Any],
+    references: Sequence[Any] | None,
+    text_features: Any,
+    scorer: Any,
+    prefix: str,
+    **pool: Any,
+) -> tuple[Tensor, Tensor, Sequence[int] | None]:
+    """Features of the captions `(N, D)`, the pool `(M, D)`, and the row of each caption's image, see [`image_pool`]."""
+    text = as_features(caption_features(predictions, text_features, scorer, prefix), "text_features")
+    return text, *image_pool(references, scorer=scorer, dtype=text.dtype, **pool)
+
+
 def image_pool(
     references: Sequence[Any] | None,
     *,
-    images: Any = None,
-    image_features: Any = None,
-    image_ids: Sequence[str] | None = None,
-    targets: Sequence[int] | None = None,
-    scorer: Any = None,
-    dtype: torch.dtype | None = None,
+    images: Any,
+    image_features: Any,
+    image_ids: Sequence[str] | None,
+    targets: Sequence[int] | None,
+    scorer: Any,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Sequence[int] | None]:
-    """The pool of images, on the CPU, and which of them each caption belongs to.
+    """The pool of images `(M, D)`, on the CPU, and the row of each caption's image, None for caption i and image i.
 
-    The pool is `image_features` (a matrix, a mapping of ids, or a `FeatureCache`), else `images`, else the references:
-    images, vectors, or paths (equal paths are one image). With a separate pool, references are ids (of `image_ids`, the
-    mapping or the store), row numbers, or omitted (caption i belongs to image i).
-
-    Args:
-        image_features: `(M, D)` features, a mapping of ids to vectors, or a store with `get(ids)`.
-        dtype: Dtype of vectors that were stored as references.
-
-    Returns:
-        `tuple`: Features `(M, D)`, and N row numbers or `None`.
+    The pool is `image_features` (a matrix, a mapping of ids to vectors, or a `FeatureCache`), else `images` (or a mapping of
+    ids), else the references: images, vectors of `dtype`, or paths (equal paths are one image). With a separate pool,
+    references are ids (of `image_ids`, the mapping or the cache), row numbers, or omitted.
     """
     known = [] if is_missing(references) else list(references or ())
     if image_features is not None and images is not None:
@@ -171,38 +168,40 @@ def image_pool(
     if targets is not None and len(known) and not isinstance(known[0], list):
         raise ValueError("targets and references both say which image each caption belongs to. Pass one of them.")
     pool = images if image_features is None else image_features
+    if pool is None:
+        if image_ids is not None:
+            raise ValueError("image_ids name images of a pool, but there is none. Pass images or image_features.")
+        features, rows = _pool_of_references(known, scorer, dtype)
+        return features, targets if rows is None else rows
+    ids = None if image_ids is None else list(image_ids)
     if isinstance(pool, Mapping):
-        ids = list(pool) if image_ids is None else list(image_ids)
+        ids = list(pool) if ids is None else ids
         unknown = [i for i, name in enumerate(ids) if name not in pool]
         if unknown:
             first = unknown[0]
             raise ValueError(f"image_ids[{first}] is {ids[first]!r}, which the mapping lacks ({len(unknown)} such).")
         values = [pool[i] for i in ids]
-        stacked = image_features_of(values, scorer) if image_features is None else _stack(values)
-        return stacked, _rows_of(known, ids) if targets is None else targets
-    if image_features is not None and not _is_matrix(image_features):
-        ids = list(image_ids) if image_ids is not None else list(dict.fromkeys(k for k in known if isinstance(k, str)))
+        features = image_features_of(values, scorer) if image_features is None else _stack(values)
+    elif image_features is None:
+        features = image_features_of(images, scorer)
+    elif hasattr(pool, "shape") or isinstance(pool, list | tuple):
+        features = as_features(pool, "image_features").cpu()
+    else:  # a FeatureCache, which has a length as well, but no shape
+        name, asked = ("references", known) if ids is None else ("image_ids", ids)
+        ids = list(dict.fromkeys(key for key in known if isinstance(key, str))) if ids is None else ids
         if not ids:
             raise ValueError("references must be ids of the feature store. Otherwise pass image_ids.")
         try:
-            features = image_features.get(ids)
+            features = pool.get(ids).tensor()
         except KeyError as error:
-            name, asked = ("references", known) if image_ids is None else ("image_ids", ids)
-            lacking = next((i for i, key in enumerate(asked) if key not in image_features), None)
-            where = name if lacking is None else f"{name}[{lacking}]"
-            raise ValueError(f"{where}: {error.args[0]}") from error
-        return features.tensor(), _rows_of(known, ids) if targets is None else targets
-    if pool is not None:
-        features = (
-            image_features_of(images, scorer)
-            if image_features is None
-            else as_features(image_features, "image_features").cpu()
-        )
-        if image_ids is not None and len(image_ids) != len(features):
-            raise ValueError(f"{len(features)} images in the pool and {len(image_ids)} image_ids: pass one each.")
-        return features, _rows_of(known, image_ids) if targets is None else targets
-    if image_ids is not None:
-        raise ValueError("image_ids name images of a pool, but there is none. Pass images or image_features.")
+            lacking = next((f"{name}[{i}]" for i, key in enumerate(asked) if key not in pool), name)
+            raise ValueError(f"{lacking}: {error.args[0]}") from error
+    if ids is not None and len(ids) != len(features):
+        raise ValueError(f"{len(features)} images in the pool and {len(ids)} image_ids: pass one each.")
+    return features, _rows_of(known, ids) if targets is None else targets
+
+
+def _pool_of_references(known: Sequence[Any], scorer: Any, dtype: torch.dtype) -> tuple[Tensor, list[int] | None]:
     empty = next((i for i, row in enumerate(known) if isinstance(row, list) and not row), None)
     if empty is not None:
         raise ValueError(f"references[{empty}] is an empty list. Pass the features of an image, or leave the row out.")
@@ -212,26 +211,19 @@ def image_pool(
             "image_features= and let references be their ids or rows."
         )
     if isinstance(known[0], list):
-        return _stack(known, dtype), targets
+        return _stack(known, dtype), None
     if isinstance(known[0], str):
         paths = list(dict.fromkeys(known))
         return image_features_of(paths, scorer, "references"), _rows_of(known, paths)
-    return image_features_of(known, scorer, "references"), targets
-
-
-def _is_matrix(features: Any) -> bool:
-    # A FeatureCache has a length as well, but no shape.
-    return hasattr(features, "shape") or isinstance(features, list | tuple)
+    return image_features_of(known, scorer, "references"), None
 
 
 def _stack(rows: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
     tensors = [torch.as_tensor(row, dtype=dtype, device="cpu") for row in rows]
     for i, row in enumerate(tensors):
         if row.shape != tensors[0].shape or row.ndim != 1:
-            raise ValueError(
-                f"image {i} has features of shape {tuple(row.shape)}, the first {tuple(tensors[0].shape)}: all must "
-                "be vectors of one length."
-            )
+            shapes = tuple(row.shape), tuple(tensors[0].shape)
+            raise ValueError(f"image {i} has features of shape {shapes[0]}, the first {shapes[1]}. Use equal lengths.")
     return torch.stack(tensors)
 
 
@@ -243,9 +235,7 @@ def _rows_of(references: Sequence[Any], ids: Sequence[str] | None) -> list[int] 
     if not isinstance(references[0], str):
         raise ValueError("references are images, and a pool is given too. Pass one, or ids as references.")
     if ids is None:
-        raise ValueError(
-            f"references[0] is the id {references[0]!r}, but the pool has no ids. Pass image_ids, one per row."
-        )
+        raise ValueError(f"references[0] is the id {references[0]!r}, but the pool has no ids. Pass image_ids.")
     row: dict[str, int] = {}
     for i, name in enumerate(ids):
         if row.setdefault(name, i) != i:
@@ -254,14 +244,3 @@ def _rows_of(references: Sequence[Any], ids: Sequence[str] | None) -> list[int] 
         if name not in row:
             raise ValueError(f"references[{i}] is {name!r}, which is not an id of the pool of {len(row)} images.")
     return [row[name] for name in references]
-
-
-def target_features(pool: Any, rows: Sequence[int] | None) -> Tensor:
-    """Features `(N, D)` of the image of each caption, from the pool's features `(M, D)`."""
-    features = torch.as_tensor(pool)
-    if rows is None:
-        return features
-    for i, row in enumerate(rows):
-        if not 0 <= row < len(features):
-            raise ValueError(f"caption {i} belongs to image {row}, but the pool has {len(features)} images, from 0.")
-    return features[torch.as_tensor(rows)]

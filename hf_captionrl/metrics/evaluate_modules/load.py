@@ -55,12 +55,8 @@ def path(name: str) -> str:
 
     Args:
         name: One of `MODULES`.
-
     Returns:
         `str`: The file.
-
-    Raises:
-        ValueError: If there is no such module.
     """
     if name not in MODULES:
         raise ValueError(f"There is no module {name!r}. Use one of {list(MODULES)}.")
@@ -68,11 +64,10 @@ def path(name: str) -> str:
 
 
 def install() -> list[Path]:
-    """Make the bare names of `MODULES` known to `evaluate`.
+    """Make the bare names of `MODULES` known to `evaluate` in processes that do not import `hf_captionrl`.
 
-    This is for processes that do not import `hf_captionrl`. It checks a few files if everything is installed already, and is
-    safe in many processes at once. If the cache cannot be written, it warns once.
-
+    It checks a few files if everything is installed already, and is safe in many processes at once. If the cache cannot be
+    written, it warns once.
     Returns:
         `list[pathlib.Path]`: The installed files, one per module; empty if the cache cannot be written.
     """
@@ -114,7 +109,7 @@ def _extend_lookup() -> None:
         is_local = os.path.isfile(os.path.join(path, f"{path}.py"))
         if path not in MODULES or module_type not in (None, "metric") or is_local:
             return look_up(path, module_type, *arguments, **options)
-        return loading.ImportableModule(f"{__package__}.{path}", _digest(_shim(path)))
+        return loading.ImportableModule(f"{__package__}.{path}", _shim(path)[1])
 
     extended.captionrl_modules = MODULES  # type: ignore[attr-defined]
     loading.evaluation_module_factory = extended
@@ -129,7 +124,7 @@ def use_installed(package: str, folders: Iterable[str]) -> None:
     name = package.rpartition("--")[2]
     if name not in MODULES:
         return
-    ours = _digest(_shim(name))
+    ours = _shim(name)[1]
     for folder in map(Path, folders):
         for version in folder.iterdir() if (folder / ours).is_dir() else ():
             if len(version.name) == 64 and version.name != ours:
@@ -143,18 +138,19 @@ def class_name(name: str) -> str:
     return "".join(part.title() for part in name.split("_"))
 
 
-def _shim(name: str) -> str:
-    return f"from {__package__}.{name} import {class_name(name)}\n"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _shim(name: str) -> tuple[str, str]:
+    """The line that imports a module's class, and its hash."""
+    text = f"from {__package__}.{name} import {class_name(name)}\n"
+    return text, hashlib.sha256(text.encode()).hexdigest()
 
 
 def _install_one(root: Path, name: str) -> Path:
-    folder, text = root / f"evaluate-metric--{name}", _shim(name)
-    shim, init = folder / _digest(text) / f"{name}.py", folder / "__init__.py"
-    if _size(shim) == len(text) and _size(init) == len(_INIT):
+    text, digest = _shim(name)
+    folder = root / f"evaluate-metric--{name}"
+    wanted = {folder / digest / f"{name}.py": text, folder / "__init__.py": _INIT}
+    shim = next(iter(wanted))
+    lacking = [file for file, content in wanted.items() if _size(file) != len(content)]
+    if not lacking:
         return shim
     # Imported here, because every `import hf_captionrl` would pay for them.
     import secrets
@@ -172,10 +168,9 @@ def _install_one(root: Path, name: str) -> Path:
         except OSError:
             # Another process was faster, or the folder cannot be written; the code below finds out.
             shutil.rmtree(making, ignore_errors=True)
-    if _size(shim) != len(text):
-        atomic_write_text(shim, text)
-    if _size(init) != len(_INIT):
-        atomic_write_text(init, _INIT)
+    for file in lacking:
+        if _size(file) != len(wanted[file]):
+            atomic_write_text(file, wanted[file])
     return shim
 
 

@@ -1,4 +1,4 @@
-"""The one adapter between declared metrics and `evaluate.Metric`."""
+"""The declaration of a metric, from which its `evaluate` module, its Space, its card and its table columns are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from inspect import Parameter, signature
+from inspect import Parameter
 from numbers import Integral, Real
 from textwrap import dedent, indent
 from typing import Any, ClassVar, TypeVar
@@ -24,85 +24,61 @@ from hf_captionrl.metrics.columns import Column
 from hf_captionrl.metrics.evaluate_modules.load import MODULES
 from hf_captionrl.utils.io import to_plain
 
-# --- The declaration of a metric, from which its `evaluate` module, its Space, its card and its table columns are made ---
-
 _Compute = TypeVar("_Compute", bound=Callable[..., Mapping[str, Any]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric of `evaluate.load`, declared once as `METRIC` of `<name>.py`.
+    """A metric of `evaluate.load`, declared once as `METRIC` of `<name>.py`."""
 
-    Args:
-        title: Heading of the card.
-        summary: What the Hub shows beside the title, at most 60 characters.
-        description: What is measured.
-        arguments: Arguments of `compute`, written as the `Args:` of a docstring.
-        returns: Keys of the result, written as the `Returns:` of a docstring.
-        examples: Doctest.
-        limitations: What a reader of the number must know.
-        citation: BibTeX.
-        urls: Addresses of the papers.
-        compute: Maps predictions, references and options to a result; options are the keywords of its signature, see
-            [`forwards`].
-        predictions: Kinds of rows that predictions may be, see `prediction_columns`.
-        references: Kinds of rows that references may be; empty if there is no such column.
-        references_required: Whether references must be given.
-        store_references: Converts references to what a column can store.
-        functions: The functions of `hf_captionrl.metrics` that it computes.
-        keys: Main keys of the result, in Markdown, for the table of docs/metrics.md.
-        columns: How `captionrl evaluate` shows its numbers below every suite, if `in_captions_table`. The metric then needs
-            captions only, and returns `per_sample`, one number per caption. All other columns are in `metrics/columns.py`.
-        in_captions_table: Whether it does.
-        cases: Arguments of `compute` with the `result` that they must give; the examples of the Space.
-        data_arguments: Arguments of the cases that a visitor of the Space may change, in addition to predictions and
-            references: numbers and texts that are not opened as files.
-        extra: Extra of `pip install hf-captionrl[...]` that the Space needs.
-        emoji: Shown on the Hub.
-    """
-
-    title: str
-    summary: str
-    description: str
-    arguments: str
-    returns: str
-    examples: str
-    limitations: str
+    title: str  # heading of the card
+    summary: str  # what the Hub shows beside the title, at most 60 characters
+    description: str  # what is measured
+    arguments: str  # of `compute`, written as the `Args:` of a docstring
+    returns: str  # keys of the result, written as the `Returns:` of a docstring
+    examples: str  # doctest
+    limitations: str  # what a reader of the number must know
+    # Maps predictions, references and options to a result; options are the keywords of its signature, see `forwards`.
     compute: Callable[..., Mapping[str, Any]]
+    # Arguments of `compute` with the `result` that they must give; the examples of the Space.
     cases: tuple[Mapping[str, Any], ...]
-    keys: str
-    functions: tuple[str, ...] = ()
-    citation: str = ""
-    urls: tuple[str, ...] = ()
-    predictions: tuple[str, ...] = ("text",)
-    references: tuple[str, ...] = ()
+    keys: str  # main keys of the result, in Markdown, for the table of docs/metrics.md
+    functions: tuple[str, ...] = ()  # of `hf_captionrl.metrics` that it computes
+    citation: str = ""  # BibTeX
+    urls: tuple[str, ...] = ()  # of the papers
+    predictions: tuple[str, ...] = ("text",)  # kinds of rows that they may be, see `KINDS`
+    references: tuple[str, ...] = ()  # the same; empty if there is no such column
     references_required: bool = False
-    store_references: Callable[[Any], Any] | None = None
+    store_references: Callable[[Any], Any] | None = None  # converts references to what a column can store
+    # How `captionrl evaluate` shows its numbers below every suite, if `in_captions_table`. The metric then needs captions
+    # only, and returns `per_sample`, one number per caption. All other columns are in `metrics/columns.py`.
     columns: tuple[Column, ...] = ()
     in_captions_table: bool = False
+    # Arguments of the cases that a visitor of the Space may change, in addition to predictions and references: numbers and
+    # texts that are not opened as files.
     data_arguments: tuple[str, ...] = ()
-    extra: str = ""
-    emoji: str = "📏"
+    extra: str = ""  # of `pip install hf-captionrl[...]` that the Space needs
+    emoji: str = "📏"  # shown on the Hub
 
     @property
     def inputs_description(self) -> str:
         """Arguments, result and examples as `evaluate` shows them."""
-        return f"\nArgs:\n{_indented(self.arguments)}Returns:\n{_indented(self.returns)}Examples:\n\n{_indented(self.examples)}"
-
-
-def _indented(text: str) -> str:
-    return indent(dedent(text).strip("\n") + "\n", "    ")
+        parts = {"Args:\n": self.arguments, "Returns:\n": self.returns, "Examples:\n\n": self.examples}
+        return "\n" + "".join(head + indent(dedent(text).strip("\n") + "\n", "    ") for head, text in parts.items())
 
 
 def forwards(function: Callable[..., Any], *left_out: str) -> Callable[[_Compute], _Compute]:
     """Decorator of `compute(..., **options)`: its signature contains the other keywords of `function` instead of `options`."""
 
     def decorate(compute: _Compute) -> _Compute:
-        own = signature(compute)
+        own = inspect.signature(compute)
         named = [given for given in own.parameters.values() if given.kind is not Parameter.VAR_KEYWORD]
         known = {*left_out, *(given.name for given in named)}
-        options = [given for given in signature(function).parameters.values() if given.kind is Parameter.KEYWORD_ONLY]
-        more = [given for given in options if given.name not in known]
+        more = [
+            given
+            for given in inspect.signature(function).parameters.values()
+            if given.kind is Parameter.KEYWORD_ONLY and given.name not in known
+        ]
         compute.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
         return compute
 
@@ -123,35 +99,17 @@ def all_metrics() -> dict[str, Metric]:
 # `evaluate` chooses a format by the first row and converts later rows to it: a string among lists becomes its characters,
 # a number among texts its digits. Here every row is checked.
 
-KIND_FEATURES: dict[str, Any] = {
-    "text": datasets.Value("string"),
-    "texts": datasets.Sequence(datasets.Value("string")),
-    "vector": datasets.Sequence(datasets.Value("float32")),
-    "matrix": datasets.Sequence(datasets.Sequence(datasets.Value("float32"))),
-    "row": datasets.Value("int64"),
-    "image": datasets.Image(),
-    "images": datasets.Sequence(datasets.Image()),
+_TEXT, _VECTOR = datasets.Value("string"), datasets.Sequence(datasets.Value("float32"))
+KINDS: dict[str, tuple[str, Any]] = {
+    "text": ("a string", _TEXT),
+    "texts": ("a list of strings", datasets.Sequence(_TEXT)),
+    "vector": ("a vector of floats", _VECTOR),
+    "matrix": ("a matrix of floats", datasets.Sequence(_VECTOR)),
+    "row": ("an integer", datasets.Value("int64")),
+    "image": ("an image", datasets.Image()),
+    "images": ("a list of images", datasets.Sequence(datasets.Image())),
 }
-"""How each kind of row is stored."""
-
-KIND_NAMES = {
-    "text": "a string",
-    "texts": "a list of strings",
-    "vector": "a vector of floats",
-    "matrix": "a matrix of floats",
-    "row": "an integer",
-    "image": "an image",
-    "images": "a list of images",
-}
-
-
-def column_features(predictions: Sequence[str], references: Sequence[str] = ()) -> list[datasets.Features]:
-    """Every combination of formats, as `evaluate.MetricInfo` takes them."""
-    columns = {"predictions": tuple(predictions)} | ({"references": tuple(references)} if references else {})
-    return [
-        datasets.Features({name: KIND_FEATURES[kind] for name, kind in zip(columns, kinds, strict=True)})
-        for kinds in itertools.product(*columns.values())
-    ]
+"""Name of each kind of row, and how it is stored."""
 
 
 def is_missing(references: Sequence[Any] | None) -> bool:
@@ -172,25 +130,21 @@ def check_rows(values: Any, name: str, kinds: tuple[str, ...]) -> list[Any]:
     for i, row in enumerate(rows):
         kind = kind_of(row)
         if kind not in kinds:
-            allowed = " or ".join(KIND_NAMES[k] for k in kinds)
+            allowed = " or ".join(KINDS[k][0] for k in kinds)
             hint = f" Write [{row!r:.60}]." if kind == "text" else ""
             raise ValueError(f"{name}[{i}] must be {allowed}, got {row!r:.60}.{hint}")
         if kind != first:
-            raise ValueError(
-                f"{name}[{i}] is {KIND_NAMES[kind]}, but the rows before it are {KIND_NAMES[first]} each."
-            )
+            raise ValueError(f"{name}[{i}] is {KINDS[kind][0]}, but the rows before it are {KINDS[first][0]} each.")
     return rows
 
 
 def _plain(row: Any, where: str) -> Any:
     if hasattr(row, "detach"):
         row = row.detach().cpu().float().numpy()
-    if isinstance(row, np.ndarray):
-        if row.ndim == 3 and row.dtype == np.uint8:
-            return Image.fromarray(row)
+    if isinstance(row, np.ndarray) and row.ndim == 3 and row.dtype == np.uint8:
+        return Image.fromarray(row)
+    if isinstance(row, np.ndarray | np.generic):
         return row.tolist()
-    if isinstance(row, np.generic):
-        return row.item()
     if isinstance(row, dict | bytes | bytearray):
         from hf_captionrl.data.images import open_image
 
@@ -223,8 +177,7 @@ def kind_of(row: Any) -> str:
     return "unknown"
 
 
-# --- BibTeX of papers that several metrics cite ----------------------------------------------------------------------
-
+# BibTeX of a paper that several metrics cite.
 SMILE = """\
 @inproceedings{yue2023smile,
   title     = {Learning Descriptive Image Captioning via Semipermeable Maximum Likelihood Estimation},
@@ -236,11 +189,8 @@ SMILE = """\
 """
 
 
-# --- The one adapter between declared metrics and `evaluate.Metric` --------------------------------------------------
-
-
 class DeclaredMetric:
-    """Computes the metric that `declaration` names; mixed into a subclass of `evaluate.Metric`.
+    """The one adapter to `evaluate.Metric`, whose subclasses it is mixed into: computes the metric that `declaration` names.
 
     `evaluate` makes every column mandatory and trusts the first row. Here every row is checked, and references may be
     left out if the metric allows it.
@@ -255,11 +205,15 @@ class DeclaredMetric:
 
     def _info(self) -> evaluate.MetricInfo:
         metric = self.declared
+        columns = {"predictions": metric.predictions}
+        if metric.references:
+            columns["references"] = metric.references
         return evaluate.MetricInfo(
             description=metric.description,
             citation=metric.citation,
             inputs_description=metric.inputs_description,
-            features=column_features(metric.predictions, metric.references),
+            # Every combination of formats.
+            features=[_features(columns, kinds) for kinds in itertools.product(*columns.values())],
             reference_urls=list(metric.urls),
         )
 
@@ -267,7 +221,9 @@ class DeclaredMetric:
         compute = self.declared.compute
         known = inspect.signature(compute).parameters
         # `evaluate.combine` passes every argument to every module.
-        _warn_of_misspelling(given.keys() - known.keys(), known)
+        for name in given.keys() - known.keys():
+            if near := difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+                warnings.warn(f"{name!r} is unknown and has no effect. Did you mean {near[0]!r}?", stacklevel=3)
         options = {name: value for name, value in (given | {"references": references}).items() if name in known}
         return {key: to_plain(_finite(value), where=key) for key, value in compute(predictions, **options).items()}
 
@@ -275,46 +231,42 @@ class DeclaredMetric:
         """Add a batch of captions (and references)."""
         metric = self.declared
         batch = {"predictions": check_rows(predictions, "predictions", metric.predictions)}
+        number = len(batch["predictions"])
         if metric.references:
-            store = metric.store_references
-            references = references if store is None else store(references)
-            batch["references"] = self._references(references, len(batch["predictions"]))
+            rows = references if metric.store_references is None else metric.store_references(references)
+            if rows is not None:
+                batch["references"] = check_rows(rows, "references", metric.references)
+            elif metric.references_required:
+                raise ValueError(f"references are missing. Pass one row per prediction, {number} in all.")
+            else:
+                batch["references"] = [""] * number
+            if len(batch["references"]) != number:
+                count = len(batch["references"])
+                raise ValueError(f"{number} predictions and {count} references. Pass one per prediction.")
         kinds = {name: kind_of(rows[0]) for name, rows in batch.items()}
         if getattr(self, "writer", None) is None:
             self._kinds = kinds
         for name, kind in kinds.items():
             if kind != self._kinds[name]:
-                raise ValueError(
-                    f"{name} are {KIND_NAMES[kind]} each in this batch, but were {KIND_NAMES[self._kinds[name]]} each "
-                    "before. Pass all batches in one form."
-                )
+                forms = f"{KINDS[kind][0]} each in this batch, but were {KINDS[self._kinds[name]][0]} each before"
+                raise ValueError(f"{name} are {forms}. Pass all batches in one form.")
         super().add_batch(**batch, **kwargs)  # type: ignore[misc]
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """Add one caption (and its reference)."""
-        prediction = kwargs.pop("predictions", prediction)
-        reference = kwargs.pop("references", reference)
-        self.add_batch(
-            predictions=None if prediction is None else [prediction],
-            references=None if reference is None else [reference],
-            **kwargs,
-        )
-
-    def _references(self, references: Any, count: int) -> list[Any]:
-        if references is None:
-            if self.declared.references_required:
-                raise ValueError(f"references are missing. Pass one row per prediction, {count} in all.")
-            return [""] * count
-        rows = check_rows(references, "references", self.declared.references)
-        if len(rows) != count:
-            raise ValueError(
-                f"{count} predictions and {len(rows)} references. Pass one reference per prediction, in the same order."
-            )
-        return rows
+        rows = {
+            "predictions": kwargs.pop("predictions", prediction),
+            "references": kwargs.pop("references", reference),
+        }
+        self.add_batch(**{name: None if row is None else [row] for name, row in rows.items()}, **kwargs)
 
     def _infer_feature_from_example(self, example: dict[str, Any]) -> datasets.Features:
         # evaluate tries one format after another, and some accept rows of another kind (a list of lists as its text).
-        return datasets.Features({name: KIND_FEATURES[kind_of(value)] for name, value in example.items()})
+        return _features(example, map(kind_of, example.values()))
+
+
+def _features(columns: Iterable[str], kinds: Iterable[str]) -> datasets.Features:
+    return datasets.Features({name: KINDS[kind][1] for name, kind in zip(columns, kinds, strict=True)})
 
 
 def _finite(value: Any) -> Any:
@@ -326,10 +278,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _warn_of_misspelling(unknown: Iterable[str], known: Iterable[str]) -> None:
-    for name in unknown:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-        if near:
-            warnings.warn(f"{name!r} is unknown and has no effect. Did you mean {near[0]!r}?", stacklevel=4)

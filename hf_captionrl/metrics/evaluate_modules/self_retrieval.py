@@ -9,9 +9,8 @@ import evaluate
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules import metric as citations
-from hf_captionrl.metrics.evaluate_modules.inputs import caption_features, image_pool, scorer_signature, truncation
+from hf_captionrl.metrics.evaluate_modules.inputs import captions_and_pool, scorer_signature, truncation
 from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, forwards
-from hf_captionrl.retrieval.ranking import as_features
 
 
 @forwards(metrics.self_retrieval, "pool_ranks")
@@ -28,16 +27,8 @@ def compute(
     **options: Any,
 ) -> dict[str, Any]:
     """Call `self_retrieval` on the features of captions and of a pool of images."""
-    text = as_features(caption_features(predictions, text_features, scorer), "text_features")
-    pool, rows = image_pool(
-        references,
-        images=images,
-        image_features=image_features,
-        image_ids=image_ids,
-        targets=targets,
-        scorer=scorer,
-        dtype=text.dtype,
-    )
+    pool_options = {"images": images, "image_features": image_features, "image_ids": image_ids, "targets": targets}
+    text, pool, rows = captions_and_pool(predictions, references, text_features, scorer, "", **pool_options)
     result = metrics.self_retrieval(text, pool, targets=rows, scorer=scorer_signature(scorer), **options)
     return result | truncation(predictions, scorer)
 
@@ -131,10 +122,7 @@ people and places are also in the metric.
   year    = {2024}
 }
 """,
-    urls=(
-        "https://arxiv.org/abs/2306.13460",
-        "https://arxiv.org/abs/2304.01662",
-    ),
+    urls=("https://arxiv.org/abs/2306.13460", "https://arxiv.org/abs/2304.01662"),
     compute=compute,
     predictions=("text", "vector"),
     references=("image", "text", "vector", "row", "texts"),

@@ -7,8 +7,9 @@ import pytest
 
 from hf_captionrl.metrics.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.scenes import load_scenes
-from tests.metrics.evaluate_modules.evaluators import SCORER
 from tests.metrics.evaluate_modules.warm_process import WarmProcess
+
+SCORER = "scenes:clip-reward"
 
 
 def _forget_modules() -> None:

@@ -1,3 +1,0 @@
-"""The scorer of these tests."""
-
-SCORER = "scenes:clip-reward"
