@@ -15,6 +15,7 @@ import json
 import math
 import os
 import secrets
+import sysconfig
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -259,3 +260,15 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def shipped_path(*parts: str) -> Path:
+    """A file of a checkout, or where a wheel installs it."""
+    folders = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share/hf_captionrl"))
+    for folder in folders:
+        if folder.joinpath(*parts).is_file():
+            return folder.joinpath(*parts)
+    raise FileNotFoundError(
+        f"{'/'.join(parts)} is neither in {folders[0]} nor in {folders[1]}. Check the name, or install from a checkout: "
+        "pip install -e ."
+    )

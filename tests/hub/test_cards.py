@@ -185,9 +185,9 @@ def test_printed_code_runs(tmp_path, monkeypatch, prompt):
         ({"dataset": "../data"}, "a local path"),
         ({"model_id": "a/b/c"}, "not a name that the Hub accepts"),
         ({"model_id": "a b"}, "not a name that the Hub accepts"),
-        ({"objective": "magic"}, "objective is 'magic'. Use one of"),
+        ({"objective": "magic"}, "objective"),
         ({"objective": "sle"}, "must describe the reward"),
-        ({"mle_weight": 1.5}, "must be in"),
+        ({"mle_weight": 1.5}, "mle_weight"),
     ],
 )
 def test_unfinished_facts_raise(changes, message):

@@ -112,11 +112,6 @@ KEYS = {
     "Replicate": lambda: f"r8_{random_text(37)}",
     "NVIDIA": lambda: f"nvapi-{random_text(40)}",
     "JWT": lambda: f"eyJ{random_text(20)}.eyJ{random_text(20)}.{random_text(20)}",
-    "a service of tomorrow": lambda: f"newsvc_{random_text(40)}",
-    "a service with two prefixes": lambda: f"svc-live-{random_text(40)}",
-    "a value called a key": lambda: f'"api_key": "{secrets.token_hex(20)}"',
-    "a value in a header": lambda: f"Authorization: Bearer {random_text(30)}",
-    "a value of a variable": lambda: f"WANDB_API_KEY={secrets.token_hex(20)}",
 }
 
 

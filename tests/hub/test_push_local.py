@@ -46,7 +46,7 @@ def checkpoint(tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+    monkeypatch.setattr("hf_captionrl.hub.push.HfApi", FakeHub)
     FakeHub.calls.clear()
     return FakeHub
 
@@ -55,7 +55,7 @@ def test_push_is_private_and_leaves_trainer_state_behind(checkpoint, hub):
     assert push_folder(checkpoint, "smile") == "commit in me/smile"
     (_, created), (_, uploaded) = hub.calls
     assert created["private"] is True
-    assert "checkpoint-*/**" in uploaded["ignore_patterns"]
+    assert not any("checkpoint-" in name or name.endswith((".bin", ".pt")) for name in uploaded["allow_patterns"])
     assert read_push_state(checkpoint)["state"] == "pushed"
     assert read_push_state(checkpoint)["repo_id"] == "me/smile"
 
