@@ -1,4 +1,4 @@
-"""Atomic writes, and files that grow line by line.
+"""Atomic writes, files that grow line by line, and a stdout that may be full.
 
 Every file is written to a temporary file of the same folder, flushed to disk and renamed. A killed run leaves the previous file
 intact. Files that grow line by line (captions, answers, decisions) are `LineFile`s.
@@ -15,9 +15,10 @@ import json
 import math
 import os
 import secrets
+import sys
 import sysconfig
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -87,7 +88,6 @@ class LineFile:
 
     The lock is on the file itself. `filelock` would need a second file beside each, because it truncates the file that
     it locks, and its release in a forked worker would also release the lock of the parent.
-
     """
 
     busy = "Let it finish first."
@@ -106,15 +106,14 @@ class LineFile:
     def _is_open(self) -> bool:
         """Open and lock the file; False if another process deleted it in between."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        is_same = False
         try:
             self._lock()
-            if self.path.is_file() and os.path.samestat(os.fstat(self._file), os.stat(self.path)):
-                return True
-        except BaseException:
-            os.close(self._file)
-            raise
-        os.close(self._file)
-        return False
+            is_same = self.path.is_file() and os.path.samestat(os.fstat(self._file), os.stat(self.path))
+        finally:
+            if not is_same:
+                os.close(self._file)
+        return is_same
 
     def _begin(self, data: bytes) -> None:
         """Read the content of the file; an error here closes it."""
@@ -212,6 +211,56 @@ def _forget_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_locks)
+
+
+class CheckedOutput:
+    """Replaces stdout. If stdout cannot be written (a full disk), the work continues, and the error is reported at the end."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or remember the error."""
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or remember the error."""
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        if self._error is not None:
+            return
+        try:
+            action()
+        except OSError as error:
+            # The rest of the buffer must not fail again when Python flushes it on exit.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise
+            self._error = error
+
+    def finish(self, program: str, code: int) -> int:
+        """Flush, and say in one line where the output could not be written."""
+        with contextlib.suppress(BrokenPipeError):
+            self.flush()
+        if self._error is None:
+            return code
+        hint = " Make room, and run it again." if self._error.errno == errno.ENOSPC else ""
+        reason = self._error.strerror or str(self._error)
+        say(f"{program}: error: stdout cannot be written ({reason}), so the output is incomplete.{hint}")
+        return code or 1
+
+
+def say(line: str) -> None:
+    """Print a line on stderr, which may be closed or full, too; the exit code remains."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def to_plain(value: Any, *, where: str = "value") -> Any:

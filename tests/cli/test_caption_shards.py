@@ -79,14 +79,14 @@ def test_other_commands_read_shards(tmp_path, capsys):
 
 def test_stage_can_be_sent_to_another_process(source):
     options = CaptionOptions(model="scenes:blip-mle", dataset=source[1], batch_size=2, max_new_tokens=10, max_images=3)
-    decoding = {"num_beams": 1, "do_sample": False, "num_return_sequences": 1, "max_new_tokens": 10}
+    options = replace(options, num_beams=1)
     split = load_split(options, quarantine_path=None)
-    stage = pickle.loads(pickle.dumps(CaptionStage(options, decoding, ids_digest(split.dataset))))
+    stage = pickle.loads(pickle.dumps(CaptionStage(options, ids_digest(split.dataset))))
     stage.load()
     texts = [row["captions"][0] for row in stage(range(1, 3))]
     images = [open_image(row["image"]) for row in split.dataset.select(range(1, 3))]
-    assert texts == pipeline("scenes:blip-mle")(images, **decoding)
-    other = CaptionStage(replace(options, max_images=2), decoding, ids_digest(split.dataset))
+    assert texts == pipeline("scenes:blip-mle")(images, **options.decoding)
+    other = CaptionStage(replace(options, max_images=2), ids_digest(split.dataset))
     with pytest.raises(ValueError, match="has other images in this process"):
         other.load()
 
