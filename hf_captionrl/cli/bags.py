@@ -179,8 +179,8 @@ class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
         aliases=("--bag-sizes", "--bag_size", "--bag-size"),
         help="images per bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
     )
-    top: Positive = option(200, metavar="N", group="bags", help="number of neighbours per image")
-    seed: NotNegative = option(0, metavar="N", group="bags", help="seed of the bags for training")
+    top: Positive = option(200, group="bags", help="number of neighbours per image")
+    seed: NotNegative = option(0, group="bags", help="seed of the bags for training")
 
 
 def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:

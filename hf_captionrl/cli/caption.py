@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from hf_captionrl.cli.features import ImageStage, run_on_images
 from hf_captionrl.data.options import CaptionerOptions, DatasetOptions, LoadedSplit, load_split, source_settings
 from hf_captionrl.utils.io import write_json
-from hf_captionrl.utils.options import EngineOptions, NotNegative, Positive, Range, option
+from hf_captionrl.utils.options import CommandOptions, EngineOptions, NotNegative, Positive, Range, option
 from hf_captionrl.utils.parts import refuse_other_settings, seed_of_batch
 
 if TYPE_CHECKING:
@@ -22,7 +22,41 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
+class DecodingOptions(CommandOptions):
+    """How captions are written."""
+
+    heading: ClassVar[str] = "decoding"
+
+    compile_decoding: bool = option(
+        False, help="compile the decoding step with torch.compile; needs greedy or sampled captions (--num_beams 1)"
+    )
+    cache_implementation: Literal["dynamic", "static"] | None = option(
+        None, help="cache of keys and values; transformers compiles the decoding step of a static cache on a GPU"
+    )
+    num_beams: Positive | None = option(None, help="number of beams (default: 3, or 1 with --do_sample)")
+    max_new_tokens: Positive = option(40, help="longest caption in tokens")
+    num_return_sequences: Positive = option(1, help="number of captions per image")
+    rerank: str | None = option(
+        None,
+        metavar="SCORER",
+        help="write only the caption most similar to its image, by this scorer: a folder, a name on the Hub, scenes:clip-reward; "
+        "needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
+    )
+    length_penalty: float = option(
+        1.0, help="exponent of the length that divides a beam's score; above 0: longer captions"
+    )
+    repetition_penalty: float = option(1.0, help="penalty on repeated tokens; 1: none")
+    do_sample: bool = option(False, help="sample captions from the whole distribution")
+    temperature: Annotated[float, Range(above=0)] = option(1.0, help="temperature of sampling")
+    top_p: Annotated[float, Range(above=0, at_most=1)] = option(
+        1.0, help="nucleus sampling: smallest probability mass that is kept; 1: all tokens"
+    )
+    top_k: NotNegative = option(0, help="sample only from this many tokens; 0: all tokens")
+    seed: int = option(0, help="seed of sampling")
+
+
+@dataclass
+class CaptionOptions(DecodingOptions, EngineOptions, CaptionerOptions, DatasetOptions):
     """Caption every image of a folder or data set. The data need no captions.
 
     Each line of the output is {"image_id", "caption"}, plus "captions" if --num_return_sequences asks for several. Images
@@ -57,7 +91,7 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
         help="file to write, or to resume; a folder with --processes or --engine (default: captions.jsonl, or captions)",
     )
     overwrite: bool = option(False, help="start again even if the file exists")
-    batch_size: Positive = option(16, metavar="N", group="captioner", help="images captioned at once")
+    batch_size: Positive = option(16, group="captioner", help="images captioned at once")
     attn_implementation: str | None = option(
         None,
         metavar="NAME",
@@ -70,49 +104,6 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
     load_in_8bit: bool = option(
         False, group="captioner", help="quantize the weights to 8 bits; needs bitsandbytes and a GPU"
     )
-    compile_decoding: bool = option(
-        False,
-        group="decoding",
-        help="compile the decoding step with torch.compile; needs greedy or sampled captions (--num_beams 1)",
-    )
-    cache_implementation: Literal["dynamic", "static"] | None = option(
-        None,
-        group="decoding",
-        help="cache of keys and values; transformers compiles the decoding step of a static cache on a GPU",
-    )
-    num_beams: Positive | None = option(
-        None, metavar="N", group="decoding", help="number of beams (default: 3, or 1 with --do_sample)"
-    )
-    max_new_tokens: Positive = option(40, metavar="N", group="decoding", help="longest caption in tokens")
-    num_return_sequences: Positive = option(1, metavar="N", group="decoding", help="number of captions per image")
-    rerank: str | None = option(
-        None,
-        metavar="SCORER",
-        group="decoding",
-        help="write only the caption most similar to its image, by this scorer: a folder, a name on the Hub, scenes:clip-reward; "
-        "needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
-    )
-    length_penalty: float = option(
-        1.0,
-        metavar="X",
-        group="decoding",
-        help="exponent of the length that divides a beam's score; above 0: longer captions",
-    )
-    repetition_penalty: float = option(1.0, metavar="X", group="decoding", help="penalty on repeated tokens; 1: none")
-    do_sample: bool = option(False, group="decoding", help="sample captions from the whole distribution")
-    temperature: Annotated[float, Range(above=0)] = option(
-        1.0, metavar="X", group="decoding", help="temperature of sampling"
-    )
-    top_p: Annotated[float, Range(above=0, at_most=1)] = option(
-        1.0,
-        metavar="X",
-        group="decoding",
-        help="nucleus sampling: smallest probability mass that is kept; 1: all tokens",
-    )
-    top_k: NotNegative = option(
-        0, metavar="N", group="decoding", help="sample only from this many tokens; 0: all tokens"
-    )
-    seed: int = option(0, metavar="N", group="decoding", help="seed of sampling")
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -302,7 +293,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[
     from tqdm import tqdm
 
     from hf_captionrl.evaluation.caption_files import CaptionWriter
-    from hf_captionrl.metrics.table import installed_versions
+    from hf_captionrl.utils.io import installed_versions
 
     record = output.with_suffix(".run.json")
     with CaptionWriter(output, overwrite=arguments.overwrite) as writer:

@@ -49,15 +49,20 @@ from hf_captionrl.metrics.table import (
     Section,
     comparison_markdown,
     escape_markdown,
-    installed_versions,
-    plain_config,
     print_comparison,
 )
 from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
-from hf_captionrl.utils.io import atomic_write_text, json_digest, to_plain, write_json
+from hf_captionrl.utils.io import (
+    atomic_write_text,
+    installed_versions,
+    json_digest,
+    plain_config,
+    to_plain,
+    write_json,
+)
 from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_tables, run_stage
 
 # --- Features of images and scores of captions, whose cost grows with the rows; with --processes or --engine on shards ---

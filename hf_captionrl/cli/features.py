@@ -366,7 +366,7 @@ class PixelsOptions(CachedRowsOptions, DatasetOptions):
         "uint8", help="exact pixels, or JPEGs in about a tenth of the space; the value of cache_pixels in training"
     )
     output: Path = option(Path("pixels"), metavar="DIR", help="folder of the shards")
-    batch_size: Positive = option(8, metavar="N", help="images per batch; a shard holds 64 batches")
+    batch_size: Positive = option(8, help="images per batch; a shard holds 64 batches")
     cache_dir: str | None = cache_dir_option()
 
 

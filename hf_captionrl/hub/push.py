@@ -21,9 +21,8 @@ import yaml
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from hf_captionrl.metrics.table import installed_versions, is_secret, plain_config
 from hf_captionrl.utils.console import error_chain
-from hf_captionrl.utils.io import atomic_write_text, write_json
+from hf_captionrl.utils.io import atomic_write_text, installed_versions, is_secret, plain_config, write_json
 
 # --- Rejects content that must not be published: placeholders, secrets, HTML, local paths, and links out of the folder ---
 

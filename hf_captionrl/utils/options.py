@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 #     '''Caption every image of a folder or data set.'''
 #
 #     model: str = option(metavar="MODEL", positional=True, help="a folder, a name on the Hub, or scenes:blip-mle")
-#     batch_size: Positive = option(16, metavar="N", help="images captioned at once")
+#     batch_size: Positive = option(16, help="images captioned at once")
 #
 # The annotation of a field is the type of the option and the range of its values, and the help text shows its default. A plain
 # field with a help text, as the arguments of training have, is an option too. A command's options are listed before inherited ones;
@@ -125,6 +125,9 @@ def _unwrapped(annotation: Any) -> tuple[Any, bool, tuple[Any, ...]]:
     return annotation, False, ()
 
 
+_METAVARS = {int: "N", float: "X"}
+
+
 def _help(field: dataclasses.Field[Any], default: Any) -> str:
     shown = field.metadata.get("shown_default")
     if shown is None:
@@ -169,7 +172,8 @@ def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> N
         )
         return
     given = field.metadata
-    settings |= {"type": kind, "metavar": given.get("metavar"), "choices": given.get("choices") or choices or None}
+    metavar, allowed = given.get("metavar", _METAVARS.get(kind)), given.get("choices") or choices or None
+    settings |= {"type": kind, "metavar": metavar, "choices": allowed}
     if given.get("repeated"):
         group.add_argument(f"--{field.name}", action="append", required=required, **settings)
         return
@@ -202,7 +206,6 @@ class EngineOptions(CommandOptions):
     )
     processes: Positive | None = option(
         None,
-        metavar="N",
         help="number of processes, or of actors of the cluster (default: one per GPU; without GPUs, or if the work needs none, "
         "one process, or for Ray one actor per machine or per CPU)",
     )
@@ -211,7 +214,7 @@ class EngineOptions(CommandOptions):
         metavar="ADDRESS",
         help="address of the Ray cluster; 'auto': the one of this machine (default: start one)",
     )
-    rows_per_shard: Positive | None = option(None, metavar="N", help="rows per Parquet file (default: 64 batches)")
+    rows_per_shard: Positive | None = option(None, help="rows per Parquet file (default: 64 batches)")
 
     @property
     def uses_shards(self) -> bool:

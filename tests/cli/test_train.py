@@ -14,6 +14,7 @@ import pytest
 
 from hf_captionrl.cli import main, train
 from hf_captionrl.cli.train import METHODS, recipe_path
+from hf_captionrl.utils import io
 
 ROOT = Path(__file__).parents[2]
 

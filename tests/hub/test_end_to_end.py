@@ -12,7 +12,7 @@ from hf_captionrl.metrics.evaluate_modules import MODULES
 from tests.hub.conftest import holders_of_tokens, running_hub
 from tests.hub.folders import publishable
 from tests.hub.server import READ, WRITE
-from tests.hub.test_faults import fresh_process
+from tests.hub.test_push import fresh_process
 from tests.tiny import tiny_captioner, tiny_images
 
 SETTINGS = {"num_beams": 2, "max_new_tokens": 8}

@@ -10,7 +10,7 @@ import pytest
 from hf_captionrl.hub import check_card, render_model_card
 from hf_captionrl.hub.push import check_secret, check_text, redact
 from hf_captionrl.metrics.table import escape_markdown
-from tests.hub.test_cards import FACTS, make_results
+from tests.hub.folders import FACTS, make_results
 
 CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
 
