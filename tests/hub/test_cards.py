@@ -479,16 +479,6 @@ def test_invalid_captioner_settings_raise(tmp_path, settings, capfd):
     assert "captioner.json" in capfd.readouterr().err
 
 
-def test_model_with_results_needs_its_numbers(tmp_path):
-    folder = publishable(tmp_path / "model")
-    card = (folder / "README.md").read_text()
-    (folder / "README.md").write_text(card.replace("model-index:", "index:"))
-    with pytest.raises(ValueError, match="no retrieval number"):
-        folder_contents(folder)
-    (folder / "results.json").unlink()
-    assert "README.md" in folder_contents(folder).published
-
-
 def test_captioner_push_to_hub(hub, monkeypatch):
     captioner = tiny_captioner("git")
     monkeypatch.setenv("HF_TOKEN", WRITE)

