@@ -336,7 +336,7 @@ def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> N
             f"{folder} has no *.safetensors. Other formats are not uploaded, because pickles can execute code when "
             "they are opened. Save with save_pretrained."
         )
-    needed = {"tokenizer": _TOKENIZERS}
+    needed: dict[str, tuple[str, ...]] = {"tokenizer": _TOKENIZERS}
     if metadata.get("pipeline_tag") != "text-generation":
         needed = {"image processor": PROCESSORS, **needed}
     for what, parts in needed.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def run_on_ray(actor: Actor, todo: list[int], options: EngineOptions) -> Iterato
     # Ray sends usage statistics unless this is set before it starts.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        import ray
+        ray: Any = importlib.import_module("ray")
     except ImportError as error:
         raise ImportError(
             "--engine ray needs Ray, which is not installed. Run `pip install 'hf-captionrl[ray]'`, or use --processes."
