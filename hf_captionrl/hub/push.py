@@ -239,7 +239,15 @@ _PUBLISHED = {
 }
 """Patterns of the files that are published. All other files are omitted."""
 
-_NEVER = ("push_state.json", "card.json", "trainer_state.json", "*.run.json", "quarantine.jsonl", "journal-*")
+_NEVER = (
+    "checkpoint-*",
+    "push_state.json",
+    "card.json",
+    "trainer_state.json",
+    "*.run.json",
+    "quarantine.jsonl",
+    "journal-*",
+)
 """Files with such endings that are not published: the state of a push, a run or a Trainer."""
 
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")

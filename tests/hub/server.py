@@ -136,14 +136,13 @@ class Commit:
 
 @dataclass
 class Repo:
-    """A repository: commits by id, and branches and tags that refer to them."""
+    """A repository: commits by id, and branches that refer to them."""
 
     repo_id: str
     repo_type: str
     private: bool
     commits: dict[str, Commit] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
     pull_requests: list[dict[str, Any]] = field(default_factory=list)
 
     def propose(self, number: int, files: dict[str, Blob], *, author: str, title: str, status: str = "open") -> str:
@@ -163,7 +162,7 @@ class Repo:
         return self.commits[sha]
 
     def at(self, revision: str) -> Commit | None:
-        sha = self.branches.get(revision) or self.tags.get(revision) or revision
+        sha = self.branches.get(revision) or revision
         return self.commits.get(sha)
 
     @property
@@ -323,15 +322,6 @@ class _Handler(Answering):
         repo.commit("main", "initial commit", {".gitattributes": Blob(b"*.safetensors filter=lfs\n", False)})
         self._send(200, answer)
 
-    @route("DELETE /api/repos/delete")
-    def _delete(self) -> None:
-        asked = json.loads(self.body)
-        repo_id = f"{asked.get('organization') or USER}/{asked['name']}"
-        self._may_write(repo_id.split("/")[0])
-        if self.hub.repos.pop((asked.get("type") or "model", repo_id), None) is None:
-            raise HubError(404, "Repository not found", "RepoNotFound")
-        self._send(200, {})
-
     @route("POST /api/validate-yaml")
     def _validate(self) -> None:
         self._send(200, {"errors": [], "warnings": []})
@@ -353,17 +343,6 @@ class _Handler(Answering):
             },
         )
 
-    @route(rf"GET {_API}/refs")
-    def _refs(self, kind: str, repo_id: str) -> None:
-        repo = self._readable(_TYPES[kind], repo_id)
-
-        def listed(what: str, names: dict[str, str]) -> list[dict[str, str]]:
-            return [{"name": n, "ref": f"refs/{what}/{n}", "targetCommit": sha} for n, sha in names.items()]
-
-        self._send(
-            200, {"branches": listed("heads", repo.branches), "tags": listed("tags", repo.tags), "converts": []}
-        )
-
     @route(rf"GET {_API}/discussions")
     def _discussions(self, kind: str, repo_id: str) -> None:
         repo = self._readable(_TYPES[kind], repo_id)
@@ -377,24 +356,11 @@ class _Handler(Answering):
         ]
         self._send(200, {"count": len(found), "start": 0, "discussions": found})
 
-    @route(rf"POST {_API}/(?P<what>tag|branch)/(?P<name>[^/]+)")
-    def _name(self, kind: str, repo_id: str, what: str, name: str) -> None:
+    @route(rf"POST {_API}/branch/(?P<name>[^/]+)")
+    def _branch(self, kind: str, repo_id: str, name: str) -> None:
         repo, asked = self._writable(kind, repo_id), json.loads(self.body or b"{}")
-        if what == "tag":  # the URL contains the tagged revision
-            repo.tags[asked["tag"]] = self._commit_at(repo, name).sha
-        else:
-            repo.branches[name] = self._commit_at(repo, asked.get("startingPoint") or "main").sha
+        repo.branches[name] = self._commit_at(repo, asked.get("startingPoint") or "main").sha
         self._send(200, {})
-
-    @route(rf"GET {_API}/commits/(?P<revision>[^/]+)")
-    def _history(self, kind: str, repo_id: str, revision: str) -> None:
-        repo = self._readable(_TYPES[kind], repo_id)
-        found: list[dict[str, Any]] = []
-        commit: Commit | None = self._commit_at(repo, revision)
-        while commit is not None:
-            found.append({"id": commit.sha, "title": commit.title, "message": "", "date": DATE, "authors": []})
-            commit = repo.commits.get(commit.parent or "")
-        self._send(200, found)
 
     @staticmethod
     def _entry(path: str, blob: Blob) -> dict[str, Any]:
