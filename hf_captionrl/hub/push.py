@@ -321,16 +321,13 @@ def _check_image_paths(name: str, path: Path) -> None:
 
     with pyarrow.parquet.ParquetFile(path) as file:
         columns = [file.schema.column(i).path for i in range(len(file.schema.names))]
-        for column in (c for c in columns if c.endswith(".path")):
-            for group in range(file.num_row_groups):
-                values = file.read_row_group(group, columns=[column]).column(0).to_pylist()
-                found = next((v["path"] for v in values if v and v.get("path") and os.path.isabs(v["path"])), None)
-                if found:
-                    raise ValueError(
-                        f"{name} refers to images by local paths, such as {os.path.basename(found)!r}, which others cannot "
-                        "access. Embed the images, or omit them (`captionrl boost ... --embed_images`, or "
-                        "--no_images)."
-                    )
+        for batch in file.iter_batches(columns=[column for column in columns if column.endswith(".path")]):
+            values = [value for column in batch.columns for value in column.to_pylist()]
+            if found := next((v["path"] for v in values if v and v.get("path") and os.path.isabs(v["path"])), None):
+                raise ValueError(
+                    f"{name} refers to images by local paths, such as {os.path.basename(found)!r}, which others cannot "
+                    "access. Embed the images, or omit them (`captionrl boost ... --embed_images`, or --no_images)."
+                )
 
 
 def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> None:
@@ -412,19 +409,16 @@ def _is_transient(error: BaseException) -> bool:
 def _explained(error: BaseException, repo_id: str, *, has_token: bool) -> tuple[type[Exception], str]:
     """The class of the error for users, and its explanation with the remedy."""
     status = _status(error)
+    refused = {
+        401: "The Hub does not accept the token (401). Create a new one and log in with `hf auth login`.",
+        403: f"The token may not write to {repo_id!r} (403). Use a token with write permission for it.",
+    }
+    if not has_token:
+        refused[401] = "The Hub needs a token, but there is none. Log in with `hf auth login`, or set HF_TOKEN."
     if _is_offline(error):
         return PushError, "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."
-    if status == 401 and not has_token:
-        return (
-            PermissionError,
-            "The Hub needs a token, but there is none. Log in with `hf auth login`, or set HF_TOKEN.",
-        )
-    if status == 401:
-        remedy = "Create a new one and log in with `hf auth login`."
-        return PermissionError, f"The Hub does not accept the token (401). {remedy}"
-    if status == 403:
-        remedy = "Use a token with write permission for it."
-        return PermissionError, f"The token may not write to {repo_id!r} (403). {remedy}"
+    if status in refused:
+        return PermissionError, refused[status]
     if status == 404:
         what = f"{repo_id!r} does not exist on the Hub, or this token has no access to it (404)."
         return PushError, f"{what} Check name and token."
