@@ -123,27 +123,6 @@ def test_failed_start_keeps_the_existing_file(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_unreadable_image_of_a_folder_is_quarantined(tmp_path, capsys):
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    rows = []
-    for number in range(4):
-        Image.new("RGB", (40 + number, 60), (number * 60, 90, 20)).save(folder / f"{number}.png")
-        rows.append({"file_name": f"{number}.png", "captions": ["a photo", "a plain one"]})
-    (folder / "3.png").write_bytes(b"no image")
-    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = ["--dataset", "imagefolder", "--data_dir", str(folder), "--split", "train"]
-    command = ["caption", "scenes:blip-mle", *source, "--num_beams", "1", "--output", str(tmp_path / "x.jsonl")]
-    assert main(command) == 2
-    assert "max_bad_fraction" in capsys.readouterr().err
-    assert main([*command, "--max_bad_fraction", "0.5"]) == 0
-    captions = read_caption_file(tmp_path / "x.jsonl").captions
-    quarantine = (tmp_path / "x.quarantine.jsonl").read_text().splitlines()
-    assert len(quarantine) == 1
-    assert len(captions) in (1, 2, 3)  # without images that the split by hash put into other splits
-    assert json.loads(quarantine[0])["image_id"] not in captions
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
