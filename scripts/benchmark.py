@@ -26,8 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.metrics.table import installed_versions
-from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.io import installed_versions, write_json
 from scripts.benchmarks import data, models, reinforcement, smile
 from scripts.benchmarks.timing import Case, TooSlowError, in_a_line, measure
 from scripts.common import processor_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,10 +60,7 @@ def read_feature_shards(folder: Path, kind: str) -> tuple[ColumnView[str], Tenso
 
 
 class NeighbourStage(Stage):
-    """Neighbours of shards: rows and similarities, most similar first.
-
-    `folder` holds the features of all images, and the compressed index if there is one.
-    """
+    """Neighbours of shards, most similar first. `folder` holds the features of all images, and the compressed index if any."""
 
     def __init__(self, folder: Path, top: int, is_exact: bool) -> None:
         self.folder, self.top, self.is_exact = folder.absolute(), top, is_exact
@@ -182,8 +179,8 @@ class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
         aliases=("--bag-sizes", "--bag_size", "--bag-size"),
         help="images per bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
     )
-    top: Positive = option(200, metavar="N", group="bags", help="number of neighbours per image")
-    seed: NotNegative = option(0, metavar="N", group="bags", help="seed of the bags for training")
+    top: Positive = option(200, group="bags", help="number of neighbours per image")
+    seed: NotNegative = option(0, group="bags", help="seed of the bags for training")
 
 
 def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
@@ -212,14 +209,6 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     if arguments.mode == "training" and sizes[-1] - 1 > arguments.top:
         raise ValueError(f"--bag_sizes {sizes[-1]} needs {sizes[-1] - 1} neighbours per image. Raise --top.")
     return output, sizes
-
-
-def _shard_folder(arguments: BagsOptions, output: Path) -> AbstractContextManager[str | Path]:
-    """The folder that a repeated command resumes; without --processes and --engine, it is removed at the end."""
-    if arguments.uses_shards:
-        return nullcontext(output.with_suffix(".shards"))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    return TemporaryDirectory(prefix=".tmp-", dir=output.parent)
 
 
 def mine_bags(arguments: BagsOptions) -> None:
@@ -258,18 +247,17 @@ def mine_bags(arguments: BagsOptions) -> None:
         scorer = similarity_scorer(arguments)
         features, signature = features_of(arguments, split.dataset, scorer, arguments.features), scorer.signature
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    summary: dict[str, Any] = {
-        "output": str(output),
-        "mode": arguments.mode,
-        "images": len(ids),
-        "scorer": signature,
-        "features": arguments.features,
-    }
+    summary: dict[str, Any] = {"output": str(output), "mode": arguments.mode, "images": len(ids)}
+    summary |= {"scorer": signature, "features": arguments.features}
     if arguments.mode != "truematch":
         top = min(arguments.top, len(ids) - 1)
         if arguments.uses_shards or arguments.approximate or len(ids) > EXACT_ROWS:
             settings = {"scorer": signature, "features": arguments.features}
-            with _shard_folder(arguments, output) as folder:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            # With --processes or --engine, a repeated command resumes; otherwise the folder is removed at the end.
+            shards = nullcontext(output.with_suffix(".shards"))
+            kept: Any = shards if arguments.uses_shards else TemporaryDirectory(prefix=".tmp-", dir=output.parent)
+            with kept as folder:
                 neighbours, similarities, recall = neighbours_on_shards(
                     features, top, Path(folder), arguments, approximate=arguments.approximate, settings=settings
                 )

@@ -55,14 +55,11 @@ def _of_pairs(pairs: Sequence[ImagePair], scorer: Any, prefix: str) -> dict[str,
         images = scorer.image_features([open_image(path) for path in pair.images])
         rows.append(scorer.text_features([prefix + text for text in pair.captions]) @ images.T)  # (2, 2)
     similarity = torch.stack(rows).cpu().numpy()
-    categories = dict.fromkeys(pair.category for pair in pairs)
-    by_category = {
-        name: pair_matching([row for row, pair in zip(similarity, pairs, strict=True) if pair.category == name])[
-            "image_score"
-        ]
-        for name in categories
-    }
-    return {"pairs": len(pairs), **pair_matching(similarity), "image_score_by_category": by_category}
+    by_category: dict[str, list[Any]] = {}
+    for row, pair in zip(similarity, pairs, strict=True):
+        by_category.setdefault(pair.category, []).append(row)
+    scores = {name: pair_matching(rows)["image_score"] for name, rows in by_category.items()}
+    return {"pairs": len(pairs), **pair_matching(similarity), "image_score_by_category": scores}
 
 
 def _imagecode(options: BenchmarkOptions, scorer: Any) -> dict[str, Any]:

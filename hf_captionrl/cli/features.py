@@ -1,4 +1,4 @@
-"""`captionrl pixels`: images as a vision tower reads them, in Parquet shards and in the pixel cache."""
+"""`captionrl features` and `captionrl pixels`: one row per image, in Parquet shards and in a cache of this machine."""
 
 from __future__ import annotations
 
@@ -93,10 +93,7 @@ class ImageStage(Stage):
 
 
 def rows_per_shard(arguments: Any, batches: int = 64, size: int | None = None) -> int:
-    """`--rows_per_shard`, by default `batches` batches; refuses a number that is not a multiple of `size`.
-
-    `size` None is `--batch_size`.
-    """
+    """`--rows_per_shard`, by default `batches` batches of `size`, by default `--batch_size`; refuses parts of batches."""
     what = f"--batch_size {arguments.batch_size}" if size is None else f"{size}, the captions that are scored together"
     size = arguments.batch_size if size is None else size
     rows = arguments.rows_per_shard or batches * size
@@ -113,15 +110,13 @@ def run_on_images(
     *,
     require_captions: bool = False,
 ) -> dict[str, Any]:
-    """Run a stage on the images that the options name; returns the summary of the command.
-
-    `settings` is called after the split is chosen.
-    """
+    """Run a stage on the images that the options name; returns the summary. `settings` is called after the split is chosen."""
     from tqdm import tqdm
 
     from hf_captionrl.data.quarantine import QuarantineReport, quarantine_entry, stop_if_too_many
 
-    per_shard = rows_per_shard(arguments)  # before anything slow
+    arguments.check_engine()
+    per_shard = rows_per_shard(arguments)
     if output.suffix:
         raise ValueError(
             f"--output {str(output)!r} names a file, but Parquet shards are a folder. Use {str(output.with_suffix(''))!r}."
@@ -188,7 +183,8 @@ def keys_and_cached(
 ) -> tuple[dict[int, str], dict[int, np.ndarray]]:
     """Keys of the images that have a file, and what the cache has of them, both by row of the data set; opens no image.
 
-    Files are hashed in threads, and those of the table `hashes` are not read: see `source_keys`. Damaged rows of the cache are dropped with a warning, and are not among what it has.
+    Files are hashed in threads; those in the table `hashes` are not read: see `source_keys`. Damaged rows of the cache are
+    dropped with a warning.
     """
     from hf_captionrl.data.features import keys_of
 
@@ -203,7 +199,7 @@ def keys_and_cached(
 def fill_cache(cache: FeatureCache, folder: Path, column: str, shape: Sequence[int] = (-1,)) -> int:
     """Put one column of finished shards into a cache, by the column `key`; returns the number of rows that were new.
 
-    Bytes are stored as uint8, lists of numbers as fp32; None stands for an unreadable image. The check of the images before
+    Bytes are stored as uint8, lists of numbers as fp32; a row without a key is an unreadable image. The check of the images before
     a training then opens none of them.
     """
     import numpy as np
@@ -323,7 +319,6 @@ class FeatureStage(ImageStage):
 
 def write_features(arguments: FeaturesOptions) -> None:
     """Write the features."""
-    arguments.check_engine()
     summary = run_on_images(
         arguments,
         arguments.output,
@@ -371,7 +366,7 @@ class PixelsOptions(CachedRowsOptions, DatasetOptions):
         "uint8", help="exact pixels, or JPEGs in about a tenth of the space; the value of cache_pixels in training"
     )
     output: Path = option(Path("pixels"), metavar="DIR", help="folder of the shards")
-    batch_size: Positive = option(8, metavar="N", help="images per batch; a shard holds 64 batches")
+    batch_size: Positive = option(8, help="images per batch; a shard holds 64 batches")
     cache_dir: str | None = cache_dir_option()
 
 
@@ -421,18 +416,8 @@ class PixelStage(ImageStage):
         }
 
 
-def _fill_cache(arguments: PixelsOptions) -> int:
-    """Put the pixels into the cache that `cached_pixels` reads; returns the number of rows that were new."""
-    from hf_captionrl.data.features import pixel_rows
-
-    made_by = read_manifest(arguments.output)["made_by"]
-    cache = pixel_rows(made_by["processor"], arguments.form, arguments.cache_dir)
-    return fill_cache(cache, arguments.output, "pixels", made_by["shape"])
-
-
 def write_pixels(arguments: PixelsOptions) -> None:
     """Write the pixels."""
-    arguments.check_engine()
     settings = {"model": arguments.model, "revision": arguments.revision, "form": arguments.form}
     summary = run_on_images(
         arguments,
@@ -441,5 +426,9 @@ def write_pixels(arguments: PixelsOptions) -> None:
         lambda ids: PixelStage(arguments, ids),
     )
     if arguments.fill_cache and summary["finished"]:
-        summary["cached"] = _fill_cache(arguments)
+        from hf_captionrl.data.features import pixel_rows
+
+        made_by = read_manifest(arguments.output)["made_by"]
+        cache = pixel_rows(made_by["processor"], arguments.form, arguments.cache_dir)
+        summary["cached"] = fill_cache(cache, arguments.output, "pixels", made_by["shape"])
     print_summary(arguments, summary, "pixels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import inspect
 import json
@@ -16,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
-from hf_captionrl.utils.console import CheckedOutput, announce_offline_waits, is_input_error, one_line
+from hf_captionrl.utils.console import announce_offline_waits, is_input_error, one_line
+from hf_captionrl.utils.io import CheckedOutput
 from hf_captionrl.utils.options import CommandOptions, add_options, option, options_from
 
 # --- Help texts wrapped at the terminal's width ----------------------------------------------------------------------
@@ -26,22 +28,18 @@ _LIST_ITEM = re.compile(r" +(?!captionrl )[\w./+-]+ {2,}(?=\S)")
 
 def filled(text: str) -> str:
     """A text wrapped at the terminal's width. Examples stay as they are; list items (`name    text`) keep their indent."""
-    paragraphs = inspect.cleandoc(text).split("\n\n")
     width = argparse.HelpFormatter("")._width
-    return "\n\n".join(_filled_paragraph(paragraph, width) for paragraph in paragraphs)
-
-
-def _filled_paragraph(paragraph: str, width: int) -> str:
-    lines = paragraph.splitlines()
-    if not any(line.startswith(" ") for line in lines):
-        return textwrap.fill(paragraph, width)
     wrapped = []
-    for line in lines:
-        item = _LIST_ITEM.match(line)
-        is_example = line.startswith(" ") and item is None
-        indent = " " * item.end() if item else ""
-        wrapped.append(line if is_example else textwrap.fill(line, width, subsequent_indent=indent))
-    return "\n".join(wrapped)
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        lines = paragraph.splitlines()
+        if not any(line.startswith(" ") for line in lines):
+            lines = [textwrap.fill(paragraph, width)]
+        for number, line in enumerate(lines if len(lines) > 1 else []):
+            item = _LIST_ITEM.match(line)
+            if item or not line.startswith(" "):
+                lines[number] = textwrap.fill(line, width, subsequent_indent=" " * item.end() if item else "")
+        wrapped.append("\n".join(lines))
+    return "\n\n".join(wrapped)
 
 
 # --- The commands of `captionrl`: what each is called, where its options are declared, and which function runs it ----
@@ -51,16 +49,9 @@ def _filled_paragraph(paragraph: str, width: int) -> str:
 class Command:
     """One command.
 
-    Args:
-        name (`str`): As typed.
-        help (`str`): One line in the list of commands.
-        options (`str`): `"module:Class"`, a subclass of `CommandOptions`. Its docstring describes the command, its `examples`
-            end the help text. It is imported when the command is used.
-        function (`str`): `"function"` of the same module, or `"module:function"`; called with the options.
-        is_resumable (`bool`): Whether the same command continues an interrupted run.
-        subcommands (`tuple[Command, ...]`): Instead of options and function.
-        description (`str`): Of a command with subcommands.
-        examples (`str`): Of a command with subcommands.
+    `options` is `"module:Class"`, a subclass of `CommandOptions` that is imported when the command is used; its docstring describes
+    the command, its `examples` end the help text. `function` is called with the options; it is of the same module, or
+    `"module:function"`. With `is_resumable`, the same command continues an interrupted run.
     """
 
     name: str
@@ -73,212 +64,83 @@ class Command:
     examples: str = ""
 
 
+# fmt: off
 COMMANDS: tuple[Command, ...] = (
-    Command(
-        "train",
-        "finetune a captioner by one of the methods",
-        options="cli.train:TrainOptions",
-        function="train",
-    ),
-    Command(
-        "caption",
-        "write captions of a data set, resumable",
-        options="cli.caption:CaptionOptions",
-        function="cli.caption:write_captions",
-        is_resumable=True,
-    ),
-    Command(
-        "album",
-        "caption a set of similar images with distinct captions, or diagnose existing ones",
-        options="apps.album.options:AlbumOptions",
-        function="apps.album.command:run",
-        is_resumable=True,
-    ),
-    Command(
-        "evaluate",
-        "compare files of captions, side by side",
-        options="cli.options:EvaluateOptions",
-        function="cli.evaluate:evaluate_captions",
-    ),
-    Command(
-        "benchmark",
-        "evaluate a scorer on Winoground or MMVP-VLM, captions on ImageCoDe",
-        options="cli.benchmark:BenchmarkOptions",
-        function="benchmark",
-    ),
-    Command(
-        "explain",
-        "show a caption token by token, under MLE, SMILE and self-retrieval",
-        options="apps.explain.options:ExplainOptions",
-        function="apps.explain.explain:explain",
-    ),
-    Command(
-        "gallery",
-        "show captions of several systems side by side, errors marked",
-        options="apps.gallery.options:GalleryOptions",
-        function="apps.gallery.gallery:write_pages",
-    ),
-    Command(
-        "features",
-        "compute the features of a scorer for every image, resumable",
-        options="cli.features:FeaturesOptions",
-        function="write_features",
-        is_resumable=True,
-    ),
-    Command(
-        "pixels",
-        "prepare every image for a captioner once, resumable",
-        options="cli.features:PixelsOptions",
-        function="write_pixels",
-        is_resumable=True,
-    ),
-    Command(
-        "bags",
-        "mine bags of similar images",
-        options="cli.bags:BagsOptions",
-        function="mine_bags",
-        is_resumable=True,
-    ),
-    Command(
-        "truematch",
-        "build, review and use a benchmark of similar images",
-        description="TrueMatch (No Detail Left Behind, section 3): bags of 3, 5 and 7 similar images. A caption passes if it "
-        "retrieves its target image within the bag.",
-        subcommands=(
-            Command(
-                "build",
-                "find bags of similar images and write the benchmark",
-                options="apps.truematch.options:BuildOptions",
-                function="apps.truematch.build:build",
-                is_resumable=True,
-            ),
-            Command(
-                "review",
-                "keep or drop each bag in a browser",
-                options="apps.truematch.options:ReviewOptions",
-                function="apps.truematch.review:review",
-                is_resumable=True,
-            ),
-            Command(
-                "apply",
-                "apply decisions, and write kept.json and the card again",
-                options="apps.truematch.options:ApplyOptions",
-                function="apps.truematch.review:apply",
-                is_resumable=True,
-            ),
-            Command(
-                "evaluate",
-                "evaluate captioners on the benchmark",
-                options="apps.truematch.options:EvaluateOptions",
-                function="apps.truematch.evaluate:evaluate",
-                is_resumable=True,
-            ),
-            Command(
-                "leaderboard",
-                "combine results into one table, best first",
-                options="apps.truematch.options:LeaderboardOptions",
-                function="apps.truematch.evaluate:leaderboard",
-                is_resumable=True,
-            ),
-        ),
-    ),
-    Command(
-        "study",
-        "build a human study and score its answers",
-        description="Human studies without a server. `build` writes one HTML page per participant, which opens from disk and "
-        "exports the answers as a file, and the key, which stays with you. `score` scores the answers with the key.",
-        subcommands=(
-            Command(
-                "build",
-                "write the pages and the key",
-                description="Write the pages and the key of one of two designs.",
-                subcommands=(
-                    Command(
-                        "retrieval",
-                        "pick the image of a caption among ten similar images (DiscriTune)",
-                        options="apps.studies.options:RetrievalOptions",
-                        function="apps.studies.build:build_retrieval",
-                    ),
-                    Command(
-                        "rating",
-                        "rate descriptiveness, accuracy and fluency from 1 to 5 (SMILE)",
-                        options="apps.studies.options:RatingOptions",
-                        function="apps.studies.build:build_rating",
-                    ),
-                ),
-            ),
-            Command(
-                "score",
-                "score answers with the key",
-                options="apps.studies.options:ScoreOptions",
-                function="apps.studies.results:score",
-            ),
-        ),
-    ),
-    Command(
-        "boost",
-        "write richer references with language and vision models, resumable",
-        options="apps.boosting.options:BoostOptions",
-        function="apps.boosting.boost:boost",
-        is_resumable=True,
-    ),
-    Command(
-        "card",
-        "write or check the card of a model or a data set",
-        options="cli.publish:CardOptions",
-        function="write_card",
-    ),
-    Command(
-        "push",
-        "publish a model or data set, or repeat a push that failed",
-        options="cli.publish:PushOptions",
-        function="push",
-    ),
-    Command(
-        "convert",
-        "write a checkpoint of pickles as safetensors",
-        options="apps.convert.options:ConvertOptions",
-        function="apps.convert.convert:convert_checkpoint",
-    ),
-    Command(
-        "metrics",
-        "make evaluate.load find the metrics by name",
-        description="The metrics as modules of the `evaluate` library.",
-        examples="""
+    Command("train", "finetune a captioner by one of the methods", "cli.train:TrainOptions", "train"),
+    Command("caption", "write captions of a data set, resumable", "cli.caption:CaptionOptions", "write_captions",
+            is_resumable=True),
+    Command("album", "caption a set of similar images with distinct captions, or diagnose existing ones",
+            "apps.album.options:AlbumOptions", "apps.album.command:run", is_resumable=True),
+    Command("evaluate", "compare files of captions, side by side", "cli.options:EvaluateOptions",
+            "cli.evaluate:evaluate_captions"),
+    Command("benchmark", "evaluate a scorer on Winoground or MMVP-VLM, captions on ImageCoDe",
+            "cli.benchmark:BenchmarkOptions", "benchmark"),
+    Command("explain", "show a caption token by token, under MLE, SMILE and self-retrieval",
+            "apps.explain.options:ExplainOptions", "apps.explain.explain:explain"),
+    Command("gallery", "show captions of several systems side by side, errors marked",
+            "apps.gallery.options:GalleryOptions", "apps.gallery.gallery:write_pages"),
+    Command("features", "compute the features of a scorer for every image, resumable", "cli.features:FeaturesOptions",
+            "write_features", is_resumable=True),
+    Command("pixels", "prepare every image for a captioner once, resumable", "cli.features:PixelsOptions",
+            "write_pixels", is_resumable=True),
+    Command("bags", "mine bags of similar images", "cli.bags:BagsOptions", "mine_bags", is_resumable=True),
+    Command("truematch", "build, review and use a benchmark of similar images",
+            description="TrueMatch (No Detail Left Behind, section 3): bags of 3, 5 and 7 similar images. A caption "
+                        "passes if it retrieves its target image within the bag.",
+            subcommands=(
+                Command("build", "find bags of similar images and write the benchmark",
+                        "apps.truematch.options:BuildOptions", "apps.truematch.build:build", is_resumable=True),
+                Command("review", "keep or drop each bag in a browser", "apps.truematch.options:ReviewOptions",
+                        "apps.truematch.review:review", is_resumable=True),
+                Command("apply", "apply decisions, and write kept.json and the card again",
+                        "apps.truematch.options:ApplyOptions", "apps.truematch.review:apply", is_resumable=True),
+                Command("evaluate", "evaluate captioners on the benchmark", "apps.truematch.options:EvaluateOptions",
+                        "apps.truematch.evaluate:evaluate", is_resumable=True),
+                Command("leaderboard", "combine results into one table, best first",
+                        "apps.truematch.options:LeaderboardOptions", "apps.truematch.evaluate:leaderboard",
+                        is_resumable=True),
+            )),
+    Command("study", "build a human study and score its answers",
+            description="Human studies without a server. `build` writes one HTML page per participant, which opens "
+                        "from disk and exports the answers as a file, and the key, which stays with you. `score` "
+                        "scores the answers with the key.",
+            subcommands=(
+                Command("build", "write the pages and the key",
+                        description="Write the pages and the key of one of two designs.",
+                        subcommands=(
+                            Command("retrieval", "pick the image of a caption among ten similar images (DiscriTune)",
+                                    "apps.studies.options:RetrievalOptions", "apps.studies.build:build_retrieval"),
+                            Command("rating", "rate descriptiveness, accuracy and fluency from 1 to 5 (SMILE)",
+                                    "apps.studies.options:RatingOptions", "apps.studies.build:build_rating"),
+                        )),
+                Command("score", "score answers with the key", "apps.studies.options:ScoreOptions",
+                        "apps.studies.results:score"),
+            )),
+    Command("boost", "write richer references with language and vision models, resumable",
+            "apps.boosting.options:BoostOptions", "apps.boosting.boost:boost", is_resumable=True),
+    Command("card", "write or check the card of a model or a data set", "cli.publish:CardOptions", "write_card"),
+    Command("push", "publish a model or data set, or repeat a push that failed", "cli.publish:PushOptions", "push"),
+    Command("convert", "write a checkpoint of pickles as safetensors", "apps.convert.options:ConvertOptions",
+            "apps.convert.convert:convert_checkpoint"),
+    Command("metrics", "make evaluate.load find the metrics by name",
+            description="The metrics as modules of the `evaluate` library.",
+            examples="""
             examples:
               captionrl metrics install
               python -c 'import evaluate; print(evaluate.load("self_retrieval").description)'
               captionrl metrics path caption_diversity
         """,
-        subcommands=(
-            Command(
-                "install",
-                "add every metric to evaluate's modules cache",
-                options="cli.metrics:InstallOptions",
-                function="install_metrics",
-            ),
-            Command("path", "print the file of a metric", options="cli.metrics:PathOptions", function="print_path"),
-        ),
-    ),
-    Command(
-        "demo",
-        "show captioners and the images that their captions find, on a local page",
-        options="apps.album.options:DemoOptions",
-        function="apps.album.page:serve_demo",
-    ),
-    Command(
-        "doctor",
-        "say what is installed, and what works with it",
-        options="cli.doctor:DoctorOptions",
-        function="report",
-    ),
-    Command(
-        "completion",
-        "print a completion script for bash, zsh or fish",
-        options="cli.main:CompletionOptions",
-        function="cli.main:complete",
-    ),
+            subcommands=(
+                Command("install", "add every metric to evaluate's modules cache", "cli.metrics:InstallOptions",
+                        "install_metrics"),
+                Command("path", "print the file of a metric", "cli.metrics:PathOptions", "print_path"),
+            )),
+    Command("demo", "show captioners and the images that their captions find, on a local page",
+            "apps.album.options:DemoOptions", "apps.album.page:serve_demo"),
+    Command("doctor", "say what is installed, and what works with it", "cli.doctor:DoctorOptions", "report"),
+    Command("completion", "print a completion script for bash, zsh or fish", "cli.main:CompletionOptions", "complete"),
 )
+# fmt: on
 
 
 def _load(path: str) -> Any:
@@ -307,17 +169,15 @@ def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | Non
         parser.description = filled(cls.__doc__ or "")
         parser.epilog = filled(cls.examples) or None
         add_options(parser, cls)
-        function = (
-            command.function if ":" in command.function else f"{command.options.partition(':')[0]}:{command.function}"
-        )
-        parser.set_defaults(run=_runner(cls, function), is_resumable=command.is_resumable)
+        function = command.function
+        if ":" not in function:
+            function = f"{command.options.partition(':')[0]}:{function}"
+        run = functools.partial(_call, cls, function)
+        parser.set_defaults(run=run, is_resumable=command.is_resumable)
 
 
-def _runner(cls: type[Any], function: str) -> Any:
-    def run(arguments: argparse.Namespace) -> None:
-        _load(function)(options_from(cls, arguments))
-
-    return run
+def _call(cls: type[Any], function: str, arguments: argparse.Namespace) -> None:
+    _load(function)(options_from(cls, arguments))
 
 
 # --- `captionrl completion`: a script that completes commands and options --------------------------------------------
@@ -344,9 +204,9 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     return str(shtab.complete(parser, shell))
 
 
-def print_script(options: CompletionOptions, parser: argparse.ArgumentParser) -> None:
-    """Print the script."""
-    script = completion_script(parser, options.shell)
+def complete(options: CompletionOptions) -> None:
+    """Print the completion script of the whole command line."""
+    script = completion_script(build_parser(), options.shell)
     print(json.dumps({"shell": options.shell, "script": script}) if options.json else script)
 
 
@@ -382,12 +242,6 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     add_commands(subcommands, COMMANDS, chosen)
     return parser
-
-
-def complete(options: CompletionOptions) -> None:
-    """Print the completion script of this parser."""
-
-    print_script(options, build_parser())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

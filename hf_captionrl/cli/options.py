@@ -97,6 +97,4 @@ class EvaluateOptions(EngineOptions, HeldOutScorerOptions, DatasetOptions):
         help="also compute the mean entropy of this captioner's distributions along the captions, in nats",
     )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")
-    seed: int = option(
-        0, group="evaluation", metavar="N", help="seed of the bootstrap, the tests and the choice of human captions"
-    )
+    seed: int = option(0, group="evaluation", help="seed of the bootstrap, the tests and the choice of human captions")

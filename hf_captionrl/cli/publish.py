@@ -1,4 +1,4 @@
-"""`captionrl card`: write the card of a model or a data set from its measurements, or check one before a push."""
+"""`captionrl push` and `captionrl card`."""
 
 from __future__ import annotations
 
@@ -89,39 +89,32 @@ def push(options: PushOptions) -> None:
         raise ValueError(
             f"{options.folder!r} was never pushed, so its repository is unknown. Use --repo_id owner/name."
         )
+    settings: dict[str, Any] = {"private": not options.public, "overwrite": options.overwrite}
     is_demo = kind == "space" and options.folder == DEMO and not Path(DEMO).is_dir()
     if not is_demo and (options.model or options.scorer):
         raise ValueError(
             "--model and --scorer belong to the demo. Use captionrl push demo --type space --repo_id owner/name."
         )
     if is_demo:
-        address = push_demo(
-            repo_id,
-            named_models(options.model),
-            scorer=options.scorer,
-            private=not options.public,
-            overwrite=options.overwrite,
-        )
+        address = push_demo(repo_id, named_models(options.model), scorer=options.scorer, **settings)
     elif kind == "space" and not Path(options.folder).is_dir():
         owner, _, name = repo_id.rpartition("/")
         if name != options.folder or not owner:
             raise ValueError(
                 f"--repo_id is {repo_id!r}, but evaluate.load finds the metric only by its name. Use --repo_id OWNER/{options.folder}."
             )
-        address = push_metric(name, owner, private=not options.public, overwrite=options.overwrite)
+        address = push_metric(name, owner, **settings)
     else:
-        address = push_folder(
-            options.folder,
-            repo_id,
-            repo_type=kind,
-            private=not options.public and before.get("private", True),
-            revision=options.revision or before.get("revision"),
-            merged=True if options.merged else before.get("merged"),
-            overwrite=options.overwrite,
-            marker=before.get("marker"),
-            gallery=True if options.gallery else before.get("gallery"),
-            **({"commit_message": before["commit_message"]} if "commit_message" in before else {}),
-        )
+        # Settings of the last push to this repository, unless an option replaces them.
+        settings |= {
+            name: before[name]
+            for name in ("revision", "merged", "marker", "gallery", "commit_message")
+            if name in before
+        }
+        settings["private"] = not options.public and before.get("private", True)
+        given = {"revision": options.revision, "merged": options.merged or None, "gallery": options.gallery or None}
+        settings |= {name: value for name, value in given.items() if value is not None}
+        address = push_folder(options.folder, repo_id, repo_type=kind, **settings)
     print(json.dumps({"repo_id": repo_id, "commit": address}) if options.json else f"Pushed: {address}")
 
 
@@ -159,32 +152,26 @@ class CardOptions(CommandOptions):
     language: str | None = option(None, metavar="TEXT", help="language of the captions")
 
 
-def _rewritten(folder: Path, given: dict[str, str]) -> bool:
-    """Write the card of a data set. False if the folder is not a data set."""
-    from hf_captionrl.apps.truematch.build import MANIFEST_FILE
-    from hf_captionrl.hub.cards import BOOSTED_FILE, rewrite_boosted_card
+def _write(folder: Path, given: dict[str, str]) -> str:
+    """Write the card; returns the message for the user."""
+    from hf_captionrl.apps.truematch.build import MANIFEST_FILE, rewrite_truematch_card
+    from hf_captionrl.hub.cards import BOOSTED_FILE, rewrite_boosted_card, rewrite_model_card
 
     boosted = (folder / BOOSTED_FILE).is_file()
     if not boosted and not (folder / MANIFEST_FILE).is_file():
-        return False
+        return rewrite_model_card(folder, given)
     foreign = sorted(set(given) - {"dataset_id", "license", "language"})
     if foreign:
         raise ValueError(
             f"--{foreign[0]} is not a fact of a data set's card. Use --dataset_id, --license or --language."
         )
-    if boosted:
-        rewrite_boosted_card(folder, given)
-        return True
-    from hf_captionrl.apps.truematch.build import rewrite_truematch_card
-
-    rewrite_truematch_card(folder, given)
-    return True
+    (rewrite_boosted_card if boosted else rewrite_truematch_card)(folder, given)
+    return "written."
 
 
 def write_card(options: CardOptions) -> None:
     """Write or check the card."""
     from hf_captionrl.hub import check_card
-    from hf_captionrl.hub.cards import rewrite_model_card
 
     folder, card = options.folder, options.folder / "README.md"
     if options.check:
@@ -194,6 +181,6 @@ def write_card(options: CardOptions) -> None:
         said = "checked."
     else:
         given = {name: value for name in _FACTS if (value := getattr(options, name)) is not None}
-        said = "written." if _rewritten(folder, given) else rewrite_model_card(folder, given)
+        said = _write(folder, given)
     state = "checked" if options.check else "written"
     print(json.dumps({"card": str(card), "state": state}) if options.json else f"{card}: {said}")

@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import logging
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from hf_captionrl.utils.console import ERROR_FOLDER, RESULT_FILE, run_main
+from hf_captionrl.utils.io import shipped_path
 from hf_captionrl.utils.options import CommandOptions, Positive, option
 
 METHODS = {
@@ -75,41 +76,25 @@ class TrainOptions(CommandOptions):
 
 
 def recipe_path(*parts: str) -> Path:
-    """A file of `recipes/`, in a checkout or where a wheel installs it."""
-    folders = (
-        Path(__file__).parents[2] / "recipes",
-        Path(sysconfig.get_path("data"), "share/hf_captionrl/recipes"),
-    )
-    for folder in folders:
-        if folder.joinpath(*parts).is_file():
-            return folder.joinpath(*parts)
-    raise FileNotFoundError(
-        f"recipes/{'/'.join(parts)} is neither in {folders[0]} nor in {folders[1]}. Check the name, or install from a "
-        "checkout: pip install -e ."
-    )
+    """A file of `recipes/`."""
+    return shipped_path("recipes", *parts)
 
 
 def _with_config(arguments: list[str], recipe: str) -> list[str]:
     """The arguments, with the path of a configuration in place of its name."""
-    found = [
-        part
-        for argument in arguments
-        for part in (argument.split("=", 1) if argument.startswith("--config=") else [argument])
-    ]
-    for index, argument in enumerate(found):
-        if argument == "--config" and index + 1 < len(found) and not Path(found[index + 1]).exists():
-            name = found[index + 1]
-            if os.sep not in name:
-                found[index + 1] = str(recipe_path("configs", Path(recipe).stem, name))
+    found = []
+    for argument in arguments:
+        found += argument.split("=", 1) if argument.startswith("--config=") else [argument]
+    for index, (flag, name) in enumerate(itertools.pairwise(found)):
+        if flag == "--config" and not Path(name).exists() and os.sep not in name:
+            found[index + 1] = str(recipe_path("configs", Path(recipe).stem, name))
     return found
 
 
 def run_recipe(recipe: Path, arguments: Sequence[str]) -> NoReturn:
     """Import a recipe and run it in this process, as if it had been called directly."""
     sys.argv = [str(recipe), *arguments]  # the manifest says how the recipe was called
-    spec = importlib.util.spec_from_file_location(recipe.stem, recipe)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(recipe.stem, recipe)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look for their annotations there
     spec.loader.exec_module(module)

@@ -209,10 +209,10 @@ def load_split(
     With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images. `only`
     selects rows of `all_ids`, in this order.
     """
-    from hf_captionrl.data import check_captions, choose_split
     from hf_captionrl.data.columns import id_column, select_rows
-    from hf_captionrl.retrieval import default_cache_dir
-    from hf_captionrl.retrieval.feature_cache import RowLookup
+    from hf_captionrl.data.loading import choose_split
+    from hf_captionrl.data.quarantine import check_captions
+    from hf_captionrl.retrieval.feature_cache import RowLookup, default_cache_dir
 
     embedded = arguments.dataset == "scenes"
     if embedded and (arguments.data_dir is not None or arguments.image_root is not None):

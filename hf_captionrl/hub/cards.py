@@ -1,4 +1,4 @@
-"""The manifest and the card of boosted captions."""
+"""Cards of models and data sets, from the templates of `hub_cards/`, and the pushes that write one first."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import functools
 import json
 import os
 import re
-import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 from huggingface_hub import DatasetCardData, EvalResult, EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
@@ -24,29 +23,32 @@ from hf_captionrl.hub.push import (
     check_name,
     check_text,
     local_base_model,
+    public_values,
     public_versions,
     push_folder,
     write_manifest,
 )
-from hf_captionrl.metrics.columns import Column
+from hf_captionrl.metrics.columns import COLUMNS, Column
 from hf_captionrl.metrics.table import check_rows, escape_markdown, format_cell, results_markdown
-from hf_captionrl.utils.io import atomic_write_text, write_json
+from hf_captionrl.utils.io import atomic_write_text, shipped_path, write_json
+from hf_captionrl.utils.model_files import read_object
+from hf_captionrl.utils.options import Fraction, check_values
 
 # --- Renders the templates of `hub_cards/` ---------------------------------------------------------------------------
 
 
-def render_template(name: str, **values: Any) -> str:
+def render_template(name: str, /, **values: Any) -> str:
     """Fill in a template."""
-    return str(_environment(template_folder(name)).get_template(name).render(**values))
+    return str(_environment().get_template(name).render(**values))
 
 
 @functools.cache
-def _environment(folder: Path) -> Any:
+def _environment() -> Any:
     """Jinja's environment, which keeps the templates that it has compiled."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(  # nosec B701 # escaped by filters, see below
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader(shipped_path("hub_cards", "model.md").parent),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -57,20 +59,6 @@ def _environment(folder: Path) -> Any:
     environment.filters["md"] = lambda value: escape_markdown(str(value))
     environment.filters["code"] = _python_literal
     return environment
-
-
-def template_folder(name: str) -> Path:
-    """`hub_cards/` of the checkout, or of an installed wheel."""
-    folders = (
-        Path(__file__).parents[2] / "hub_cards",
-        Path(sysconfig.get_path("data"), "share/hf_captionrl/hub_cards"),
-    )
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder
-    raise FileNotFoundError(
-        f"hub_cards/{name} is neither in {folders[0]} nor in {folders[1]}. Install from a checkout: pip install -e ."
-    )
 
 
 def _python_literal(value: Any) -> str:
@@ -138,7 +126,7 @@ class ModelCardFacts:
     row: str
     license: str
     baseline_row: str | None = "MLE"
-    mle_weight: float = 0.0
+    mle_weight: Fraction = 0.0
     first_token: Literal["mle", "smile"] = "mle"
     reward: str = ""
     prompt: str = ""
@@ -159,12 +147,9 @@ class ModelCardFacts:
             if isinstance(value, str) and not (entry.name in ("prompt", "reward", "selection") and not value):
                 check_text(entry.name, value)
         check_name(self.model_id, "model_id")
-        if self.objective not in get_args(Objective):
-            raise ValueError(f"objective is {self.objective!r}. Use one of {get_args(Objective)}.")
+        check_values(self)
         if self.objective in ("self_retrieval", "sle") and not self.reward:
             raise ValueError(f"objective is {self.objective!r}, so the card must describe the reward. Set reward.")
-        if not 0.0 <= self.mle_weight <= 1.0:
-            raise ValueError(f"mle_weight is {self.mle_weight}, but must be in [0, 1]. Use 0 for SMILE alone.")
         if self.dataset_id is not None and not HUB_NAME.fullmatch(self.dataset_id):
             raise ValueError(f"dataset_id is {self.dataset_id!r}. Use owner/name, the name on the Hub.")
         if self.family == "chat" and not self.prompt:
@@ -172,18 +157,7 @@ class ModelCardFacts:
 
 
 def read_facts(folder: str | os.PathLike[str]) -> ModelCardFacts:
-    """Read the contents of a card.
-
-    Args:
-        folder: Folder of `write_model_card`.
-
-    Returns:
-        [`ModelCardFacts`]: The contents.
-
-    Raises:
-        FileNotFoundError: If the folder has no `card.json`.
-        ValueError: If the file was changed and is invalid.
-    """
+    """Read the contents of a card from a folder of [`write_model_card`]."""
     path = Path(folder) / FACTS_FILE
     if not path.is_file():
         raise FileNotFoundError(
@@ -196,25 +170,16 @@ def read_facts(folder: str | os.PathLike[str]) -> ModelCardFacts:
     return ModelCardFacts(**{**found, "tags": tuple(found.get("tags", ()))})
 
 
-def _columns() -> tuple[Column, ...]:
-    """Columns of the results table."""
-    # Imported here, because the declarations of the metrics import torch, which other parts of the package do not need.
-    from hf_captionrl.metrics.columns import COLUMNS
-
-    return COLUMNS
-
-
 def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
     """All rows and the row of the model, after checks."""
     rows = results.get("rows") or []
-    columns = _columns()
-    check_rows(rows, columns)
+    check_rows(rows, COLUMNS)
     by_name = {row["name"]: row for row in rows}
     for name in (facts.row, facts.baseline_row):
         if name is not None and name not in by_name:
             raise ValueError(f"The results have no row {name!r}. Use one of {sorted(by_name)}.")
     row = by_name[facts.row]
-    missing = [c.key for c in columns if row[c.key] is None and not row.get(f"{c.key}_reason")]
+    missing = [c.key for c in COLUMNS if row[c.key] is None and not row.get(f"{c.key}_reason")]
     if missing:
         raise ValueError(
             f"{', '.join(missing)} of {facts.row!r} is missing. "
@@ -223,30 +188,17 @@ def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[M
     if row["rd100_recall_at_1"] is None and row["pool_recall_at_1"] is None:
         raise ValueError(f"{facts.row!r} has no retrieval number. Measure rd100_recall_at_1 or pool_recall_at_1.")
     for name, entry in by_name.items():
-        for column in columns:
+        for column in COLUMNS:
             if entry.get(f"{column.key}_reason"):
                 check_text(f"{column.key}_reason of {name!r}", str(entry[f"{column.key}_reason"]))
     return rows, row
 
 
 def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
-    """Render a model card from the results of a run.
-
-    Args:
-        results: Output of `write_results`: rows, seed, config, versions.
-        facts: Contents other than the numbers.
-
-    Returns:
-        `str`: Markdown that begins with metadata (a `model-index` with intervals).
-
-    Raises:
-        ValueError: If the results are malformed, lack a row, a retrieval number or a metric without a reason, or a
-            text must not be published (see `check_card`).
-        FileNotFoundError: If the template cannot be found.
-    """
+    """Render a model card as Markdown with a `model-index`, from the output of `write_results`."""
     rows, row = _measured(results, facts)
     others = {entry["name"]: entry for entry in rows}
-    columns = {column.key: column for column in _columns()}
+    columns = {column.key: column for column in COLUMNS}
     card = render_template(
         "model.md",
         metadata=_metadata(row, facts),
@@ -256,7 +208,7 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
         baseline=others[facts.baseline_row] if facts.baseline_row not in (None, facts.row) else None,
         cell=lambda entry, key: format_cell(entry, columns[key]),
         retrieval_key="rd100_recall_at_1" if row["rd100_recall_at_1"] is not None else "pool_recall_at_1",
-        table=results_markdown(rows, columns=_columns(), title=""),
+        table=results_markdown(rows, columns=COLUMNS, title=""),
         seed=results["seed"],
         versions=public_versions(results.get("versions", {})),
     )
@@ -264,36 +216,28 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
     return card
 
 
+def _numbers(row: Mapping[str, Any]) -> Iterator[tuple[Column, float, Sequence[float] | None]]:
+    """Columns, rounded values and 95 % intervals of what was measured."""
+    for column in COLUMNS:
+        if row[column.key] is not None:
+            yield column, round(float(row[column.key]), 6), row.get(f"{column.key}_ci")
+
+
 def eval_results_yaml(results: Mapping[str, Any], facts: ModelCardFacts) -> str | None:
-    """The results for the leaderboard of a data set, as `.eval_results/*.yaml`.
-
-    Args:
-        results: Output of `write_results`.
-        facts: Contents other than the numbers.
-
-    Returns:
-        `str`: One entry per metric, with its interval in the notes. None if the data set is not on the Hub, which does
-        not accept such a file.
-
-    Raises:
-        ValueError: As `render_model_card`.
-    """
+    """The results for the leaderboard of a data set, as `.eval_results/*.yaml`; None if the data set is not on the Hub."""
     _, row = _measured(results, facts)
     if facts.dataset_id is None:
         return None
     decoding = ", ".join(f"{name}={value}" for name, value in facts.generation.items())
     entries = []
-    for column in _columns():
-        if row[column.key] is None:
-            continue
-        interval = row.get(f"{column.key}_ci")
+    for column, value, interval in _numbers(row):
         notes = [] if interval is None else [f"95 % interval [{float(interval[0]):.6g}, {float(interval[1]):.6g}]"]
         notes += [f"split {facts.test_split}", f"seed {results['seed']}", f"scorer {facts.scorer}", decoding]
         entries.append(
             EvalResultEntry(
                 dataset_id=facts.dataset_id,
                 task_id=column.key,
-                value=round(float(row[column.key]), 6),
+                value=value,
                 dataset_revision=facts.dataset_revision,
                 notes="; ".join(note for note in notes if note),
             )
@@ -307,15 +251,14 @@ def write_model_card(folder: str | os.PathLike[str], results: Mapping[str, Any],
     Args:
         folder: Folder of the checkpoint; created if missing.
         results: Output of `write_results`: rows, seed, config, versions.
-        facts: Contents other than the numbers.
+        facts: Contents other than the numbers; written to `card.json`.
 
     Returns:
-        `pathlib.Path`: The card. `card.json` contains `facts`, and `.eval_results/` the results if the data set is on
-        the Hub.
+        `pathlib.Path`: The card. If the data set is on the Hub, `.eval_results/` contains the results for its leaderboard.
 
     Raises:
-        ValueError: If the card must not be published (see `render_model_card`); nothing is written.
-        FileNotFoundError: If the template cannot be found.
+        ValueError: If the results lack a row, a retrieval number or a metric without a reason, or a text must not be
+            published (see `check_card`); nothing is written.
     """
     folder = Path(folder)
     card, entries = render_model_card(results, facts), eval_results_yaml(results, facts)
@@ -329,43 +272,44 @@ def write_model_card(folder: str | os.PathLike[str], results: Mapping[str, Any],
 
 def _metadata(row: Mapping[str, Any], facts: ModelCardFacts) -> str:
     """The YAML block, in the format of huggingface_hub."""
-    evaluations = []
-    for column in _columns():
-        if row[column.key] is None:
-            continue
-        interval = row.get(f"{column.key}_ci")
-        evaluations.append(
-            EvalResult(
-                task_type="image-to-text",
-                task_name="Image captioning",
-                dataset_type=facts.dataset_id or facts.dataset,
-                dataset_name=facts.dataset,
-                dataset_split=facts.test_split,
-                metric_type=column.key,
-                metric_name=column.title.removesuffix(column.arrow).strip(),
-                metric_value=round(float(row[column.key]), 6),
-                metric_args=None
-                if interval is None
-                else {"interval_95": [round(float(bound), 6) for bound in interval]},
-            )
+    evaluations = [
+        EvalResult(
+            task_type="image-to-text",
+            task_name="Image captioning",
+            dataset_type=facts.dataset_id or facts.dataset,
+            dataset_name=facts.dataset,
+            dataset_split=facts.test_split,
+            metric_type=column.key,
+            metric_name=column.title.removesuffix(column.arrow).strip(),
+            metric_value=value,
+            metric_args=None if interval is None else {"interval_95": [round(float(b), 6) for b in interval]},
         )
-    more: dict[str, Any] = {}
-    if facts.dataset_id is not None:
-        more["datasets"] = [facts.dataset_id]
-    if facts.is_adapter:
-        more["base_model_relation"] = "adapter"
-    data = ModelCardData(
+        for column, value, interval in _numbers(row)
+    ]
+    return _model_data(
+        facts.base_model,
+        facts.dataset_id,
+        is_adapter=facts.is_adapter,
         language=facts.language,
         license=facts.license,
-        library_name="peft" if facts.is_adapter else "transformers",
         pipeline_tag="image-text-to-text" if facts.family == "chat" else "image-to-text",
-        base_model=facts.base_model if HUB_NAME.fullmatch(facts.base_model) else None,
         tags=["image-captioning", "hf_captionrl", facts.objective, *facts.tags],
         model_name=facts.model_id.rpartition("/")[2],
         eval_results=evaluations,
-        **more,
     )
-    return data.to_yaml()
+
+
+def _model_data(base_model: str | None, dataset_id: str | None, *, is_adapter: bool, **more: Any) -> str:
+    """The YAML block of a model."""
+    if is_adapter:
+        more["base_model_relation"] = "adapter"
+    if dataset_id:
+        more["datasets"] = [dataset_id]
+    return ModelCardData(
+        library_name="peft" if is_adapter else "transformers",
+        base_model=base_model if base_model and HUB_NAME.fullmatch(base_model) else None,
+        **more,
+    ).to_yaml()
 
 
 # --- Cards of data sets: bags of similar images (TrueMatch) and boosted captions -------------------------------------
@@ -419,26 +363,14 @@ class DatasetCardFacts:
                 raise ValueError(f"{name} is empty. Describe what the data set contains and how it was created.")
             for key, value in table.items():
                 check_text(f"{name}[{key!r}]", str(value) if isinstance(value, str) else f"{key} {value}")
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind is {self.kind!r}. Use one of {get_args(Kind)}.")
+        check_values(self)
         if any(size < 1 for size in self.sizes.values()):
             raise ValueError(f"sizes is {dict(self.sizes)}, but must be at least 1. Remove empty parts.")
         check_name(self.dataset_id, "dataset_id")
 
 
 def render_dataset_card(facts: DatasetCardFacts) -> str:
-    """Render the card of a data set.
-
-    Args:
-        facts: Contents of the card.
-
-    Returns:
-        `str`: Markdown that begins with metadata.
-
-    Raises:
-        ValueError: If the card must not be published.
-        FileNotFoundError: If the template cannot be found.
-    """
+    """Render the card of a data set as Markdown that begins with metadata."""
     data = DatasetCardData(
         language=facts.language,
         license=facts.license,
@@ -456,15 +388,11 @@ def write_dataset_card(folder: str | os.PathLike[str], facts: DatasetCardFacts) 
     """Render the card of a data set and write it to `README.md` in its folder, atomically.
 
     Args:
-        folder: Folder of the data set.
+        folder: Folder with the data file of the card.
         facts: Contents of the card.
 
     Returns:
         `pathlib.Path`: The card.
-
-    Raises:
-        FileNotFoundError: If the folder lacks the data file of the card.
-        ValueError: If the card must not be published; nothing is written.
     """
     folder = Path(folder)
     if not (folder / facts.file).is_file():
@@ -478,54 +406,21 @@ _GENERATED = ("[More Information Needed]", "generated automatically according to
 """Text in the cards that peft and transformers generate, which have no content and are replaced."""
 
 
-def write_unmeasured_card(
-    folder: str | os.PathLike[str],
-    *,
-    model_id: str | None = None,
-    base_model: str | None = None,
-    license: str | None = None,
-    dataset: str | None = None,
-    dataset_id: str | None = None,
-    dataset_description: str | None = None,
-    language: str | None = None,
-) -> Path:
-    """Write the card of a saved captioner without results. The card says that nothing was measured.
+def write_unmeasured_card(folder: str | os.PathLike[str], **facts: str | None) -> Path:
+    """Write the card of a saved captioner without results, and a missing manifest. The card says that nothing was measured.
 
-    Also writes the manifest, which every published model has, if it is missing.
-
-    Args:
-        folder: Folder of a captioner, from `trainer.save_model()` or `captioner.save_pretrained`.
-        model_id: `name` or `owner/name`; by default the name of the folder.
-        base_model: The model that was finetuned; by default the base model of the adapter, if there is one.
-        license: Licence identifier of the Hub; by default `other`.
-        dataset: Name of the training data; None to omit it.
-        dataset_id: Name of the training data on the Hub, `owner/name`.
-        dataset_description: One sentence about the data.
-        language: Language code of the captions; None to omit it.
-
-    Returns:
-        `pathlib.Path`: The card.
-
-    Raises:
-        FileNotFoundError: If the folder does not contain a captioner.
-        ValueError: If a text must not be published.
+    `facts` are `model_id` (by default the name of the folder), `base_model` (by default that of the adapter), `license` (by
+    default `other`), `dataset`, `dataset_id`, `dataset_description` and `language`.
     """
     folder = Path(folder)
-    settings = _captioner_settings(folder)
-    is_adapter, named = _base_model_of_adapter(folder)
-    # A push merges an adapter into a local base model.
-    is_adapter = is_adapter and local_base_model(folder) is None
-    name = model_id or re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "captioner"
-    return _write_card(
-        folder,
-        texts={"model_id": name, "base_model": base_model or named, "license": license, "dataset": dataset}
-        | {"language": language, "description": dataset_description, "dataset_id": dataset_id},
-        is_adapter=is_adapter,
-        task="image-text-to-text" if settings["family"] == "chat" else "image-to-text",
-        tags=["image-captioning", "hf_captionrl"],
-        family=settings["family"],
-        prompt=settings.get("prompt") or "",
-    )
+    if _captioner_settings(folder) is None:
+        raise FileNotFoundError(
+            f"{folder} has no captioner.json, so it is not a saved captioner. Use the folder of trainer.save_model() or "
+            "captioner.save_pretrained()."
+        )
+    if facts.get("model_id") is None:
+        facts["model_id"] = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "captioner"
+    return _write_card(folder, **facts)
 
 
 def rewrite_model_card(folder: Path, changes: dict[str, str]) -> str:
@@ -544,73 +439,63 @@ def rewrite_model_card(folder: Path, changes: dict[str, str]) -> str:
     return "written."
 
 
-def write_trained_card(folder: str | os.PathLike[str], *, model_id: str, **facts: Any) -> Path:
-    """Write the card of a trainer's output folder, unless the folder already has a card written by a user.
-
-    Args:
-        folder: Output of `trainer.save_model()`: a captioner, or a chat model trained with TRL.
-        model_id: `name` or `owner/name`.
-        facts: `base_model`, `license`, `dataset`, `dataset_id` and `language`, see [`write_unmeasured_card`].
-
-    Returns:
-        `pathlib.Path`: The card.
-
-    Raises:
-        ValueError: If a text must not be published.
-    """
-    folder = Path(folder)
-    card = folder / "README.md"
+def write_trained_card(folder: str | os.PathLike[str], *, model_id: str, **facts: str | None) -> Path:
+    """Write the card of a trainer's output, a captioner or a chat model trained with TRL, unless a user has written one."""
+    card = Path(folder, "README.md")
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else _GENERATED[0]
-    if not any(generated in text for generated in _GENERATED):
-        _write_missing_manifest(folder)
-        return card
-    if _is_captioner(folder):
-        return write_unmeasured_card(folder, model_id=model_id, **facts)
-    is_adapter, named = _base_model_of_adapter(folder)
-    names = ("base_model", "license", "dataset", "dataset_id", "language", "description")
-    texts = {**dict.fromkeys(names), "model_id": model_id, **facts}
-    if texts["base_model"] is None:
-        texts["base_model"] = named
-    has_images = any((folder / name).is_file() for name in PROCESSORS)
-    task = "image-text-to-text" if has_images else "text-generation"
-    return _write_card(folder, texts=texts, is_adapter=is_adapter, task=task, tags=["hf_captionrl"])
+    if any(generated in text for generated in _GENERATED):
+        return _write_card(Path(folder), model_id=model_id, **facts)
+    _write_missing_manifest(card.parent)
+    return card
 
 
 def _write_card(
     folder: Path,
     *,
-    texts: dict[str, Any],
-    is_adapter: bool,
-    task: str,
-    tags: list[str],
-    family: str = "",
-    prompt: str = "",
+    model_id: str | None,
+    base_model: str | None = None,
+    license: str | None = None,
+    dataset: str | None = None,
+    dataset_id: str | None = None,
+    dataset_description: str | None = None,
+    language: str | None = None,
 ) -> Path:
     """Check the texts from users, and write the card and a missing manifest."""
-    for field, value in texts.items():
+    adapter, local_base = folder / "adapter_config.json", local_base_model(folder) is not None
+    is_adapter = adapter.is_file()
+    if is_adapter and base_model is None:
+        named = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or None
+        base_model = Path(named).name if named and local_base else named
+    settings = _captioner_settings(folder) or {}
+    if family := settings.get("family", ""):
+        is_adapter &= not local_base  # a push merges the adapter into its local base model
+        task = "image-text-to-text" if family == "chat" else "image-to-text"
+    else:
+        has_images = any((folder / name).is_file() for name in PROCESSORS)
+        task = "image-text-to-text" if has_images else "text-generation"
+    texts = {"model_id": model_id, "base_model": base_model, "license": license, "dataset": dataset}
+    texts |= {"language": language, "dataset_description": dataset_description, "dataset_id": dataset_id}
+    for name, value in texts.items():
         if value is not None:
-            check_text("dataset_description" if field == "description" else field, value)
-    base_model, dataset_id = texts["base_model"], texts["dataset_id"]
-    license_name = texts["license"] or "other"
-    relation: dict[str, Any] = {"base_model_relation": "adapter"} if is_adapter else {}
-    data = ModelCardData(
-        language=texts["language"],
-        license=license_name,
-        library_name="peft" if is_adapter else "transformers",
+            check_text(name, value)
+    license = license or "other"
+    metadata = _model_data(
+        base_model,
+        dataset_id,
+        is_adapter=is_adapter,
+        language=language,
+        license=license,
         pipeline_tag=task,
-        base_model=base_model if base_model and HUB_NAME.fullmatch(base_model) else None,
-        datasets=[dataset_id] if dataset_id else None,
-        tags=tags,
-        **relation,
+        tags=["image-captioning", "hf_captionrl"] if family else ["hf_captionrl"],
     )
     card = render_template(
         "model_unmeasured.md",
-        **{**texts, "license": license_name},
-        metadata=data.to_yaml(),
+        **{**texts, "base_model": base_model, "license": license, "description": dataset_description},
+        metadata=metadata,
         is_adapter=is_adapter,
         task=task,
         family=family,
-        prompt=prompt,
+        prompt=settings.get("prompt") or "",
         versions=public_versions(),
     )
     check_card(card)
@@ -623,41 +508,21 @@ def _write_missing_manifest(folder: Path) -> None:
         write_manifest(folder, command=[], seeds={}, data={})
 
 
-def _base_model_of_adapter(folder: Path) -> tuple[bool, str | None]:
-    """Whether a folder contains an adapter, and its base model (for a local folder, the last part of the path)."""
-    path = folder / "adapter_config.json"
-    if not path.is_file():
-        return False, None
-    named = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path") or None
-    return True, Path(named).name if named and local_base_model(folder) is not None else named
-
-
-def _is_captioner(folder: Path) -> bool:
-    from hf_captionrl.captioners.captioner import SETTINGS_FILE  # imports torch
-
-    return (folder / SETTINGS_FILE).is_file()
-
-
-def _captioner_settings(folder: Path) -> dict[str, Any]:
+def _captioner_settings(folder: Path) -> dict[str, Any] | None:
+    """Settings of a saved captioner; None if the folder has none."""
     from hf_captionrl.captioners.captioner import SETTINGS_FILE  # imports torch
 
     path = folder / SETTINGS_FILE
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} has no {SETTINGS_FILE}, so it is not a saved captioner. Use the folder of trainer.save_model() or "
-            "captioner.save_pretrained()."
-        )
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). Save the captioner again.") from None
-    if not isinstance(found, dict) or not isinstance(found.get("family"), str):
+        return None
+    found = read_object(path)
+    if not isinstance(found.get("family"), str):
         raise ValueError(f"{path} does not contain a family. Save the captioner again.")
     return found
 
 
 def push_captioner(captioner: Any, repo_id: str, **settings: Any) -> str:
-    """Save a captioner with a card and push it, with the checks of every push.
+    """Save a captioner with a card and push it, with the checks and errors of [`push_folder`].
 
     Args:
         captioner ([`Captioner`]): The captioner.
@@ -666,12 +531,6 @@ def push_captioner(captioner: Any, repo_id: str, **settings: Any) -> str:
 
     Returns:
         `str`: URL of the commit.
-
-    Raises:
-        ValueError: As [`push_folder`].
-        FileExistsError: As [`push_folder`].
-        PermissionError: As [`push_folder`].
-        PushError: As [`push_folder`].
     """
     with tempfile.TemporaryDirectory() as folder:
         captioner.save_pretrained(folder)
@@ -680,25 +539,11 @@ def push_captioner(captioner: Any, repo_id: str, **settings: Any) -> str:
 
 
 def push_trained(folder: str | os.PathLike[str], repo_id: str, **settings: Any) -> str:
-    """Push the output folder of a trainer, with the checks of every push.
-
-    Args:
-        folder: Folder with the saved model and its card.
-        repo_id: See [`push_folder`].
-        settings: `private`, `token`, `revision`, `commit_message` and `overwrite`, see [`push_folder`].
-
-    Returns:
-        `str`: URL of the commit.
-
-    Raises:
-        FileNotFoundError: As [`push_folder`].
-        ValueError: As [`push_folder`].
-        FileExistsError: As [`push_folder`].
-        PermissionError: As [`push_folder`].
-        PushError: As [`push_folder`].
-    """
+    """Push the output folder of a trainer, with the checks of every push; returns the URL of the commit."""
     # Merging loads a captioner; models of TRL's trainers are not captioners.
-    return push_folder(folder, repo_id, merged=None if _is_captioner(Path(folder)) else False, **settings)
+    return push_folder(
+        folder, repo_id, merged=False if _captioner_settings(Path(folder)) is None else None, **settings
+    )
 
 
 # --- The manifest and the card of boosted captions -------------------------------------------------------------------
@@ -721,16 +566,9 @@ _COLUMNS = {
 }
 
 
-def _name(folder: Path) -> str:
-    """Name of the folder, as the Hub accepts it."""
-    return re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
-
-
 def write_boosted(arguments: Any, written: Any, made_by: Mapping[str, Any]) -> Path:
     """Write `boosting.json` and the card beside the captions; `made_by`: model and revision of both backends."""
     import pyarrow.parquet
-
-    from hf_captionrl.hub import public_values
 
     embedded = arguments.dataset == "scenes"
     source = "hf_captionrl scenes" if embedded else str(public_values(arguments.dataset))
@@ -741,8 +579,10 @@ def write_boosted(arguments: Any, written: Any, made_by: Mapping[str, Any]) -> P
         role: f"{public_values(made_by[name][0])}, revision {made_by[name][1] or 'not named'}"
         for role, name in (("language model", "text"), ("vision model", "vision"))
     }
+    # The name of the folder, as the Hub accepts it.
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", written.path.parent.resolve().name).strip("-_")[:96] or "boosted"
     facts = DatasetCardFacts(
-        dataset_id=arguments.repo_id or _name(written.path.parent),
+        dataset_id=arguments.repo_id or name,
         kind="boosted captions",
         file=written.path.name,
         source=source,
@@ -766,9 +606,6 @@ def write_boosted(arguments: Any, written: Any, made_by: Mapping[str, Any]) -> P
 
 
 def _write(folder: Path, facts: Any, counts: Mapping[str, Any]) -> Path:
-    from hf_captionrl.hub.push import public_versions
-    from hf_captionrl.utils.io import write_json
-
     card = write_dataset_card(folder, facts)
     write_json(folder / BOOSTED_FILE, {"format": 1, **counts, "card": asdict(facts), "versions": public_versions()})
     return card
@@ -776,7 +613,6 @@ def _write(folder: Path, facts: Any, counts: Mapping[str, Any]) -> Path:
 
 def rewrite_boosted_card(folder: Path, changes: Mapping[str, Any]) -> Path:
     """Render the card of boosted captions again from their manifest."""
-
     path = folder / BOOSTED_FILE
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))

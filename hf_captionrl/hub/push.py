@@ -6,25 +6,23 @@ import contextlib
 import glob
 import html
 import json
-import math
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import yaml
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from hf_captionrl.metrics.table import installed_versions, is_secret, plain_config
 from hf_captionrl.utils.console import error_chain
-from hf_captionrl.utils.io import atomic_write_text, write_json
+from hf_captionrl.utils.io import atomic_write_text, installed_versions, is_secret, plain_config, write_json
 
 # --- Rejects content that must not be published: placeholders, secrets, HTML, local paths, and links out of the folder ---
 
@@ -52,30 +50,16 @@ _TOKEN = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|.*)",
     re.DOTALL,
 )
-# Keys of other services: a value assigned to a name such as `api_key`, and a word with a prefix and random characters.
-_NAMED_SECRET = re.compile(
-    r"(?i)(?:api[_-]?key|access[_-]?key|secret(?:[_-]?key)?|auth[_-]?token|access[_-]?token|hub[_-]?token|password|passwd|bearer)"
-    r"[\"']?(?:\s*[:=]\s*|\s+)[\"']?([A-Za-z0-9+/_=.~-]{16,})"
-)
-_PREFIXED_WORD = re.compile(
-    r"(?<![\w/+=.-])(?!sha\d)[A-Za-z][A-Za-z0-9]{1,11}[_-](?:[a-z0-9]{1,8}[_-])?([A-Za-z0-9]{24,})(?![\w/+=])"
-)
-_MIN_BITS = 3.7
-"""Bits per character above which a text of 24 letters and digits counts as random; natural language has about 3."""
 # A run of backticks is closed by one of the same length.
 _CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$|(?<!`)(`+)(?!`)[^\n]+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)
 # On one line, without spaces next to the dollars: "from $5 to $6" is not a formula.
 _FORMULA = re.compile(r"\$\$.*?\$\$|\$(?!\s)[^$\n]+(?<!\s)\$(?!\d)", re.DOTALL)
 _HTML = re.compile(r"(?<!\\)<(?!https?://)(?:[A-Za-z][^>\n]*|/[^>\n]*|!--)>?")
 _TAG = re.compile(r"(?<!\\)<(?!https?://)[A-Za-z/!][^<>$\n]*>")
-_SCHEMES = ("", "http", "https", "mailto")
-"""Schemes of the links of a card; a link without a scheme is relative to the folder."""
 
 
 def check_name(value: str, name: str = "repo_id") -> None:
     """Raise if the Hub does not accept a name of a repository."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
     try:
         validate_repo_id(value)
     except HFValidationError as error:
@@ -87,7 +71,7 @@ def check_name(value: str, name: str = "repo_id") -> None:
 
 def check_secret(name: str, text: str, token: str | None = None) -> None:
     """Raise if a text contains an access token or a private key."""
-    if _TOKEN.search(text) or (token and token in text) or next(_random_values(text), None) is not None:
+    if _TOKEN.search(text) or (token and token in text):
         raise ValueError(
             f"{name} contains an access token or a private key. Remove it, and revoke it if anyone has seen it."
         )
@@ -95,27 +79,7 @@ def check_secret(name: str, text: str, token: str | None = None) -> None:
 
 def redact(text: str, token: str | None = None) -> str:
     """The text without tokens."""
-    text = _TOKEN.sub("[removed]", text.replace(token, "[removed]") if token else text)
-    for value in sorted(set(_random_values(text)), key=len, reverse=True):
-        text = text.replace(value, "[removed]")
-    return text
-
-
-def _random_values(text: str) -> Iterator[str]:
-    """Values that look like a key of any service."""
-    for pattern in (_NAMED_SECRET, _PREFIXED_WORD):
-        for found in pattern.finditer(text):
-            if _looks_random(found.group(1), strict=pattern is _PREFIXED_WORD):
-                yield found.group(1)
-
-
-def _looks_random(value: str, *, strict: bool) -> bool:
-    kinds = [sum(map(test, value)) for test in (str.islower, str.isupper, str.isdigit)]
-    # Without a name such as `api_key`, require all three kinds; hexadecimal checksums and ids have two.
-    enough = all(count >= 3 for count in kinds) if strict else sum(count >= 2 for count in kinds) >= 2
-    counts = Counter(value).values()
-    bits = -sum(count / len(value) * math.log2(count / len(value)) for count in counts)
-    return enough and bits >= (_MIN_BITS if strict else 3.0)
+    return _TOKEN.sub("[removed]", text.replace(token, "[removed]") if token else text)
 
 
 def check_text(name: str, value: str) -> None:
@@ -165,20 +129,17 @@ def check_card(text: str) -> Mapping[str, Any]:
     if found := _HTML.search(body) or _TAG.search(prose):
         raise ValueError(f"The card contains HTML, {found.group(0)[:60]!r}. Use Markdown, or escape the '<'.")
     for target in _link_targets(parts[2]):
-        if _MACHINE_PATH.search(target) or _scheme(target) not in _SCHEMES:
+        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", target)
+        # A link without a scheme is relative to the folder.
+        if _MACHINE_PATH.search(target) or (scheme and scheme[1].lower() not in ("http", "https", "mailto")):
             raise ValueError(
                 f"The card links to {target[:60]!r}, which is outside its folder. Put the file into the folder, or use a "
                 "URL that begins with https://."
             )
     if found := _PATH_IN_PROSE.search(body) or _HOME.search(text):
-        raise ValueError(
-            f"The card contains {_around(found)!r}, a local path. Use the name of the file, or a relative path."
-        )
+        part = found.string[found.start() : found.start() + 60].split()[0]
+        raise ValueError(f"The card contains {part!r}, a local path. Use the name of the file, or a relative path.")
     return metadata
-
-
-def _around(found: re.Match[str]) -> str:
-    return found.string[found.start() : found.start() + 60].split()[0]
 
 
 def _link_targets(markdown: str) -> Iterator[str]:
@@ -186,28 +147,17 @@ def _link_targets(markdown: str) -> Iterator[str]:
     from markdown_it import MarkdownIt
 
     parser: Any = MarkdownIt("commonmark").enable("table")
-    parser.validateLink = lambda url: (
-        True
-    )  # by default, dangerous links are rendered as text, but other renderers do not do this
+    # By default, dangerous links are rendered as text, but other renderers do not do this.
+    parser.validateLink = lambda url: True
     parser.normalizeLink = lambda url: url
     references: dict[str, Any] = {}
-    for token in parser.parse(markdown, references):
-        for child in token.children or []:
-            target = child.attrs.get("href") or child.attrs.get("src")
-            if target:
-                yield _resolved(str(target))
-    for reference in references.get("references", {}).values():
-        yield _resolved(str(reference["href"]))
-
-
-def _resolved(target: str) -> str:
-    # Browsers ignore spaces and control characters within a scheme.
-    return re.sub(r"[\x00-\x20\x7f-\xa0\u200b-\u200f\u2028-\u202e\ufeff]", "", html.unescape(unquote(target)))
-
-
-def _scheme(target: str) -> str:
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", target)
-    return found.group(1).lower() if found else ""
+    inline = [child for token in parser.parse(markdown, references) for child in token.children or []]
+    targets = [child.attrs.get("href") or child.attrs.get("src") or "" for child in inline]
+    targets += [reference["href"] for reference in references.get("references", {}).values()]
+    for target in filter(None, targets):
+        # Browsers ignore spaces and control characters within a scheme.
+        resolved = html.unescape(unquote(str(target)))
+        yield re.sub(r"[\x00-\x20\x7f-\xa0\u200b-\u200f\u2028-\u202e\ufeff]", "", resolved)
 
 
 # --- The training manifest: versions, command, data and configuration of a published model, without local paths ------
@@ -219,22 +169,12 @@ _ABSOLUTE = re.compile(r"(?:/|~|[A-Za-z]:[\\/]|\\\\)[^\s]")
 
 
 def public_values(value: Any) -> Any:
-    """A configuration for publication: without secrets, and with names instead of local paths.
-
-    Args:
-        value: A dataclass, a mapping, or nested ones.
-
-    Returns:
-        Dicts, lists, numbers, text and None.
-    """
-    return _public(plain_config(value))
-
-
-def _public(value: Any) -> Any:
+    """A configuration (a dataclass or mappings) for publication: without secrets, names instead of local paths."""
+    value = plain_config(value)
     if isinstance(value, Mapping):
-        return {key: _public(item) for key, item in value.items()}
+        return {key: public_values(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_public(item) for item in value]
+        return [public_values(item) for item in value]
     return _public_text(value) if isinstance(value, str) else value
 
 
@@ -246,14 +186,7 @@ def _public_text(text: str) -> str:
 
 
 def public_command(argv: Sequence[str]) -> list[str]:
-    """A command line for publication.
-
-    Args:
-        argv: The arguments, as in `sys.argv`.
-
-    Returns:
-        `list[str]`: The arguments; secrets are replaced by `***`, and local paths by names.
-    """
+    """The arguments of a program for publication: `***` instead of secrets, names instead of local paths."""
     command: list[str] = []
     option = ""  # the option whose value is the next argument
     for part in argv:
@@ -282,18 +215,7 @@ def write_manifest(
     data: Mapping[str, Any],
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `training_manifest.json`: versions, command, data, seeds and configuration.
-
-    Args:
-        folder: Folder of the checkpoint.
-        command: The arguments of the program, as in `sys.argv`.
-        seeds: From what is seeded to the seed.
-        data: Name, configuration and revision of the data, and a fingerprint of each split.
-        config: Configuration of the run.
-
-    Returns:
-        `pathlib.Path`: The file.
-    """
+    """Write `training_manifest.json`: versions, command, data (name, revision, fingerprints), seeds and configuration."""
     manifest = {
         "made_with": "hf_captionrl",
         "versions": public_versions(),
@@ -317,11 +239,16 @@ _PUBLISHED = {
 }
 """Patterns of the files that are published. All other files are omitted."""
 
-NEVER = (
-    *("checkpoint-*", "checkpoint-*/**", "*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.npy", "*.npz"),
-    *("push_state.json", "card.json", "trainer_state.json", "*.run.json", "quarantine.jsonl", "journal-*"),
+_NEVER = (
+    "checkpoint-*",
+    "push_state.json",
+    "card.json",
+    "trainer_state.json",
+    "*.run.json",
+    "quarantine.jsonl",
+    "journal-*",
 )
-"""Files that are never published: pickles, which can execute code when they are opened, and the state of a Trainer."""
+"""Files with such endings that are not published: the state of a push, a run or a Trainer."""
 
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 """Files of an image processor."""
@@ -330,23 +257,11 @@ _MAX_SCANNED = 64 * 2**20
 _BINARY = (".safetensors", ".parquet", ".png")
 
 
-@dataclass(frozen=True)
-class Contents:
-    """Files of a folder, relative to it, with `/`.
-
-    Args:
-        published: Files that are uploaded.
-        left_out: Files that are not uploaded.
-    """
+class Contents(NamedTuple):
+    """Files of a folder that are uploaded, and those that are not; relative to it, with `/`."""
 
     published: Sequence[str]
     left_out: Sequence[str]
-
-
-def _files(folder: Path) -> Iterator[str]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() or path.is_symlink():
-            yield path.relative_to(folder).as_posix()
 
 
 def folder_contents(
@@ -358,19 +273,8 @@ def folder_contents(
 ) -> Contents:
     """Select and check the files of a folder before anything is uploaded.
 
-    Args:
-        folder: Folder to publish.
-        repo_type: `model`, `dataset` or `space`.
-        token: The token used for the push.
-        gallery: Whether to publish HTML pages of a model, such as `gallery.html`, which contain the test images. By
-            default only if these are public according to the manifest.
-
-    Returns:
-        [`Contents`]: The published files and the others.
-
-    Raises:
-        FileNotFoundError: If card, weights, processor or manifest are missing.
-        ValueError: If a file is a link out of the folder or contains a token, or the card must not be published.
+    `gallery` is whether to publish HTML pages of a model, which contain the test images; by default only if these are public
+    according to the manifest.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -378,13 +282,14 @@ def folder_contents(
     published: list[str] = []
     left_out: list[str] = []
     shows_images = _has_public_images(folder) if gallery is None else gallery
-    for name in _files(folder):
+    for path in sorted(folder.rglob("*")):
+        if not (path.is_file() or path.is_symlink()):
+            continue
+        name = path.relative_to(folder).as_posix()
         # fnmatch lets * match a slash, so compare only patterns with the same number of slashes.
         kinds = [kind for kind in _PUBLISHED[repo_type] if kind.count("/") == name.count("/")]
-        allowed = any(fnmatch(name, kind) for kind in kinds) and not any(
-            fnmatch(name, never) or fnmatch(name.rpartition("/")[2], never) for never in NEVER
-        )
-        if repo_type == "model" and name.endswith(".html"):
+        allowed = any(fnmatch(name, kind) for kind in kinds) and not any(fnmatch(path.name, no) for no in _NEVER)
+        if repo_type == "model" and path.suffix == ".html":
             allowed = allowed and shows_images
         (published if allowed else left_out).append(name)
     for name in published:
@@ -416,71 +321,54 @@ def _check_image_paths(name: str, path: Path) -> None:
 
     with pyarrow.parquet.ParquetFile(path) as file:
         columns = [file.schema.column(i).path for i in range(len(file.schema.names))]
-        for column in (c for c in columns if c.endswith(".path")):
-            for group in range(file.num_row_groups):
-                values = file.read_row_group(group, columns=[column]).column(0).to_pylist()
-                found = next((v["path"] for v in values if v and v.get("path") and os.path.isabs(v["path"])), None)
-                if found:
-                    raise ValueError(
-                        f"{name} refers to images by local paths, such as {os.path.basename(found)!r}, which others cannot "
-                        "access. Embed the images, or omit them (`captionrl boost ... --embed_images`, or "
-                        "--no_images)."
-                    )
+        for batch in file.iter_batches(columns=[column for column in columns if column.endswith(".path")]):
+            values = [value for column in batch.columns for value in column.to_pylist()]
+            if found := next((v["path"] for v in values if v and v.get("path") and os.path.isabs(v["path"])), None):
+                raise ValueError(
+                    f"{name} refers to images by local paths, such as {os.path.basename(found)!r}, which others cannot "
+                    "access. Embed the images, or omit them (`captionrl boost ... --embed_images`, or --no_images)."
+                )
 
 
 def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> None:
     if "README.md" not in published:
         raise FileNotFoundError(f"{folder} has no README.md. Write the card first: captionrl card {folder}")
     metadata = check_card((folder / "README.md").read_text(encoding="utf-8"))
-    if repo_type == "model":
-        if not any(fnmatch(name, "*.safetensors") for name in published):
+    if repo_type != "model":
+        return
+    if not any(fnmatch(name, "*.safetensors") for name in published):
+        raise FileNotFoundError(
+            f"{folder} has no *.safetensors. Other formats are not uploaded, because pickles can execute code when "
+            "they are opened. Save with save_pretrained."
+        )
+    needed: dict[str, tuple[str, ...]] = {"tokenizer": _TOKENIZERS}
+    if metadata.get("pipeline_tag") != "text-generation":
+        needed = {"image processor": PROCESSORS, **needed}
+    for what, parts in needed.items():
+        if not any(part in published for part in parts):
             raise FileNotFoundError(
-                f"{folder} has no *.safetensors. Other formats are not uploaded, because pickles can execute code when "
-                "they are opened. Save with save_pretrained."
+                f"{folder} has no {what} ({', '.join(parts)}), so the model cannot be used. "
+                "Save it with captioner.save_pretrained."
             )
-        for parts, what in ((PROCESSORS, "image processor"), (_TOKENIZERS, "tokenizer")):
-            if parts is PROCESSORS and metadata.get("pipeline_tag") == "text-generation":
-                continue  # it only reads text
-            if not any(part in published for part in parts):
-                raise FileNotFoundError(
-                    f"{folder} has no {what} ({', '.join(parts)}), so the model cannot be used. "
-                    "Save it with captioner.save_pretrained."
-                )
-        if MANIFEST_FILE not in published:
-            raise FileNotFoundError(
-                f"{folder} has no {MANIFEST_FILE}, which describes the training. Write it with "
-                f"hf_captionrl.hub.write_manifest, or write card and manifest: captionrl card {folder}"
-            )
+    if MANIFEST_FILE not in published:
+        raise FileNotFoundError(
+            f"{folder} has no {MANIFEST_FILE}, which describes the training. Write it with "
+            f"hf_captionrl.hub.write_manifest, or write card and manifest: captionrl card {folder}"
+        )
     # The card of a model that was not measured says so, and has no results.
-    is_measured = "model-index" in metadata or "results.json" in published
-    if repo_type == "model" and is_measured and not _metrics(metadata):
+    if "model-index" not in metadata and "results.json" not in published:
+        return
+    results = [result for model in metadata.get("model-index") or [] for result in model.get("results", [])]
+    metrics = [metric for result in results for metric in result.get("metrics", [])]
+    if not any("recall_at" in str(m.get("type")) and isinstance(m.get("value"), int | float) for m in metrics):
         raise ValueError(
             f"The card in {folder} has no retrieval number in its model-index. Write it from results.json with `captionrl "
             "card`."
         )
 
 
-def _metrics(metadata: object) -> list[str]:
-    """Retrieval metrics with a number in the `model-index` of a card."""
-    found = []
-    index = metadata.get("model-index") if isinstance(metadata, dict) else None
-    for model in index or []:
-        for result in model.get("results", []):
-            for metric in result.get("metrics", []):
-                if "recall_at" in str(metric.get("type")) and isinstance(metric.get("value"), int | float):
-                    found.append(metric["type"])
-    return found
-
-
 def local_base_model(folder: str | os.PathLike[str]) -> str | None:
-    """The base model of an adapter if it is a local folder, which others cannot load.
-
-    Args:
-        folder: Folder of a checkpoint.
-
-    Returns:
-        `str`: The folder; None if there is no adapter, or its base model is on the Hub.
-    """
+    """The base model of an adapter if it is a local folder, which others cannot load; else None."""
     path = Path(folder) / "adapter_config.json"
     if not path.is_file():
         return None
@@ -500,44 +388,44 @@ class PushError(RuntimeError):
 
 
 def _status(error: BaseException) -> int | None:
-    """HTTP status of an error, from anywhere in its chain."""
-    for link in error_chain(error):
-        status = getattr(getattr(link, "response", None), "status_code", None)
-        if isinstance(status, int):
-            return status
-    return None
+    """HTTP status of a refused request, from anywhere in the chain of an error."""
+    statuses = (getattr(getattr(link, "response", None), "status_code", None) for link in error_chain(error))
+    found = next((status for status in statuses if isinstance(status, int)), None)
+    return None if found == 200 else found
 
 
-def is_transient(error: BaseException) -> bool:
+def _is_offline(error: BaseException) -> bool:
+    return any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error))
+
+
+def _is_transient(error: BaseException) -> bool:
     """Whether a retry may succeed."""
-    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
-        return False
-    status = _status(error)
-    if status is not None and status != 200:
+    if (status := _status(error)) is not None:
         return status in _TRANSIENT_STATUS
-    return any(
-        isinstance(link, json.JSONDecodeError) or {kind.__name__ for kind in type(link).__mro__} & _TRANSIENT_KINDS
-        for link in error_chain(error)
-    )
+    kinds = {kind.__name__ for link in error_chain(error) for kind in type(link).__mro__}
+    return bool(kinds & _TRANSIENT_KINDS) and not _is_offline(error)
 
 
-def explain(error: BaseException, repo_id: str, *, has_token: bool) -> str:
-    """Explanation of an error, with the remedy."""
+def _explained(error: BaseException, repo_id: str, *, has_token: bool) -> tuple[type[Exception], str]:
+    """The class of the error for users, and its explanation with the remedy."""
     status = _status(error)
-    if any(type(link).__name__ == "OfflineModeIsEnabled" for link in error_chain(error)):
-        return "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."
-    if status == 401:
-        if not has_token:
-            return "The Hub needs a token, but there is none. Log in with `hf auth login`, or set HF_TOKEN."
-        return "The Hub does not accept the token (401). Create a new one and log in with `hf auth login`."
-    if status == 403:
-        return f"The token may not write to {repo_id!r} (403). Use a token with write permission for it."
+    refused = {
+        401: "The Hub does not accept the token (401). Create a new one and log in with `hf auth login`.",
+        403: f"The token may not write to {repo_id!r} (403). Use a token with write permission for it.",
+    }
+    if not has_token:
+        refused[401] = "The Hub needs a token, but there is none. Log in with `hf auth login`, or set HF_TOKEN."
+    if _is_offline(error):
+        return PushError, "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."
+    if status in refused:
+        return PermissionError, refused[status]
     if status == 404:
-        return f"{repo_id!r} does not exist on the Hub, or this token has no access to it (404). Check name and token."
-    if status is not None and status != 200:
-        return f"The Hub answered {status}."
+        what = f"{repo_id!r} does not exist on the Hub, or this token has no access to it (404)."
+        return PushError, f"{what} Check name and token."
+    if status is not None:
+        return PushError, f"The Hub answered {status}."
     last = list(error_chain(error))[-1]
-    return f"{type(last).__name__}: {' '.join(str(last).split()) or 'the connection was lost'}"
+    return PushError, f"{type(last).__name__}: {' '.join(str(last).split()) or 'the connection was lost'}"
 
 
 # --- Merges an adapter into its base model, for users who do not have the base model ---------------------------------
@@ -592,10 +480,10 @@ def push_folder(
     sleep: Callable[[float], object] = time.sleep,
     again: str | None = None,
 ) -> str:
-    """Upload a finished folder with its card. The model files are not modified.
+    """Upload a finished folder with its card, in one commit. The model files are not modified.
 
-    All files are in one commit. A second commit writes the id of the first one as `revision` into the code examples of the
-    card. In the folder, only the card and `push_state.json` are written.
+    A second commit writes the id of the first one as `revision` into the code examples of the card. In the folder, only the
+    card and `push_state.json` are written.
 
     Args:
         folder: Folder with weights in safetensors, processor, card and manifest; or a Space, or a data set.
@@ -626,11 +514,11 @@ def push_folder(
         PermissionError: If the token is missing, invalid, or has no write permission.
         PushError: If the Hub cannot be reached, or the push fails for another reason.
     """
-    from huggingface_hub import get_token
-
     folder = Path(folder)
     check_name(repo_id)
-    _check_token(token)
+    if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
+        # In a header, such a token would fail with a message that contains it.
+        raise ValueError("The token contains a space, a line break or another invalid character. Copy it again.")
     sent = token or get_token()
     contents = folder_contents(folder, repo_type, token=sent, gallery=gallery)
     state = {"repo_id": repo_id, "repo_type": repo_type, "private": private, "revision": revision}
@@ -644,17 +532,17 @@ def push_folder(
                 source = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 write_merged(folder, source, contents.published)
                 contents = folder_contents(source, repo_type, token=sent, gallery=gallery)
-            upload = _Upload(folder, source, contents, state, token, overwrite)
             for attempt in range(1, attempts + 1):
                 try:
-                    address = upload.run()
+                    made, address = _upload(HfApi(token=token), folder, source, contents.published, state, overwrite)
                     break
                 except Exception as error:  # the client raises a dozen unrelated types for a failed connection
-                    if attempt == attempts or not is_transient(error):
+                    if attempt == attempts or not _is_transient(error):
                         raise
                     sleep(min(first_wait_s * 2 ** (attempt - 1), _LONGEST_WAIT_S))
     except BaseException as error:
-        reason = explain(error, repo_id, has_token=bool(sent)) if isinstance(error, Exception) else "interrupted"
+        kind, reason = _explained(error, repo_id, has_token=bool(sent))
+        reason = reason if isinstance(error, Exception) else "interrupted"
         _save_state(folder, {**state, "state": "failed", "reason": reason})
         if not isinstance(error, Exception) or isinstance(error, FileExistsError):
             raise
@@ -662,95 +550,59 @@ def push_folder(
             f"Nothing is lost: all files are still in {folder}. Repeat with `captionrl push {folder}` or "
             f"hf_captionrl.hub.push_folder({str(folder)!r}, {repo_id!r})."
         )
-        kind = PermissionError if reason.startswith(("The Hub needs", "The Hub does not", "The token")) else PushError
         # Without the client's error, whose text may contain headers with the token.
         raise kind(f"Pushing to {repo_id!r} failed: {reason} {again}") from None
-    _save_state(folder, {**state, "repo_id": upload.repo_id, "state": "pushed", "commit": address})
+    _save_state(folder, {**state, "repo_id": made, "state": "pushed", "commit": address})
     return address
 
 
-class _Upload:
-    """A push that can be repeated; uploaded files are not sent again."""
-
-    def __init__(
-        self,
-        folder: Path,
-        source: Path,
-        contents: Contents,
-        state: Mapping[str, Any],
-        token: str | None,
-        overwrite: bool,
-    ) -> None:
-        from huggingface_hub import HfApi
-
-        self.api = HfApi(token=token)
-        self.folder, self.source, self.contents, self.state, self.overwrite = (
-            folder,
-            source,
-            contents,
-            state,
-            overwrite,
+def _upload(
+    api: HfApi, folder: Path, source: Path, published: Sequence[str], state: Mapping[str, Any], overwrite: bool
+) -> tuple[str, str]:
+    """One attempt, which does not send uploaded files again; name of the repository and address of the commit."""
+    repo_type, branch = state["repo_type"], state["revision"]
+    kind = {} if repo_type == "model" else {"repo_type": repo_type}
+    space = {"space_sdk": "gradio"} if repo_type == "space" else {}
+    repo_id = api.create_repo(state["repo_id"], private=state["private"], exist_ok=True, **kind, **space).repo_id
+    where: dict[str, Any] = {"repo_id": repo_id, **kind}
+    if branch not in (None, "main"):
+        api.create_branch(branch=branch, exist_ok=True, **where)
+        where["revision"] = branch
+    before = api.repo_info(**where)
+    marker = state["marker"] or {"model": MANIFEST_FILE, "dataset": "README.md"}.get(repo_type)
+    files = {file.rfilename for file in before.siblings or []} - {".gitattributes"}
+    if files and marker not in files and not overwrite:
+        raise FileExistsError(
+            f"{repo_id!r} exists and has other content ({', '.join(sorted(files)[:3])}). Use another name, or "
+            "allow overwriting (`captionrl push --overwrite`). Nothing was sent."
         )
-        self.repo_id = state["repo_id"]
-
-    def run(self) -> str:
-        repo_type, private = self.state["repo_type"], self.state["private"]
-        space = {"space_sdk": "gradio"} if repo_type == "space" else {}
-        kind = {} if repo_type == "model" else {"repo_type": repo_type}
-        made = self.api.create_repo(self.repo_id, private=private, exist_ok=True, **kind, **space)
-        self.repo_id = made.repo_id
-        branch = self.state["revision"]
-        where: dict[str, Any] = {"repo_id": self.repo_id, **kind}
-        if branch not in (None, "main"):
-            self.api.create_branch(branch=branch, exist_ok=True, **where)
-            where["revision"] = branch
-        before = self.api.repo_info(**where)
-        self._check_others(before)
-        commit = self.api.upload_folder(
-            folder_path=self.source,
-            commit_message=self.state["commit_message"],
-            allow_patterns=[glob.escape(name) for name in self.contents.published],
-            ignore_patterns=list(NEVER),
-            delete_patterns=list(_STALE) if repo_type == "model" else None,
-            **where,
-        )
-        card = (self.source / "README.md").read_text(encoding="utf-8")
-        oid = getattr(commit, "oid", None)
-        # Without changes, keep the pinned revision.
-        pinned = pin_examples(card, self.repo_id, oid, again=oid != before.sha)
-        if pinned == card:
-            return str(commit)
-        second = self.api.upload_file(
-            path_or_fileobj=pinned.encode(), path_in_repo="README.md", commit_message="Pin the examples", **where
-        )
-        # Last, so that after a failure a repeated push finds the original card and pins it.
-        with contextlib.suppress(OSError):
-            atomic_write_text(self.folder / "README.md", pinned)
-        return str(second)
-
-    def _check_others(self, info: Any) -> None:
-        """Raise if the repository has files that were not pushed by this package."""
-        default = {"model": MANIFEST_FILE, "dataset": "README.md"}.get(self.state["repo_type"])
-        marker = self.state["marker"] or default
-        files = {file.rfilename for file in info.siblings or []} - {".gitattributes"}
-        if files and marker not in files and not self.overwrite:
-            raise FileExistsError(
-                f"{self.repo_id!r} exists and has other content ({', '.join(sorted(files)[:3])}). Use another name, or "
-                "allow overwriting (`captionrl push --overwrite`). Nothing was sent."
-            )
+    commit = api.upload_folder(
+        folder_path=source,
+        commit_message=state["commit_message"],
+        allow_patterns=[glob.escape(name) for name in published],
+        delete_patterns=list(_STALE) if repo_type == "model" else None,
+        **where,
+    )
+    card = (source / "README.md").read_text(encoding="utf-8")
+    oid = getattr(commit, "oid", None)
+    # Without changes, keep the pinned revision.
+    pinned = pin_examples(card, repo_id, oid, again=oid != before.sha)
+    if pinned == card:
+        return repo_id, str(commit)
+    second = api.upload_file(
+        path_or_fileobj=pinned.encode(), path_in_repo="README.md", commit_message="Pin the examples", **where
+    )
+    # Last, so that after a failure a repeated push finds the original card and pins it.
+    with contextlib.suppress(OSError):
+        atomic_write_text(folder / "README.md", pinned)
+    return repo_id, str(second)
 
 
 def pin_examples(card: str, repo_id: str, commit: str | None, *, again: bool = False) -> str:
-    """Make the code examples of a card load the repository at a fixed commit.
+    """Make the code examples of a card load the repository at a commit; None: the revisions stay.
 
-    Args:
-        card: Markdown. Its code may contain `revision="main"` and the name of the repository without the owner.
-        repo_id: `owner/name`.
-        commit: The commit of the weights; None to keep the revisions.
-        again: Also replace a commit that was pinned by an earlier push.
-
-    Returns:
-        `str`: The card with changed code blocks.
+    Its code may contain `revision="main"` and the name of the repository without the owner. `again` also replaces a commit that
+    an earlier push has pinned.
     """
 
     def pin(block: re.Match[str]) -> str:
@@ -762,15 +614,7 @@ def pin_examples(card: str, repo_id: str, commit: str | None, *, again: bool = F
 
 
 def read_push_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """State of the last push of a folder.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        `dict`: `state` (`started`, `failed` or `pushed`), the destination, and the reason of a failure; empty if there
-        was no push.
-    """
+    """Destination, `state` (`started`, `failed` or `pushed`) and reason of a failure of a folder's last push; or empty."""
     path = Path(folder) / STATE_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
@@ -779,9 +623,3 @@ def _save_state(folder: Path, state: Mapping[str, Any]) -> None:
     # A full disk or a read-only folder must not prevent the push.
     with contextlib.suppress(OSError):
         write_json(folder / STATE_FILE, state)
-
-
-def _check_token(token: str | None) -> None:
-    if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
-        # In a header, such a token would fail with a message that contains it.
-        raise ValueError("The token contains a space, a line break or another invalid character. Copy it again.")

@@ -1,4 +1,4 @@
-"""The demo as a Space: the page of `captionrl demo` with the given captioners."""
+"""Spaces: each metric, for `evaluate.load("owner/name")`, and the demo with the given captioners."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import re
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.hub.cards import render_template, template_folder
+from hf_captionrl.hub.cards import render_template
 from hf_captionrl.hub.push import check_card, check_text, public_versions, push_folder
 from hf_captionrl.metrics.evaluate_modules import MODULES, path
 from hf_captionrl.metrics.evaluate_modules.load import class_name
 from hf_captionrl.metrics.evaluate_modules.metric import Metric, load_metric
-from hf_captionrl.utils.io import atomic_write_text
+from hf_captionrl.utils.io import atomic_write_text, shipped_path
+from hf_captionrl.utils.model_files import PREFIX, model_path
 
 # --- The files of a metric's Space, generated from its declaration ---------------------------------------------------
 
@@ -48,97 +49,51 @@ from hf_captionrl.metrics.evaluate_modules.metric import load_metric
 test_cases = load_metric("{name}").cases
 '''
 
-_CARD = """\
----
-title: "{title}"
-emoji: {emoji}
-colorFrom: blue
-colorTo: green
-sdk: gradio
-sdk_version: 6.31.0
-app_file: app.py
-pinned: false
-license: apache-2.0
-tags:
-- evaluate
-- metric
-short_description: "{summary}"
----
-
-# Metric Card for {title}
-
-## Metric description
-
-{description}
-## How to use
-
-If the package is installed, `import hf_captionrl` makes the name known to `evaluate`, online and offline:
-
-```python
-import evaluate
-import hf_captionrl
-
-metric = evaluate.load("{name}")
-```
-
-From this Space: `evaluate.load("ORGANISATION/{name}")`, with the packages of `requirements.txt` installed. `compute`, `add`,
-`add_batch`, `evaluate.combine` and several processes (`num_process`, `process_id`, `experiment_id`) work. Arguments other
-than `predictions` and `references` are keywords of `compute`.
-
-### Inputs
-
-{inputs}
-
-### Output values
-
-{returns}
-
-### Examples
-
-```python
-{examples}```
-
-## Limitations and bias
-
-{limitations}"""
-
-_CITATION = """
-## Citation
-
-```bibtex
-{citation}```
-"""
-
 _PARENTHESES_OR_NAME = re.compile(r"\((?:[^()]|\([^()]*\))*\)|\w+")
 
 
-def space_files(name: str) -> dict[str, str]:
+def space_files(name: str, owner: str = "ORGANISATION") -> dict[str, str]:
     """File names and contents of a metric's Space."""
     metric, names = load_metric(name), {"name": name, "kind": class_name(name)}
     extra = f"[{metric.extra}]" if metric.extra else ""
     return {
         f"{name}.py": _MODULE.format(title=metric.title, **names),
-        "README.md": render_card(name, metric),
+        "README.md": render_metric_card(name, f"{owner}/{name}"),
         "app.py": _APP.format(**names),
         "requirements.txt": f"hf-captionrl{extra}>=0.1.0\n",
         "tests.py": _TESTS.format(**names),
     }
 
 
-def render_card(name: str, metric: Metric) -> str:
-    """The card of a metric, for a Space whose owner is not known yet."""
-    card = _CARD.format(
+def render_metric_card(name: str, repo_id: str, *, revision: str = "main") -> str:
+    """The card of a metric's Space, with its name and a code example with a fixed revision."""
+    path(name)  # refuses other names
+    owner, _, last = repo_id.partition("/")
+    if not owner or last != name:
+        raise ValueError(
+            f"repo_id is {repo_id!r}, but evaluate.load finds {name}.py only in OWNER/{name}. Use that name."
+        )
+    metric = load_metric(name)
+    card = render_template(
+        "metric.md",
         name=name,
-        title=metric.title,
-        emoji=metric.emoji,
-        summary=metric.summary,
-        description=metric.description,
+        metric=metric,
         inputs="\n".join(_input_items(metric.arguments)),
         returns=textwrap.dedent(metric.returns).strip(),
         examples=textwrap.dedent(metric.examples),
-        limitations=metric.limitations,
+        repo_id=repo_id,
+        revision=revision,
+        versions=public_versions(),
     )
-    return card + _CITATION.format(citation=metric.citation) if metric.citation else card
+    check_card(card)
+    return card
+
+
+def write_space(name: str, folder: str | os.PathLike[str], repo_id: str) -> Path:
+    """Write a metric's Space into a folder."""
+    for file, text in {**space_files(name), "README.md": render_metric_card(name, repo_id)}.items():
+        atomic_write_text(Path(folder, file), text)
+    return Path(folder)
 
 
 def _input_items(arguments: str) -> list[str]:
@@ -215,111 +170,22 @@ def build_page(name: str, folder: Path) -> Any:
     return page
 
 
-# --- Publishes a metric as a Space: its folder in `evaluate_modules`, with a card for the Space ----------------------
+def push_metric(name: str, owner: str, **settings: Any) -> str:
+    """Publish a metric as the Space `owner/name`, which `evaluate.load("owner/name")` loads; returns the URL of the commit.
 
-_OWNER = "ORGANISATION"
-"""Placeholder for the owner in the cards of the modules."""
-
-
-def render_metric_card(name: str, repo_id: str, *, revision: str = "main") -> str:
-    """The card of a metric's Space.
-
-    Args:
-        name: One of `evaluate_modules.MODULES`.
-        repo_id: `owner/name` of the Space; `evaluate` needs the name of the module after the owner.
-        revision: Branch, tag or commit in the code example.
-
-    Returns:
-        `str`: The card of the module, with the name of the Space and a code example with a fixed revision.
-
-    Raises:
-        ValueError: If there is no such module, the Space has another name, or the card must not be published.
-    """
-    path(name)  # refuses other names
-    owner, slash, last = repo_id.partition("/")
-    if not (owner and slash) or last != name:
-        raise ValueError(
-            f"repo_id is {repo_id!r}, but evaluate.load finds {name}.py only in OWNER/{name}. Use that name."
-        )
-    text = render_card(name, load_metric(name)).replace(f"{_OWNER}/", f"{owner}/")
-    _, metadata, body = text.split("---\n", 2)
-    card = render_template(
-        "metric.md",
-        metadata=metadata.strip(),
-        body=body.strip(),
-        repo_id=repo_id,
-        revision=revision,
-        versions=public_versions(),
-    )
-    check_card(card)
-    return card
-
-
-def write_space(name: str, folder: str | os.PathLike[str], repo_id: str) -> Path:
-    """Write a metric's Space into a folder.
-
-    Args:
-        name: One of `evaluate_modules.MODULES`.
-        folder: Output folder.
-        repo_id: `owner/name` of the Space.
-
-    Returns:
-        `pathlib.Path`: The folder.
-
-    Raises:
-        ValueError: As `render_metric_card`.
-    """
-    card = render_metric_card(name, repo_id)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in {**space_files(name), "README.md": card}.items():
-        atomic_write_text(folder / file, text)
-    return folder
-
-
-def push_metric(
-    name: str,
-    owner: str,
-    *,
-    private: bool = True,
-    token: str | None = None,
-    overwrite: bool = False,
-    sleep: Callable[[float], object] | None = None,
-) -> str:
-    """Publish a metric as the Space `owner/name`, which `evaluate.load("owner/name")` loads.
-
-    Args:
-        name: One of `evaluate_modules.MODULES`.
-        owner: User or organisation.
-        private: Whether a new Space is private.
-        token: Access token; by default the one stored by `hf auth login`.
-        overwrite: Also push to a Space that has other content.
-        sleep: Function that waits between attempts, for tests.
-
-    Returns:
-        `str`: URL of the commit.
-
-    Raises:
-        ValueError: As `render_metric_card` or `push_folder`.
-        FileExistsError: If the Space has other content.
-        PermissionError: If the token is missing, invalid, or has no write permission.
-        PushError: If the Hub cannot be reached, or the push fails for another reason.
+    `settings` are `private`, `token` and `overwrite`, see [`push_folder`].
     """
     if name not in MODULES:
         raise ValueError(f"There is no metric {name!r}. Use one of {sorted(MODULES)}.")
-    more: dict[str, Any] = {} if sleep is None else {"sleep": sleep}
     with tempfile.TemporaryDirectory() as folder:
         return push_folder(
             write_space(name, folder, f"{owner}/{name}"),
             f"{owner}/{name}",
             repo_type="space",
-            private=private,
-            token=token,
-            overwrite=overwrite,
             commit_message=f"Add the metric {name}",
             marker=f"{name}.py",
             again=f"Repeat with `captionrl push {name} --type space --repo_id {owner}/{name}`.",
-            **more,
+            **settings,
         )
 
 
@@ -334,8 +200,6 @@ EMBEDDED_CAPTIONERS = {"MLE": "scenes:blip-mle", "SMILE": "scenes:blip-smile", "
 
 def demo_scorer(models: Mapping[str, str]) -> str:
     """The default scorer of the demo."""
-    from hf_captionrl.utils.model_files import PREFIX  # imports datasets, which a push does not need
-
     embedded = all(model.startswith(PREFIX) for model in models.values())
     return f"{PREFIX}siglip-held-out" if embedded else "openai/clip-vit-base-patch32"
 
@@ -344,8 +208,6 @@ def write_demo_space(
     folder: str | os.PathLike[str], models: Mapping[str, str] | None = None, *, scorer: str | None = None
 ) -> Path:
     """Write the demo's Space into a folder."""
-    from hf_captionrl.utils.model_files import model_path
-
     models = dict(models or EMBEDDED_CAPTIONERS)
     scorer = scorer or demo_scorer(models)
     for model in (*models.values(), scorer):
@@ -360,36 +222,24 @@ def write_demo_space(
     check_card(card)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    source = template_folder("space/README.md") / "space"
     for file in ("app.py", "requirements.txt"):
-        shutil.copyfile(source / file, folder / file)
+        shutil.copyfile(shipped_path("hub_cards", "space", file), folder / file)
     atomic_write_text(folder / "arguments.txt", "\n".join(arguments) + "\n")
     atomic_write_text(folder / "README.md", card)
     return folder
 
 
 def push_demo(
-    repo_id: str,
-    models: Mapping[str, str] | None = None,
-    *,
-    scorer: str | None = None,
-    private: bool = True,
-    token: str | None = None,
-    overwrite: bool = False,
-    sleep: Callable[[float], object] | None = None,
+    repo_id: str, models: Mapping[str, str] | None = None, *, scorer: str | None = None, **settings: Any
 ) -> str:
-    """Publish the demo as a Space."""
-    more: dict[str, Any] = {} if sleep is None else {"sleep": sleep}
+    """Publish the demo as a Space. `settings` are `private`, `token` and `overwrite`, see [`push_folder`]."""
     with tempfile.TemporaryDirectory() as folder:
         return push_folder(
             write_demo_space(folder, models, scorer=scorer),
             repo_id,
             repo_type="space",
-            private=private,
-            token=token,
-            overwrite=overwrite,
             commit_message="Add the demo",
             marker="arguments.txt",
             again=f"Repeat with `captionrl push demo --type space --repo_id {repo_id}` and the same options.",
-            **more,
+            **settings,
         )

@@ -6,7 +6,6 @@ Shared by the command line and the recipes. Exit codes: 0 done, 2 usage or bad i
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import logging
 import os
@@ -14,7 +13,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from hf_captionrl.utils.io import CheckedOutput, say
 
 RESULT_FILE = "CAPTIONRL_RESULT_FILE"
 """Environment variable: where the main process of a recipe writes the path of its results."""
@@ -64,50 +65,6 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-class CheckedOutput:
-    """Replaces stdout. If stdout cannot be written (a full disk), the work continues, and the error is reported at the end."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._error: OSError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write, or remember the error."""
-        self._try(lambda: self._stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush, or remember the error."""
-        self._try(self._stream.flush)
-
-    def _try(self, action: Callable[[], object]) -> None:
-        if self._error is not None:
-            return
-        try:
-            action()
-        except OSError as error:
-            # The rest of the buffer must not fail again when Python flushes it on exit.
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            if isinstance(error, BrokenPipeError):
-                raise
-            self._error = error
-
-    def finish(self, program: str, code: int) -> int:
-        """Flush, and say in one line where the output could not be written."""
-        with contextlib.suppress(BrokenPipeError):
-            self.flush()
-        if self._error is None:
-            return code
-        hint = " Make room, and run it again." if self._error.errno == errno.ENOSPC else ""
-        reason = self._error.strerror or str(self._error)
-        _say(f"{program}: error: stdout cannot be written ({reason}), so the output is incomplete.{hint}")
-        return code or 1
-
-
 def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn:
     """Run a recipe as a program, and end the process with its exit code.
 
@@ -127,7 +84,7 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
             Path(said).write_text("" if result is None else str(result), encoding="utf-8")
     except SystemExit as stop:  # argparse has printed its help, or training has stopped on a signal
         if isinstance(stop.code, str):
-            _say(stop.code)
+            say(stop.code)
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BrokenPipeError:
         pass
@@ -147,13 +104,7 @@ def _report(program: str, message: str) -> None:
     if folder and Path(folder).is_dir():
         Path(folder, rank).write_text(f"{program}: {message}", encoding="utf-8")
     else:
-        _say(f"{program}: {message}" if rank == "0" else f"{program}: process {rank}: {message}")
-
-
-def _say(line: str) -> None:
-    # stderr may be closed or full, too; the exit code remains.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(line, file=sys.stderr, flush=True)
+        say(f"{program}: {message}" if rank == "0" else f"{program}: process {rank}: {message}")
 
 
 class _NameTheSetting(logging.Filter):
@@ -163,17 +114,14 @@ class _NameTheSetting(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        if "Retrying in" in message:
-            return False
-        if "thrown while requesting" not in message or "HTTP Error 4" in message:
-            return True
-        if not _NameTheSetting.was_said:
+        failed = "thrown while requesting" in message and "HTTP Error 4" not in message
+        if failed and not _NameTheSetting.was_said:
             _NameTheSetting.was_said = True
-            _say(
+            say(
                 "The Hub does not answer. Its client tries again for about 23 seconds per file. Use HF_HUB_OFFLINE=1 to read from "
                 "the cache without waiting."
             )
-        return False
+        return not failed and "Retrying in" not in message
 
 
 def announce_offline_waits() -> None:

@@ -1,4 +1,4 @@
-"""Atomic writes, and files that grow line by line.
+"""Atomic writes, files that grow line by line, and a stdout that may be full.
 
 Every file is written to a temporary file of the same folder, flushed to disk and renamed. A killed run leaves the previous file
 intact. Files that grow line by line (captions, answers, decisions) are `LineFile`s.
@@ -11,12 +11,18 @@ import dataclasses
 import enum
 import errno
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
+import platform
+import re
 import secrets
+import subprocess
+import sys
+import sysconfig
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -86,7 +92,6 @@ class LineFile:
 
     The lock is on the file itself. `filelock` would need a second file beside each, because it truncates the file that
     it locks, and its release in a forked worker would also release the lock of the parent.
-
     """
 
     busy = "Let it finish first."
@@ -105,15 +110,14 @@ class LineFile:
     def _is_open(self) -> bool:
         """Open and lock the file; False if another process deleted it in between."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        is_same = False
         try:
             self._lock()
-            if self.path.is_file() and os.path.samestat(os.fstat(self._file), os.stat(self.path)):
-                return True
-        except BaseException:
-            os.close(self._file)
-            raise
-        os.close(self._file)
-        return False
+            is_same = self.path.is_file() and os.path.samestat(os.fstat(self._file), os.stat(self.path))
+        finally:
+            if not is_same:
+                os.close(self._file)
+        return is_same
 
     def _begin(self, data: bytes) -> None:
         """Read the content of the file; an error here closes it."""
@@ -213,6 +217,56 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_locks)
 
 
+class CheckedOutput:
+    """Replaces stdout. If stdout cannot be written (a full disk), the work continues, and the error is reported at the end."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or remember the error."""
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or remember the error."""
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        if self._error is not None:
+            return
+        try:
+            action()
+        except OSError as error:
+            # The rest of the buffer must not fail again when Python flushes it on exit.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise
+            self._error = error
+
+    def finish(self, program: str, code: int) -> int:
+        """Flush, and say in one line where the output could not be written."""
+        with contextlib.suppress(BrokenPipeError):
+            self.flush()
+        if self._error is None:
+            return code
+        hint = " Make room, and run it again." if self._error.errno == errno.ENOSPC else ""
+        reason = self._error.strerror or str(self._error)
+        say(f"{program}: error: stdout cannot be written ({reason}), so the output is incomplete.{hint}")
+        return code or 1
+
+
+def say(line: str) -> None:
+    """Print a line on stderr, which may be closed or full, too; the exit code remains."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(line, file=sys.stderr, flush=True)
+
+
 def to_plain(value: Any, *, where: str = "value") -> Any:
     """Turn a value into one that strict JSON can represent.
 
@@ -246,6 +300,71 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
     )
 
 
+# --- Versions of the packages of a run, and its configuration without secrets ----------------------------------------
+
+PACKAGES = ("torch", "transformers", "peft", "trl", "datasets", "accelerate")
+"""Packages whose version can change a result."""
+
+_SECRET = re.compile(r"(?<!^first_)(token|secret|password|api_?key)s?$", re.IGNORECASE)
+"""`first_token`, an argument of SMILE, is not a secret."""
+_LIMIT = re.compile(r"(^|_)(max|min|num)_(\w+_)?tokens?$")
+"""Numbers of tokens are not secrets."""
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a setting must not be written down."""
+    name = name.lstrip("-").replace("-", "_")
+    if not isinstance(value, str) or (_LIMIT.search(name) and value.isdecimal()):
+        return False
+    return _SECRET.search(name) is not None
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of all packages that can change a result, read without importing them."""
+    versions = {"python": platform.python_version()}
+    for package in (*PACKAGES, "hf_captionrl"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    revision = _git_revision(Path(__file__).resolve().parents[1])
+    if revision:
+        versions["git_revision"] = revision
+    return versions
+
+
+def _git_revision(package: Path) -> str | None:
+    """Revision of the checkout whose top folder holds `package`; None outside one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        # In a .venv inside another repository, git would give the revision of that repository.
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != package.parent:
+            return None
+        revision = git("rev-parse", "HEAD")
+        return revision + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def plain_config(config: Any) -> Any:
+    """A configuration for JSON, without secrets; objects that JSON cannot hold become their text."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {str(key): plain_config(value) for key, value in config.items() if not is_secret(str(key), value)}
+    if isinstance(config, list | tuple):
+        return [plain_config(value) for value in config]
+    try:
+        return to_plain(config)
+    except (TypeError, ValueError):
+        # A dtype, a device or an infinite limit.
+        return str(config)
+
+
 def json_digest(value: Any, *, size: int = 8) -> str:
     """Hash of what JSON represents, in `2 * size` hex digits; the order of the keys of dicts does not count."""
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=size).hexdigest()
@@ -259,3 +378,15 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def shipped_path(*parts: str) -> Path:
+    """A file of a checkout, or where a wheel installs it."""
+    folders = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share/hf_captionrl"))
+    for folder in folders:
+        if folder.joinpath(*parts).is_file():
+            return folder.joinpath(*parts)
+    raise FileNotFoundError(
+        f"{'/'.join(parts)} is neither in {folders[0]} nor in {folders[1]}. Check the name, or install from a checkout: "
+        "pip install -e ."
+    )

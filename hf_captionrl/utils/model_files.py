@@ -7,6 +7,7 @@ converted weights, which is also found offline.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -14,10 +15,9 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +66,10 @@ def hub_name(name: str) -> str | None:
     """The name if it is a valid name of a repository on the Hub and not a folder, else None."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-    if os.path.isdir(name):
-        return None
-    try:
+    with contextlib.suppress(HFValidationError):
         validate_repo_id(name)
-    except HFValidationError:
-        return None
-    return name
+        return None if os.path.isdir(name) else name
+    return None
 
 
 def find_file(name: str, file: str, revision: str | None = None, *, local: bool = False) -> str | None:
@@ -105,19 +102,15 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{shown(path)} is not valid JSON ({reason}). Use an intact copy of the checkpoint."
         ) from error
     if not isinstance(value, dict):
-        raise ValueError(
-            f"{shown(path)} contains {json.dumps(value)[:40]}, but must contain a JSON object. Use an intact copy of the "
-            "checkpoint."
-        )
+        what = f"contains {json.dumps(value)[:40]}, but must contain a JSON object"
+        raise ValueError(f"{shown(path)} {what}. Use an intact copy of the checkpoint.")
     return value
 
 
 def check_json_files(name: str, revision: str | None = None, files: Iterable[str] = JSON_FILES) -> None:
     """Raise if one of the files is not a JSON object."""
-    for file in files:
-        path = find_file(name, file, revision)
-        if path is not None:
-            read_object(path)
+    for path in filter(None, (find_file(name, file, revision) for file in files)):
+        read_object(path)
 
 
 def brings_code(name: str, files: tuple[str, ...], revision: str | None) -> bool:
@@ -142,8 +135,7 @@ _BOT = "SFconvertbot"
 _TITLE = "Adding `safetensors` variant of this model"
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """Weights that were found: the safetensors file, or the index of several, and its revision on the Hub."""
 
     path: str
@@ -216,25 +208,20 @@ def check_safetensors(path: str) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _warn_once(name: str, revision: str) -> None:
-    logger.warning(
-        "%s has no safetensors on its main revision. Using the weights of %s, converted by the Hub's bot.",
-        name,
-        revision,
-    )
+    said = "%s has no safetensors on its main revision. Using the weights of %s, converted by the Hub's bot."
+    logger.warning(said, name, revision)
 
 
 def _find(name: str, revision: str | None, files: Sequence[str]) -> Weights | None:
-    paths = (find_file(name, file, revision) for file in files)
-    return next((Weights(path, revision) for path in paths if path is not None), None)
+    paths = filter(None, (find_file(name, file, revision) for file in files))
+    return next((Weights(path, revision) for path in paths), None)
 
 
 def _missing(name: str, revision: str | None, files: Sequence[str], converted: Weights | None) -> str:
     """The error message if there are no safetensors; pickles on the Hub are not downloaded to find out."""
-    what = (
-        f"The adapter {name!r} has no {files[0]}"
-        if files == ADAPTER_FILES
-        else f"{name!r} has no weights in safetensors"
-    )
+    what = f"{name!r} has no weights in safetensors"
+    if files == ADAPTER_FILES:
+        what = f"The adapter {name!r} has no {files[0]}"
     if revision is not None:
         what += f" on revision {revision!r}"
     if others := [file for file in PICKLES if find_file(name, file, revision, local=True)]:
@@ -296,24 +283,21 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 
 
 def check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for `from_pretrained` without those whose values are fixed; raises if they have other values."""
+    """Arguments for `from_pretrained` without those whose values are fixed; raises if they have other values.
+
+    `load_in_4bit` or `load_in_8bit` becomes a `quantization_config`; raises where bitsandbytes cannot run.
+    """
     for name, allowed in _FIXED.items():
         if kwargs.get(name) not in allowed:
             raise ValueError(
                 f"{name} is {kwargs[name]!r}, which is not supported: weights are only read from safetensors with their usual "
                 "names, and custom code of a checkpoint is never executed. Omit it; `captionrl convert` converts pickles."
             )
-    return _with_quantization({name: value for name, value in kwargs.items() if name not in _FIXED})
-
-
-def _with_quantization(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with `load_in_4bit` or `load_in_8bit` as a `quantization_config`; raises where bitsandbytes cannot run."""
     asked = [name for name in _BITS if kwargs.get(name)]
-    config = kwargs.get("quantization_config")
-    if len(asked) + (config is not None) > 1:
-        names = [*asked, *(["quantization_config"] if config is not None else [])]
+    names = [*asked, *(["quantization_config"] if kwargs.get("quantization_config") is not None else [])]
+    if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} are given together. Use one of them.")
-    kwargs = {name: value for name, value in kwargs.items() if name not in _BITS}
+    kwargs = {name: value for name, value in kwargs.items() if name not in (*_FIXED, *_BITS)}
     if asked:
         import torch
         from transformers import BitsAndBytesConfig
@@ -367,17 +351,17 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
         ) from error
     except Exception as error:  # from a validator of transformers or huggingface_hub, or an attribute of a wrong type
         said = " ".join(str(error).split())[:200]
-        known = not isinstance(kind, str) or kind in transformers.CONFIG_MAPPING
-        reason = f"has a config.json with values of a wrong type ({said}). Use an intact copy of the checkpoint"
-        if not known:
-            reason = (
-                f"has a model type that transformers {transformers.__version__} does not support. Update transformers, or check "
-                "model_type in its config.json"
-            )
-        if not known and brings_code(name, ("config.json",), revision):
+        if not isinstance(kind, str) or kind in transformers.CONFIG_MAPPING:
+            reason = f"has a config.json with values of a wrong type ({said}). Use an intact copy of the checkpoint"
+        elif brings_code(name, ("config.json",), revision):
             reason = (
                 "needs custom code (auto_map in config.json), which is never executed here. Load a checkpoint of the same model that "
                 "uses a class of transformers (its name often ends in -hf), or convert it"
+            )
+        else:
+            reason = (
+                f"has a model type that transformers {transformers.__version__} does not support. Update transformers, or check "
+                "model_type in its config.json"
             )
         raise ValueError(f"{name!r} {reason}. {hint}".rstrip()) from error
 

@@ -7,57 +7,21 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
-# --- Options of commands, declared once: as fields of a dataclass ----------------------------------------------------
 # @dataclass
-#     class CaptionOptions(DatasetOptions):
-#         '''Caption every image of a folder or data set.'''
+# class CaptionOptions(DatasetOptions):
+#     '''Caption every image of a folder or data set.'''
 #
-#         model: str = option(metavar="MODEL", positional=True, help="a folder, a name on the Hub, or scenes:blip-mle")
-#         output: Path = option(Path("captions.jsonl"), metavar="FILE", help="file to write")
+#     model: str = option(metavar="MODEL", positional=True, help="a folder, a name on the Hub, or scenes:blip-mle")
+#     batch_size: Positive = option(16, help="images captioned at once")
 #
-# The annotation of a field is the type of the option (`Annotated[float, share]`: parsed by `share`), and the help text shows its
-# default. A plain field with a help text, as the arguments of training have, is an option too. A command's options are listed
-# before inherited ones; each base class is a group. The function of a command takes the dataclass, so Python programs use the
-# same names.
+# The annotation of a field is the type of the option and the range of its values, and the help text shows its default. A plain
+# field with a help text, as the arguments of training have, is an option too. A command's options are listed before inherited ones;
+# each base class is a group. The function of a command takes the dataclass, so Python programs use the same names.
 
 T = TypeVar("T")
-
-
-def positive(text: str) -> int:
-    """Parse a whole number of at least 1; the type of an option."""
-    return _whole_number(text, 1)
-
-
-def not_negative(text: str) -> int:
-    """Parse a whole number of at least 0; the type of an option."""
-    return _whole_number(text, 0)
-
-
-def _whole_number(text: str, least: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
-    return number
-
-
-def share(text: str) -> float:
-    """Parse a share in [0, 1); the type of an option."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(
-            f"must be a share of at least 0 and below 1, got {text!r}. Use 0.1 for a tenth"
-        )
-    return number
 
 
 @dataclass(frozen=True)
@@ -107,11 +71,7 @@ def _rules(cls: Any) -> dict[str, tuple[Range | None, tuple[Any, ...]]]:
 
 
 def check_values(options: Any) -> None:
-    """Refuse values outside of the ranges and choices that the annotations of a dataclass declare. None is accepted.
-
-    Raises:
-        ValueError: For the first such field, with its name, its value and the rule.
-    """
+    """Refuse values outside of the ranges and choices that the annotations of a dataclass declare. None is accepted."""
     for name, (numbers, choices) in _rules(type(options)).items():  # type: ignore[arg-type]
         value = getattr(options, name, None)
         for one in value if isinstance(value, (list, tuple)) else [value]:
@@ -126,47 +86,20 @@ def documented(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
-def option(
-    default: Any = dataclasses.MISSING,
-    *,
-    help: str,
-    metavar: str | None = None,
-    positional: bool = False,
-    group: str | None = None,
-    parse: Callable[[str], Any] | None = None,
-    choices: Collection[str] | None = None,
-    nargs: str | int | None = None,
-    repeated: bool = False,
-    shown_default: str | None = None,
-    aliases: tuple[str, ...] = (),
-) -> Any:
-    """A field of an options dataclass.
+def option(default: Any = dataclasses.MISSING, *, help: str, **shown: Any) -> Any:
+    """A field of an options dataclass; required without a default.
 
-    Args:
-        default: Without one the option is required.
-        help: Ends with the default, which is added here; `shown_default` replaces it.
-        parse: From text to value, if that is not the type of the field.
-        choices: Allowed values, if the field's type is not a `Literal`.
-        repeated: Whether a list is given one value at a time: `--model A --model B`.
+    `shown` are `metavar`, `nargs`, `aliases`, `choices` (if the type is not a `Literal`), `group` (a heading), `positional`,
+    `repeated` (a list is given one value at a time: `--model A --model B`), and `shown_default`, which replaces the default at
+    the end of the help.
     """
-    metadata = {
-        "help": help,
-        "metavar": metavar,
-        "positional": positional,
-        "group": group,
-        "parse": parse,
-        "choices": choices,
-        "nargs": nargs,
-        "repeated": repeated,
-        "shown_default": shown_default,
-        "aliases": aliases,
-    }
+    metadata = {"help": help, **shown}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), kw_only=True, metadata=metadata)
     return dataclasses.field(default=default, kw_only=True, metadata=metadata)
 
 
-@dataclasses.dataclass
+@dataclass
 class CommandOptions:
     """Output."""
 
@@ -192,10 +125,7 @@ def _unwrapped(annotation: Any) -> tuple[Any, bool, tuple[Any, ...]]:
     return annotation, False, ()
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+_METAVARS = {int: "N", float: "X"}
 
 
 def _help(field: dataclasses.Field[Any], default: Any) -> str:
@@ -210,12 +140,12 @@ def _help(field: dataclasses.Field[Any], default: Any) -> str:
     return f"{text} (default: {shown})".strip().replace("  ", " ") if shown else text
 
 
-def add_options(parser: argparse.ArgumentParser, cls: type[Any], *, inherited: bool = True) -> None:
+def add_options(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
     """Add the fields of an options dataclass to a parser, its fields before inherited ones."""
     hints = typing.get_type_hints(cls, include_extras=True)
     groups: dict[str, Any] = {}
     seen: set[str] = set()
-    for owner in cls.__mro__ if inherited else (cls,):
+    for owner in cls.__mro__:
         for name in vars(owner).get("__annotations__", {}):
             field = cls.__dataclass_fields__.get(name)
             if name in seen or field is None or "help" not in field.metadata or not field.init:
@@ -229,7 +159,9 @@ def add_options(parser: argparse.ArgumentParser, cls: type[Any], *, inherited: b
 
 def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> None:
     kind, is_list, choices = _unwrapped(annotation)
-    default = _default(field)
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
     settings: dict[str, Any] = {"help": _help(field, default)}
     required = default is dataclasses.MISSING
     if not required:
@@ -239,11 +171,9 @@ def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> N
             f"--{field.name}", action=argparse.BooleanOptionalAction if default else "store_true", **settings
         )
         return
-    annotated = next(iter(getattr(annotation, "__metadata__", ())), None)
     given = field.metadata
-    parse = given.get("parse") or (annotated if callable(annotated) else kind)
-    allowed = given.get("choices") or choices or None
-    settings |= {"type": parse, "metavar": given.get("metavar"), "choices": allowed}
+    metavar, allowed = given.get("metavar", _METAVARS.get(kind)), given.get("choices") or choices or None
+    settings |= {"type": kind, "metavar": metavar, "choices": allowed}
     if given.get("repeated"):
         group.add_argument(f"--{field.name}", action="append", required=required, **settings)
         return
@@ -265,9 +195,6 @@ def options_from(cls: type[T], arguments: argparse.Namespace) -> T:
     return options
 
 
-# --- Options of commands that run on shards; light to import, because `--help` needs them ----------------------------
-
-
 @dataclass
 class EngineOptions(CommandOptions):
     """How shards are processed."""
@@ -277,10 +204,8 @@ class EngineOptions(CommandOptions):
     engine: Literal["processes", "ray"] | None = option(
         None, help="'processes' of this machine, or actors of a 'ray' cluster; both write a folder of Parquet shards"
     )
-    processes: int | None = option(
+    processes: Positive | None = option(
         None,
-        parse=positive,
-        metavar="N",
         help="number of processes, or of actors of the cluster (default: one per GPU; without GPUs, or if the work needs none, "
         "one process, or for Ray one actor per machine or per CPU)",
     )
@@ -289,9 +214,7 @@ class EngineOptions(CommandOptions):
         metavar="ADDRESS",
         help="address of the Ray cluster; 'auto': the one of this machine (default: start one)",
     )
-    rows_per_shard: int | None = option(
-        None, parse=positive, metavar="N", help="rows per Parquet file (default: 64 batches)"
-    )
+    rows_per_shard: Positive | None = option(None, help="rows per Parquet file (default: 64 batches)")
 
     @property
     def uses_shards(self) -> bool:
@@ -299,11 +222,7 @@ class EngineOptions(CommandOptions):
         return self.engine is not None or self.processes is not None
 
     def check_engine(self) -> None:
-        """Refuse options that have no effect.
-
-        Raises:
-            ValueError: If an option has no effect.
-        """
+        """Refuse options that have no effect."""
         if self.address is not None and self.engine != "ray":
             raise ValueError(f"--address {self.address!r} has an effect only with Ray. Use --engine ray.")
         if self.rows_per_shard is not None and not self.uses_shards:

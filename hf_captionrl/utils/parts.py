@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_captionrl.utils.io import atomic_file, json_digest, to_plain, write_json
 from hf_captionrl.utils.options import EngineOptions
@@ -28,9 +28,8 @@ from hf_captionrl.utils.options import EngineOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 MANIFEST = "manifest.json"
-"""Name of the manifest."""
-
 _MADE_BY = b"made_by"
 _REMEDY = "Use --overwrite to start again, or another --output."
 
@@ -38,48 +37,39 @@ _REMEDY = "Use --overwrite to start again, or another --output."
 # --- One part --------------------------------------------------------------------------------------------------------
 
 
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is damaged ({error}). Remove the file and use the same command again.")
-
-
-def _open(path: Path) -> Any:
+def _read_parquet(path: Path, read: Callable[[Any], T]) -> T:
+    """What `read` reads from a Parquet file, whose checksums are verified."""
     import pyarrow
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            return read(file)
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the file system
             raise
-        raise _damaged(path, error) from error
+        raise ValueError(f"{path} is damaged ({error}). Remove the file and use the same command again.") from error
 
 
 def read_shard(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
-    """Read one part and verify the checksums of its pages.
+    """Read one part and verify the checksums of its pages."""
 
-    Raises:
-        ValueError: If the file is truncated or damaged, or lacks a column.
-    """
-    import pyarrow
-
-    path = Path(path)
-    with _open(path) as file:
+    def read(file: Any) -> pa.Table:
         names = file.schema_arrow.names
         wanted = names if columns is None else list(columns)
         if missing := [name for name in wanted if name not in names]:
             raise ValueError(
                 f"{path} lacks the column(s) {missing}; it has {names}. Use the output of another command."
             )
-        try:
-            return file.read(wanted).select(wanted)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise _damaged(path, error) from error
+        return file.read(wanted).select(wanted)
+
+    return _read_parquet(Path(path), read)
 
 
 def _read_footer(path: Path) -> tuple[int, dict[str, Any]]:
     """Number of rows of a part, and the [`Stage.made_by`] that it contains."""
-    with _open(path) as file:
-        return file.metadata.num_rows, json.loads((file.schema_arrow.metadata or {}).get(_MADE_BY, b"{}"))
+    schema, rows = _read_parquet(path, lambda file: (file.schema_arrow, file.metadata.num_rows))
+    return rows, json.loads((schema.metadata or {}).get(_MADE_BY, b"{}"))
 
 
 # --- A folder of parts -----------------------------------------------------------------------------------------------
@@ -100,14 +90,10 @@ def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], rem
 
 
 class ShardFolder:
-    """The parts of one result. The manifest is written or compared when the object is made.
+    """The parts of one result: `rows_per_shard` of `num_rows` rows of the source each.
 
-    Args:
-        folder: Created if missing.
-        settings: Settings that affect the result. A folder with other settings is refused.
-        num_rows: Rows of the source.
-        rows_per_shard: Rows of the source per part.
-        overwrite: Discard existing parts.
+    The manifest is written or compared when the object is made: a folder with other `settings` is refused. `overwrite` discards
+    existing parts.
     """
 
     def __init__(
@@ -156,10 +142,8 @@ class ShardFolder:
         return range(start, min(start + self.rows_per_shard, self.num_rows))
 
     def is_mine(self, shard: int) -> bool:
-        """Whether this process works on a part under `accelerate launch`.
-
-        Depends on its number only, because launched processes look for missing parts at different times.
-        """
+        """Whether this process works on a part under `accelerate launch`."""
+        # Depends on its number only, because launched processes look for missing parts at different times.
         rank, world = launched()
         return shard % world == rank
 
@@ -215,12 +199,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Parts of a finished folder, in the order of the source. Only one is in memory.
-
-    Raises:
-        FileNotFoundError: If the folder has no manifest.
-        ValueError: If parts are missing or damaged.
-    """
+    """Parts of a finished folder, in the order of the source. Only one is in memory."""
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"{str(folder)!r} has no {MANIFEST}. Use a folder that --processes or --engine wrote.")
@@ -242,11 +221,8 @@ def read_shards(folder: str | os.PathLike[str], columns: Sequence[str] | None = 
 
 
 def shard_files(folder: str | os.PathLike[str]) -> list[Path]:
-    """Files of a finished folder, in the order of the source, for readers that map them into memory.
-
-    All are read once, because those readers do not verify the checksums.
-    """
-    for _ in read_tables(folder):
+    """Files of a finished folder, in the order of the source, for readers that map them into memory."""
+    for _ in read_tables(folder):  # those readers do not verify the checksums
         pass
     return [Path(folder) / shard["file"] for shard in read_manifest(folder)["shards"]]
 
@@ -255,10 +231,7 @@ def shard_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def seed_of_batch(seed: int, image_id: str) -> int:
-    """Seed, at most 56 bits, of the samples of the batch whose first image has this id.
-
-    It is the same in every process and does not depend on skipped batches.
-    """
+    """Seed, at most 56 bits, of the samples of the batch whose first image has this id; independent of processes and batches."""
     text = f"{seed}/{image_id}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
@@ -336,11 +309,6 @@ def raise_packed(text: str) -> None:
         raise error
 
 
-def share_cores(processes: int) -> None:
-    """Tell the thread pools of this process that it is one of several on its machine, as torchrun does."""
-    os.environ["LOCAL_WORLD_SIZE"] = str(processes)
-
-
 def run_stage(
     stage: Stage,
     shards: ShardFolder,
@@ -348,22 +316,13 @@ def run_stage(
     *,
     progress: Callable[[int], object] | None = None,
 ) -> dict[str, Any]:
-    """Write every missing part. Under `accelerate launch` or torchrun, each process takes its share of the parts.
+    """Write every missing part: in this process, or with the processes or Ray actors of `options`.
 
-    Args:
-        stage: The work.
-        shards: Where the results are written.
-        options: Processes of this machine or Ray actors. None: in this process.
-        progress: Called with the rows of each part that this run has finished.
+    Under `accelerate launch` or torchrun, each process takes its share of the parts. `progress` is called with the rows of each
+    part that this run has finished.
 
-    Returns:
-        `shards`, `resumed` (parts of an earlier run), and `manifest`, which is None under `accelerate launch` while other
-        processes are working.
-
-    Raises:
-        ImportError: If Ray is needed and not installed.
-        RuntimeError: If workers die repeatedly.
-        ValueError: If there is no cluster at the address. Errors of the stage are raised, too.
+    Returns `shards`, `resumed` (parts of an earlier run), and `manifest`, which is None under `accelerate launch` while other
+    processes are working.
     """
     options = options or EngineOptions()
     options.check_engine()
@@ -396,7 +355,10 @@ def _finished(stage: Stage, shards: ShardFolder, todo: list[int], options: Engin
     if number > 1:
         yield from _in_processes(actor, todo, min(number, len(todo)))
         return
-    _use_gpu_of_rank()
+    if (rank := os.environ.get("LOCAL_RANK")) is not None and _num_gpus():
+        import torch
+
+        torch.cuda.set_device(int(rank))  # "cuda" is then the GPU of this process
     for shard in todo:
         actor.work(shard)
         yield shard
@@ -406,15 +368,6 @@ def _num_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def _use_gpu_of_rank() -> None:
-    """Under `accelerate launch`, make "cuda" the GPU of this process."""
-    if (rank := os.environ.get("LOCAL_RANK")) is not None:
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(rank))
 
 
 # --- Several workers -------------------------------------------------------------------------------------------------
@@ -429,13 +382,10 @@ Submit = Callable[[int], "Future[str]"]
 def in_workers(
     start: Callable[[int], Submit], todo: Sequence[int], number: int, died: type[Exception]
 ) -> Iterator[int]:
-    """Yield the numbers of finished parts.
+    """Yield the numbers of finished parts of `todo`.
 
-    Args:
-        start: Starts the worker with a number from 0.
-        todo: Parts.
-        number: Number of workers.
-        died: Error of a part whose worker has died. Another worker takes its place and the part.
+    `start` starts the worker with a number from 0. `died` is the error of a part whose worker has died: another worker takes its
+    place and the part.
     """
     left, idle, deaths = list(todo), list(range(number)), 0
     workers = [start(worker) for worker in idle]
@@ -469,7 +419,8 @@ _actor: Actor | None = None
 
 def _start_worker(actor: Actor, gpu: str | None, processes: int) -> None:
     global _actor
-    share_cores(processes)
+    # The thread pools of a process then know that it is one of several on its machine, as under torchrun.
+    os.environ["LOCAL_WORLD_SIZE"] = str(processes)
     if gpu is not None:
         # Before CUDA is used: "cuda" is then this worker's GPU.
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.utils.parts import Actor, Submit, in_workers, share_cores
+from hf_captionrl.utils.parts import Actor, Submit, in_workers
 
 if TYPE_CHECKING:
     from hf_captionrl.utils.options import EngineOptions
@@ -18,25 +19,13 @@ class RayActor:
 
     def __init__(self, actor: Actor, folder: str, on_machine: int) -> None:
         self.actor = actor
-        share_cores(on_machine)
+        os.environ["LOCAL_WORLD_SIZE"] = str(on_machine)
         if os.path.isdir(folder):
             os.chdir(folder)  # relative paths then mean the same as in the process that started the command
 
     def attempt(self, shard: int) -> str:
         """See [`Actor.attempt`]."""
         return self.actor.attempt(shard)
-
-
-def _import_ray() -> Any:
-    # Ray sends usage statistics unless this is set before it starts.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError(
-            "--engine ray needs Ray, which is not installed. Run `pip install 'hf-captionrl[ray]'`, or use --processes."
-        ) from error
-    return ray
 
 
 def connect(ray: Any, address: str | None) -> bool:
@@ -63,16 +52,19 @@ def actor_numbers(ray: Any, wanted: int | None, needs_gpu: bool) -> tuple[int, i
         return wanted or max(1, int(resources.get("CPU", 1))), 0
     if gpus := int(resources.get("GPU", 0)):
         return min(wanted or gpus, gpus), 1
-    return wanted or _machines(ray), 0
-
-
-def _machines(ray: Any) -> int:
-    return sum(node["Alive"] for node in ray.nodes())
+    return wanted or sum(node["Alive"] for node in ray.nodes()), 0  # one actor per machine
 
 
 def run_on_ray(actor: Actor, todo: list[int], options: EngineOptions) -> Iterator[int]:
     """Yield the numbers of finished parts."""
-    ray = _import_ray()
+    # Ray sends usage statistics unless this is set before it starts.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError as error:
+        raise ImportError(
+            "--engine ray needs Ray, which is not installed. Run `pip install 'hf-captionrl[ray]'`, or use --processes."
+        ) from error
     is_new = connect(ray, options.address)
     workers: dict[int, Any] = {}
     try:
@@ -82,7 +74,8 @@ def run_on_ray(actor: Actor, todo: list[int], options: EngineOptions) -> Iterato
         sent = ray.put(actor)
 
         def start(worker: int) -> Submit:
-            made = workers[worker] = remote.remote(sent, os.getcwd(), math.ceil(number / _machines(ray)))
+            machines = sum(node["Alive"] for node in ray.nodes())
+            made = workers[worker] = remote.remote(sent, os.getcwd(), math.ceil(number / machines))
             return lambda shard: made.attempt.remote(shard).future()
 
         yield from in_workers(start, todo, number, ray.exceptions.RayActorError)

@@ -28,8 +28,7 @@ from hf_captionrl.apps.instruct.judges import ANSWER_COLUMNS
 from hf_captionrl.evaluation.evaluator import more_columns
 from hf_captionrl.evaluation.options import EMBEDDED
 from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, VIDEO_COLUMNS
-from hf_captionrl.metrics.table import installed_versions
-from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.io import installed_versions, write_json
 from scripts.reproduction.runs import CONFIGS, Caller, UnreachedError, by_seed, call, hardware, reached
 from scripts.run_seeds import aggregate, aggregate_curves
 

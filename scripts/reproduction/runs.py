@@ -25,8 +25,7 @@ from typing import Any
 
 from hf_captionrl.apps.experiments.arguments import load_row, read_yaml
 from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
-from hf_captionrl.metrics.table import installed_versions
-from hf_captionrl.utils.io import atomic_write_text, write_json
+from hf_captionrl.utils.io import atomic_write_text, installed_versions, write_json
 from scripts.common import processor_name
 from scripts.reproduction.numbers import look_up
 from scripts.run_seeds import aggregate, aggregate_curves, to_markdown

@@ -69,12 +69,6 @@ def test_failing_check_does_not_end_the_report(monkeypatch, capsys):
     assert "scenes:blip-mle" in output
 
 
-def test_missing_browser_is_not_broken(monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    browser = next(f for f in doctor._programs() if f.name == "Chromium")
-    assert (browser.state, browser.what) == ("missing", "some tests of the HTML pages are skipped")
-
-
 def hub_finding(monkeypatch, answer, status=200):
     """The report about a local Hub with a given answer."""
     import huggingface_hub

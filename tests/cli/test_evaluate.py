@@ -150,7 +150,7 @@ def test_typical_words_of_all_sources(files, tmp_path, monkeypatch, capsys):
     def tagger(captions):
         return [[(word, "ADJ" if word in ("small", "large") else "NOUN") for word in c.split()] for c in captions]
 
-    monkeypatch.setattr("hf_captionrl.metrics.words.spacy_tagger", lambda: tagger)
+    monkeypatch.setattr("hf_captionrl.cli.evaluate.spacy_tagger", lambda: tagger)
     monkeypatch.setattr(suites, "meteor", no_java)
     monkeypatch.setattr(suites, "spice", no_java)
     command = ["evaluate", "--captions", str(files["generic"]), "--max_images", "12", "--suite", "discritune"]

@@ -17,7 +17,7 @@ from hf_captionrl.data import open_image
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.io import write_json
 from tests.apps.studies.test_commands import answer
-from tests.cli.test_every_command import COMMANDS
+from tests.cli.test_main import COMMANDS
 
 TOKEN = "hf_" + "FAKEtoken" * 4
 IMAGES = 24

@@ -14,6 +14,7 @@ import pytest
 
 from hf_captionrl.cli import main, train
 from hf_captionrl.cli.train import METHODS, recipe_path
+from hf_captionrl.utils import io
 
 ROOT = Path(__file__).parents[2]
 
@@ -208,8 +209,8 @@ def test_wheel_contains_every_recipe_and_configuration():
 
 
 def test_recipes_of_a_wheel_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "__file__", str(tmp_path / "site" / "hf_captionrl" / "cli" / "train.py"))
-    monkeypatch.setattr(train.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(io, "__file__", str(tmp_path / "site" / "hf_captionrl" / "utils" / "io.py"))
+    monkeypatch.setattr(io.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(FileNotFoundError, match="pip install -e"):
         recipe_path("smile_blip.py")
     folder = tmp_path / "share/hf_captionrl/recipes"

@@ -185,7 +185,7 @@ def test_written_files(tmp_path):
 def test_git_revision_is_that_of_the_package(tmp_path):
     revision = installed_versions().get("git_revision")
     assert revision is None or re.fullmatch(r"[0-9a-f]{40}(\+changes)?", revision)
-    from hf_captionrl.metrics import table as versions
+    from hf_captionrl.utils import io as versions
 
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     inner = tmp_path / "venv" / "hf_captionrl"

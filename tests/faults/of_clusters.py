@@ -7,8 +7,7 @@ from collections import Counter
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from tests.faults.campaign import Trial, area
-from tests.utils.clusters import two_nodes
-from tests.utils.toy import Squares, expected, pids
+from tests.utils.toy import Squares, expected, pids, two_nodes
 
 ROWS, PER_SHARD = 23, 4
 

@@ -1,8 +1,4 @@
-"""A small Hub on 127.0.0.1: enough of its HTTP for the real `huggingface_hub`, `transformers`, `peft` and `evaluate`.
-
-Repositories live in memory as commits of whole trees. Large files take LFS's way (batch, upload, verify) and are served
-from another address behind a redirect, as on the Hub. Faults are planted with `HubServer.fail`.
-"""
+"""A small Hub for tests: repositories in memory, the requests of its client, and planted faults."""
 
 from __future__ import annotations
 
@@ -10,14 +6,170 @@ import base64
 import hashlib
 import json
 import re
+import socket
+import struct
 import threading
-from dataclasses import dataclass
-from http.server import ThreadingHTTPServer
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.hub.answering import Answering, HubError, route
-from tests.hub.repositories import Blob, Commit, Repo
+_ROUTES: list[tuple[re.Pattern[str], Callable[..., None]]] = []
+
+
+class HubError(Exception):
+    """An error response."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code = status, message, code
+
+
+def route(pattern: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def keep(method: Callable[..., None]) -> Callable[..., None]:
+        _ROUTES.append((re.compile(pattern), method))
+        return method
+
+    return keep
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Finds the method for a request, applies planted faults, and sends the response."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits 40 ms for the client's acknowledgement
+    hub: Any  # the server: its faults, its lock, its list of requests
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    # Handling of a request
+
+    def _handle(self) -> None:
+        address = urlsplit(self.path)
+        self.query = parse_qs(address.query)
+        request = f"{self.command} {address.path}"
+        fault = self.hub.fault_of(request)
+        self.lost = fault == "lost"
+        if fault == "cut":
+            self.rfile.read(min(64, int(self.headers.get("Content-Length") or 0)))
+            self._reset("cut")
+            return
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            self.body = self._chunks()
+        if isinstance(fault, int):
+            self._send(fault, {"error": "planted"}, {"Retry-After": "0"} if fault == 429 else {})
+            return
+        try:
+            with self.hub.lock:
+                for pattern, method in _ROUTES:
+                    if found := pattern.fullmatch(request):
+                        method(self, **{key: unquote(value or "") for key, value in found.groupdict().items()})
+                        return
+            raise HubError(404, f"no route for {request}", "EntryNotFound")
+        except HubError as error:
+            extra = {"X-Error-Message": error.message} | ({"X-Error-Code": error.code} if error.code else {})
+            self._send(error.status, {"error": error.message}, extra)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("do_"):
+            return self._handle
+        raise AttributeError(name)
+
+    def _reset(self, what: str) -> None:
+        self.hub.requests.append((self.command, urlsplit(self.path).path, what))
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+
+    def _chunks(self) -> bytes:
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def _send(self, status: int, value: Any = None, headers: dict[str, str] | None = None) -> None:
+        if self.lost:
+            self._reset("lost")
+            return
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        kind = "application/octet-stream" if isinstance(value, bytes) else "application/json"
+        self.hub.requests.append((self.command, urlsplit(self.path).path, status))
+        self.send_response(status)
+        for name, text in {"Content-Type": kind, "Content-Length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if self.command != "HEAD":
+            try:
+                self.wfile.write(data)
+            except OSError:  # the client has disconnected
+                self.close_connection = True
+
+
+@dataclass
+class Blob:
+    """A file in a commit."""
+
+    data: bytes
+    lfs: bool
+
+    @property
+    def oid(self) -> str:
+        return hashlib.sha1(b"blob %d\0" % len(self.data) + self.data).hexdigest()
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass
+class Commit:
+    sha: str
+    parent: str | None
+    title: str
+    files: dict[str, Blob]
+
+
+@dataclass
+class Repo:
+    """A repository: commits by id, and branches that refer to them."""
+
+    repo_id: str
+    repo_type: str
+    private: bool
+    commits: dict[str, Commit] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    pull_requests: list[dict[str, Any]] = field(default_factory=list)
+
+    def propose(self, number: int, files: dict[str, Blob], *, author: str, title: str, status: str = "open") -> str:
+        """A pull request that adds files to the main branch; returns its revision."""
+        revision = f"refs/pr/{number}"
+        self.branches[revision] = self.branches["main"]
+        self.commit(revision, title, {**self.commits[self.branches["main"]].files, **files})
+        self.pull_requests.append({"num": number, "author": {"name": author}, "title": title, "status": status})
+        return revision
+
+    def commit(self, branch: str, title: str, files: dict[str, Blob]) -> Commit:
+        parent = self.branches.get(branch)
+        listing = "".join(f"{path} {blob.oid}\n" for path, blob in sorted(files.items()))
+        sha = hashlib.sha1(f"{self.repo_type}/{self.repo_id}\n{parent}\n{title}\n{listing}".encode()).hexdigest()
+        self.commits[sha] = Commit(sha, parent, title, files)
+        self.branches[branch] = sha
+        return self.commits[sha]
+
+    def at(self, revision: str) -> Commit | None:
+        sha = self.branches.get(revision) or revision
+        return self.commits.get(sha)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Files on the main branch."""
+        return {path: blob.data for path, blob in self.commits[self.branches["main"]].files.items()}
+
 
 WRITE = "hf_" + "Wt7" * 11 + "W"
 """A token with write permission. Concatenated, so that a search for tokens in the source finds none."""
@@ -170,15 +322,6 @@ class _Handler(Answering):
         repo.commit("main", "initial commit", {".gitattributes": Blob(b"*.safetensors filter=lfs\n", False)})
         self._send(200, answer)
 
-    @route("DELETE /api/repos/delete")
-    def _delete(self) -> None:
-        asked = json.loads(self.body)
-        repo_id = f"{asked.get('organization') or USER}/{asked['name']}"
-        self._may_write(repo_id.split("/")[0])
-        if self.hub.repos.pop((asked.get("type") or "model", repo_id), None) is None:
-            raise HubError(404, "Repository not found", "RepoNotFound")
-        self._send(200, {})
-
     @route("POST /api/validate-yaml")
     def _validate(self) -> None:
         self._send(200, {"errors": [], "warnings": []})
@@ -200,17 +343,6 @@ class _Handler(Answering):
             },
         )
 
-    @route(rf"GET {_API}/refs")
-    def _refs(self, kind: str, repo_id: str) -> None:
-        repo = self._readable(_TYPES[kind], repo_id)
-
-        def listed(what: str, names: dict[str, str]) -> list[dict[str, str]]:
-            return [{"name": n, "ref": f"refs/{what}/{n}", "targetCommit": sha} for n, sha in names.items()]
-
-        self._send(
-            200, {"branches": listed("heads", repo.branches), "tags": listed("tags", repo.tags), "converts": []}
-        )
-
     @route(rf"GET {_API}/discussions")
     def _discussions(self, kind: str, repo_id: str) -> None:
         repo = self._readable(_TYPES[kind], repo_id)
@@ -224,24 +356,11 @@ class _Handler(Answering):
         ]
         self._send(200, {"count": len(found), "start": 0, "discussions": found})
 
-    @route(rf"POST {_API}/(?P<what>tag|branch)/(?P<name>[^/]+)")
-    def _name(self, kind: str, repo_id: str, what: str, name: str) -> None:
+    @route(rf"POST {_API}/branch/(?P<name>[^/]+)")
+    def _branch(self, kind: str, repo_id: str, name: str) -> None:
         repo, asked = self._writable(kind, repo_id), json.loads(self.body or b"{}")
-        if what == "tag":  # the URL contains the tagged revision
-            repo.tags[asked["tag"]] = self._commit_at(repo, name).sha
-        else:
-            repo.branches[name] = self._commit_at(repo, asked.get("startingPoint") or "main").sha
+        repo.branches[name] = self._commit_at(repo, asked.get("startingPoint") or "main").sha
         self._send(200, {})
-
-    @route(rf"GET {_API}/commits/(?P<revision>[^/]+)")
-    def _history(self, kind: str, repo_id: str, revision: str) -> None:
-        repo = self._readable(_TYPES[kind], repo_id)
-        found: list[dict[str, Any]] = []
-        commit: Commit | None = self._commit_at(repo, revision)
-        while commit is not None:
-            found.append({"id": commit.sha, "title": commit.title, "message": "", "date": DATE, "authors": []})
-            commit = repo.commits.get(commit.parent or "")
-        self._send(200, found)
 
     @staticmethod
     def _entry(path: str, blob: Blob) -> dict[str, Any]:

@@ -2,52 +2,41 @@
 
 import contextlib
 import io
+import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
+import datasets
 import pytest
-from huggingface_hub import ModelCard
+import yaml
+from huggingface_hub import DatasetCard, ModelCard
 
-from hf_captionrl.hub import ModelCardFacts, render_model_card, write_model_card
-
-FACTS = ModelCardFacts(
-    model_id="someone/blip-smile",
-    base_model="Salesforce/blip-image-captioning-base",
-    family="blip",
-    dataset="scenes",
-    dataset_description="5,000 training, 500 validation and 1,000 test images.",
-    objective="smile",
-    scorer="siglip-held-out @ 1f2e (float32)",
-    scorer_max_text_tokens=77,
-    generation={"num_beams": 3, "max_new_tokens": 12},
-    row="SMILE",
-    license="bsd-3-clause",
-    truncated_fraction=0.0125,
+from hf_captionrl import SmileConfig, SmileTrainer
+from hf_captionrl.cli import main
+from hf_captionrl.hub import (
+    DatasetCardFacts,
+    ModelCardFacts,
+    check_card,
+    eval_results_yaml,
+    folder_contents,
+    push_folder,
+    read_facts,
+    render_dataset_card,
+    render_metric_card,
+    render_model_card,
+    write_dataset_card,
+    write_manifest,
+    write_model_card,
 )
-
-
-def make_row(name, **changes):
-    row = {
-        "name": name,
-        "length": 11.0,
-        "lexical_diversity": 0.11,
-        "pool_recall_at_1": 0.2,
-        "pool_recall_at_5": 0.4,
-        "rd100_recall_at_1": 0.658,
-        "rd100_recall_at_1_ci": [0.637, 0.679],
-        "rd100_recall_at_5": 0.9,
-        "clip_score": 0.75,
-        "perplexity": 12.0,
-        "cider_d": 1.48,
-        "hallucination": 0.325,
-        "fact_recall": 0.76,
-    }
-    return {**row, **changes}
-
-
-def make_results(**changes):
-    before = make_row("MLE", rd100_recall_at_1=0.528, rd100_recall_at_1_ci=None, hallucination=0.065)
-    return {"rows": [before, make_row("SMILE", **changes)], "seed": 3, "config": {}, "versions": {"torch": "2.15"}}
+from hf_captionrl.metrics.evaluate_modules import MODULES
+from hf_captionrl.retrieval import BagFile, load_bags, save_bags
+from hf_captionrl.scenes import load_scenes
+from tests.apps.boosting.doubles import scenes
+from tests.apps.boosting.test_command import photographs
+from tests.hub.folders import FACTS, make_results, make_row, publishable
+from tests.hub.server import READ, WRITE
+from tests.tiny import tiny_captioner, tiny_images
 
 
 def section(card, heading):
@@ -185,9 +174,9 @@ def test_printed_code_runs(tmp_path, monkeypatch, prompt):
         ({"dataset": "../data"}, "a local path"),
         ({"model_id": "a/b/c"}, "not a name that the Hub accepts"),
         ({"model_id": "a b"}, "not a name that the Hub accepts"),
-        ({"objective": "magic"}, "objective is 'magic'. Use one of"),
+        ({"objective": "magic"}, "objective"),
         ({"objective": "sle"}, "must describe the reward"),
-        ({"mle_weight": 1.5}, "must be in"),
+        ({"mle_weight": 1.5}, "mle_weight"),
     ],
 )
 def test_unfinished_facts_raise(changes, message):
@@ -232,3 +221,419 @@ def test_row_without_a_column_raises():
     del results["rows"][1]["fact_recall"]
     with pytest.raises(ValueError, match="has no fact_recall"):
         render_model_card(results, FACTS)
+
+
+BAGS = DatasetCardFacts(
+    dataset_id="me/truematch-scenes",
+    kind="truematch",
+    file="truematch.parquet",
+    source="hf_captionrl scenes",
+    source_license="apache-2.0",
+    description="Bags of 3 similar scenes of the test split.",
+    made_with={"scorer": "clip-reward @ 1f2e (float32)", "algorithm": "1 and 2", "seed": 0},
+    columns={"size": "images in the bag", "image_ids": "their ids", "similarity": "of the bag's images, mean cosine"},
+    sizes={"bags of 3": 2},
+    license="apache-2.0",
+    checked="Every bag was looked at through the truth of its scenes: its images differ in one fact at least.",
+)
+
+
+def blocks(card):
+    return re.findall(r"```python\n(.*?)\n```", card, re.DOTALL)
+
+
+def run_block(code):
+    out, names = io.StringIO(), {}
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "card", "exec"), names)
+    return out.getvalue().strip(), names
+
+
+def test_data_set_card_metadata_and_code_load_the_data(tmp_path, monkeypatch):
+    bags = BagFile(bags=[["a", "b", "c"], ["d", "e", "f"]], similarities=[0.9, 0.8], signature="clip@1f2e")
+    folder = tmp_path / "me" / "truematch-scenes"
+    save_bags(folder / "truematch.parquet", bags)
+    path = write_dataset_card(folder, BAGS)
+    card = path.read_text()
+    data = DatasetCard(card).data
+    assert data.license == "apache-2.0"
+    assert data.configs == [{"config_name": "default", "data_files": "truematch.parquet"}]
+    assert "clip-reward @ 1f2e" in card
+    assert "| bags of 3 | 2 |" in card
+    assert "Another scorer would build other bags" in card
+    monkeypatch.chdir(tmp_path)
+    # A local folder with the same name and layout replaces the Hub.
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file, **_: str(tmp_path / name / file))
+    load = datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, revision: load(name, cache_dir=str(tmp_path / "cache")))
+    first, second = (run_block(code)[1] for code in blocks(card))
+    assert first["rows"]["train"]["image_ids"][:] == bags.bags
+    assert second["bags"] == load_bags(folder / "truematch.parquet")
+
+
+def test_card_of_boosted_captions_says_that_a_model_generated_them():
+    card = render_dataset_card(replace(BAGS, kind="boosted captions", file="captions.jsonl"))
+    assert "written by a model" in card
+    assert "load_bags" not in card
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"description": "TODO"}, "placeholder"),
+        ({"checked": " "}, "placeholder"),
+        ({"source": "/" + "home/me/coco"}, "a local path"),
+        ({"made_with": {}}, "made_with is empty"),
+        ({"made_with": {"prompt": "{{ prompt }}"}}, "placeholder"),
+        ({"columns": {"a": "hf_" + "b" * 30}}, "access token"),
+        ({"sizes": {"train": 0}}, "Remove empty parts"),
+        ({"kind": "images"}, "kind"),
+        ({"dataset_id": "a b"}, "not a name that the Hub accepts"),
+    ],
+)
+def test_unfinished_data_set_cards_raise(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(BAGS, **changes)
+
+
+def test_card_without_data_raises(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no truematch.parquet"):
+        write_dataset_card(tmp_path, BAGS)
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_malicious_texts_in_data_set_cards_are_escaped():
+    card = render_dataset_card(replace(BAGS, description="<script>x</script> | [a](b)\n# h", columns={"a|b": "<b>"}))
+    assert "<script>" not in card
+    assert "\n# h" not in card
+    assert check_card(card)
+
+
+CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "It costs $5 <script>alert(1)</script> or $6.",
+        "$x<img src=y onerror=alert(1)>z$",
+        "`` ` `` <img src=x onerror=alert(1)> `x",
+        "`a` <b onclick=x> `c`",
+        "```\ncode\n```\n<b>\n```\ncode\n```",
+    ],
+)
+def test_cards_with_html_raise(text):
+    with pytest.raises(ValueError, match="contains HTML"):
+        check_card(CARD.format(text))
+
+
+@pytest.mark.parametrize("text", ["`<b>`", "`` a ` <b> ``", "```\n<b>\n```", "$a<b$ and $$c<d$$", "2 < 3, $5 to $6"])
+def test_code_and_formulas_are_not_html(text):
+    assert check_card(CARD.format(text))["license"] == "mit"
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_metric_cards_contain_the_name_of_the_space(name):
+    card = render_metric_card(name, f"me/{name}", revision="v1")
+    assert check_card(card)["license"] == "apache-2.0"
+    assert "ORGANISATION" not in card
+    assert f'evaluate.load("me/{name}", revision="v1")' in card
+    with pytest.raises(ValueError, match=r"only in OWNER"):
+        render_metric_card(name, "me/other")
+
+
+def chat_facts(**changes):
+    return replace(FACTS, model_id="model", family="chat", prompt="What is in the picture?", **changes)
+
+
+def test_code_of_a_chat_model_runs_as_printed(tmp_path, monkeypatch):
+    from hf_captionrl.captioners import load_captioner
+    from tests.tiny.chat import tiny_chat
+
+    model, processor = tiny_chat("llava")
+    captioner = load_captioner(model, processor=processor, prompt="What is in the picture?")
+    publishable(tmp_path / "model", captioner=captioner, model_id="model", generation={"max_new_tokens": 4})
+    tiny_images(1, size=64)[0].save(tmp_path / "photo.jpg")
+    monkeypatch.chdir(tmp_path)
+    card = (tmp_path / "model" / "README.md").read_text()
+    said = [run_block(code)[0] for code in blocks(card)]
+    assert len(said) == 2
+    assert said[0]
+    assert said[0] == said[1]
+    assert "apply_chat_template" in card
+    assert "pipeline_tag: image-text-to-text" in card
+
+
+def test_chat_card_contains_the_question():
+    assert '"What is in the picture?"' in render_model_card(make_results(), chat_facts())
+    with pytest.raises(ValueError, match="must contain the question"):
+        replace(FACTS, family="chat", prompt="")
+
+
+@pytest.mark.parametrize("family", ["blip", "chat"])
+def test_adapter_card_contains_the_pinned_base_model(family):
+    facts = replace(FACTS, family=family, prompt="Say.", is_adapter=True, base_model="o/base", base_revision="b" * 40)
+    card = render_model_card(make_results(), facts)
+    data = yaml.safe_load(card.split("---")[1])
+    assert (data["base_model"], data["base_model_relation"], data["library_name"]) == ("o/base", "adapter", "peft")
+    assert f'"o/base", revision="{"b" * 40}"' in card
+    assert "PeftModel.from_pretrained" in card
+    for code in blocks(card):
+        compile(code, "card", "exec")
+
+
+def test_results_go_to_a_leaderboard_only_if_there_is_one():
+    assert eval_results_yaml(make_results(), FACTS) is None
+    entries = yaml.safe_load(eval_results_yaml(make_results(), replace(FACTS, dataset_id="o/photos")))
+    row = make_row("SMILE")
+    assert {e["dataset"]["task_id"]: e["value"] for e in entries} == {
+        key: value for key, value in row.items() if key != "name" and not key.endswith("_ci")
+    }
+    assert {e["dataset"]["id"] for e in entries} == {"o/photos"}
+    with pytest.raises(ValueError, match="is missing"):
+        eval_results_yaml(make_results(hallucination=None), replace(FACTS, dataset_id="o/photos"))
+    with pytest.raises(ValueError, match="owner/name"):
+        replace(FACTS, dataset_id="photos")
+
+
+def test_facts_round_trip(tmp_path):
+    folder = publishable(tmp_path / "model", model_id="model")
+    assert read_facts(folder) == replace(FACTS, model_id="model")
+    assert isinstance(read_facts(folder), ModelCardFacts)
+    (folder / "card.json").write_text('{"nonsense": 1}')
+    with pytest.raises(ValueError, match="not a field of a card"):
+        read_facts(folder)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Output of the Python example in the README."""
+    rows = load_scenes(num_train=4, num_validation=0, num_test=0)["train"]
+    settings = {
+        "max_steps": 1,
+        "per_device_train_batch_size": 2,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "report_to": "none",
+    }
+    trainer = SmileTrainer(
+        tiny_captioner("blip"), SmileConfig(str(tmp_path / "smile run"), **settings), train_dataset=rows
+    )
+    trainer.train()
+    trainer.save_model()
+    return tmp_path / "smile run"
+
+
+def test_model_saved_by_a_trainer_can_be_used_and_pushed(saved, hub, monkeypatch, capfd, tmp_path):
+    folder = str(saved)
+    output = str(tmp_path / "captions.jsonl")
+    assert (
+        main(["caption", folder, "--output", output, "--max_images", "2", "--max_new_tokens", "4", "--num_beams", "1"])
+        == 0
+    )
+    monkeypatch.setenv("HF_TOKEN", WRITE)
+    # Without a card, the error message of push contains the command that writes it, and that command works.
+    assert main(["push", folder, "--repo_id", "smile"]) == 2
+    assert f"captionrl card {folder}" in capfd.readouterr().err
+    assert main(["card", folder, "--base_model", "someone/blip", "--dataset", "photos"]) == 0
+    said = capfd.readouterr().out
+    assert "without results" in said
+    assert "--license" in said
+    card = (saved / "README.md").read_text()
+    assert check_card(card)["license"] == "other"
+    assert "nothing was measured" in card
+    assert "finetuned from someone/blip on photos" in card
+    assert main(["card", folder, "--check"]) == 0
+    assert main(["push", folder, "--repo_id", "smile"]) == 0
+    repo = hub.repo("tester/smile")
+    assert repo.private
+    assert {"README.md", "model.safetensors", "training_manifest.json", "captioner.json"} <= set(repo.files)
+    assert str(tmp_path).encode() not in b"".join(repo.files.values())
+
+
+def test_texts_that_must_not_be_published_raise(tmp_path, capfd):
+    tiny_captioner("blip").save_pretrained(tmp_path / "model")
+    for given, message in (
+        (["--dataset", "/" + "home/me/photos"], "local path"),
+        (["--base_model", "TODO"], "a placeholder"),
+        (["--dataset_description", "[x](javascript:alert)"], None),
+    ):
+        code = main(["card", str(tmp_path / "model"), *given])
+        said = capfd.readouterr().err
+        assert code == (2 if message else 0), said
+        assert message is None or message in said
+    assert "[x](" not in (tmp_path / "model/README.md").read_text()  # text, not a link
+    (tmp_path / "empty").mkdir()
+    assert main(["card", str(tmp_path / "empty")]) == 2
+    assert "no captioner.json, so it is not a saved captioner. Use" in capfd.readouterr().err
+    assert main(["card", str(tmp_path / "nowhere")]) == 2
+    assert "There is no folder" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("settings", ["", "null", "[1]", '{"family": 3}'])
+def test_invalid_captioner_settings_raise(tmp_path, settings, capfd):
+    tiny_captioner("blip").save_pretrained(tmp_path / "model")
+    (tmp_path / "model/captioner.json").write_text(settings)
+    assert main(["card", str(tmp_path / "model")]) == 2
+    assert "captioner.json" in capfd.readouterr().err
+
+
+def test_captioner_push_to_hub(hub, monkeypatch):
+    captioner = tiny_captioner("git")
+    monkeypatch.setenv("HF_TOKEN", WRITE)
+    assert "commit" in captioner.push_to_hub("git-tiny")
+    repo = hub.repo("tester/git-tiny")
+    assert repo.private
+    assert {"README.md", "training_manifest.json", "model.safetensors"} <= set(repo.files)
+    assert 'load_captioner("tester/git-tiny", revision="' in repo.files["README.md"].decode()
+    captioner.push_to_hub("open", private=False)
+    assert not hub.repo("tester/open").private
+    with pytest.raises(PermissionError, match=r"may not write.*Call push_to_hub again"):
+        captioner.push_to_hub("other", token=READ)
+    hub.add("tester/thesis", {"thesis.tex": b"..."})
+    with pytest.raises(FileExistsError, match="other content"):
+        captioner.push_to_hub("thesis")
+    # A key in the prompt is not uploaded.
+    captioner.prompt = f"key {WRITE} "
+    with pytest.raises(ValueError, match="contains an access token"):
+        captioner.push_to_hub("leak")
+    assert "tester/leak" not in {name for _, name in hub.repos}
+
+
+def manifest(folder, **data):
+    write_manifest(folder, command=[], seeds={}, data=data)
+
+
+def test_galleries_of_local_images_are_only_uploaded_on_request(hub, tmp_path, monkeypatch, capfd):
+    folder = publishable(tmp_path / "model")
+    (folder / "gallery.html").write_text("<img src='data:image/jpeg;base64,AAAA'>")
+    (folder / "curves.png").write_bytes(b"\x89PNG")
+    monkeypatch.setenv("HF_TOKEN", WRITE)
+    for data in ({}, {"public_images": False}, {"public_images": "true"}):
+        manifest(folder, **data)
+        assert "gallery.html" in folder_contents(folder).left_out
+        assert "curves.png" in folder_contents(folder).published
+    assert main(["push", str(folder), "--repo_id", "smile", "--dry_run"]) == 0
+    assert "- gallery.html" in capfd.readouterr().out
+    push_folder(folder, "smile")
+    assert "gallery.html" not in hub.repo("tester/smile").files
+    assert main(["push", str(folder), "--gallery"]) == 0
+    assert "gallery.html" in hub.repo("tester/smile").files
+    assert json.loads((folder / "push_state.json").read_text())["gallery"] is True
+    manifest(folder, public_images=True)
+    assert "gallery.html" in folder_contents(folder).published
+    assert "gallery.html" in folder_contents(folder, gallery=False).left_out
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "goes_up"),
+    [("scenes", False, True), ("owner/data", False, True), ("photos", False, False), ("photos", True, True)],
+)
+def test_recipe_records_whether_its_images_are_public(name, asked, goes_up, tmp_path, monkeypatch):
+    from hf_captionrl.apps.experiments import report as publication
+    from hf_captionrl.apps.experiments.arguments import DataArguments, ModelArguments
+    from hf_captionrl.evaluation.options import EvaluationArguments
+
+    monkeypatch.setattr(publication, "describe_data", lambda *_: "24 images.")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "results.json").write_text(json.dumps(make_results()))
+    (tmp_path / "out" / "gallery.html").write_text("pictures")
+    config = SmileConfig(str(tmp_path / "out"), use_cpu=True, report_to="none")
+    held_out_scorer = SimpleNamespace(signature="clip @ 1", max_text_tokens=77, count_truncated=lambda captions: 0)
+    publication.write_publication(
+        tmp_path / "out" / "results.json",
+        SimpleNamespace(family="blip", prompt=""),
+        ["a"],
+        "SMILE",
+        SimpleNamespace(held_out_scorer=held_out_scorer),
+        (ModelArguments(), DataArguments(dataset_name=name), EvaluationArguments(push_gallery=asked), config),
+        {},
+        {"objective": "smile", "mle_weight": 0.0},
+    )
+    found = json.loads((tmp_path / "out/model/training_manifest.json").read_text())
+    assert found["data"]["public_images"] is goes_up
+    assert (tmp_path / "out/model/gallery.html").exists() is goes_up
+
+
+@pytest.fixture(scope="module")
+def boosted(tmp_path_factory):
+    """Boosted captions of the embedded world, with the images in the file."""
+    folder = tmp_path_factory.mktemp("hub") / "scenes-boosted"
+    assert main(["boost", "--max_images", "6", "--output", str(folder), "--license", "cc-by-4.0"]) == 0
+    return folder
+
+
+def test_card_describes_the_boosted_captions(boosted):
+    card = (boosted / "README.md").read_text()
+    metadata = check_card(card)
+    assert metadata["license"] == "cc-by-4.0"
+    assert metadata["configs"] == [{"config_name": "default", "data_files": "captions.parquet"}]
+    assert "| test | 6 |" in card
+    assert "The images are in the column `image`" in card
+    assert re.search(r"\d of 6 HolisticCaps contradict their BlendCap", card)
+    rows = datasets.load_dataset(str(boosted), split="train")
+    for name in rows.column_names:
+        assert f"| {name} |" in card.replace("\\_", "_")
+    manifest = json.loads((boosted / "boosting.json").read_text())
+    assert (manifest["rows"], manifest["card"]["sizes"]) == (6, {"test": 6})
+
+
+def test_card_is_rendered_again_from_the_manifest(boosted, capsys):
+    before = (boosted / "README.md").read_bytes()
+    (boosted / "README.md").unlink()
+    assert main(["card", str(boosted)]) == 0
+    assert (boosted / "README.md").read_bytes() == before
+    assert main(["card", str(boosted), "--dataset_id", "me/other"]) == 0
+    assert '"me/other"' in (boosted / "README.md").read_text()
+    for bad, message in (
+        (["--license", "TODO"], "placeholder"),
+        (["--dataset_id", "a b"], "not a name that the Hub accepts"),
+        (["--model_id", "me/x"], "not a fact of a data set's card"),
+    ):
+        assert main(["card", str(boosted), *bad]) == 2
+        assert message in capsys.readouterr().err
+    assert '"me/other"' in (boosted / "README.md").read_text()
+    assert main(["card", str(boosted), "--dataset_id", "scenes-boosted"]) == 0
+    assert (boosted / "README.md").read_bytes() == before
+
+
+def test_damaged_manifest_raises(boosted, tmp_path, capsys):
+    (tmp_path / "boosting.json").write_text('{"format": 1}')
+    assert main(["card", str(tmp_path)]) == 2
+    assert "boosting.json is not a manifest" in capsys.readouterr().err
+
+
+def test_push_publishes_captions_and_card_but_no_journal(boosted, hub, monkeypatch, capfd):
+    monkeypatch.setenv("HF_TOKEN", WRITE)
+    assert main(["push", str(boosted), "--repo_id", "boosted"]) == 0
+    files = hub.repo("tester/boosted", "dataset").files
+    assert {"README.md", "captions.parquet", "boosting.json", "statistics.json"} <= set(files)
+    assert not [name for name in files if name.startswith("journal") or name == "quarantine.jsonl"]
+    assert "{{" not in files["README.md"].decode()
+
+
+def test_local_paths_of_images_are_not_published(tmp_path, capsys):
+    words = ["--text", "captionless", "--vision", "captionless"]
+    command = [*photographs(tmp_path / "photos"), "--output", str(tmp_path / "out")]
+    assert main([*command, *words]) == 2  # no such backend
+    capsys.readouterr()
+    from tests.apps.boosting.doubles import endpoint_answer
+    from tests.apps.boosting.server import ChatServer
+
+    with ChatServer(endpoint_answer(scenes())) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("no_proxy", "*")
+        command += ["--text", "openai:writer", "--vision", "openai:describer", "--text_url", server.url]
+        assert main(command) == 0
+    with pytest.raises(ValueError, match=r"by local paths, such as '\w+.png'") as error:
+        folder_contents(tmp_path / "out", "dataset")
+    assert str(tmp_path) not in str(error.value)
+    assert main([*command, "--no_images"]) == 0
+    assert "captions.parquet" in folder_contents(tmp_path / "out", "dataset").published
+    card = (tmp_path / "out/README.md").read_text()
+    assert "The images are not part of this data set" in card
+    assert "| image |" not in card
+    assert main([*command, "--embed_images"]) == 0
+    assert "captions.parquet" in folder_contents(tmp_path / "out", "dataset").published
+    assert str(tmp_path).encode() not in (tmp_path / "out/captions.parquet").read_bytes()
+    assert main([*command, "--embed_images", "--no_images"]) == 2

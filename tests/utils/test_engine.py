@@ -186,18 +186,6 @@ def test_damaged_folders_are_named(tmp_path, notes):
         list(read_shards(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"address": "auto"}, "Use --engine ray"),
-        ({"rows_per_shard": 8}, "Use --processes or --engine"),
-    ],
-)
-def test_options_without_effect_are_refused(tmp_path, notes, options, message):
-    with pytest.raises(ValueError, match=message):
-        run_stage(Squares(notes), shards(tmp_path), EngineOptions(**options))
-
-
 def test_missing_ray_names_the_extra(tmp_path, notes, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'hf-captionrl\[ray\]'"):

@@ -13,7 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_captionrl.utils.io import atomic_write_bytes, atomic_write_text, read_jsonl, to_plain, write_json, write_jsonl
+from hf_captionrl.utils.io import (
+    FolderLock,
+    LineFile,
+    atomic_write_bytes,
+    atomic_write_text,
+    read_jsonl,
+    to_plain,
+    write_json,
+    write_jsonl,
+)
 
 
 def test_writes_and_replaces(tmp_path):
@@ -131,3 +140,155 @@ def test_json_lines_keep_separators_within_texts(tmp_path):
     path.write_text('1\n\n  \n{"a": \n')
     with pytest.raises(ValueError, match=r"Line 4 of a\.jsonl is not valid JSON"):
         list(read_jsonl(path))
+
+
+class Counting(LineFile):
+    busy = "Wait for the other one."
+
+    def _begin(self, data):
+        if data.startswith(b"broken"):
+            raise ValueError("This file is broken.")
+        self.lines = data.count(b"\n")
+
+
+def test_lines_are_added_and_seen_again(tmp_path):
+    with Counting(tmp_path / "lines") as file:
+        assert file.lines == 0
+        file.append_bytes(b"one\ntwo\n")
+        file.append_bytes(b"three\n", flush=False)
+        assert (tmp_path / "lines").read_bytes() == b"one\ntwo\nthree\n"  # seen by others before it is closed
+    with Counting(tmp_path / "lines") as file:
+        assert file.lines == 3
+        file.truncate(len(b"one\n"))
+        file.append_bytes(b"four\n")
+    assert (tmp_path / "lines").read_bytes() == b"one\nfour\n"
+
+
+def test_a_second_writer_is_refused_until_the_first_is_closed(tmp_path):
+    with (
+        Counting(tmp_path / "lines"),
+        pytest.raises(ValueError, match=r"Another process .*lines'\. Wait for the other"),
+    ):
+        Counting(tmp_path / "lines")
+    with Counting(tmp_path / "lines") as file:
+        file.append_bytes(b"free again\n")
+
+
+def test_a_file_that_is_deleted_while_it_is_opened_is_made_again(tmp_path, monkeypatch):
+    deletions = [True, True, False]
+    real = Counting._lock
+
+    def lock_after_another_process_deleted_it(self):
+        if deletions.pop(0):
+            self.path.unlink()
+        real(self)
+
+    monkeypatch.setattr(Counting, "_lock", lock_after_another_process_deleted_it)
+    with Counting(tmp_path / "lines") as file:
+        file.append_bytes(b"kept\n")
+    assert deletions == []
+    assert (tmp_path / "lines").read_bytes() == b"kept\n"
+
+
+def test_an_error_at_the_beginning_gives_the_file_back(tmp_path):
+    (tmp_path / "lines").write_bytes(b"broken\n")
+    for _ in range(2):  # a lock that was kept would be another message
+        with pytest.raises(ValueError, match="is broken"):
+            Counting(tmp_path / "lines")
+    assert (tmp_path / "lines").read_bytes() == b"broken\n"
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync"])
+def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch, fails):
+    with Counting(tmp_path / "lines") as file:
+        file.append_bytes(b"whole\n")
+        real = os.write
+
+        def half_then_full(descriptor, data):
+            if len(data) < 8:
+                raise OSError(28, "No space left on device")
+            return real(descriptor, data[:8])
+
+        def full(descriptor):
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, fails, half_then_full if fails == "write" else full)
+            with pytest.raises(OSError, match="No space left"):
+                file.append_bytes(b"a longer line\n")
+        file.append_bytes(b"next\n")
+    assert (tmp_path / "lines").read_bytes() == b"whole\nnext\n"
+
+
+def forked(function):
+    """Run a function in a new process that lives until it is killed; returns when the function has run."""
+    reader, writer = os.pipe()
+    number = os.fork()
+    if number == 0:
+        try:
+            held = function()  # noqa: F841
+            os.write(writer, b"1")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writer)
+    assert os.read(reader, 1) == b"1"
+    os.close(reader)
+    return number
+
+
+def end(number):
+    os.kill(number, signal.SIGKILL)
+    os.waitpid(number, 0)
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
+    folder = tmp_path / "new" / "run"
+    number = forked(lambda: FolderLock(folder))
+    try:
+        with pytest.raises(
+            ValueError, match=rf"^Another run is writing to '{folder}'\. Let it finish first, or choose"
+        ):
+            FolderLock(folder)
+        with FolderLock(tmp_path / "other"):
+            pass
+    finally:
+        end(number)
+    with FolderLock(folder), pytest.raises(ValueError, match="Another run"):
+        FolderLock(folder)
+    assert [path.name for path in folder.iterdir()] == [".run.lock"]  # the probe is gone
+
+
+def test_a_worker_does_not_keep_the_lock_of_its_parent(tmp_path):
+    with FolderLock(tmp_path):
+        worker = forked(lambda: None)
+    try:
+        with FolderLock(tmp_path):
+            pass
+    finally:
+        end(worker)
+
+
+def test_a_worker_does_not_give_the_lock_away(tmp_path):
+    with FolderLock(tmp_path):
+        end(forked(lambda: None))
+        with pytest.raises(ValueError, match="Another run"):
+            FolderLock(tmp_path)
+
+
+def test_a_path_that_is_not_a_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"Nothing can be written to .*file.*choose another output_dir"):
+        FolderLock(tmp_path / "file")
+
+
+def test_a_full_disk_is_found_and_the_folder_free_again(tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hf_captionrl.utils.io.atomic_write_bytes", full)
+    with pytest.raises(OSError, match=r"^Nothing can be written to '.*' \(No space left on device\)\. Make room"):
+        FolderLock(tmp_path)
+    monkeypatch.undo()
+    with FolderLock(tmp_path):
+        pass

@@ -19,8 +19,7 @@ from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from hf_captionrl.utils.ray_engine import connect
 from tests.faults.areas import run_area
 from tests.utils import dying
-from tests.utils.clusters import in_new_process, on_this_machine, two_nodes
-from tests.utils.toy import NotesGpus, Squares, expected, pids
+from tests.utils.toy import NotesGpus, Squares, expected, in_new_process, on_this_machine, pids, two_nodes
 
 
 @pytest.fixture(scope="module")

@@ -26,12 +26,11 @@ from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_source
 from hf_captionrl.metrics import cider_d, faithfulness
 from hf_captionrl.metrics.bootstrap import check_values, signature
 from hf_captionrl.metrics.suites import spoken
-from hf_captionrl.metrics.table import installed_versions
 from hf_captionrl.retrieval.bags import load_bags
 from hf_captionrl.retrieval.ranking import bag_ranks, ranks
 from hf_captionrl.scenes.truth_checker import check, mark_caption
 from hf_captionrl.scenes.world import Facts
-from hf_captionrl.utils.io import to_plain, write_json
+from hf_captionrl.utils.io import installed_versions, to_plain, write_json
 from hf_captionrl.utils.model_files import model_path
 from hf_captionrl.utils.parts import MANIFEST
 

@@ -375,7 +375,7 @@ def build(arguments: BuildOptions) -> None:
 
     from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
     from hf_captionrl.hub import public_values
-    from hf_captionrl.metrics.table import installed_versions
+    from hf_captionrl.utils.io import installed_versions
 
     output: Path = arguments.output
     dataset = load_split(

@@ -1,17 +1,34 @@
-"""Rows that name files elsewhere: refused, whatever they are called, in every kind of source."""
+"""Files that are read or written: rows that name files elsewhere, decompression bombs, and secrets in outputs."""
 
+import contextlib
+import io
 import json
 import os
+import resource
+import struct
+import time
 import zipfile
+import zlib
 
 import datasets
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
-from hf_captionrl.data import check_captions, load_captions, open_image
+from hf_captionrl.data import ImageError, check_captions, load_captions, open_image, sample_frames, verify_video
 from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.images import paths_without_bytes, refuse_outside
+from hf_captionrl.data.video import MAX_ANIMATION_PIXELS
+from hf_captionrl.metrics.columns import COLUMNS
+from hf_captionrl.metrics.table import write_results
+from hf_captionrl.scenes import load_scenes
+from tests.data.films import film
 from tests.data.photos import make_folder, png
+from tests.data.test_images import png_header
+from tests.hub.conftest import has
+from tests.hub.folders import make_results
+from tests.tiny import tiny_captioner
+from tests.trainers.one_step import train
 
 ALL = (1, 0, 0)
 
@@ -211,3 +228,158 @@ def test_the_check_costs_little(tmp_path):
     started = time.process_time()
     refuse_outside(paths, tmp_path, "test")
     assert time.process_time() - started < 1  # 0.15 s where it was written
+
+
+MEGABYTES = 300
+SECONDS = 2.0
+
+
+@pytest.fixture(autouse=True)
+def small():
+    """Nothing here may take long or much memory."""
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    yield
+    assert time.process_time() - started < SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
+
+
+def chunk(name, data):
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def png_with(*chunks):
+    """A small picture with more chunks before its pixels."""
+    data = png(0)
+    at = data.index(b"IDAT") - 4
+    return data[:at] + b"".join(chunks) + data[at:]
+
+
+def gif(side, frames):
+    """A large canvas, and frames of a pixel each: 26 bytes a frame."""
+    frame = b"\x21\xf9\x04\x04\x0a\x00\x00\x00\x2c\0\0\0\0\x01\0\x01\0\0\x02\x02\x44\x01\0"
+    return b"GIF89a" + struct.pack("<HH", side, side) + b"\x80\0\0" + b"\0\0\0\xff\xff\xff" + frame * frames + b"\x3b"
+
+
+def bmp(width, height):
+    return (
+        b"BM"
+        + struct.pack("<IHHIIiiHHIIiiII", 1000, 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+        + b"\0" * 99
+    )
+
+
+def tiff(width, height):
+    tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: 100}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(tags)) + entries + struct.pack("<I", 0)
+
+
+TOO_LARGE = {
+    "png": png_header(100_000, 100_000),
+    "gif": gif(65_000, 1),
+    "bmp": bmp(60_000, 60_000),
+    "tiff": tiff(90_000, 90_000),
+    "ppm": b"P6 90000 90000 255\n" + b"\0" * 99,
+    "tga": struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 60_000, 60_000, 24, 0) + b"\0" * 99,
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+@pytest.mark.filterwarnings("ignore")
+def test_a_header_that_promises_gigabytes(name):
+    with pytest.raises(ImageError) as caught:
+        open_image(TOO_LARGE[name])
+    assert caught.value.reason == "image_too_large"
+
+
+ZEROS = zlib.compress(bytes(200 << 20), 9)  # 200 MiB in 200 kB
+
+TEXTS = {
+    "zTXt": chunk(b"zTXt", b"Comment\0\0" + ZEROS),
+    "iTXt": chunk(b"iTXt", b"Comment\0\x01\0\0\0" + ZEROS),
+    "iCCP": chunk(b"iCCP", b"profile\0\0" + ZEROS),
+    "many": b"".join(chunk(b"zTXt", b"C%d\0\0" % n + zlib.compress(bytes(1 << 20))) for n in range(200)),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_that_unpack_to_hundreds_of_megabytes(name):
+    with contextlib.suppress(ImageError):  # whichever the decoder likes: refused, or the text left out
+        assert open_image(png_with(TEXTS[name])).size == (12, 10)
+
+
+def test_an_animation_of_a_large_canvas_and_many_small_frames():
+    bomb = gif(9_000, 50_000)
+    assert len(bomb) < 1_300_000
+    for take in (lambda: sample_frames(bomb, 4), lambda: verify_video(bomb)):
+        with pytest.raises(ImageError, match="all frames may have") as caught:
+            take()
+        assert caught.value.reason == "image_too_large"
+    many = 9_000**2 * 50_000
+    assert many / MAX_ANIMATION_PIXELS > 1000
+    # As an image it is its first frame, and that may be that large.
+    assert open_image(gif(300, 50_000)).size == (300, 300)
+
+
+def test_many_frames_of_a_usual_size_are_not_a_bomb():
+    assert len(sample_frames(gif(32, 3_000), 4)) == 4
+
+
+def test_an_animation_that_promises_frames_it_has_not():
+    pages = [Image.new("RGB", (8, 8), (n, 0, 0)) for n in range(3)]
+    buffer = io.BytesIO()
+    pages[0].save(buffer, "PNG", save_all=True, append_images=pages[1:])
+    data = buffer.getvalue()
+    at = data.index(b"acTL") - 4
+    data = data[:at] + chunk(b"acTL", struct.pack(">II", 2**30, 0)) + data[at + 20 :]
+    with pytest.raises(ImageError):
+        sample_frames(data, 2)
+
+
+def test_a_film_of_more_pixels_than_allowed(monkeypatch):
+    data = film(10)
+    assert len(sample_frames(data, 2)) == 2
+    monkeypatch.setattr("hf_captionrl.data.video._MAX_FILM_PIXELS", 64 * 48 * 10 - 1)
+    with pytest.raises(ImageError, match="64 x 48 pixels in 10 frames"):
+        sample_frames(data, 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_bombs_among_the_rows_are_left_out_and_said(tmp_path):
+    folder = make_folder(tmp_path / "data", 6)
+    (folder / "4.png").write_bytes(TOO_LARGE["png"])
+    (folder / "5.png").write_bytes(png_with(TEXTS["zTXt"])[:-30])
+    found = load_captions("imagefolder", data_dir=folder, split_fractions=(1, 0, 0))
+    good, report = check_captions(found, max_bad_fraction=0.5)
+    assert len(good) == 4
+    assert {entry.image_id for entry in report.entries} == {"4.png", "5.png"}
+
+
+TOKEN, KEY, PASSWORD = "hf_" + "Q" * 34, "sk-very-secret-key", "a-password-of-somebody"
+SECRETS = [secret.encode() for secret in (TOKEN, KEY, PASSWORD)]
+
+
+def leaks(folder):
+    return [str(path) for path in folder.rglob("*") if path.is_file() and has(path.read_bytes(), SECRETS)]
+
+
+def test_a_run_leaves_none(tmp_path, monkeypatch, capfd):
+    for name, value in {"HF_TOKEN": TOKEN, "OPENAI_API_KEY": KEY, "WANDB_API_KEY": PASSWORD}.items():
+        monkeypatch.setenv(name, value)
+    rows = load_scenes(num_train=4, num_validation=0, num_test=0)["train"]
+    settings = {"save_strategy": "steps", "per_device_train_batch_size": 2, "hub_token": TOKEN}
+    trainer = train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), **settings)
+    trainer.save_model()
+    config = {"model": {"api_key": KEY, "password": PASSWORD, "first_token": "mle"}, "training": trainer.args}
+    write_results(tmp_path / "run", make_results()["rows"], columns=COLUMNS, seed=0, config=config)
+    text = (tmp_path / "run" / "results.json").read_text()
+    assert json.loads(text)["config"]["model"]["first_token"] == "mle"
+    # A Trainer's file of arguments is a pickle that holds what it was given; it is not kept.
+    assert leaks(tmp_path) == []
+    said = capfd.readouterr()
+    assert not has((said.out + said.err).encode(), SECRETS)
+
+
+def test_the_search_finds_one(tmp_path):
+    (tmp_path / "a.json").write_text(f'{{"x": "{KEY}"}}')
+    assert leaks(tmp_path) == [str(tmp_path / "a.json")]

@@ -1,0 +1,477 @@
+"""`captionrl caption --processes N` and `--engine`: Parquet shards with the captions of one process."""
+
+import json
+import os
+import pickle
+import shutil
+import threading
+from dataclasses import replace
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from datasets.table import MemoryMappedTable
+from PIL import Image
+
+from hf_captionrl.apps.experiments.arguments import DataArguments
+from hf_captionrl.apps.experiments.data import load_data
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners import pipeline as caption_generation
+from hf_captionrl.captioners.pipeline import pipeline
+from hf_captionrl.cli import main
+from hf_captionrl.cli.caption import CaptionOptions, CaptionStage
+from hf_captionrl.data import cached_pixels, open_image
+from hf_captionrl.data import features as pixel_cache
+from hf_captionrl.data import images as decoding
+from hf_captionrl.data.columns import replace_column, undecoded
+from hf_captionrl.data.features import source_keys
+from hf_captionrl.data.images import decode_image
+from hf_captionrl.data.options import ids_digest, load_split
+from hf_captionrl.evaluation.caption_files import read_caption_file
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from hf_captionrl.utils.model_files import model_path
+from hf_captionrl.utils.parts import read_shards, shard_files
+from tests.data.photos import png
+from tests.tiny import tiny_captioner
+from tests.tiny.families import tiny_family
+from tests.tolerances import close
+from tests.trainers.one_step import PLAIN_SGD, weights
+
+SAMPLES = ["--do_sample", "--num_return_sequences", "2", "--batch_size", "2", "--max_new_tokens", "10"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A Parquet file of 9 images, of which the sixth cannot be read."""
+    rows = undecoded(load_scenes(num_train=0, num_validation=0)["test"].select(range(9)))
+    images = rows["image"][:]
+    images[5] = {"bytes": b"no image", "path": None}
+    path = tmp_path_factory.mktemp("data") / "images.parquet"
+    replace_column(rows.select_columns(["image_id", "captions"]), "image", images, datasets.Image()).to_parquet(path)
+    return ["--dataset", str(path), "--max_bad_fraction", "0.5"]
+
+
+def caption(output, *more):
+    return main(["caption", "scenes:blip-mle", "--output", str(output), *SAMPLES, *more])
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])  # each imports everything
+def test_shards_equal_the_file_of_one_process_row_by_row(source, tmp_path, capsys, processes):
+    engine = ["--processes", processes, "--rows_per_shard", "4"]
+    assert caption(tmp_path / "one.jsonl", *source) == 0
+    assert caption(tmp_path / "two", *source, *engine, "--json") == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (summary["images"], summary["of"], summary["written"], summary["shards"]) == (8, 9, 8, 3)
+    one, two = read_caption_file(tmp_path / "one.jsonl"), read_caption_file(tmp_path / "two")
+    assert list(two.captions.items()) == list(one.captions.items())
+    assert len(one.captions) == 8
+    rows = list(read_shards(tmp_path / "two"))
+    assert [row["image_id"] for row in rows] == [f"test-{number:05d}" for number in range(9)]
+    assert [row["reason"] is None for row in rows] == [number != 5 for number in range(9)]
+    listed = (tmp_path / "one.quarantine.jsonl").read_text()
+    assert (tmp_path / "two/quarantine.jsonl").read_text() == listed
+    manifest = json.loads((tmp_path / "two/manifest.json").read_text())
+    before = json.loads((tmp_path / "one.run.json").read_text())["settings"]
+    assert manifest["made_by"] == {name: before[name] for name in ("weights", "prompt")}
+    # The same command has nothing to do, and other settings are refused.
+    assert caption(tmp_path / "two", *source, *engine) == 0
+    assert "9 of them from an earlier run" in capsys.readouterr().out
+    assert caption(tmp_path / "two", *source, *engine, "--top_k", "3") == 2
+    assert "written with top_k 0, but top_k is now 3" in capsys.readouterr().err
+
+
+def test_other_commands_read_shards(tmp_path, capsys):
+    few = ["--dataset", "scenes", "--max_images", "6"]
+    assert caption(tmp_path / "shards", *few, "--processes", "1", "--rows_per_shard", "4") == 0
+    assert caption(tmp_path / "lines.jsonl", *few) == 0
+    capsys.readouterr()
+    files = [str(tmp_path / "shards"), str(tmp_path / "lines.jsonl")]
+    assert main(["evaluate", "--captions", *files, *few, "--scorer", "none", "--suite", "sle", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert "shards" in json.dumps(rows)
+    (tmp_path / "shards/part-00001-of-00002.parquet").unlink()
+    (tmp_path / "shards/manifest.json").write_text(
+        json.dumps({"format": 1, "settings": {}}),
+    )
+    assert main(["evaluate", "--captions", *files, *few, "--scorer", "none", "--suite", "sle"]) == 2
+    assert "is unfinished. Use the same command again" in capsys.readouterr().err
+
+
+def test_stage_can_be_sent_to_another_process(source):
+    options = CaptionOptions(model="scenes:blip-mle", dataset=source[1], batch_size=2, max_new_tokens=10, max_images=3)
+    options = replace(options, num_beams=1)
+    split = load_split(options, quarantine_path=None)
+    stage = pickle.loads(pickle.dumps(CaptionStage(options, ids_digest(split.dataset))))
+    stage.load()
+    texts = [row["captions"][0] for row in stage(range(1, 3))]
+    images = [open_image(row["image"]) for row in split.dataset.select(range(1, 3))]
+    assert texts == pipeline("scenes:blip-mle")(images, **options.decoding)
+    other = CaptionStage(replace(options, max_images=2), ids_digest(split.dataset))
+    with pytest.raises(ValueError, match="has other images in this process"):
+        other.load()
+
+
+def test_too_many_unreadable_images_stop_the_command(source, tmp_path, capsys):
+    assert caption(tmp_path / "out", *source[:2], "--processes", "1") == 2
+    assert "max_bad_fraction (0.05)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ["--processes", "2", "--rows_per_shard", "5"],
+            "--rows_per_shard 5 is not a multiple of --batch_size 2. Use 6.",
+        ),
+        (["--address", "auto"], "--address 'auto' has an effect only with Ray. Use --engine ray."),
+        (["--rows_per_shard", "4"], "--rows_per_shard 4 has an effect only with shards."),
+    ],
+)
+def test_bad_options_are_named(tmp_path, capsys, more, message):
+    assert caption(tmp_path / "out", "--dataset", "scenes", *more) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_output_must_be_a_folder(tmp_path, capsys):
+    assert caption(tmp_path / "out.jsonl", "--processes", "1") == 2
+    assert f"Use '{tmp_path / 'out'}'." in capsys.readouterr().err
+
+
+SCORER = ["--scorer", "scenes:clip-reward", "--batch_size", "4", "--rows_per_shard", "4"]
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return load_scenes(num_train=0, num_validation=0)["test"].select(range(10))
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return load_scorer(model_path("scenes:clip-reward"))
+
+
+def features(output, *more):
+    cache = ["--cache_dir", str(output.parent / "cache")]
+    return main(["features", "--max_images", "10", "--output", str(output), *SCORER, *cache, *more])
+
+
+def test_features_of_images_and_captions_and_filled_cache(scenes, scorer, tmp_path, capsys, monkeypatch):
+    assert features(tmp_path / "out", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["images"], summary["shards"], summary["cached"]) == (10, 3, 10)
+    rows = list(read_shards(tmp_path / "out"))
+    assert [row["image_id"] for row in rows] == scenes["image_id"][:]
+    assert [row["key"] for row in rows] == source_keys(scenes, tmp_path / "keys")
+    for row, scene in zip(rows, scenes, strict=True):
+        image = open_image(scene["image"])
+        assert row["image"] == close(scorer.image_features([image])[0].tolist(), dtype="float32", magnitude=1)
+        total = torch.zeros(len(row["text"]))
+        for caption in scene["captions"]:
+            total += scorer.text_features([caption])[0]
+        assert row["text"] == close((total / len(scene["captions"])).tolist(), dtype="float32", magnitude=1)
+    # Training, evaluation and `captionrl bags` find them.
+    monkeypatch.setattr(scorer, "image_features", None)
+    cached = caption_generation.scorer_features(scorer, scenes, cache_dir=tmp_path / "cache")
+    assert cached.tolist() == [row["image"] for row in rows]
+    monkeypatch.undo()
+    # Nothing is left to do, and the manifest remembers the scorer.
+    assert features(tmp_path / "out", "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["resumed"], again["cached"]) == (10, 0)
+    made_by = json.loads((tmp_path / "out/manifest.json").read_text())["made_by"]
+    assert made_by == {"scorer": scorer.signature}
+    assert features(tmp_path / "out", "--features", "image") == 2
+    assert "written with features 'multimodal', but features is now 'image'" in capsys.readouterr().err
+
+
+def test_cached_images_are_neither_opened_nor_encoded(scenes, tmp_path, capsys, monkeypatch):
+    assert features(tmp_path / "first", "--max_images", "6") == 0
+    opened = []
+
+    def counted(value):
+        opened.append(value)
+        return open_image(value)
+
+    monkeypatch.setattr("hf_captionrl.data.quarantine.open_image", lambda value, **limits: counted(value))
+    capsys.readouterr()
+    assert features(tmp_path / "second", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["cached"] == 4
+    assert len(opened) == 4
+    first, second = (list(read_shards(tmp_path / name)) for name in ("first", "second"))
+    assert [row["image"] for row in second[:6]] == [row["image"] for row in first]
+    assert features(tmp_path / "third") == 0
+    assert len(opened) == 4
+    assert list(read_shards(tmp_path / "third")) == second
+
+
+def test_unreadable_image_has_a_row_without_features(scenes, tmp_path, capsys):
+    images = undecoded(scenes)["image"][:]
+    images[2] = {"bytes": b"no image", "path": None}
+    broken = replace_column(scenes.select_columns(["image_id", "captions"]), "image", images, datasets.Image())
+    broken.to_parquet(tmp_path / "images.parquet")
+    source = ["--dataset", str(tmp_path / "images.parquet"), "--max_bad_fraction", "0.2", "--features", "image"]
+    assert features(tmp_path / "out", *source, "--no-fill_cache") == 0
+    assert "features of 9 of 10 images in 3 shards; 1 cannot be read" in capsys.readouterr().out
+    rows = list(read_shards(tmp_path / "out"))
+    assert [row["image"] is None for row in rows] == [number == 2 for number in range(10)]
+    assert rows[2]["reason"] == "image_unreadable"
+    assert all(row["text"] is None for row in rows)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_images_of_one_process_are_opened_in_several_threads(tmp_path, monkeypatch):
+    assert features(tmp_path / "one", "--max_images", "8") == 0
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    together = threading.Barrier(4)
+
+    def waiting(value, **limits):
+        together.wait(timeout=20)  # raises unless the four images of a batch arrive
+        return open_image(value, **limits)
+
+    monkeypatch.setattr("hf_captionrl.data.quarantine.open_image", waiting)
+    cache = ["--cache_dir", str(tmp_path / "empty")]
+    assert features(tmp_path / "several", "--max_images", "8", *cache) == 0
+    assert list(read_shards(tmp_path / "several")) == list(read_shards(tmp_path / "one"))
+
+
+IMAGES = 10
+
+
+@pytest.fixture(scope="module")
+def scenes_pixels():
+    return load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
+
+
+@pytest.fixture(scope="module")
+def blip(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("blip")
+    tiny_captioner("blip").save_pretrained(folder)
+    return folder
+
+
+def pixels(model, folder, *more):
+    few = ["--max_images", str(IMAGES), "--batch_size", "2", "--rows_per_shard", "4"]
+    places = ["--output", str(folder / "out"), "--cache_dir", str(folder / "cache")]
+    return main(["pixels", "--model", str(model), *few, *places, *more])
+
+
+def refuse(*args, **kwargs):
+    raise AssertionError("an image was opened")
+
+
+@pytest.mark.parametrize(("form", "processes"), [("uint8", "1"), ("jpeg", "2")])
+def test_shards_and_filled_cache_equal_cached_pixels_row_by_row(
+    scenes_pixels, blip, tmp_path, capsys, monkeypatch, form, processes
+):
+    parts = load_captioner(blip).prepared_pixels
+    expected = cached_pixels(scenes_pixels, parts, form=form, directory=tmp_path / "other", progress=False)
+    assert pixels(blip, tmp_path, "--form", form, "--processes", processes, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["images"], summary["shards"], summary["cached"]) == (IMAGES, 3, IMAGES)
+    rows = list(read_shards(tmp_path / "out"))
+    assert [row["image_id"] for row in rows] == scenes_pixels["image_id"][:]
+    assert [row["key"] for row in rows] == source_keys(scenes_pixels, tmp_path / "keys")
+    assert [row["pixels"] for row in rows] == [expected.rows[number].tobytes() for number in range(IMAGES)]
+
+    monkeypatch.setattr(pixel_cache, "decode_image", refuse)
+    found = cached_pixels(scenes_pixels, parts, form=form, directory=tmp_path / "cache", progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    with pytest.raises(AssertionError, match="an image was opened"):
+        cached_pixels(scenes_pixels, parts, form=form, directory=tmp_path / "cold", progress=False)
+    # The same command prepares nothing; with an empty cache it fills it again.
+    assert pixels(blip, tmp_path, "--form", form, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["resumed"], again["cached"]) == (IMAGES, 0)
+    shutil.rmtree(tmp_path / "cache")
+    assert pixels(blip, tmp_path, "--form", form, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["cached"] == IMAGES
+
+
+@pytest.mark.parametrize("form", ["uint8", "jpeg"])
+def test_images_of_a_warm_cache_are_not_opened(scenes_pixels, blip, tmp_path, capsys, monkeypatch, form):
+    parts = load_captioner(blip).prepared_pixels
+    cached_pixels(scenes_pixels.select(range(6)), parts, form=form, directory=tmp_path / "cache", progress=False)
+    opened = []
+    monkeypatch.setattr(pixel_cache, "decode_image", lambda value: opened.append(value) or decode_image(value))
+    assert pixels(blip, tmp_path, "--form", form, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["cached"], len(opened)) == (IMAGES - 6, IMAGES - 6)
+    shutil.copytree(tmp_path / "out", tmp_path / "before")
+    monkeypatch.setattr(Image, "open", refuse)
+    assert pixels(blip, tmp_path, "--form", form, "--overwrite") == 0
+    assert len(opened) == IMAGES - 6
+    assert list(read_shards(tmp_path / "out")) == list(read_shards(tmp_path / "before"))
+
+
+def test_a_changed_image_is_prepared_again(blip, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.png").write_bytes(png(number, size=(40, 40)))
+    source = ["--dataset", "imagefolder", "--data_dir", str(folder), "--split", "all"]
+    assert pixels(blip, tmp_path, *source) == 0
+    before = list(read_shards(tmp_path / "out"))
+    (folder / "3.png").write_bytes(png(9, size=(40, 40)))
+    opened = []
+    monkeypatch.setattr(pixel_cache, "decode_image", lambda value: opened.append(value) or decode_image(value))
+    assert pixels(blip, tmp_path, *source, "--overwrite") == 0
+    assert len(opened) == 1
+    after = list(read_shards(tmp_path / "out"))
+    assert after[:3] == before[:3]
+    assert after[3] != before[3]
+    parts = load_captioner(blip).prepared_pixels
+    assert after[3]["pixels"] == parts.prepare(decode_image(folder / "3.png")).numpy().tobytes()
+
+
+def test_training_from_the_filled_cache_opens_no_image_and_is_equal_to_the_last_bit(
+    scenes_pixels, blip, tmp_path, monkeypatch
+):
+    def outcome(folder, **settings):
+        settings = {**PLAIN_SGD, "freeze_vision_tower": False, "max_steps": 2, "report_to": "none", **settings}
+        config = SmileConfig(str(tmp_path / folder), per_device_train_batch_size=4, **settings)
+        trainer = SmileTrainer(load_captioner(blip), config, train_dataset=scenes_pixels)
+        return trainer.train().training_loss, weights(trainer)
+
+    plain = outcome("plain")
+    assert pixels(blip, tmp_path) == 0
+    monkeypatch.setattr(Image, "open", refuse)
+    cached = outcome("cached", cache_pixels="uint8", feature_cache_dir=str(tmp_path / "cache"))
+    assert cached[0] == plain[0]
+    assert all(torch.equal(value, plain[1][name]) for name, value in cached[1].items())
+    with pytest.raises(Exception, match="an image was opened"):
+        outcome("again")
+
+
+def test_unreadable_image_is_listed_and_other_settings_are_refused(scenes_pixels, blip, tmp_path, capsys):
+    images = undecoded(scenes_pixels)["image"][:]
+    images[2] = {"bytes": b"no image", "path": None}
+    broken = replace_column(scenes_pixels.select_columns(["image_id", "captions"]), "image", images, datasets.Image())
+    broken.to_parquet(tmp_path / "images.parquet")
+    source = ["--dataset", str(tmp_path / "images.parquet"), "--max_bad_fraction", "0.2"]
+    assert pixels(blip, tmp_path, *source, "--no-fill_cache") == 0
+    assert "pixels of 9 of 10 images in 3 shards; 1 cannot be read" in capsys.readouterr().out
+    rows = list(read_shards(tmp_path / "out"))
+    assert [row["pixels"] is None for row in rows] == [number == 2 for number in range(IMAGES)]
+    assert [row["key"] is None for row in rows] == [number == 2 for number in range(IMAGES)]
+    assert rows[2]["reason"] == "image_unreadable"
+    assert not (tmp_path / "cache").exists()
+    assert pixels(blip, tmp_path, *source, "--form", "jpeg") == 2
+    assert "written with form 'uint8', but form is now 'jpeg'" in capsys.readouterr().err
+    (tmp_path / "out" / "part-00001-of-00003.parquet").unlink()
+    other = tmp_path / "blip"
+    shutil.copytree(blip, other)
+    path = next(other.glob("*processor_config.json"))
+    path.write_text(path.read_text().replace('"resample": 3', '"resample": 0'))
+    shutil.move(blip, tmp_path / "before")
+    shutil.move(other, blip)
+    try:
+        assert pixels(blip, tmp_path, *source) == 2
+    finally:
+        shutil.move(blip, other)
+        shutil.move(tmp_path / "before", blip)
+    assert "written with processor" in capsys.readouterr().err
+
+
+def test_family_whose_processor_cannot_be_split_is_refused(tmp_path, capsys):
+    model, processor = tiny_family("pix2struct")
+    load_captioner(model, processor=processor).save_pretrained(tmp_path / "model")
+    assert pixels(tmp_path / "model", tmp_path) == 2
+    assert "normalised by the mean of their image. Leave out cache_pixels" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("part-*"))
+
+
+def test_images_of_one_process_are_prepared_in_several_threads(scenes_pixels, blip, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(IMAGES)), raising=False)
+    together = threading.Barrier(IMAGES)
+
+    def waiting(value):
+        together.wait(timeout=20)  # raises unless a thread per image arrives, whatever the batch size
+        return decode_image(value)
+
+    monkeypatch.setattr(pixel_cache, "decode_image", waiting)
+    assert pixels(blip, tmp_path, "--rows_per_shard", str(IMAGES)) == 0
+    monkeypatch.undo()
+    parts = load_captioner(blip).prepared_pixels
+    rows = read_shards(tmp_path / "out")
+    for row, scene in zip(rows, undecoded(scenes_pixels)["image"][:], strict=True):
+        assert row["pixels"] == parts.prepare(decode_image(scene)).numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """Images in Parquet files, a captioner, and shards of its pixels and of captions."""
+    folder = tmp_path_factory.mktemp("work")
+    scenes = load_scenes(num_train=0, num_validation=0, num_test=14)["test"]
+    (folder / "images").mkdir()
+    parts = {"train-00000-of-00002": (0, 5), "train-00001-of-00002": (5, 10), "validation": (10, 12), "test": (12, 14)}
+    for name, rows in parts.items():
+        scenes.select(range(*rows)).to_parquet(str(folder / "images" / f"{name}.parquet"))
+    tiny_captioner("blip").save_pretrained(folder / "model")
+    data = ["--dataset", str(folder / "images"), "--batch_size", "2", "--rows_per_shard", "4", "--processes", "2"]
+    places = ["--output", str(folder / "pixels"), "--cache_dir", str(folder / "cache")]
+    assert main(["pixels", "--model", str(folder / "model"), "--split", "all", *data, *places]) == 0
+    few = ["--num_beams", "1", "--max_new_tokens", "6", "--split", "train", "--output", str(folder / "captions")]
+    assert main(["caption", "scenes:blip-mle", *data, *few]) == 0
+    return folder
+
+
+def trained(work, folder, **settings):
+    """Loss and weights after two steps on the captions of the shards, and the trainer."""
+    arguments = DataArguments(dataset_name=str(work / "images"), train_captions=str(work / "captions"))
+    splits = load_data(arguments, output_dir=folder, cache_dir=work / "cache")
+    settings = {**PLAIN_SGD, "freeze_vision_tower": False, "max_steps": 2, "report_to": "none", **settings}
+    config = SmileConfig(str(folder), per_device_train_batch_size=4, feature_cache_dir=str(work / "cache"), **settings)
+    trainer = SmileTrainer(load_captioner(work / "model"), config, train_dataset=splits["train"])
+    return trainer.train().training_loss, weights(trainer), trainer
+
+
+def test_no_image_is_decoded_and_everything_is_mapped(work, tmp_path, monkeypatch):
+    plain = trained(work, tmp_path / "plain")
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("an image was decoded")
+
+    monkeypatch.setattr(Image, "open", refuse)
+    monkeypatch.setattr(decoding, "decode_jpeg", refuse)
+    monkeypatch.setattr(pixel_cache, "decode_image", refuse)
+    found = trained(work, tmp_path / "cached", cache_pixels="uint8", dataloader_num_workers=1)
+    assert found[0] == plain[0]
+    assert all(torch.equal(value, plain[1][name]) for name, value in found[1].items())
+    rows = found[2].train_dataset
+    assert isinstance(rows._pixels.rows.mapped, np.memmap)
+    tables = [table for row in rows._rows.data.blocks for table in row]
+    images = [table for table in tables if "image" in table.column_names]
+    assert all(isinstance(table, MemoryMappedTable) for table in images)
+    written = {row["image_id"]: row["captions"] for row in read_shards(work / "captions")}
+    assert {row["image_id"]: row["captions"] for row in rows._rows} == written
+    assert len(written) == 10
+
+
+def test_the_check_opens_what_was_never_prepared(work, tmp_path, monkeypatch):
+    opened, before = [], Image.open
+    monkeypatch.setattr(Image, "open", lambda *args, **kwargs: opened.append(args) or before(*args, **kwargs))
+    arguments = DataArguments(dataset_name=str(work / "images"))
+    load_data(arguments, output_dir=tmp_path, cache_dir=work / "cache")
+    assert not opened
+    load_data(arguments, output_dir=tmp_path, cache_dir=tmp_path / "empty")
+    assert len(opened) == 14
+
+
+def test_shards_of_an_unfinished_folder_are_refused(work, tmp_path):
+    assert [path.name for path in shard_files(work / "captions")] == [
+        f"part-0000{n}-of-00003.parquet" for n in range(3)
+    ]
+    (tmp_path / "captions").mkdir()
+    for path in (work / "captions").iterdir():
+        (tmp_path / "captions" / path.name).write_bytes(path.read_bytes())
+    other = tmp_path / "captions" / "part-00002-of-00003.parquet"
+    other.write_bytes((tmp_path / "captions" / "part-00000-of-00003.parquet").read_bytes())
+    arguments = DataArguments(dataset_name=str(work / "images"), train_captions=str(tmp_path / "captions"))
+    with pytest.raises(ValueError, match=r"part-00002.* has 4 rows, but manifest.json says 2"):
+        load_data(arguments, output_dir=tmp_path)
+    arguments.train_captions = str(work / "images")
+    with pytest.raises(FileNotFoundError, match=r"has no manifest.json. Use a folder that --processes"):
+        load_data(arguments, output_dir=tmp_path)

@@ -1,0 +1,680 @@
+"""Checks of a push before anything is sent, and its behaviour when the Hub fails; without a server."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from hf_captionrl import SmileConfig, SmileTrainer
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.cli import main
+from hf_captionrl.hub import (
+    PushError,
+    check_card,
+    folder_contents,
+    pin_examples,
+    push_folder,
+    read_push_state,
+    write_manifest,
+)
+from hf_captionrl.hub.push import check_secret, public_command, public_values, redact
+from hf_captionrl.scenes import load_scenes
+from recipes import smile_blip, smile_llama_lora
+from tests.hub.conftest import holders_of_tokens, running_hub
+from tests.hub.folders import publishable
+from tests.hub.server import READ, WRITE, WRONG
+from tests.offline import python_path
+from tests.tiny import tiny_captioner, tiny_images
+
+
+class FakeHub:
+    """Records what would be uploaded; can be set to fail."""
+
+    calls: ClassVar[list[tuple[str, dict]]] = []
+    broken = False
+
+    def __init__(self, token=None):
+        pass
+
+    def create_repo(self, repo_id, **kwargs):
+        if self.broken:
+            raise ConnectionError("no route to host")
+        self.calls.append(("create", {"repo_id": repo_id, **kwargs}))
+        return SimpleNamespace(repo_id=f"me/{repo_id.rpartition('/')[2]}")
+
+    def repo_info(self, **kwargs):
+        return SimpleNamespace(siblings=[], sha="0" * 40)
+
+    def upload_folder(self, **kwargs):
+        self.calls.append(("upload", kwargs))
+        return f"commit in {kwargs['repo_id']}"
+
+    def upload_file(self, **kwargs):
+        return f"commit in {kwargs['repo_id']}"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return publishable(tmp_path / "model")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr("hf_captionrl.hub.push.HfApi", FakeHub)
+    FakeHub.calls.clear()
+    return FakeHub
+
+
+def test_push_is_private_and_leaves_trainer_state_behind(checkpoint, hub):
+    assert push_folder(checkpoint, "smile") == "commit in me/smile"
+    (_, created), (_, uploaded) = hub.calls
+    assert created["private"] is True
+    assert not any("checkpoint-" in name or name.endswith((".bin", ".pt")) for name in uploaded["allow_patterns"])
+    assert read_push_state(checkpoint)["state"] == "pushed"
+    assert read_push_state(checkpoint)["repo_id"] == "me/smile"
+
+
+def test_failed_push_prints_the_folder_of_the_checkpoint(checkpoint, hub, monkeypatch):
+    monkeypatch.setattr(hub, "broken", True)
+    before, waits = (checkpoint / "model.safetensors").read_bytes(), []
+    with pytest.raises(RuntimeError, match=r"still in .*push_folder"):
+        push_folder(checkpoint, "smile", attempts=9, sleep=waits.append)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert (checkpoint / "model.safetensors").read_bytes() == before
+    assert read_push_state(checkpoint)["state"] == "failed"
+    assert "no route to host" in read_push_state(checkpoint)["reason"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        ("model.safetensors", r"no \*.safetensors"),
+        ("tokenizer.json", "no tokenizer"),
+        ("processor_config.json", "no image processor"),
+        ("training_manifest.json", "no training_manifest.json"),
+    ],
+)
+def test_each_part_is_required(checkpoint, hub, gone, message):
+    (checkpoint / gone).unlink()
+    (checkpoint / "pytorch_model.bin").write_bytes(b"pickle")  # does not replace the missing part
+    with pytest.raises(FileNotFoundError, match=message):
+        push_folder(checkpoint, "smile")
+    assert hub.calls == []
+
+
+def test_only_listed_kinds_of_files_are_published(checkpoint):
+    unfit = ["training_args.bin", "optimizer.pt", "rng_state.pth", "a.pkl", "weights.npz", ".env", "notes.docx"]
+    unfit += ["checkpoint-7/model.safetensors", "checkpoint-7/optimizer.pt", "runs/events.out", "card.json"]
+    unfit += ["push_state.json", "trainer_state.json", ".git/config.json", "deep/er/model.safetensors"]
+    for name in unfit:
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / name).write_text("x")
+    contents = folder_contents(checkpoint)
+    assert set(contents.left_out) == set(unfit)
+    assert {"model.safetensors", "README.md", "generation_config.json", "results.json"} <= set(contents.published)
+
+
+@pytest.mark.parametrize("name", ["results.json", "README.md", "gallery.html"])
+def test_token_in_a_file_stops_the_push_and_is_not_printed(checkpoint, hub, name):
+    path = checkpoint / name
+    path.write_text((path.read_text() if path.exists() else "") + f"\n{WRITE}\n")
+    with pytest.raises(ValueError, match=f"{name} contains an access token") as error:
+        push_folder(checkpoint, "smile", gallery=True)
+    assert WRITE not in str(error.value)
+    assert hub.calls == []
+
+
+def test_private_key_is_redacted_completely():
+    key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
+    assert redact(f"before\n{key}\nafter {WRITE}") == "before\n[removed]\nafter [removed]"
+    assert redact(f"before\n{key[:50]}") == "before\n[removed]"
+    check_secret("text", redact(key))
+
+
+def test_symlink_out_of_the_folder_is_not_followed(checkpoint, hub, tmp_path):
+    (tmp_path / "private.json").write_text("{}")
+    (checkpoint / "extra.json").symlink_to(tmp_path / "private.json")
+    with pytest.raises(ValueError, match="outside the folder"):
+        push_folder(checkpoint, "smile")
+    assert hub.calls == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<script>alert(1)</script>", "HTML"),
+        ("[weights](../../secret)", "outside its folder"),
+        ("![picture](/etc/passwd)", "outside its folder"),
+        ("Trained by ORGANISATION/model", "placeholder"),
+    ],
+)
+def test_edited_card_is_checked_again(checkpoint, hub, text, message):
+    card = checkpoint / "README.md"
+    card.write_text(card.read_text() + f"\n{text}\n")
+    with pytest.raises(ValueError, match=message):
+        push_folder(checkpoint, "smile")
+    assert hub.calls == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("license: bsd-3-clause", "", "has no licence"),
+        ("model-index:", "index:", "no retrieval number"),
+        ("---\n", "", "does not begin with metadata"),
+        ("language: en", "language: [en", "not valid YAML"),
+    ],
+)
+def test_metadata_are_required(checkpoint, hub, old, new, message):
+    card = checkpoint / "README.md"
+    card.write_text(card.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=message):
+        push_folder(checkpoint, "smile")
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b/c", "-x", "a..b", "x" * 97, ""])
+def test_invalid_names_raise(checkpoint, hub, name):
+    with pytest.raises(ValueError, match="not a name that the Hub accepts"):
+        push_folder(checkpoint, name)
+    assert hub.calls == []
+
+
+@pytest.mark.parametrize("tail", ["\n", " ", "\u00e4", "\0"])
+def test_invalid_token_is_not_printed(checkpoint, hub, tail):
+    with pytest.raises(ValueError, match="Copy it again") as error:
+        push_folder(checkpoint, "smile", token=WRITE + tail)
+    assert WRITE not in str(error.value)
+
+
+def test_settings_of_a_push_to_another_repository_are_not_reused(checkpoint, hub):
+    push_folder(checkpoint, "me/open", private=False, commit_message="First")
+    hub.calls.clear()
+    assert main(["push", str(checkpoint), "--repo_id", "me/secret"]) == 0
+    (_, created), *_, (_, uploaded) = hub.calls
+    assert (created["repo_id"], created["private"]) == ("me/secret", True)
+    assert uploaded["commit_message"] == "Add captioner"
+    hub.calls.clear()
+    assert main(["push", str(checkpoint), "--repo_id", "me/secret", "--public"]) == 0
+    assert hub.calls[0][1]["private"] is False
+    hub.calls.clear()
+    assert main(["push", str(checkpoint)]) == 0  # settings of the same repository are reused
+    assert hub.calls[0][1]["private"] is False
+
+
+def test_numbers_and_settings_of_smile_are_not_secrets():
+    command = ["smile.py", "--first_token", "shift", "--generation_max_new_tokens", "20", "--max_tokens=30"]
+    assert public_command(command) == command
+    assert public_command(["a", "--authtoken", "x", "--password", "12345", "--mytoken=abc"]) == (
+        ["a", "--authtoken", "***", "--password", "***", "--mytoken=***"]
+    )
+    assert public_values({"password": "12345", "max_new_tokens": "20", "pin": "1"}) == {
+        "max_new_tokens": "20",
+        "pin": "1",
+    }
+    assert public_command(["a", "--api-key", "20", "--hub_token=x", "--hub-token", "y"]) == (
+        ["a", "--api-key", "***", "--hub_token=***", "--hub-token", "***"]
+    )
+
+
+def test_manifest_contains_no_local_paths_or_secrets(tmp_path):
+    home = "/" + "home/me"
+    path = write_manifest(
+        tmp_path,
+        command=[
+            "recipe.py",
+            "--hub_token",
+            WRITE,
+            f"--wandb_api_key={WRITE}",
+            "--data_dir",
+            f"{home}/photos",
+            "--x=1",
+        ],
+        seeds={"seed": 3},
+        data={"name": "photos", "revision": "abc", "fingerprints": {"train": "f1"}},
+        config={"Model": {"path": f"{home}/model", "hub_token": WRITE, "note": f"with {WRITE}"}},
+    )
+    text = path.read_text()
+    found = json.loads(text)
+    assert WRITE not in text
+    assert home not in text
+    assert "git" not in text
+    assert found["command"] == [
+        "recipe.py",
+        "--hub_token",
+        "***",
+        "--wandb_api_key=***",
+        "--data_dir",
+        "photos",
+        "--x=1",
+    ]
+    assert found["config"]["Model"] == {"path": "model", "note": "with [removed]"}
+    assert found["seeds"] == {"seed": 3}
+    assert {"torch", "transformers", "python", "hf_captionrl"} <= set(found["versions"])
+    assert public_command(["a", "--out=../x/y"]) == ["a", "--out=y"]
+    assert public_values({"ratio": "3/4", "text": "a b"}) == {
+        "ratio": "3/4",
+        "text": "a b",
+    }  # not a path, so not changed
+
+
+def test_code_examples_are_pinned_but_not_prose():
+    card = 'At revision="main": "m".\n\n```python\nload("m", revision="main")\nload("o/base", revision="main")\n```\n'
+    once = pin_examples(card, "me/m", "a" * 40)
+    assert once == (
+        'At revision="main": "m".\n\n```python\nload("me/m", revision="'
+        + "a" * 40
+        + '")\nload("o/base", revision="main")\n```\n'
+    )
+    assert pin_examples(once, "me/m", "b" * 40) == once
+    assert pin_examples(once, "me/m", "b" * 40, again=True) == once.replace("a" * 40, "b" * 40)
+
+
+def test_command_line(checkpoint, hub, capsys, monkeypatch):
+    assert main(["push", str(checkpoint)]) == 2
+    assert "Use --repo_id" in capsys.readouterr().err
+    assert main(["push", str(checkpoint), "--dry_run", "--json"]) == 0
+    assert "model.safetensors" in json.loads(capsys.readouterr().out)["published"]
+    assert hub.calls == []
+    assert main(["push", str(checkpoint), "--repo_id", "smile", "--public"]) == 0
+    assert hub.calls[0][1]["private"] is False
+    assert "commit in me/smile" in capsys.readouterr().out
+    assert main(["push", str(checkpoint), "--json"]) == 0  # the destination is known
+    assert json.loads(capsys.readouterr().out)["repo_id"] == "me/smile"
+    monkeypatch.setattr(hub, "broken", True)
+    monkeypatch.setitem(push_folder.__kwdefaults__, "attempts", 1)
+    assert main(["push", str(checkpoint)]) == 1
+    assert "Nothing is lost" in capsys.readouterr().err
+
+
+def test_card_command(checkpoint, capsys):
+    card = checkpoint / "README.md"
+    before = card.read_text()
+    card.write_text(before + "\nTODO\n")
+    assert main(["card", str(checkpoint), "--check"]) == 2
+    assert "placeholder" in capsys.readouterr().err
+    assert main(["card", str(checkpoint)]) == 0
+    assert card.read_text() == before
+    assert main(["card", str(checkpoint), "--check", "--json"]) == 0
+    assert main(["card", str(checkpoint), "--license", "mit"]) == 0
+    assert "license: mit" in card.read_text()
+    assert main(["card", str(checkpoint), "--license", "TODO"]) == 2
+    assert "license: mit" in card.read_text()
+    (checkpoint / "results.json").unlink()
+    assert main(["card", str(checkpoint)]) == 2
+
+
+CASES = {
+    "no token": (None, {}, "smile", r"needs a token, but there is none\. Log in"),
+    "wrong token": (WRONG, {}, "smile", r"does not accept the token \(401\)\. Create a new one"),
+    "read-only token": (READ, {}, "smile", r"may not write to 'smile' \(403\)\. Use a token with write permission"),
+    "somebody else's name": (WRITE, {}, "google/smile", r"may not write to 'google/smile'"),
+    "other content": (WRITE, {}, "thesis", r"exists and has other content \(thesis.tex\)\. Use another name"),
+    "invalid name": (WRITE, {}, "a b/c", r"'a b/c', not a name that the Hub accepts .*Use owner/name"),
+    "HTML": (WRITE, {"README.md": "<script>alert(1)</script>"}, "smile", r"contains HTML, '<script>.*Use Markdown"),
+    "a path outside": (WRITE, {"README.md": "[x](../../x.json)"}, "smile", r"outside its folder\. Put the file into"),
+    "pickles only": (WRITE, {"model.safetensors": None}, "smile", r"no \*\.safetensors.*Save with save_pretrained"),
+    "a token inside": (
+        WRITE,
+        {"results.json": f" {WRITE}"},
+        "smile",
+        r"results.json contains an access token or a private key\. Remove it",
+    ),
+    "a placeholder": (WRITE, {"README.md": "TODO"}, "smile", r"'TODO', a placeholder\. Replace it"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rejected_push_prints_one_line(case, hub, tmp_path, monkeypatch, capfd):
+    token, changes, name, message = CASES[case]
+    folder = publishable(tmp_path / "model")
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    for file, more in changes.items():
+        path = folder / file
+        before = path.read_text() if more is not None else ""
+        path.unlink()
+        if more is not None:
+            path.write_text(f"{before}\n{more}\n")
+    hub.add("tester/thesis", {"thesis.tex": b"..."})
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    capfd.readouterr()
+    assert main(["push", str(folder), "--repo_id", name, "--json"]) == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    (line,) = [line for line in said.err.splitlines() if not line.startswith("Loading weights")]
+    assert line.startswith("captionrl push: error: ")
+    assert re.search(message, line), line
+    assert "Traceback" not in line
+    sent = {name for repo in hub.repos.values() for name in repo.files} - {".gitattributes"}
+    assert sent == {"thesis.tex"}
+    # This token was written on purpose; `hub` searches all other files for tokens at its end.
+    (folder / "results.json").unlink()
+
+
+def test_complete_folder_is_pushed(hub, tmp_path, monkeypatch, capfd):
+    """Control: without any fault, the same command succeeds."""
+    monkeypatch.setenv("HF_TOKEN", WRITE)
+    assert main(["push", str(publishable(tmp_path / "model")), "--repo_id", "smile", "--json"]) == 0
+    assert "model.safetensors" in hub.repo("tester/smile").files
+
+
+ROOT = Path(__file__).parents[2]
+PLACES = [
+    "POST /api/repos/create",
+    "GET /api/models/",
+    "POST /api/validate-yaml",
+    "POST .*/preupload/",
+    "POST .*/objects/batch",
+    "PUT /lfs/upload/",
+    "POST /lfs/verify",
+    "POST .*/commit/",
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return publishable(tmp_path / "smile")
+
+
+def hashes(folder):
+    """Content of a folder, except for files that a push may write."""
+    ours = ("README.md", "push_state.json")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in ours]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def push(folder, repo_id="smile", **kwargs):
+    waits = []
+    try:
+        return push_folder(folder, repo_id, **{"token": WRITE, "sleep": waits.append, **kwargs})
+    finally:
+        assert waits == sorted(waits)
+
+
+def assert_complete(hub, folder, repo_id="tester/smile"):
+    files = hub.repo(repo_id).files
+    for name in folder_contents(folder).published:
+        assert files[name] == (folder / name).read_bytes(), name
+    assert set(files) == {*folder_contents(folder).published, ".gitattributes"}
+    assert hub.repo(repo_id).branches["main"] == list(hub.repo(repo_id).commits)[-1]
+
+
+def test_push_uploads_all_files_and_a_second_push_changes_nothing(hub, folder):
+    before = hashes(folder)
+    address = push(folder)
+    assert_complete(hub, folder)
+    repo = hub.repo("tester/smile")
+    assert repo.private
+    assert address.endswith(repo.branches["main"])
+    assert hashes(folder) == before
+    assert len(repo.commits) == 3  # initial commit, the files, the pinned card
+    first = list(repo.commits)[1]
+    assert f'load_captioner("tester/smile", revision="{first}")' in repo.files["README.md"].decode()
+    push(folder)
+    assert len(repo.commits) == 3
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes() + b" ")
+    push(folder)
+    assert_complete(hub, folder)
+    assert f'revision="{list(repo.commits)[3]}"' in repo.files["README.md"].decode()
+    assert first not in repo.files["README.md"].decode()
+
+
+@pytest.mark.parametrize("action", [500, 429, "cut"])
+@pytest.mark.parametrize("place", PLACES)
+def test_transient_fault_is_retried(hub, folder, place, action):
+    before, fault = hashes(folder), hub.fail(place, action, times=2)
+    push(folder)
+    assert fault.hits == 2
+    assert_complete(hub, folder)
+    assert hashes(folder) == before
+
+
+@pytest.mark.parametrize("place", PLACES[2:])
+def test_lost_response_causes_no_second_commit(hub, folder, place):
+    fault = hub.fail(place, "lost", times=1)
+    push(folder)
+    assert fault.hits == 1
+    assert_complete(hub, folder)
+    assert len(hub.repo("tester/smile").commits) == 3
+
+
+@pytest.mark.parametrize("action", [500, 429, "cut"])
+@pytest.mark.parametrize("place", ["POST /api/repos/create", "PUT /lfs/upload/", "POST .*/commit/"])
+def test_permanent_fault_loses_nothing_and_the_push_can_be_repeated(hub, folder, place, action, monkeypatch, capfd):
+    before = hashes(folder)
+    hub.fail(place, action)
+    with pytest.raises(PushError, match=r"Nothing is lost.*captionrl push") as error:
+        push(folder, attempts=2)
+    assert error.value.__cause__ is None
+    assert hashes(folder) == before
+    state = read_push_state(folder)
+    assert (state["state"], state["repo_id"]) == ("failed", "smile")
+    assert str(action) in state["reason"] or action == "cut"
+    hub.end_fault()
+    monkeypatch.setenv("HF_TOKEN", WRITE)
+    assert main(["push", str(folder)]) == 0
+    assert_complete(hub, folder)
+    assert read_push_state(folder)["state"] == "pushed"
+
+
+def test_uploaded_weights_are_not_sent_again(hub, folder):
+    hub.fail("POST .*/commit/", 500)
+    with pytest.raises(PushError):
+        push(folder, attempts=2)
+    hub.end_fault()
+    push(folder)
+    assert sum(path.startswith("/lfs/upload/") for _, path, _ in hub.requests) == 1
+
+
+def test_other_content_is_only_overwritten_on_request(hub, folder, monkeypatch, capfd):
+    repo = hub.add("tester/smile", {"README.md": b"A thesis.", "thesis.tex": b"...", "old.safetensors": b"0"})
+    with pytest.raises(FileExistsError, match=r"has other content \(README.md, old.safetensors, thesis.tex\)"):
+        push(folder)
+    assert repo.files["README.md"] == b"A thesis."
+    assert len(repo.commits) == 1
+    monkeypatch.setenv("HF_TOKEN", WRITE)
+    assert main(["push", str(folder)]) == 2
+    assert "--overwrite" in capfd.readouterr().err
+    assert main(["push", str(folder), "--overwrite"]) == 0
+    assert repo.files["thesis.tex"] == b"..."
+    assert "old.safetensors" not in repo.files  # it would be loaded with the new weights
+    assert not repo.private  # the visibility of an existing repository does not change
+
+
+def test_public_repositories_and_branches_on_request(hub, folder):
+    push(folder, private=False, revision="v1")
+    repo = hub.repo("tester/smile")
+    assert not repo.private
+    assert "model.safetensors" in repo.at("v1").files
+    assert set(repo.files) == {".gitattributes"}
+    assert main(["push", str(folder), "--dry_run"]) == 0
+
+
+def test_offline_mode_raises(hub, folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    from huggingface_hub.utils import close_session
+
+    close_session()  # the client reads the setting once per session
+    with pytest.raises(PushError, match="HF_HUB_OFFLINE is set"):
+        push_folder(folder, "smile", token=WRITE, sleep=lambda s: pytest.fail("waiting does not help"))
+
+
+FULL_DISK = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # no file can grow
+from hf_captionrl.hub import push_folder
+print(push_folder(sys.argv[1], "smile"))
+"""
+
+
+def test_full_disk_does_not_prevent_the_push(hub, folder, tmp_path):
+    before = hashes(folder)
+    run = fresh_process(["-c", FULL_DISK, str(folder)], hub, tmp_path / "home", WRITE)
+    assert run.returncode == 0, run.stderr
+    assert "README.md" in hub.repo("tester/smile").files
+    assert hashes(folder) == before
+    assert read_push_state(folder) == {}
+    assert not [path for path in folder.iterdir() if path.name.startswith(".tmp")]
+    card = (folder / "README.md").read_bytes()
+    assert b'revision="main"' in card  # not changed, because the disk is full
+    push(folder)
+    assert_complete(hub, folder)
+
+
+def fresh_process(command, hub, home, token, stdin=None):
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": token}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "PYTHONPATH": python_path(ROOT), "NO_PROXY": "*"}
+    environment |= {"HF_DATASETS_OFFLINE": "0", "HF_EVALUATE_OFFLINE": "0", "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
+    home.mkdir(parents=True, exist_ok=True)
+    run = subprocess.run(
+        [sys.executable, *command], input=stdin, env=environment, cwd=home, capture_output=True, text=True, check=False
+    )
+    assert token not in run.stdout + run.stderr
+    return run
+
+
+def test_the_scan_finds_a_token(hub, tmp_path):
+    """Negative control of the check that `hub` runs at the end of each test."""
+    hub.add("tester/leak", {"a.json": json.dumps({"token": READ}).encode()})
+    (tmp_path / "note.txt").write_text(f"mine is {WRITE}")
+    assert holders_of_tokens(hub, tmp_path) == [str(tmp_path / "note.txt"), "tester/leak: a.json"]
+    hub.repos.clear()
+    (tmp_path / "note.txt").unlink()
+
+
+ROWS = load_scenes(num_train=4, num_validation=0, num_test=0)["train"]
+
+
+def make(folder, **settings):
+    common = {"max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True, "report_to": "none"}
+    args = SmileConfig(str(folder), push_to_hub=True, hub_token=WRITE, disable_tqdm=True, **common, **settings)
+    return SmileTrainer(tiny_captioner("blip"), args, train_dataset=ROWS)
+
+
+def test_push_is_private_checked_and_has_a_card(tmp_path, hub):
+    trainer = make(tmp_path / "smile")
+    assert not hub.repos  # no repository is created before the push
+    (tmp_path / "smile").mkdir(exist_ok=True)
+    (tmp_path / "smile" / "weights.bin").write_bytes(b"pickle")
+    assert "commit" in trainer.push_to_hub()
+    repo = hub.repo("tester/smile")
+    assert repo.private
+    assert {"README.md", "model.safetensors", "captioner.json", "training_manifest.json"} <= set(repo.files)
+    assert not [name for name in repo.files if name.endswith((".bin", ".pt")) or name.startswith("checkpoint-")]
+    card = repo.files["README.md"].decode()
+    assert "nothing was measured" in card
+    assert 'load_captioner("tester/smile", revision="' in card
+    check_card(card)
+    (tmp_path / "smile" / "README.md").write_text(card + "\nOne more sentence.\n")
+    trainer.save_model()  # pushes, as in transformers
+    assert "One more sentence" in hub.repo("tester/smile").files["README.md"].decode()
+
+
+def test_card_of_another_library_is_replaced(tmp_path, hub):
+    trainer = make(tmp_path / "smile")
+    (tmp_path / "smile").mkdir(exist_ok=True)
+    (tmp_path / "smile" / "README.md").write_text("---\nlicense: other\n---\n\n[More Information Needed]\n")
+    trainer.push_to_hub()
+    assert "nothing was measured" in hub.repo("tester/smile").files["README.md"].decode()
+
+
+def test_public_only_on_request(tmp_path, hub):
+    make(tmp_path / "smile", hub_private_repo=False, hub_model_id="tester/open").push_to_hub()
+    assert not hub.repo("tester/open").private
+    trainer = make(tmp_path / "other")
+    trainer.args.hub_private_repo = None
+    trainer.push_to_hub()
+    assert hub.repo("tester/other").private
+
+
+def test_invalid_name_raises_at_construction(tmp_path):
+    with pytest.raises(ValueError, match="not a name that the Hub accepts"):
+        make(tmp_path / "smile run")
+
+
+SHORT = [
+    *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "101", "--compare_mle_weights", "0.0"),
+    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "64", "--gallery_size", "2"),
+    *("--generation_max_new_tokens", "8", "--generation_num_beams", "1", "--use_cpu", "--disable_tqdm", "true"),
+    *("--perplexity_name_or_path", "none", "--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no"),
+    *("--load_best_model_at_end", "false"),
+]
+
+
+@pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
+def test_intermediate_checkpoints_are_not_pushed(tmp_path, strategy):
+    with pytest.raises(ValueError, match="hold the optimizer as a pickle"):
+        smile_blip.main(["--output_dir", str(tmp_path / "out"), "--push_to_hub", "--hub_strategy", strategy, *SHORT])
+    assert not (tmp_path / "out").exists()
+
+
+def test_recipe_publishes_its_model(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "smile-lora"
+    argv = ["--output_dir", str(out), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT, "--tune", "language"]
+    argv += ["--push_to_hub", "--hub_token", WRITE, "--seed", "5"]
+    monkeypatch.setattr("sys.argv", ["smile_blip.py", *argv])
+    with running_hub(tmp_path) as hub:
+        smile_blip.main(argv)
+        repo = hub.repo("tester/smile-lora")
+        assert holders_of_tokens(hub, tmp_path) == []
+    assert WRITE not in "".join(capsys.readouterr())
+    assert repo.private
+    files = repo.files
+    wanted = {"README.md", "results.json", "results.md", "gallery.html", "training_manifest.json"}
+    wanted |= {
+        "model.safetensors",
+        "processor_config.json",
+        "tokenizer.json",
+        "captioner.json",
+        "generation_config.json",
+    }
+    # The base model ships with the package as a local folder, so the adapter is merged for users of transformers alone.
+    wanted |= {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
+    assert wanted <= set(files)
+    assert not [name for name in files if name.endswith((".bin", ".pt", ".pth"))]
+    for name, data in files.items():
+        assert str(tmp_path).encode() not in data, name
+    manifest = json.loads(files["training_manifest.json"])
+    assert manifest["seeds"]["seed"] == 5
+    assert manifest["data"]["rows"] == {"train": 8, "validation": 8, "test": 101}
+    assert all(manifest["data"]["fingerprints"].values())
+    assert manifest["command"][manifest["command"].index("--hub_token") + 1] == "***"
+    card = files["README.md"].decode()
+    assert 'load_captioner("tester/smile-lora", revision="' in card
+    # The finished model was pushed.
+    for name in files:
+        (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "there" / name).write_bytes(files[name])
+    images = tiny_images(2, size=72)
+    texts = []
+    for place in (out / "model", tmp_path / "there"):
+        captioner = load_captioner(str(place), dtype=torch.float32)
+        texts.append(captioner.generate(**captioner.encode_images(images), num_beams=1).captions)
+    assert texts[0] == texts[1]
+    assert re.search(r"hallucination", card)
+
+
+def test_text_models_are_published_without_pickles_and_tokens(tmp_path, capsys):
+    out = tmp_path / "out"
+    argv = ["--output_dir", str(out), "--max_train_rows", "16", "--num_train_epochs", "1", "--pretrain_epochs", "1"]
+    argv += ["--answer_max_new_tokens", "4", "--disable_tqdm", "true", "--compare_scopes", "document"]
+    argv += ["--compare_mle_weights", "0", "--save_strategy", "epoch"]
+    argv += ["--push_to_hub", "--hub_token", WRITE, "--hub_model_id", "tester/smile-text"]
+    with running_hub(tmp_path) as hub:
+        smile_llama_lora.main(argv)
+        repo = hub.repo("tester/smile-text")
+        assert holders_of_tokens(hub, tmp_path) == []
+    assert WRITE not in "".join(capsys.readouterr())
+    assert repo.private
+    assert "No results: nothing was measured with this model" in repo.files["README.md"].decode()
+    assert {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(repo.files)
+    assert not [name for name in repo.files if name.endswith((".bin", ".pt", ".pth"))]
+    assert not list((out / "model").glob("*.bin"))
