@@ -41,7 +41,7 @@ from hf_captionrl.apps.experiments.data import SampleArguments, Sampler, load_da
 from hf_captionrl.apps.experiments.report import (
     START,
     Run,
-    alone_in,
+    alone_in_folder,
     defer_push,
     finish,
     plan_runs,
@@ -56,6 +56,7 @@ from hf_captionrl.metrics.columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 from hf_captionrl.utils.console import run_main
+from hf_captionrl.utils.options import documented
 
 __all__ = ["main", "parse_args"]
 
@@ -82,12 +83,10 @@ class SLEArguments(SampleArguments):
             "help": "Additional runs with alpha=1 and these weights of word entropy: SLL-ME (0.01 in the paper)."
         },
     )
-    report_best_alpha: bool = field(
-        default=False,
-        metadata={
-            "help": "Report which alpha has the most diverse samples on the validation split at SLL's CIDEr-D. Needs 1 "
-            "and at least two other alphas."
-        },
+    report_best_alpha: bool = documented(
+        False,
+        "Report which alpha has the most diverse samples on the validation split at SLL's CIDEr-D. Needs 1 "
+        "and at least two other alphas.",
     )
 
 
@@ -188,9 +187,7 @@ def best_alpha(validation: Sampler) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Run the recipe."""
-    arguments = parse_args(argv)
-    with alone_in(arguments[-1]):
-        return compare(arguments)
+    return compare(parse_args(argv))
 
 
 def _check(
@@ -221,6 +218,7 @@ def _check(
         )
 
 
+@alone_in_folder
 def compare(arguments: tuple[Any, ...]) -> Path:
     """Train and compare the runs of the recipe."""
     model_args, data_args, eval_args, sle_args, config = arguments

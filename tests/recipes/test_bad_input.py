@@ -79,7 +79,7 @@ KINDS = {
     "no accumulation": (["--gradient_accumulation_steps", "0"], r"gradient_accumulation_steps is 0"),
     "no beams": (["--generation_num_beams", "0"], r"generation_num_beams is 0"),
     "beta above 1": (["--adam_beta1", "2"], r"adam_beta1 is 2\.0"),
-    "no images": (["--max_train_images", "0"], r"limit of images of train is 0"),
+    "no images": (["--max_train_images", "0"], r"max_train_images is 0"),
     "broken JSON": (["--model_init_kwargs", "{bad"], r"'\{bad' is not valid JSON"),
     "value out of range": (["--mle_weight", "2"], r"mle_weight is 2\.0"),
     "arguments that contradict": (

@@ -213,7 +213,7 @@ def test_a_trainer_refuses_videos_without_cached_features(tmp_path):
         (["--alpha", "2"], "alpha is 2.0"),
         (["--num_samples", "1"], "num_samples is 1"),
         (["--num_frames", "-1"], "num_frames is -1"),
-        (["--sample_temperatures", "0"], "sample_temperatures are"),
+        (["--sample_temperatures", "0"], "sample_temperatures is"),
         (["--report_best_alpha"], r"the alphas \[0.6, 1.0\]. Add 1 and at least two others to compare_alphas"),
         (["--report_best_alpha", "--compare_alphas", "0.5", "0.25"], r"the alphas \[0.25, 0.5, 0.6\]"),
         (["--report_best_alpha", "--compare_alphas", "1", "0.5", "--entropy_weight", "0.1"], r"alphas \[0.5, 1.0\]"),
