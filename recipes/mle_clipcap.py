@@ -35,7 +35,6 @@ from hf_captionrl.apps.experiments.arguments import (
     output_folder,
     parse_arguments,
 )
-from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.apps.experiments.logs import print_heading, use_log_lines
 from hf_captionrl.apps.experiments.report import (
     Comparison,
@@ -43,12 +42,12 @@ from hf_captionrl.apps.experiments.report import (
     defer_push,
     finish,
     measured,
+    prepare,
     should_resume,
 )
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners.clipcap.assembly import assemble
-from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
+from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.utils.console import run_main
@@ -160,11 +159,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = should_resume(config)
-    with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
-    evaluator = Evaluator.from_arguments(
-        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits
-    )
+    splits, scorer, evaluator = prepare(arguments, shows_reward=False)
     config.output_dir = str(output_dir / "model")
     set_seed(config.seed)  # initialises the mapper
     trainer = SmileTrainer(
@@ -172,7 +167,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         config,
         train_dataset=splits["train"],
         eval_dataset=splits["validation"],
-        scorer=optional_scorer(eval_args.scorer_name_or_path),
+        scorer=scorer,
         peft_config=model_args.peft_config,
     )
     use_log_lines(trainer)

@@ -37,7 +37,7 @@ from hf_captionrl.apps.experiments.arguments import (
     output_folder,
     parse_arguments,
 )
-from hf_captionrl.apps.experiments.data import SampleArguments, Sampler, load_data, write_samples
+from hf_captionrl.apps.experiments.data import SampleArguments, Sampler, write_samples
 from hf_captionrl.apps.experiments.report import (
     START,
     Run,
@@ -45,13 +45,13 @@ from hf_captionrl.apps.experiments.report import (
     defer_push,
     finish,
     plan_runs,
+    prepare,
     settings_of,
     should_resume,
     train_runs,
 )
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
+from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics.columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SLEConfig, SLETrainer
@@ -227,12 +227,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = should_resume(config)
-    with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
-    scorer = optional_scorer(eval_args.scorer_name_or_path)
-    options = {"seed": config.seed, "cache_dir": config.feature_cache_dir, "splits": splits}
-    shown = scorer if eval_args.learning_curves else None
-    evaluator = Evaluator.from_arguments(splits["test"], eval_args, reward_scorer=shown, **options)
+    splits, scorer, evaluator = prepare(arguments, shows_reward=eval_args.learning_curves)
     is_training = config.num_train_epochs > 0 or config.max_steps > 0
     configs = runs_of(config, sle_args) if is_training else [copy.deepcopy(config)]
     configs[-1].output_dir = str(output_dir / "model")
@@ -289,15 +284,17 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     objective: dict[str, Any] = {"objective": "mle"}
     if (is_training and config.rl_start_epoch < config.num_train_epochs) or config.max_steps > 0:
         objective = {"objective": "sle", "reward": describe_reward(config)}
-    columns = (*COLUMNS, *SAMPLE_COLUMNS)
-    shared: dict[str, Any] = {
-        "title": title,
-        "push": push,
-        "objective": objective,
-        "columns": columns,
-        "more_files": FILES,
-    }
-    return finish(result, evaluator, arguments, splits, **shared)
+    return finish(
+        result,
+        evaluator,
+        arguments,
+        splits,
+        title=title,
+        push=push,
+        objective=objective,
+        columns=(*COLUMNS, *SAMPLE_COLUMNS),
+        more_files=FILES,
+    )
 
 
 if __name__ == "__main__":

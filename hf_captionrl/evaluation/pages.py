@@ -163,18 +163,10 @@ def split_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[
     return [piece for piece in pieces if piece.text], absent
 
 
-def write_gallery(
-    path: str | os.PathLike[str],
-    items: Sequence[GalleryItem],
-    title: str,
-    *,
-    note: str = "",
-    pixelated: bool | None = None,
-) -> Path:
+def write_gallery(path: str | os.PathLike[str], items: Sequence[GalleryItem], title: str, *, note: str = "") -> Path:
     """Write a self-contained HTML gallery of at least one image, atomically.
 
-    `note` is a sentence below the heading: data set, split, scorer. `pixelated`: whether to enlarge with visible pixels; None:
-    only images of up to 128 pixels per side.
+    `note` is a sentence below the heading: data set, split, scorer.
     """
     captions = [caption for item in items for caption in item.captions]
     methods = {name: number for number, name in enumerate(dict.fromkeys(caption.method for caption in captions))}
@@ -185,7 +177,7 @@ def write_gallery(
         note=note,
         methods=list(methods),
         groups=[
-            (name, [_gallery_card(item, methods, pixelated) for item in members])
+            (name, [_gallery_card(item, methods) for item in members])
             for name, members in groupby(items, key=lambda item: item.group)
         ],
         has_claims=any(c.right or c.wrong or c.marks for c in captions),
@@ -195,7 +187,7 @@ def write_gallery(
     return atomic_write_text(path, html)
 
 
-def _gallery_card(item: GalleryItem, methods: dict[str, int], pixelated: bool | None) -> dict[str, object]:
+def _gallery_card(item: GalleryItem, methods: dict[str, int]) -> dict[str, object]:
     """Values of the template for one item."""
     captions = []
     for caption in item.captions:
@@ -223,16 +215,16 @@ def _gallery_card(item: GalleryItem, methods: dict[str, int], pixelated: bool | 
         )
     return {
         "image_id": item.image_id,
-        **embedded_image(item.image, pixelated),
+        **embedded_image(item.image),
         "captions": captions,
         "references": list(item.references),
         "text": " ".join([item.image_id, item.group, *(c.text for c in item.captions), *item.references]).lower(),
     }
 
 
-def embedded_image(image: Image.Image, pixelated: bool | None = None) -> dict[str, Any]:
-    """Values of a template that embeds an image: `source` for a `src` (PNG, or JPEG for a photograph), `width`, `height`,
-    `pixelated`, by default only of images of up to 128 pixels per side."""
+def embedded_image(image: Image.Image) -> dict[str, Any]:
+    """Values of a template that embeds an image: `source` for a `src` (PNG, or JPEG for a photograph), `width`, `height`, and
+    whether it is enlarged with visible pixels."""
     small, buffer = image.convert("RGB"), io.BytesIO()
     small.thumbnail((_MAX_SIDE, _MAX_SIDE))
     kind = "png" if small.width * small.height <= _PNG_PIXELS else "jpeg"
@@ -241,7 +233,7 @@ def embedded_image(image: Image.Image, pixelated: bool | None = None) -> dict[st
         "source": f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}",
         "width": image.width,
         "height": image.height,
-        "pixelated": max(image.size) <= _PIXEL_ART_SIDE if pixelated is None else pixelated,
+        "pixelated": max(image.size) <= _PIXEL_ART_SIDE,
     }
 
 

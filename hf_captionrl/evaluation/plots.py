@@ -166,7 +166,6 @@ def write_diversity_tradeoff(
     path: str | os.PathLike[str],
     curves: Mapping[str, Sequence[Point]],
     *,
-    precision: tuple[str, str] = ("cider_d", "Mean CIDEr-D of the captions"),
     title: str | None = None,
     text: Mapping[str, str] | None = None,
 ) -> Path:
@@ -180,7 +179,7 @@ def write_diversity_tradeoff(
     Reference: Chen and Jin 2020, Section 5.4 and Table 4, which report one temperature. A comparison at one temperature
     cannot distinguish a better captioner from one that samples from a narrower distribution.
     """
-    y, y_label = precision
+    y = "cider_d"
     figure, axes = new_figure(10.0, 4.5, columns=2)
     for axis, (key, label, rises) in zip(axes, _TRADEOFF_PANELS, strict=True):
         for index, (name, points) in enumerate(curves.items()):
@@ -206,7 +205,7 @@ def write_diversity_tradeoff(
         if not rises:
             axis.invert_xaxis()
         tidy(axis)
-    axes[0].set_ylabel(y_label)
+    axes[0].set_ylabel("Mean CIDEr-D of the captions")
     _legend_below(figure)
     return save_figure(path, figure, title=title, text=text)
 
@@ -214,14 +213,8 @@ def write_diversity_tradeoff(
 # --- Plots of caption sets: lengths, and retrieval against faithfulness ----------------------------------------------
 
 
-def write_length_histogram(
-    path: str | os.PathLike[str],
-    lengths: Mapping[str, Sequence[int]],
-    *,
-    unit: str = "words",
-    title: str | None = None,
-) -> Path:
-    """Draw a histogram of caption lengths for each source, and write the PNG atomically.
+def write_length_histogram(path: str | os.PathLike[str], lengths: Mapping[str, Sequence[int]]) -> Path:
+    """Draw a histogram of caption lengths, in words, for each source, and write the PNG atomically.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 4. Shares of captions are drawn, so that sources of
     different size can be compared; a dotted line marks each mean.
@@ -240,24 +233,26 @@ def write_length_histogram(
         axis.stairs(shares / len(array), edges, linewidth=1.8, label=label, zorder=3 + index, **style)
         axis.stairs(shares / len(array), edges, fill=True, color=colour, alpha=0.12)
         axis.axvline(array.mean(), color=colour, linestyle=":", linewidth=1.2)
-    axis.set_xlabel(f"{unit.capitalize()} of a caption")
+    axis.set_xlabel("Words of a caption")
     axis.set_ylabel("Share of captions")
     axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     tidy(axis)
     axis.legend(frameon=False)
-    return save_figure(path, figure, title=title)
+    return save_figure(path, figure)
 
 
 def write_trade_off(
     path: str | os.PathLike[str],
     rows: Sequence[Mapping[str, Any]],
     *,
-    x: tuple[str, str] = ("pool_recall_at_1", "Self-retrieval R@1 in the pool"),
-    y: tuple[str, str] = ("hallucination", "Hallucination (share of wrong claims)"),
-    title: str | None = None,
+    x: tuple[str, str],
+    y: tuple[str, str],
 ) -> Path | None:
-    """Draw each captioner as a point between two numbers, with its 95 % intervals, and write the PNG atomically."""
+    """Draw each captioner as a point between two numbers, given as key and label, with its 95 % intervals, and write the PNG.
+
+    Returns None if no row has both.
+    """
     points = [row for row in rows if row.get(x[0]) is not None and row.get(y[0]) is not None]
     if not points:
         return None
@@ -284,4 +279,4 @@ def write_trade_off(
     axis.margins(0.12)
     tidy(axis)
     axis.legend(frameon=False)
-    return save_figure(path, figure, title=title)
+    return save_figure(path, figure)

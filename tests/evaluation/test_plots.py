@@ -131,7 +131,7 @@ OPTIONS = {"x": ("r", "R@1"), "y": ("h", "Hallucination")}
     [
         lambda path: write_curves(path, HISTORIES),
         lambda path: write_diversity_tradeoff(path, CURVES_TRADEOFF),
-        lambda path: write_length_histogram(path, LENGTHS, title="T"),
+        lambda path: write_length_histogram(path, LENGTHS),
         lambda path: write_trade_off(path, TRADE_OFF, **OPTIONS),
     ],
 )

@@ -4,6 +4,12 @@ from pathlib import Path
 
 import pytest
 
+GENERATION = [
+    *("--generation_max_new_tokens", "12", "--generation_num_beams", "2", "--use_cpu", "--disable_tqdm", "true"),
+    *("--gallery_size", "4"),
+]
+"""Arguments that make the run of a recipe small."""
+
 
 @pytest.fixture(scope="module")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

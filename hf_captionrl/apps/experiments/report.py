@@ -21,7 +21,7 @@ import datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_captionrl.apps.experiments.arguments import DataArguments, ModelArguments, describe
-from hf_captionrl.apps.experiments.data import describe_data
+from hf_captionrl.apps.experiments.data import describe_data, load_data
 from hf_captionrl.apps.experiments.logs import (
     COLLAPSED_FOLDER,
     checkpoint_lines,
@@ -35,7 +35,7 @@ from hf_captionrl.apps.experiments.logs import (
 from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import open_still
 from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.evaluation.options import EMBEDDED, EvaluationArguments
+from hf_captionrl.evaluation.options import EMBEDDED, EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.evaluation.plots import CURVES, write_curves
 from hf_captionrl.hub import (
@@ -271,6 +271,32 @@ def should_resume(config: CaptionConfig) -> bool:
             "each with its own checkpoints. Use 'true' to resume each from its last checkpoint, in the same output_dir."
         )
     return value == "true"
+
+
+def prepare(
+    arguments: tuple[Any, ...],
+    *,
+    shows_reward: bool,
+    is_training: bool = True,
+    make_evaluator: Callable[..., Evaluator] = Evaluator.from_arguments,
+) -> tuple[datasets.DatasetDict, Any, Evaluator]:
+    """Data, scorer that selects or rewards, and evaluator of a recipe; the table may show retrieval by that scorer, too."""
+    eval_args: EvaluationArguments = _of(EvaluationArguments, arguments)
+    config: CaptionConfig = _of(CaptionConfig, arguments)
+    cache_dir = config.feature_cache_dir
+    with config.main_process_first(local=False, desc="loading the data"):
+        splits = load_data(
+            _of(DataArguments, arguments),
+            output_dir=str(config.output_dir),
+            cache_dir=cache_dir,
+            is_training=is_training,
+        )
+    scorer = optional_scorer(eval_args.scorer_name_or_path)
+    reward_scorer = scorer if shows_reward else None
+    evaluator = make_evaluator(
+        splits["test"], eval_args, seed=config.seed, cache_dir=cache_dir, reward_scorer=reward_scorer, splits=splits
+    )
+    return splits, scorer, evaluator
 
 
 def train_runs(

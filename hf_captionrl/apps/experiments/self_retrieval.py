@@ -18,19 +18,18 @@ from hf_captionrl.apps.experiments.arguments import (
     parse_arguments,
     with_default,
 )
-from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.apps.experiments.report import (
     Run,
     alone_in_folder,
     defer_push,
     finish,
     plan_runs,
+    prepare,
     settings_of,
     should_resume,
     train_runs,
 )
 from hf_captionrl.data.columns import id_column
-from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.similarity import similarity_features
 from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS
@@ -154,22 +153,11 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     resume = should_resume(config)
     configs = runs_of(config, bag_args.named_variants if is_training else {})
     settings = settings_of(configs)
-    with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(
-            data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir, is_training=is_training
-        )
-    scorers = [optional_scorer(name) for name in (eval_args.scorer_name_or_path, *bag_args.more_scorers)]
-    evaluator = Evaluator.from_arguments(
-        splits["test"],
-        eval_args,
-        seed=config.seed,
-        cache_dir=config.feature_cache_dir,
-        reward_scorer=scorers[0],
-        splits=splits,
-    )
+    splits, scorer, evaluator = prepare(arguments, shows_reward=True, is_training=is_training)
+    scorers = [scorer, *map(optional_scorer, bag_args.more_scorers)]
     neighbours = None  # (N, k) rows of training images, most similar first, by the reward scorer
     if is_training and any(c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values()):
-        train, scorer = splits["train"], scorers[0]
+        train = splits["train"]
         if bag_args.neighbours is not None:
             signature = getattr(scorer, "signature", None)
             found = load_neighbours(bag_args.neighbours, image_ids=id_column(train), signature=signature)

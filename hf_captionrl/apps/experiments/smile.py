@@ -14,7 +14,6 @@ from transformers import set_seed
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_captionrl.apps.experiments.arguments import EvaluateEveryEpoch
-from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.apps.experiments.report import (
     START,
     Run,
@@ -22,6 +21,7 @@ from hf_captionrl.apps.experiments.report import (
     defer_push,
     finish,
     plan_runs,
+    prepare,
     settings_of,
     should_resume,
     train_runs,
@@ -29,7 +29,6 @@ from hf_captionrl.apps.experiments.report import (
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data import cached_features, frames_of
 from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.evaluation.options import optional_scorer
 from hf_captionrl.metrics import emscore
 from hf_captionrl.metrics.clip_scores import emscore_matrix
 from hf_captionrl.metrics.columns import COLUMNS, VIDEO_COLUMNS, Column
@@ -184,16 +183,8 @@ def compare_smile(
             "LoRA. Leave out --tune, or use --mle_epochs 0 with a captioner that was trained on the data."
         )
     resume = should_resume(config)
-    with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
-    scorer = optional_scorer(eval_args.scorer_name_or_path)
-    evaluator = make_evaluator(
-        splits["test"],
-        eval_args,
-        seed=config.seed,
-        cache_dir=config.feature_cache_dir,
-        reward_scorer=scorer if eval_args.learning_curves else None,
-        splits=splits,
+    splits, scorer, evaluator = prepare(
+        arguments, shows_reward=eval_args.learning_curves, make_evaluator=make_evaluator
     )
     first_folder = output_dir / "model-mle"
 
