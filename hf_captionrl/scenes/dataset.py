@@ -120,20 +120,19 @@ def compose_splits(
     draw_bag: Callable[[int, bool], list[Any]],
     encode: Callable[[Any], dict[str, Any]],
     features: datasets.Features,
-    *,
     seed: int,
-    num_train: int,
-    num_validation: int,
-    num_test: int,
+    sizes: Sequence[int],
+    *,
     kinds: tuple[str, ...] = EMOJI_KINDS,
     annotators: Sequence[Annotator] = ANNOTATORS,
 ) -> datasets.DatasetDict:
-    """Make the splits of a world; no two scenes share their facts.
+    """Make the splits of a world, `sizes` of train, validation and test; no two scenes share their facts.
 
     `draw_bag` gets a size, and whether the bag goes against the preferences of kinds.
     """
-    if min(num_train, num_validation, num_test) < 0:
-        raise ValueError(f"Split sizes are {(num_train, num_validation, num_test)}. Use sizes of 0 or more.")
+    num_train, num_validation, num_test = sizes
+    if min(sizes) < 0:
+        raise ValueError(f"Split sizes are {tuple(sizes)}. Use sizes of 0 or more.")
     seen: set[Facts] = set()
     test: list[Any] = []
     bag_ids: list[str] = []
@@ -205,9 +204,9 @@ def load_scenes(
 
 
 @functools.lru_cache(maxsize=4)
-def _kept(kind: str, domain: str, *numbers: int) -> datasets.DatasetDict:
+def _kept(kind: str, domain: str, seed: int, *sizes: int) -> datasets.DatasetDict:
     """What [`load_scenes`] returns, from disk if it was made before."""
-    name = "-".join(map(str, (WORLD_VERSION, _rules_digest(), kind, domain, *numbers)))
+    name = "-".join(map(str, (WORLD_VERSION, _rules_digest(), kind, domain, seed, *sizes)))
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_captionrl_scenes" / name
     if folder.is_dir():
         kept = datasets.DatasetDict()
@@ -217,7 +216,17 @@ def _kept(kind: str, domain: str, *numbers: int) -> datasets.DatasetDict:
             else:
                 kept[split] = datasets.Dataset.from_dict({column: [] for column in FEATURES}, features=FEATURES)
         return kept
-    made = _composed(kind, domain, *numbers)
+    rng, kinds = np.random.default_rng(seed), KINDS[kind]
+    made = compose_splits(
+        lambda: sample_scene(rng, kinds),
+        lambda size, against: sample_look_alikes(rng, size, kinds, against_preferences=against),
+        _png,
+        FEATURES,
+        seed,
+        sizes,
+        kinds=kinds,
+        annotators=DOMAINS[domain],
+    )
     with contextlib.suppress(OSError):  # a read-only or full disk: the data are made again in the next process
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, _no_progress_bars():
@@ -250,24 +259,6 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if not shown:
             datasets.enable_progress_bars()
-
-
-def _composed(
-    kind: str, domain: str, seed: int, num_train: int, num_validation: int, num_test: int
-) -> datasets.DatasetDict:
-    rng, kinds = np.random.default_rng(seed), KINDS[kind]
-    return compose_splits(
-        lambda: sample_scene(rng, kinds),
-        lambda size, against: sample_look_alikes(rng, size, kinds, against_preferences=against),
-        _png,
-        FEATURES,
-        seed=seed,
-        num_train=num_train,
-        num_validation=num_validation,
-        num_test=num_test,
-        kinds=kinds,
-        annotators=DOMAINS[domain],
-    )
 
 
 def bags(bag_ids: list[str], size: int) -> list[list[int]]:
@@ -352,9 +343,7 @@ def load_moving_scenes(
         lambda size, against: sample_clips_alike(rng, size, kinds, against_preferences=against),
         _gif,
         MOVING_FEATURES,
-        seed=seed,
-        num_train=num_train,
-        num_validation=num_validation,
-        num_test=num_test,
+        seed,
+        (num_train, num_validation, num_test),
         kinds=kinds,
     )

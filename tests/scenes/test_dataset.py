@@ -71,7 +71,7 @@ def test_made_once_and_kept_on_disk(empty_cache, monkeypatch):
     assert re.fullmatch(
         "2-[0-9a-f]{12}-emoji-captions-0-40-10-21", folder.name
     )  # the version and a digest of the rules
-    monkeypatch.setattr("hf_captionrl.scenes.dataset._composed", None)  # nothing is made again
+    monkeypatch.setattr("hf_captionrl.scenes.dataset.compose_splits", None)  # nothing is made again
     again = load_scenes(**SMALL)
     # What somebody does to one is not done to the next.
     again["test"].set_format("numpy")
@@ -117,12 +117,11 @@ def test_deterministic_in_the_seed(empty_cache):
 
 def test_a_world_with_fewer_scenes_than_asked_for_is_refused():
     drawn = itertools.cycle([*all_sides("pig"), *all_sides("duck")])
-    options = {"encode": lambda scene: {"bytes": b"", "path": None}, "features": FEATURES, "seed": 0}
-    sizes = {"num_validation": 0, "num_test": 0}
-    splits = compose_splits(lambda: next(drawn), None, num_train=6, **sizes, **options)
+    world = (lambda: next(drawn), None, lambda scene: {"bytes": b"", "path": None}, FEATURES, 0)
+    splits = compose_splits(*world, (6, 0, 0))
     assert len(set(facts_of(splits["train"]))) == 6
     with pytest.raises(ValueError, match=r"has 6 different scenes, and more are asked for\. Lower num_train"):
-        compose_splits(lambda: next(drawn), None, num_train=7, **sizes, **options)
+        compose_splits(*world, (7, 0, 0))
 
 
 def all_sides(kind):
