@@ -74,8 +74,7 @@ class SLEArguments(SampleArguments):
     """The runs to compare, and how captions are sampled for the table."""
 
     compare_alphas: list[float] = field(
-        default_factory=lambda: [1.0],
-        metadata={"help": "Additional runs with these alphas; 1 is SLL, CIDEr-D alone."},
+        default_factory=lambda: [1.0], metadata={"help": "Additional runs with these alphas; 1 is SLL, CIDEr-D alone."}
     )
     compare_entropy_weights: list[float] = field(
         default_factory=lambda: [0.01],

@@ -243,11 +243,7 @@ def write_length_histogram(path: str | os.PathLike[str], lengths: Mapping[str, S
 
 
 def write_trade_off(
-    path: str | os.PathLike[str],
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    x: tuple[str, str],
-    y: tuple[str, str],
+    path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *, x: tuple[str, str], y: tuple[str, str]
 ) -> Path | None:
     """Draw each captioner as a point between two numbers, given as key and label, with its 95 % intervals, and write the PNG.
 

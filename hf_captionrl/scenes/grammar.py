@@ -168,10 +168,7 @@ def _motion(said: Mapping[str, Any]) -> str:
 
 
 def write_sentence(
-    said: Mapping[str, Any],
-    words: Words | None = None,
-    annotator: Annotator | None = None,
-    opinion: str = "",
+    said: Mapping[str, Any], words: Words | None = None, annotator: Annotator | None = None, opinion: str = ""
 ) -> str:
     """The caption that states the given facts.
 

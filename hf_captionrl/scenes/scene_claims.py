@@ -165,9 +165,7 @@ def combine_claims(correct: SceneClaims, new: SceneClaims) -> SceneClaims:
         merged = replace(merged, second=new.second, relation=new.relation, second_colour=new.second_colour)
     elif correct.second == new.second:
         merged = replace(
-            merged,
-            relation=correct.relation or new.relation,
-            second_colour=correct.second_colour or new.second_colour,
+            merged, relation=correct.relation or new.relation, second_colour=correct.second_colour or new.second_colour
         )
     if merged.second == merged.kind:
         # `new` names its second object as `correct` names the main one: they are the same thing.

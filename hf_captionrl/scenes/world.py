@@ -420,11 +420,7 @@ _CLIQUE_WEIGHTS |= {"time": 2, "relation": 2, "background": 1, "count": 1}
 
 
 def sample_look_alikes(
-    rng: np.random.Generator,
-    size: int,
-    kinds: tuple[str, ...] = EMOJI_KINDS,
-    *,
-    against_preferences: bool = False,
+    rng: np.random.Generator, size: int, kinds: tuple[str, ...] = EMOJI_KINDS, *, against_preferences: bool = False
 ) -> list[Scene]:
     """Scenes that differ pairwise in one or two facts, in random order; two facts vary, all others are equal.
 

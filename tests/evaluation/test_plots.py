@@ -119,10 +119,7 @@ def test_the_picture_shows_every_point_and_joins_the_frontier(tmp_path, monkeypa
 
 
 LENGTHS = {"_mle $x$": [2, 2, 3], "long": [0, 41, 300]}
-TRADE_OFF = [
-    {"name": "a", "r": 0.1, "h": 0.2, "r_ci": [0.0, 0.3]},
-    {"name": "b", "r": 0.3, "h": None},
-]
+TRADE_OFF = [{"name": "a", "r": 0.1, "h": 0.2, "r_ci": [0.0, 0.3]}, {"name": "b", "r": 0.3, "h": None}]
 OPTIONS = {"x": ("r", "R@1"), "y": ("h", "Hallucination")}
 
 

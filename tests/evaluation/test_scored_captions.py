@@ -15,13 +15,7 @@ from hf_captionrl.evaluation import scored_captions as caption_scores
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, human_captions
 from hf_captionrl.evaluation.options import load_evaluators
-from hf_captionrl.evaluation.scored_captions import (
-    BLOCK,
-    CaptionScoring,
-    ScoreStage,
-    whole_columns,
-    write_inputs,
-)
+from hf_captionrl.evaluation.scored_captions import BLOCK, CaptionScoring, ScoreStage, whole_columns, write_inputs
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.suites import ndlb_suite
 from hf_captionrl.scenes import load_scenes
