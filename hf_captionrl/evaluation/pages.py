@@ -198,8 +198,8 @@ def _gallery_card(item: GalleryItem, methods: dict[str, int]) -> dict[str, objec
             "" if caption.rank is None else "first" if caption.rank == 1 else "near" if caption.rank <= 5 else "far"
         )
         captions.append(
-            {
-                "method": caption.method,
+            vars(caption)
+            | {
                 "index": methods[caption.method],
                 "pieces": pieces if caption.text.strip() else [],
                 "absent": absent,
@@ -207,10 +207,7 @@ def _gallery_card(item: GalleryItem, methods: dict[str, int]) -> dict[str, objec
                 # The marks in words, for screen readers.
                 "wrong_claims": [mark for mark in marks if mark.verdict == "wrong"],
                 "misbound_claims": [mark for mark in marks if mark.verdict == "misbound"],
-                "numbers": dict(caption.numbers),
-                "rank": caption.rank,
                 "rank_class": rank_class,
-                "pool_size": caption.pool_size,
             }
         )
     return {

@@ -80,7 +80,7 @@ def test_stopped_anywhere_it_comes_to_the_same_table(warm_process, tmp_path, ste
     assert again.value["rows"] == whole.value["rows"]
 
 
-@pytest.mark.slow  # two recipes; test_campaign.py has two trainers
+@pytest.mark.slow  # two recipes; an area of the campaign has two trainers
 def test_a_second_one_in_the_same_folder_is_refused(warm_process, tmp_path):
     ready = tmp_path / "ready"
     holder = warm_process.start("hold_folder", folder=str(tmp_path / "out"), ready=str(ready))

@@ -14,14 +14,13 @@ from hf_captionrl.utils.console import run_main
 from hf_captionrl.utils.model_files import model_path
 from recipes import self_retrieval_blip as recipe
 from recipes import sle_blip
-from tests.recipes.conftest import GENERATION
+from tests.recipes.conftest import GENERATION, train
 from tests.recipes.test_sle_blip import SHORT as SHORT_SLE
 
 SHORT = [
-    *("--max_train_images", "24", "--max_eval_images", "12", "--max_test_images", "105", "--num_train_epochs", "2"),
-    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32", "--max_completion_length", "10"),
-    *GENERATION,
-    *("--bag_schedule", '{"1": 2, "2": 4}', "--num_neighbours", "8", "--logging_steps", "1"),
+    *"--max_train_images 24 --max_eval_images 12 --max_test_images 105 --num_train_epochs 2 --num_neighbours 8".split(),
+    *"--per_device_train_batch_size 8 --per_device_eval_batch_size 32 --max_completion_length 10 --logging_steps 1".split(),
+    *(*GENERATION, "--bag_schedule", '{"1": 2, "2": 4}'),
 ]
 
 
@@ -57,14 +56,9 @@ def test_curriculum_increases_the_bag_size(run):
 
 
 def test_adapters_and_cider(tmp_path):
-    path = recipe.main(
-        [
-            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
-            *("--tune", "both", "--lora_r", "4", "--cider_weight", "0.5", "--variants", "{}"),
-            *("--freeze_vision_tower", "false", "--cache_image_features", "false", "--max_steps", "1"),
-            *("--bag_features", "image", "--perplexity_name_or_path", "none"),
-        ]
-    )
+    more = "--tune both --lora_r 4 --cider_weight 0.5 --variants {} --freeze_vision_tower false --max_steps 1 "
+    more += "--cache_image_features false --bag_features image --perplexity_name_or_path none"
+    path = train(recipe, tmp_path, SHORT, more)
     rows = json.loads(path.read_text())["rows"]
     assert [row["name"] for row in rows] == ["MLE", "SR (bag curriculum, CIDEr 0.5)", "references"]
     assert (path.parent / "model" / "adapter_model.safetensors").exists()
@@ -72,14 +66,10 @@ def test_adapters_and_cider(tmp_path):
 
 @pytest.mark.slow
 def test_cider_alone(tmp_path):
-    path = recipe.main(
-        [
-            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
-            *("--retrieval_weight", "0", "--cider_weight", "1", "--variants", "{}", "--max_steps", "1"),
-            *("--repetition_weight", "0", "--truncation_weight", "0"),
-            *("--perplexity_name_or_path", "none"),
-        ]
+    more = (
+        "--retrieval_weight 0 --cider_weight 1 --variants {} --max_steps 1 --repetition_weight 0 --truncation_weight 0"
     )
+    path = train(recipe, tmp_path, [*SHORT, "--perplexity_name_or_path", "none"], more)
     rows = json.loads(path.read_text())["rows"]
     assert [row["name"] for row in rows] == ["MLE", "CIDEr (bag curriculum)", "references"]
     (state,) = (path.parent / "model").glob("checkpoint-*/trainer_state.json")
@@ -91,12 +81,7 @@ def test_cider_alone(tmp_path):
 
 
 def test_an_evaluation_trains_nothing(tmp_path):
-    path = recipe.main(
-        [
-            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
-            *("--num_train_epochs", "0", "--perplexity_name_or_path", "none"),
-        ]
-    )
+    path = train(recipe, tmp_path, SHORT, "--num_train_epochs 0 --perplexity_name_or_path none")
     rows = json.loads(path.read_text())["rows"]
     # Of the variants, too, nothing is left: they would all be the captioner that was named.
     assert [row["name"] for row in rows] == ["MLE", "references"]
@@ -206,17 +191,13 @@ def hack(monkeypatch):
     return install
 
 
-def arguments(tmp_path, *more):
-    return ["--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *more]
-
-
 def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
     hack(lambda call: call > 2)  # all but the initial captioner on test and validation
     out = tmp_path / "out"
     (out / "model").mkdir(parents=True)
     (out / "model" / "model.safetensors").write_text("of an earlier start")
     with pytest.raises(SystemExit) as stop:
-        run_main(lambda: recipe.main(arguments(tmp_path, *ONE_RUN)))
+        run_main(lambda: train(recipe, tmp_path, ONE_RUN))
     assert stop.value.code == 1
     assert not (out / "model").exists()
     assert sorted(path.name for path in (out / "model-collapsed").iterdir()) == ["checkpoint-3", "checkpoint-6"]
@@ -255,7 +236,7 @@ def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
 def test_the_delivered_checkpoint_is_the_accepted_one_and_card_and_gallery_say_so(tmp_path, hack, capsys):
     # Calls: test and validation before training, epochs 1 and 2, test.
     hack(lambda call: call == 4)
-    path = recipe.main(arguments(tmp_path, *ONE_RUN))
+    path = train(recipe, tmp_path, ONE_RUN)
     selected = json.loads(path.read_text())["selected"]["SR (bag curriculum)"]
     assert (selected["step"], selected["metric"]) == (3, "eval_reward_recall_at_1")
     assert "collapsed" not in selected
@@ -277,7 +258,7 @@ def test_the_delivered_checkpoint_is_the_accepted_one_and_card_and_gallery_say_s
 def test_without_evaluations_the_captions_of_the_test_split_decide(tmp_path, hack):
     hack(lambda call: call > 2)
     with pytest.raises(SystemExit, match="have collapsed"):
-        recipe.main(arguments(tmp_path, *ONE_RUN, "--eval_strategy", "no", "--save_strategy", "no"))
+        train(recipe, tmp_path, ONE_RUN, "--eval_strategy no --save_strategy no")
     assert not (tmp_path / "out" / "model").exists()
     selected = json.loads((tmp_path / "out" / "results.json").read_text())["selected"]["SR (bag curriculum)"]
     assert "In 105 evaluated captions" in selected["collapsed"]
@@ -287,7 +268,7 @@ def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
     # Calls: test and validation before training, 2 epochs and test of the variant, then those of the recipe's run.
     hack(lambda call: call in (3, 4, 5))
     variants = json.dumps({"SR (random)": {"bag_schedule": None}})
-    path = recipe.main(arguments(tmp_path, *SHORT, "--variants", variants, "--perplexity_name_or_path", "none"))
+    path = train(recipe, tmp_path, [*SHORT, "--variants", variants], "--perplexity_name_or_path none")
     results = json.loads(path.read_text())
     assert [row["name"] for row in results["rows"] if "note" in row] == ["SR (random)"]
     assert results["selected"]["SR (bag curriculum)"]["step"] is not None
@@ -298,12 +279,11 @@ def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
 
 
 def test_a_collapsed_run_of_sle_has_no_samples_and_no_model(tmp_path, hack):
-    two = ["--compare_alphas", "1", "--compare_entropy_weights", "0", "--rl_start_epoch", "0"]
-    two += ["--report_best_alpha", "false"]
+    two = "--compare_alphas 1 --compare_entropy_weights 0 --rl_start_epoch 0 --report_best_alpha false "
     # Calls: test and validation before training, evaluation and test of SLL, then those of SLE.
     hack(lambda call: call > 4)
     with pytest.raises(SystemExit, match="have collapsed"):
-        sle_blip.main(arguments(tmp_path, *SHORT_SLE, *two, "--perplexity_name_or_path", "none"))
+        train(sle_blip, tmp_path, SHORT_SLE, two + "--perplexity_name_or_path none")
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     other, row = (row for row in results["rows"] if row["name"].startswith("SL"))
     assert isinstance(other["rs_div_2"], float)

@@ -16,7 +16,7 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig
 from recipes import sle_blip, smile_video
 from recipes import smile_blip as recipe
-from tests.recipes.conftest import GENERATION
+from tests.recipes.conftest import GENERATION, train
 from tests.tiny import tiny_captioner
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -78,21 +78,17 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
     write_photos(photos)
     # In a folder of this machine whose path must not get into the card.
     tiny_captioner("blip").save_pretrained(tmp_path / "small-blip")
-    path = recipe.main(
-        [
-            *("--dataset_name", "imagefolder", "--data_dir", str(photos), "--max_bad_fraction", "0.5"),
-            *("--model_name_or_path", str(tmp_path / "small-blip"), "--prompt", "a picture of "),
-            *(
-                "--scorer_name_or_path",
-                "scenes:clip-reward",
-                "--held_out_scorer_name_or_path",
-                "scenes:siglip-held-out",
-            ),
-            *("--perplexity_name_or_path", "none", "--compare_mle_weights", "1.0"),
-            *("--output_dir", str(tmp_path / "out"), "--learning_rate", "1e-3"),
-            *ONE_EPOCH,
-        ]
-    )
+    data = [
+        "--dataset_name",
+        "imagefolder",
+        "--data_dir",
+        str(photos),
+        "--model_name_or_path",
+        str(tmp_path / "small-blip"),
+    ]
+    more = "--max_bad_fraction 0.5 --scorer_name_or_path scenes:clip-reward --perplexity_name_or_path none --learning_rate 1e-3 "
+    more += "--held_out_scorer_name_or_path scenes:siglip-held-out --compare_mle_weights 1.0 --prompt 'a picture of '"
+    path = train(recipe, tmp_path, [*ONE_EPOCH, *data], more)
     results = json.loads(path.read_text())
     assert [row["name"] for row in results["rows"]] == ["MLE", "MLE+MLE", "SMILE", "references"]
     smile = results["rows"][2]
@@ -111,14 +107,10 @@ def test_too_many_bad_rows_stop_before_training(tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
     write_photos(photos, 20)
+    more = "--model_name_or_path scenes:blip-mle --scorer_name_or_path none --held_out_scorer_name_or_path none "
+    more += "--perplexity_name_or_path none"
     with pytest.raises(ValueError, match="max_bad_fraction"):
-        recipe.main(
-            [
-                *("--dataset_name", "imagefolder", "--data_dir", str(photos), "--output_dir", str(tmp_path / "out")),
-                *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "none"),
-                *("--held_out_scorer_name_or_path", "none", "--perplexity_name_or_path", "none"),
-            ]
-        )
+        train(recipe, tmp_path, ["--dataset_name", "imagefolder", "--data_dir", str(photos)], more)
     assert (tmp_path / "out" / "quarantine.jsonl").exists()
 
 
@@ -163,14 +155,8 @@ def test_row_names(tmp_path, settings, name):
 
 
 def test_a_row_without_further_training(tmp_path):
-    path = recipe.main(
-        [
-            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache")),
-            *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "12"),
-            *ONE_EPOCH,
-            *("--num_train_epochs", "0"),
-        ]
-    )
+    more = "--max_train_images 8 --max_eval_images 8 --max_test_images 12 --num_train_epochs 0"
+    path = train(recipe, tmp_path, ONE_EPOCH, more)
     assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["MLE", "references"]
     assert (tmp_path / "out" / "model" / "model.safetensors").exists()
     assert "maximum likelihood" in (tmp_path / "out" / "model" / "README.md").read_text().lower()
@@ -206,17 +192,10 @@ def coco(tmp_path_factory):
 
 
 def evaluate(coco, out, *options):
-    path = recipe.main(
-        [
-            *("--dataset_name", str(coco / "dataset_coco.json"), "--image_root", str(coco / "images")),
-            *("--model_name_or_path", "scenes:blip-mle", "--held_out_scorer_name_or_path", "scenes:siglip-held-out"),
-            *("--scorer_name_or_path", "scenes:clip-reward"),
-            *("--perplexity_name_or_path", "none", "--num_train_epochs", "0", "--output_dir", str(out)),
-            *("--feature_cache_dir", str(coco / "cache"), "--per_device_eval_batch_size", "12"),
-            *GENERATION,
-            *options,
-        ]
-    )
+    data = ["--dataset_name", str(coco / "dataset_coco.json"), "--image_root", str(coco / "images")]
+    more = "--model_name_or_path scenes:blip-mle --held_out_scorer_name_or_path scenes:siglip-held-out --num_train_epochs 0 "
+    more += "--scorer_name_or_path scenes:clip-reward --perplexity_name_or_path none --per_device_eval_batch_size 12"
+    path = train(recipe, out, [*data, *GENERATION, *options], more)
     return json.loads(path.read_text())["rows"][0]
 
 
@@ -264,8 +243,7 @@ def test_every_run_has_a_curve_by_both_scorers(name, tmp_path, monkeypatch):
     if name == "video":
         made = scenes.load_moving_scenes(num_train=16, num_validation=6, num_test=105)
         monkeypatch.setattr(scenes, "load_moving_scenes", lambda: made)
-    folders = ["--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache")]
-    results = json.loads(trained.main([*folders, *CURVE_STEPS, *arguments]).read_text())
+    results = json.loads(train(trained, tmp_path, [*CURVE_STEPS, *arguments]).read_text())
     rows = {row["name"]: row for row in results["rows"]}
     assert list(results["learning_curves"]) == runs
     for run, points in results["learning_curves"].items():
@@ -281,8 +259,7 @@ def test_every_run_has_a_curve_by_both_scorers(name, tmp_path, monkeypatch):
 
 
 def test_without_learning_curves_the_scorer_that_selects_only_selects(tmp_path):
-    folders = ["--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache")]
-    quick = [*SIZES, "--compare_mle_weights", "0", *CURVE_STEPS, "--learning_curves", "false", "--max_steps", "2"]
-    results = json.loads(recipe.main([*folders, *quick]).read_text())
+    quick = "--compare_mle_weights 0 --learning_curves false --max_steps 2"
+    results = json.loads(train(recipe, tmp_path, [*SIZES, *CURVE_STEPS], quick).read_text())
     assert not any(key.startswith("reward_") for row in results["rows"] for key in row)
     assert not results.get("learning_curves")
