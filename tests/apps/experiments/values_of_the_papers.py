@@ -18,52 +18,23 @@ TEST_REFERENCES = "outputs/boosted/test/captions.parquet"
 P1, NLG = {"reward_blocks_recall_at_1"}, {"bleu_4", "meteor", "cider_d", "spice"}
 
 # DiscriTune, section 4.1: Adam, 1e-7, constant, 100 images, greedy captions of 40 positions, 5 beams; code: no weight decay.
-DISCRITUNE = {
-    "recipe": "self_retrieval_clipcap",
-    "start": "outputs/clipcap-coco",
-    "data": COCO,
-    "tune": None,
-    "rate": 1e-7,
-    "schedule": "constant",
-    "decay": 0.0,
-    "batch": 100,
-    "epochs": 20,
-    "frozen_tower": True,
-    "do_sample": False,
-    "baseline": "running_mean",
-    "reward": "log_prob",
-    "loss_type": "grpo",  # code: the mean over the tokens of a caption, then over captions
-    "repetition": 0.0,  # no paper penalises
-    "truncation": 0.0,
-    "bags": None,
-    "longest": 30,
-    "beams": 5,
-    "train_longest": 30,
-    "cider": 0.0,
-    "scope": "batch",
-    "scale": "model",
-    "paper": "discritune",
-    "scorer": CLIP,
-    "judge": "openai/clip-vit-large-patch14",  # ours
-    "measures": P1 | NLG,
-}
+DISCRITUNE = {"recipe": "self_retrieval_clipcap", "start": "outputs/clipcap-coco", "data": COCO, "tune": None}
+DISCRITUNE |= {"rate": 1e-7, "schedule": "constant", "decay": 0.0, "batch": 100, "epochs": 20, "frozen_tower": True}
+DISCRITUNE |= {"do_sample": False, "baseline": "running_mean", "reward": "log_prob"}
+DISCRITUNE |= {"loss_type": "grpo"}  # code: the mean over the tokens of a caption, then over captions
+DISCRITUNE |= {"repetition": 0.0}  # no paper penalises
+DISCRITUNE |= {"truncation": 0.0, "bags": None, "longest": 30, "beams": 5, "train_longest": 30, "cider": 0.0}
+DISCRITUNE |= {"scope": "batch", "scale": "model", "paper": "discritune", "scorer": CLIP}
+DISCRITUNE |= {"judge": "openai/clip-vit-large-patch14"}  # ours
+DISCRITUNE |= {"measures": P1 | NLG}
 # Table 12 ranks among the k nearest and 99 - k random images of each target.
 HARD = {"scope": "bank", "bank": "nearest_and_random", "bank_size": 99, "bank_batch": 100, "bank_weighting": "equal"}
 # Flickr30K for 10 epochs; the tables show its validation images.
 ABLATION = DISCRITUNE | {"data": FLICKR, "epochs": 10, "table_split": "validation"}
-EVALUATION = {
-    "recipe": "self_retrieval_clipcap",
-    "start": "outputs/clipcap-coco",
-    "data": COCO,
-    "epochs": 0,
-    "beams": 5,
-    "longest": 30,
-    "paper": "discritune",
-    "scorer": CLIP,
-    "judge": "openai/clip-vit-large-patch14",  # ours
-    "measures": P1 | NLG,
-    "table_split": "test",
-}
+EVALUATION = {"recipe": "self_retrieval_clipcap", "start": "outputs/clipcap-coco", "data": COCO, "epochs": 0}
+EVALUATION |= {"beams": 5, "longest": 30, "paper": "discritune", "scorer": CLIP}
+EVALUATION |= {"judge": "openai/clip-vit-large-patch14"}  # ours
+EVALUATION |= {"measures": P1 | NLG, "table_split": "test"}
 # The data of Tables 1, 3 and 5, and the captioners of Tables 1 and 3 with their starts.
 CONCEPTUAL = {"data": "imagefolder", "folder": "conceptual_captions"}
 NOCAPS, CONCADIA = {"data": "nocaps", "folder": "nocaps"}, {"data": "concadia", "folder": "concadia"}
@@ -87,55 +58,19 @@ NDLB_COLUMNS |= {f"reward_bag_{size}_recall_at_1" for size in (3, 5, 7)}
 AGAINST_BOOSTED = NDLB_COLUMNS | {"more_cider_d"}  # CIDEr against BlendCap or HolisticCap
 
 # No Detail Left Behind, Table 12 and Appendix C.3; code: finetuning/lora.py, configs/sr_final.yml (temperature, lengths).
-NDLB = {
-    "recipe": "self_retrieval_clipcap",
-    "start": "outputs/ndlb/table11/coco/model",
-    "data": COCO,
-    "rate": 9e-8,
-    "schedule": "constant",
-    "decay": 0.01,
-    "batch": 100,
-    "steps": 23000,
-    "tune": "language",
-    "rank": 32,
-    "lora_alpha": 16,
-    "lora_init": "paper",
-    "frozen_tower": True,
-    "do_sample": True,
-    "temperature": 0.3,
-    "baseline": "running_mean",
-    "bags": None,
-    "retrieval": 1.0,
-    "cider": 0.0,
-    "train_longest": 40,
-    "longest": 40,
-    "beams": 5,
-    "scope": "batch",
-    "reward": "log_prob",
-    "loss_type": "grpo",  # code: the mean over the tokens of a caption, then over captions
-    "repetition": 0.0,  # no paper penalises
-    "truncation": 0.0,
-    "paper": "ndlb",
-    "scorer": CLIP,
-    "judge": "openai/clip-vit-large-patch14",  # ours
-    "truematch": "truematch",
-    "train_captions": None,
-    "test_references": None,
-    "measures": NDLB_COLUMNS,
-}
-NDLB_MLE = {
-    "recipe": "self_retrieval_clipcap",
-    "start": "outputs/ndlb/table11/coco/model",
-    "data": COCO,
-    "epochs": 0,
-    "longest": 40,
-    "beams": 5,
-    "paper": "ndlb",
-    "scorer": CLIP,
-    "truematch": "truematch",
-    "test_references": None,
-    "measures": NDLB_COLUMNS,
-}
+NDLB = {"recipe": "self_retrieval_clipcap", "start": "outputs/ndlb/table11/coco/model", "data": COCO, "rate": 9e-8}
+NDLB |= {"schedule": "constant", "decay": 0.01, "batch": 100, "steps": 23000, "tune": "language", "rank": 32}
+NDLB |= {"lora_alpha": 16, "lora_init": "paper", "frozen_tower": True, "do_sample": True, "temperature": 0.3}
+NDLB |= {"baseline": "running_mean", "bags": None, "retrieval": 1.0, "cider": 0.0, "train_longest": 40, "longest": 40}
+NDLB |= {"beams": 5, "scope": "batch", "reward": "log_prob"}
+NDLB |= {"loss_type": "grpo"}  # code: the mean over the tokens of a caption, then over captions
+NDLB |= {"repetition": 0.0}  # no paper penalises
+NDLB |= {"truncation": 0.0, "paper": "ndlb", "scorer": CLIP}
+NDLB |= {"judge": "openai/clip-vit-large-patch14"}  # ours
+NDLB |= {"truematch": "truematch", "train_captions": None, "test_references": None, "measures": NDLB_COLUMNS}
+NDLB_MLE = {"recipe": "self_retrieval_clipcap", "start": "outputs/ndlb/table11/coco/model", "data": COCO}
+NDLB_MLE |= {"epochs": 0, "longest": 40, "beams": 5, "paper": "ndlb", "scorer": CLIP, "truematch": "truematch"}
+NDLB_MLE |= {"test_references": None, "measures": NDLB_COLUMNS}
 BLEND = {
     "start": "outputs/ndlb/table11/blendcap/model",
     "train_captions": BOOSTED,
@@ -159,25 +94,11 @@ CURRICULUM = {"bags": "paper"}
 CIDER = {"cider": 1.0, "retrieval": 0.0, "baseline": "greedy"}
 BOTH = {"cider": 0.5, "baseline": "greedy", "rate": 1e-7}
 # Table 11; the vision tower is frozen.
-CLIPCAP = {
-    "recipe": "mle_clipcap",
-    "start": "",
-    "vision": "openai/clip-vit-base-patch32",
-    "gpt": "openai-community/gpt2",
-    "data": COCO,
-    "batch": 40,
-    "captions": "all",  # code: configs/mle_final.yml, 8 images with 5 captions
-    "rate": 2e-5,
-    "schedule": "linear",
-    "steps": 30000,
-    "warmup": 1000,
-    "prefix_length": 10,
-    "frozen_tower": True,
-    "mle_weight": 1.0,
-    "beams": 5,
-    "longest": 30,
-    "measures": {"cider_d"},
-}
+CLIPCAP = {"recipe": "mle_clipcap", "start": "", "vision": "openai/clip-vit-base-patch32"}
+CLIPCAP |= {"gpt": "openai-community/gpt2", "data": COCO, "batch": 40}
+CLIPCAP |= {"captions": "all"}  # code: configs/mle_final.yml, 8 images with 5 captions
+CLIPCAP |= {"rate": 2e-5, "schedule": "linear", "steps": 30000, "warmup": 1000, "prefix_length": 10}
+CLIPCAP |= {"frozen_tower": True, "mle_weight": 1.0, "beams": 5, "longest": 30, "measures": {"cider_d"}}
 NDLB_CLIPCAP = CLIPCAP | {"paper": "ndlb", "truematch": "truematch", "longest": 40, "decay": 0.01}
 NDLB_CLIPCAP |= {"measures": {"bleu_4", "cider_d", "vocabulary_size"}}
 
@@ -291,29 +212,12 @@ SELF_RETRIEVAL = {
 SMILE_COLUMNS = {"length", "lexical_diversity", "pool_recall_at_1", "pool_recall_at_5", "clip_score", "perplexity"}
 
 # SMILE, section 3.1; code: BLIP/configs/caption_coco.yaml. 32 captions on each of four GPUs.
-SMILE = {
-    "recipe": "smile_blip",
-    "start": FINETUNED,
-    "data": COCO,
-    "prompt": "a picture of ",
-    "mle_weight": 0.0,
-    "rate": 1e-5,
-    "schedule": "cosine",
-    "decay": 0.05,
-    "batch": 4 * 32,
-    "epochs": 5,
-    "captions": "all",  # code: data/coco_karpathy_dataset.py of BLIP has a row per caption
-    "frozen_tower": False,
-    "beams": 3,
-    "longest": 75,
-    "longest_reference": 40,
-    "subset": "caption",
-    "smoothing": 0.0,
-    "pool": "capenrich_hard_pool.json",
-    "prefix": None,
-    "judge": None,
-    "measures": SMILE_COLUMNS,
-}
+SMILE = {"recipe": "smile_blip", "start": FINETUNED, "data": COCO, "prompt": "a picture of ", "mle_weight": 0.0}
+SMILE |= {"rate": 1e-5, "schedule": "cosine", "decay": 0.05, "batch": 4 * 32, "epochs": 5}
+SMILE |= {"captions": "all"}  # code: data/coco_karpathy_dataset.py of BLIP has a row per caption
+SMILE |= {"frozen_tower": False, "beams": 3, "longest": 75, "longest_reference": 40, "subset": "caption"}
+SMILE |= {"smoothing": 0.0, "pool": "capenrich_hard_pool.json", "prefix": None, "judge": None}
+SMILE |= {"measures": SMILE_COLUMNS}
 # Figure 4(a) shows curves of unselected checkpoints.
 UNSELECTED = {"curves": True, "selected": False}
 # BLIP's finetuning with maximum likelihood smooths labels with 0.1 (code).
