@@ -191,7 +191,7 @@ class Sampler:
             [[ptb_tokenize(text) for text in texts] for texts in dataset["captions"]]
         )
         references = [list(texts) for texts in self.dataset["captions"]]
-        self._measured_with = {"references": references, "frequencies": frequencies, "seed": seed}
+        self._measured_with: dict[str, Any] = {"references": references, "frequencies": frequencies, "seed": seed}
         self.samples: dict[str, list[list[str]]] = {}  # row name -> captions at temperature 1
         self.points: dict[str, list[dict[str, Any]]] = {}  # row name -> one point per temperature
 
