@@ -18,18 +18,16 @@ from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_s
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 from hf_captionrl.utils.model_files import model_path
 from recipes import sle_blip as recipe
-from tests.recipes.conftest import GENERATION
+from tests.recipes.conftest import GENERATION, train
 from tests.tolerances import assert_close
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = [name for name in row_names(RECIPES / "configs") if name.startswith("sle/")]
 SHORT = [
-    # An epoch of cross-entropy first.
-    *("--rl_start_epoch", "1", "--num_train_epochs", "2", "--xe_learning_rate", "3e-4"),
-    *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105", "--sample_images", "6"),
-    *("--max_steps", "2", "--per_device_train_batch_size", "8", "--num_generations", "3", "--num_samples", "3"),
-    *("--eval_steps", "2", "--save_steps", "2", "--sample_temperatures", "0.5", "--panel_images", "2"),
-    *("--compare_alphas", "1.0", "0.3", "--report_best_alpha"),
+    *"--rl_start_epoch 1 --num_train_epochs 2 --xe_learning_rate 3e-4".split(),  # an epoch of cross-entropy first
+    *"--max_train_images 16 --max_eval_images 8 --max_test_images 105 --sample_images 6 --max_steps 2".split(),
+    *"--per_device_train_batch_size 8 --num_generations 3 --num_samples 3 --eval_steps 2 --save_steps 2".split(),
+    *"--sample_temperatures 0.5 --panel_images 2 --compare_alphas 1.0 0.3 --report_best_alpha".split(),
     *GENERATION,
 ]
 
@@ -111,13 +109,9 @@ def test_each_row_of_the_papers_tables_trains_what_it_names():
 
 VIDEO = ["--row", "sle/table3/sle", "--use_cpu"]
 SHIPPED = [
-    *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "scenes:clip-reward", "--prompt", ""),
-    *(
-        "--held_out_scorer_name_or_path",
-        "scenes:siglip-held-out",
-        "--perplexity_name_or_path",
-        "scenes:gpt2-perplexity",
-    ),
+    *"--model_name_or_path scenes:blip-mle --scorer_name_or_path scenes:clip-reward".split(),
+    *"--held_out_scorer_name_or_path scenes:siglip-held-out --perplexity_name_or_path scenes:gpt2-perplexity".split(),
+    *("--prompt", ""),
 ]
 
 
@@ -145,15 +139,12 @@ def make_moving_world(folder, count=12):
 def test_videos_are_trained_on(tmp_path):
     """Table 3's configuration on a moving world: mean-pooled features from the first step to the panel."""
     world, out = make_moving_world(tmp_path / "world"), tmp_path / "out"
-    short = [
-        *("--data_dir", str(world), "--output_dir", str(out), "--feature_cache_dir", str(tmp_path / "cache")),
-        *("--num_frames", "4", "--rl_start_epoch", "1", "--num_train_epochs", "2", "--num_generations", "3"),
-        *("--per_device_train_batch_size", "4", "--total_train_batch_size", "4", "--num_samples", "2"),
-        *("--sample_temperatures", "1.0"),
-        *("--generation_max_new_tokens", "8", "--max_completion_length", "8", "--generation_num_beams", "2"),
-        *("--disable_tqdm", "true", "--learning_rate", "1e-3"),
-    ]
-    recipe.main([*VIDEO, *SHIPPED, *short])
+    more = (
+        "--num_frames 4 --rl_start_epoch 1 --num_train_epochs 2 --num_generations 3 --per_device_train_batch_size 4 "
+    )
+    more += "--total_train_batch_size 4 --num_samples 2 --sample_temperatures 1.0 --generation_max_new_tokens 8 "
+    more += "--max_completion_length 8 --generation_num_beams 2 --disable_tqdm true --learning_rate 1e-3"
+    train(recipe, tmp_path, [*VIDEO, *SHIPPED, "--data_dir", str(world)], more)
     assert names_of(out) == ["MLE", "XE", "SLE (alpha=0.75)"]
     rows = json.loads((out / "results.json").read_text())["rows"]
     assert all(isinstance(row[key], float) for row in rows[:-1] for key in ("cider_d", "pool_recall_at_1", "rs_div_2"))
