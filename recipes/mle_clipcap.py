@@ -21,7 +21,7 @@ Self-Retrieval for Fine-Grained Image Captioning", Appendix C.3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,24 @@ from hf_captionrl.apps.experiments.arguments import (
     output_folder,
     parse_arguments,
 )
-from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.apps.experiments.logs import print_heading, use_log_lines
-from hf_captionrl.apps.experiments.report import Comparison, alone_in, defer_push, finish, measured, should_resume
+from hf_captionrl.apps.experiments.report import (
+    Comparison,
+    alone_in_folder,
+    defer_push,
+    finish,
+    measured,
+    prepare,
+    should_resume,
+)
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners.clipcap.assembly import assemble
-from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
+from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.utils.console import run_main
 from hf_captionrl.utils.model_files import PREFIX, model_path
+from hf_captionrl.utils.options import documented
 
 __all__ = ["main", "parse_args"]
 
@@ -57,27 +64,19 @@ ROW = "MLE"
 class ClipCapArguments(ModelArguments):
     """The parts of the ClipCap."""
 
-    model_name_or_path: str = field(
-        default="", metadata={"help": "A ClipCap to continue. Empty: a new one from the two models below."}
+    model_name_or_path: str = documented("", "A ClipCap to continue. Empty: a new one from the two models below.")
+    vision_model: str = documented(
+        "openai/clip-vit-base-patch32",
+        "Vision tower of a CLIP, SigLIP or similar model, or of a shipped scorer (scenes:clip-reward).",
     )
-    vision_model: str = field(
-        default="openai/clip-vit-base-patch32",
-        metadata={
-            "help": "Vision tower of a CLIP, SigLIP or similar model, or of a shipped scorer (scenes:clip-reward)."
-        },
-    )
-    language_model: str = field(
-        default="openai-community/gpt2", metadata={"help": "Causal language model, with its tokenizer."}
-    )
-    prefix_length: int = field(default=10, metadata={"help": "Number of prefix vectors before a caption."})
-    mapping_type: str = field(
-        default="mlp", metadata={"help": "Mapper from the image to the prefix: 'mlp' or 'transformer'."}
-    )
-    clip_length: int = field(default=10, metadata={"help": "Number of image vectors in the transformer mapper."})
-    num_mapper_layers: int = field(default=8, metadata={"help": "Layers of the transformer mapper."})
-    normalize_image_embeds: bool = field(default=False, metadata={"help": "Scale image embeddings to unit length."})
-    stop_at_period: bool = field(
-        default=False, metadata={"help": "End captions with a full stop, as in the papers, instead of an end token."}
+    language_model: str = documented("openai-community/gpt2", "Causal language model, with its tokenizer.")
+    prefix_length: int = documented(10, "Number of prefix vectors before a caption.")
+    mapping_type: str = documented("mlp", "Mapper from the image to the prefix: 'mlp' or 'transformer'.")
+    clip_length: int = documented(10, "Number of image vectors in the transformer mapper.")
+    num_mapper_layers: int = documented(8, "Layers of the transformer mapper.")
+    normalize_image_embeds: bool = documented(False, "Scale image embeddings to unit length.")
+    stop_at_period: bool = documented(
+        False, "End captions with a full stop, as in the papers, instead of an end token."
     )
 
     def load(self, prompt: str | None = None) -> Captioner:
@@ -127,20 +126,18 @@ class MleClipCapConfig(RecipeDefaults, SmileConfig):
     """[`SmileConfig`] at lambda = 1 with the settings of "No Detail Left Behind", Table 11."""
 
     output_dir: str | None = output_folder("mle_clipcap")
-    mle_weight: float = field(default=1.0, metadata={"help": "lambda of SMILE; 1 is maximum likelihood."})
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
-    lr_scheduler_type: str = field(default="linear", metadata={"help": "Learning rate schedule."})
-    weight_decay: float = field(default=0.0, metadata={"help": "AdamW weight decay; the paper does not state one."})
-    max_steps: int = field(default=30_000, metadata={"help": "Number of optimizer steps."})
-    warmup_steps: float = field(
-        default=1_000, metadata={"help": "Number of optimizer steps with a rising learning rate."}
-    )
-    per_device_train_batch_size: int = field(default=40, metadata={"help": "Captions per device and step."})
-    freeze_vision_tower: bool = field(default=True, metadata={"help": "Do not train the vision tower."})
-    cache_image_features: bool = field(default=True, metadata={"help": "Encode each image once for the whole run."})
-    generation_num_beams: int = field(default=5, metadata={"help": "Number of beams for evaluation."})
+    mle_weight: float = documented(1.0, "lambda of SMILE; 1 is maximum likelihood.")
+    learning_rate: float = documented(2e-5, "Peak learning rate.")
+    lr_scheduler_type: str = documented("linear", "Learning rate schedule.")
+    weight_decay: float = documented(0.0, "AdamW weight decay; the paper does not state one.")
+    max_steps: int = documented(30_000, "Number of optimizer steps.")
+    warmup_steps: float = documented(1_000, "Number of optimizer steps with a rising learning rate.")
+    per_device_train_batch_size: int = documented(40, "Captions per device and step.")
+    freeze_vision_tower: bool = documented(True, "Do not train the vision tower.")
+    cache_image_features: bool = documented(True, "Encode each image once for the whole run.")
+    generation_num_beams: int = documented(5, "Number of beams for evaluation.")
     # DiscriTune's 40 tokens minus 10 for the prefix.
-    generation_max_new_tokens: int = field(default=30, metadata={"help": "Maximum length of a caption in evaluation."})
+    generation_max_new_tokens: int = documented(30, "Maximum length of a caption in evaluation.")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
@@ -151,11 +148,10 @@ def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Run the recipe."""
-    arguments = parse_args(argv)
-    with alone_in(arguments[-1]):
-        return train(arguments)
+    return train(parse_args(argv))
 
 
+@alone_in_folder
 def train(arguments: tuple[Any, ...]) -> Path:
     """Train and evaluate the ClipCap."""
     model_args, data_args, eval_args, config = arguments
@@ -163,11 +159,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = should_resume(config)
-    with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
-    evaluator = Evaluator.from_arguments(
-        splits["test"], eval_args, seed=config.seed, cache_dir=config.feature_cache_dir, splits=splits
-    )
+    splits, scorer, evaluator = prepare(arguments, shows_reward=False)
     config.output_dir = str(output_dir / "model")
     set_seed(config.seed)  # initialises the mapper
     trainer = SmileTrainer(
@@ -175,7 +167,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         config,
         train_dataset=splits["train"],
         eval_dataset=splits["validation"],
-        scorer=optional_scorer(eval_args.scorer_name_or_path),
+        scorer=scorer,
         peft_config=model_args.peft_config,
     )
     use_log_lines(trainer)

@@ -37,25 +37,26 @@ from hf_captionrl.apps.experiments.arguments import (
     output_folder,
     parse_arguments,
 )
-from hf_captionrl.apps.experiments.data import SampleArguments, Sampler, load_data, write_samples
+from hf_captionrl.apps.experiments.data import SampleArguments, Sampler, write_samples
 from hf_captionrl.apps.experiments.report import (
     START,
     Run,
-    alone_in,
+    alone_in_folder,
     defer_push,
     finish,
     plan_runs,
+    prepare,
     settings_of,
     should_resume,
     train_runs,
 )
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
+from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics.columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 from hf_captionrl.utils.console import run_main
+from hf_captionrl.utils.options import documented
 
 __all__ = ["main", "parse_args"]
 
@@ -73,8 +74,7 @@ class SLEArguments(SampleArguments):
     """The runs to compare, and how captions are sampled for the table."""
 
     compare_alphas: list[float] = field(
-        default_factory=lambda: [1.0],
-        metadata={"help": "Additional runs with these alphas; 1 is SLL, CIDEr-D alone."},
+        default_factory=lambda: [1.0], metadata={"help": "Additional runs with these alphas; 1 is SLL, CIDEr-D alone."}
     )
     compare_entropy_weights: list[float] = field(
         default_factory=lambda: [0.01],
@@ -82,12 +82,10 @@ class SLEArguments(SampleArguments):
             "help": "Additional runs with alpha=1 and these weights of word entropy: SLL-ME (0.01 in the paper)."
         },
     )
-    report_best_alpha: bool = field(
-        default=False,
-        metadata={
-            "help": "Report which alpha has the most diverse samples on the validation split at SLL's CIDEr-D. Needs 1 "
-            "and at least two other alphas."
-        },
+    report_best_alpha: bool = documented(
+        False,
+        "Report which alpha has the most diverse samples on the validation split at SLL's CIDEr-D. Needs 1 "
+        "and at least two other alphas.",
     )
 
 
@@ -188,9 +186,7 @@ def best_alpha(validation: Sampler) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Run the recipe."""
-    arguments = parse_args(argv)
-    with alone_in(arguments[-1]):
-        return compare(arguments)
+    return compare(parse_args(argv))
 
 
 def _check(
@@ -221,6 +217,7 @@ def _check(
         )
 
 
+@alone_in_folder
 def compare(arguments: tuple[Any, ...]) -> Path:
     """Train and compare the runs of the recipe."""
     model_args, data_args, eval_args, sle_args, config = arguments
@@ -229,12 +226,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = should_resume(config)
-    with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
-    scorer = optional_scorer(eval_args.scorer_name_or_path)
-    options = {"seed": config.seed, "cache_dir": config.feature_cache_dir, "splits": splits}
-    shown = scorer if eval_args.learning_curves else None
-    evaluator = Evaluator.from_arguments(splits["test"], eval_args, reward_scorer=shown, **options)
+    splits, scorer, evaluator = prepare(arguments, shows_reward=eval_args.learning_curves)
     is_training = config.num_train_epochs > 0 or config.max_steps > 0
     configs = runs_of(config, sle_args) if is_training else [copy.deepcopy(config)]
     configs[-1].output_dir = str(output_dir / "model")
@@ -291,15 +283,17 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     objective: dict[str, Any] = {"objective": "mle"}
     if (is_training and config.rl_start_epoch < config.num_train_epochs) or config.max_steps > 0:
         objective = {"objective": "sle", "reward": describe_reward(config)}
-    columns = (*COLUMNS, *SAMPLE_COLUMNS)
-    shared: dict[str, Any] = {
-        "title": title,
-        "push": push,
-        "objective": objective,
-        "columns": columns,
-        "more_files": FILES,
-    }
-    return finish(result, evaluator, arguments, splits, **shared)
+    return finish(
+        result,
+        evaluator,
+        arguments,
+        splits,
+        title=title,
+        push=push,
+        objective=objective,
+        columns=(*COLUMNS, *SAMPLE_COLUMNS),
+        more_files=FILES,
+    )
 
 
 if __name__ == "__main__":

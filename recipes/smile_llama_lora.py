@@ -35,7 +35,7 @@ from hf_captionrl.apps.experiments.arguments import (
     with_default,
 )
 from hf_captionrl.apps.experiments.logs import print_heading, use_log_lines
-from hf_captionrl.apps.experiments.report import alone_in, plan_runs, settings_of, should_resume
+from hf_captionrl.apps.experiments.report import alone_in_folder, plan_runs, settings_of, should_resume
 from hf_captionrl.apps.instruct.instructions import TINY_LLAMA, format_prompt, load_instructions, tiny_llama
 from hf_captionrl.apps.instruct.judges import (
     ANSWER_COLUMNS,
@@ -52,6 +52,7 @@ from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.trainers.trl_smile_sft import SCOPES, SmileSFTConfig, SmileSFTTrainer
 from hf_captionrl.utils.console import run_main
+from hf_captionrl.utils.options import documented
 
 __all__ = ["main", "parse_args"]
 
@@ -64,24 +65,19 @@ SHIPPED = "shipped"
 class LlamaArguments:
     """The language model and its LoRA."""
 
-    model_name_or_path: str = field(
-        default="meta-llama/Llama-3.2-1B",
-        metadata={"help": f"A folder, a name on the Hub, or {TINY_LLAMA!r}: a tiny one, trained from scratch."},
+    model_name_or_path: str = documented(
+        "meta-llama/Llama-3.2-1B", f"A folder, a name on the Hub, or {TINY_LLAMA!r}: a tiny one, trained from scratch."
     )
     model_revision: str | None = with_default(ModelArguments, "model_revision", None)
-    dtype: str = field(default="bfloat16", metadata={"help": "Dtype of the frozen weights."})
+    dtype: str = documented("bfloat16", "Dtype of the frozen weights.")
     lora_r: int = with_default(ModelArguments, "lora_r", 8)
     lora_alpha: int = with_default(ModelArguments, "lora_alpha", 16)
     lora_dropout: float = with_default(ModelArguments, "lora_dropout", 0.0)
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "v_proj"], metadata={"help": "Modules with a LoRA; lm_head is allowed."}
     )
-    pretrain_epochs: float = field(
-        default=0.0, metadata={"help": f"Epochs of maximum likelihood that pretrain {TINY_LLAMA!r}."}
-    )
-    pretrain_learning_rate: float = field(
-        default=3e-3, metadata={"help": f"Learning rate of the epochs that pretrain {TINY_LLAMA!r}."}
-    )
+    pretrain_epochs: float = documented(0.0, f"Epochs of maximum likelihood that pretrain {TINY_LLAMA!r}.")
+    pretrain_learning_rate: float = documented(3e-3, f"Learning rate of the epochs that pretrain {TINY_LLAMA!r}.")
 
     def __post_init__(self) -> None:
         if self.pretrain_epochs and self.model_name_or_path != TINY_LLAMA:
@@ -92,14 +88,13 @@ class LlamaArguments:
 class InstructionArguments:
     """The instructions, and the runs to compare."""
 
-    dataset_name: str = field(
-        default="tatsu-lab/alpaca",
-        metadata={"help": f"JSON, JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}."},
+    dataset_name: str = documented(
+        "tatsu-lab/alpaca", f"JSON, JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}."
     )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
+    dataset_config: str | None = documented(None, "Configuration of a data set on the Hub.")
     dataset_revision: str | None = with_default(DataArguments, "dataset_revision", None)
-    max_train_rows: int | None = field(default=None, metadata={"help": "Maximum number of instructions."})
-    max_bad_fraction: float = field(default=0.05, metadata={"help": "Largest accepted share of blank rows."})
+    max_train_rows: int | None = documented(None, "Maximum number of instructions.")
+    max_bad_fraction: float = documented(0.05, "Largest accepted share of blank rows.")
     compare_mle_weights: list[float] = field(
         default_factory=lambda: [1.0], metadata={"help": "Additional runs with these lambdas; 1 is the control, MLE."}
     )
@@ -113,11 +108,11 @@ class SmileLlamaConfig(SaveEveryEpoch, SmileSFTConfig):
     """[`SmileSFTConfig`] with the settings that appendix B states."""
 
     output_dir: str | None = output_folder("smile_llama_lora")
-    per_device_train_batch_size: int = field(default=8, metadata={"help": "Answers per device and step."})
-    num_train_epochs: float = field(default=5.0, metadata={"help": "Number of epochs: 5, 10 or 20 in the paper."})
-    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate; the paper does not state it."})
-    max_length: int | None = field(
-        default=512, metadata={"help": "Maximum length of prompt and answer in tokens; longer ones are truncated."}
+    per_device_train_batch_size: int = documented(8, "Answers per device and step.")
+    num_train_epochs: float = documented(5.0, "Number of epochs: 5, 10 or 20 in the paper.")
+    learning_rate: float = documented(1e-4, "Peak learning rate; the paper does not state it.")
+    max_length: int | None = documented(
+        512, "Maximum length of prompt and answer in tokens; longer ones are truncated."
     )
 
     def __post_init__(self) -> None:
@@ -199,11 +194,10 @@ def load_model(arguments: LlamaArguments, name: str) -> tuple[Any, Any]:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Run the recipe."""
-    arguments = parse_args(argv)
-    with alone_in(arguments[-1]):
-        return compare(arguments)
+    return compare(parse_args(argv))
 
 
+@alone_in_folder
 def compare(arguments: tuple[Any, ...]) -> Path:
     """Train the runs, and let them answer and be judged."""
     *_, judge_args, config = arguments

@@ -21,12 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.apps.experiments.arguments import DataArguments, ModelArguments, output_folder, parse_arguments
-from hf_captionrl.apps.experiments.smile import (
-    SmileArguments,
-    SmileRecipeConfig,
-    VideoEvaluator,
-    compare_smile,
-)
+from hf_captionrl.apps.experiments.smile import SmileArguments, SmileRecipeConfig, VideoEvaluator, compare_smile
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics.columns import COLUMNS, VIDEO_COLUMNS
 from hf_captionrl.utils.console import run_main

@@ -57,48 +57,41 @@ def _some(ids: Sequence[str]) -> str:
     return ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")
 
 
-def _parse(line: bytes, where: str) -> tuple[str, list[str]]:
-    """Image id and captions of one line."""
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON ({error}): {line[:80]!r}. {_SHAPE}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} holds a {type(value).__name__}, not an object. {_SHAPE}")
-    image_id = value.get("image_id")
-    if isinstance(image_id, bool) or not isinstance(image_id, str | int) or image_id == "":
-        raise ValueError(f"{where}: image_id is {image_id!r}; it must be text or a whole number. {_SHAPE}")
-    captions = value["captions"] if value.get("captions") is not None else [value.get("caption")]
-    if not isinstance(captions, list) or not captions or not all(isinstance(c, str) for c in captions):
-        raise ValueError(f"{where}: the caption of image {image_id!r} is {captions!r:.80}, not text. {_SHAPE}")
-    return str(image_id), captions
-
-
-def _parse_all(data: bytes, path: Path, *, is_repeatable: bool = False) -> dict[str, list[str]]:
+def _parse(data: bytes, path: Path, *, is_repeatable: bool = False) -> dict[str, list[str]]:
+    """Captions of each image id."""
     found: dict[str, list[str]] = {}
     line_of: dict[str, int] = {}
     # Not splitlines: U+2028 in a caption is a line break for Python, but not for JSON.
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
-        image_id, captions = _parse(line, f"{path}, line {number},")
-        if image_id in found and is_repeatable:
-            found[image_id] += captions
-            continue
-        if image_id in found:
-            raise ValueError(
-                f"{path}, line {number}: image {image_id!r} is already in line {line_of[image_id]}. Keep one of them."
-            )
-        found[image_id], line_of[image_id] = captions, number
+        where = f"{path}, line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{where}, is not JSON ({error}): {line[:80]!r}. {_SHAPE}") from None
+        if not isinstance(value, dict):
+            raise ValueError(f"{where}, holds a {type(value).__name__}, not an object. {_SHAPE}")
+        image_id = value.get("image_id")
+        if isinstance(image_id, bool) or not isinstance(image_id, str | int) or image_id == "":
+            raise ValueError(f"{where}: image_id is {image_id!r}; it must be text or a whole number. {_SHAPE}")
+        captions = value["captions"] if value.get("captions") is not None else [value.get("caption")]
+        if not isinstance(captions, list) or not captions or not all(isinstance(c, str) for c in captions):
+            raise ValueError(f"{where}: the caption of image {image_id!r} is {captions!r:.80}, not text. {_SHAPE}")
+        image_id = str(image_id)
+        if image_id in found and not is_repeatable:
+            raise ValueError(f"{where}: image {image_id!r} is already in line {line_of[image_id]}. Keep one of them.")
+        found.setdefault(image_id, []).extend(captions)
+        line_of[image_id] = number
     return found
 
 
 def read_caption_file(
     path: str | os.PathLike[str], *, name: str | None = None, is_repeatable: bool = False
 ) -> CaptionFile:
-    """Read a complete file, or a finished folder of shards. Captions may be empty: an empty caption is a result.
+    """Read a complete file, or a finished folder of shards. An empty caption is a result.
 
-    With `is_repeatable`, lines may name the same image, as `captionrl album` writes them; otherwise they are refused.
+    With `is_repeatable`, lines may name the same image, as `captionrl album` writes them.
     """
     path = Path(path)
     if (path / MANIFEST).is_file():
@@ -120,7 +113,7 @@ def read_caption_file(
                 f"{path}: the last line ({number}) is incomplete: {torn[:60]!r}. The run that wrote it was killed. Use the same "
                 "`captionrl caption` command again to resume."
             ) from None
-    captions = _parse_all(data, path, is_repeatable=is_repeatable)
+    captions = _parse(data, path, is_repeatable=is_repeatable)
     if not captions:
         raise ValueError(f"{path} holds no captions. {_SHAPE}")
     return CaptionFile(name or path.stem, path, captions)
@@ -129,9 +122,8 @@ def read_caption_file(
 class CaptionWriter(LineFile):
     """Appends captions to a file that one process writes at a time; use it as a context manager.
 
-    The file does not change before [`start`].
-
-    `done` has the captions of each image id in the existing file, `torn` the bytes of an incomplete last line.
+    `done` has the captions of each image id in the existing file, `torn` the bytes of an incomplete last line. The file does not
+    change before [`start`].
     """
 
     busy = "Wait until it ends, or use another --output."
@@ -144,7 +136,7 @@ class CaptionWriter(LineFile):
     def _begin(self, data: bytes) -> None:
         data = b"" if self._overwrite else data
         self._whole = data.rfind(b"\n") + 1
-        self.done = _parse_all(data[: self._whole], self.path)
+        self.done = _parse(data[: self._whole], self.path)
         self.torn = len(data) - self._whole
 
     def start(self) -> None:
@@ -170,15 +162,12 @@ def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> 
             f"There are {len(sources)} sources of captions and {len(names)} --names. Use one name per source."
         )
     found = list(names or map(_own_name, sources))
-    if not names and len(set(found)) < len(found):
+    if not names:
         # runs/a/captions.jsonl and runs/b/captions.jsonl
-        folders = [Path(source).resolve().parent.name for source in sources]
-        here = [Path(source).exists() or Path(source).suffix == ".jsonl" for source in sources]
         shared = {name for name in found if found.count(name) > 1}
-        found = [
-            f"{folder}/{name}" if is_file and name in shared else name
-            for folder, is_file, name in zip(folders, here, found, strict=True)
-        ]
+        for place, source in enumerate(map(Path, sources)):
+            if found[place] in shared and (source.exists() or source.suffix == ".jsonl"):
+                found[place] = f"{source.resolve().parent.name}/{found[place]}"
     for name in found:
         if found.count(name) > 1:
             raise ValueError(f"Two sources of captions are called {name!r}. Use --names to choose different names.")

@@ -94,7 +94,7 @@ def bags_and_images(
 
 
 def read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
-    """Bags as rows of images with these ids."""
+    """Bags as rows of images with these ids, from a file of `captionrl bags`, lists of ids by size, or TrueMatch's folder."""
     if not path.exists():
         raise FileNotFoundError(f"There is no file {str(path)!r} with bags. Use a file of `captionrl bags`.")
     named: Mapping[int, list[list[str]]]
@@ -102,9 +102,18 @@ def read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
     if path.is_dir():
         named = match_coco_ids(load_published_bags(path), ids)
     else:
-        value = None if path.suffix == ".parquet" else _parsed_bags(path)
-        if value is None:
+        shape = f'{path} must hold bags of `captionrl bags`, or {{"3": [["id", "id", "id"], ...]}}, lists by size'
+        try:
+            value = {"bags": []} if path.suffix == ".parquet" else json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{shape}; it is not JSON ({error}).") from None
+        if isinstance(value, dict) and "bags" in value:
             return load_bags(path, image_ids=ids).rows(ids)
+        if not isinstance(value, dict) or not all(
+            size.isdigit() and isinstance(bags, list) and all(isinstance(bag, list) for bag in bags)
+            for size, bags in value.items()
+        ):
+            raise ValueError(f"{shape}.")
         named = {int(size): [[str(i) for i in bag] for bag in group] for size, group in value.items()}
         strange = set(lookup.missing([i for group in named.values() for bag in group for i in bag]))
         for size, group in named.items():
@@ -116,23 +125,6 @@ def read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
                     raise ValueError(f"{where} {len(bag)} images, {len(set(bag))} different.")
     rows = iter(lookup.rows([i for group in named.values() for bag in group for i in bag]).tolist())
     return {size: [list(islice(rows, len(bag))) for bag in group] for size, group in named.items() if group}
-
-
-def _parsed_bags(path: Path) -> dict[str, list[list[Any]]] | None:
-    """Lists of ids by the size of the bags; None for a file of `captionrl bags`."""
-    shape = f'{path} must hold bags of `captionrl bags`, or {{"3": [["id", "id", "id"], ...]}}, lists by their size'
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{shape}; it is not JSON ({error}).") from None
-    if isinstance(value, dict) and "bags" in value:
-        return None
-    if not isinstance(value, dict) or not all(
-        size.isdigit() and isinstance(bags, list) and all(isinstance(bag, list) for bag in bags)
-        for size, bags in value.items()
-    ):
-        raise ValueError(f"{shape}.")
-    return value
 
 
 # --- The rows of a recipe's table ------------------------------------------------------------------------------------
@@ -150,16 +142,10 @@ def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references
 
 
 class Evaluator:
-    """Evaluates captions of the test split, for the table and the gallery.
+    """Evaluates captions of the test split `dataset`, for the table and the gallery.
 
-    Args:
-        dataset: The test split.
-        held_out_scorer: Scorer that evaluates retrieval, or None.
-        language_model: `(model, tokenizer)` for perplexity, or None.
-        seed: Seed of the bootstrap and of random choices.
-        cache_dir: Folder of the feature cache; None for the default.
-        reward_scorer: Scorer of the reward in training, shown beside the held-out scorer; None for none.
-        learning_curves: Whether a run is also measured at each of its evaluations.
+    `language_model` is `(model, tokenizer)` for perplexity. The retrieval of `reward_scorer`, the reward in training, is shown
+    beside that of the held-out scorer. With `learning_curves` a run is also measured at each of its evaluations.
     """
 
     def __init__(
@@ -183,9 +169,8 @@ class Evaluator:
         self.facts = list(dataset["facts"]) if "facts" in columns else None
         self.check = None if self.facts is None else check
         self.parts: dict[str, list[bool]] = {}
-        if (
-            "against_preferences" in columns
-        ):  # the embedded world, where some images go against what their kind prefers
+        if "against_preferences" in columns:
+            # The embedded world, where some images go against what their kind prefers.
             against = list(dataset["against_preferences"])
             self.parts = {"with_preferences": [not value for value in against], "against_preferences": against}
         self.bags: dict[int, list[list[int]]] = {}
@@ -223,16 +208,7 @@ class Evaluator:
     ) -> Evaluator:
         """Load the models that evaluate, and compute the features of the test images.
 
-        Args:
-            dataset: The test split.
-            arguments: Names of the models, after `resolve`.
-            seed: Seed of the bootstrap and of random choices.
-            cache_dir: Folder of the feature cache; None for the default one.
-            reward_scorer: Scorer of the reward, whose retrieval is shown beside the held-out scorer's; None for none.
-            splits: All splits, in which the images of `arguments.pool` and `arguments.bags` are found.
-
-        Returns:
-            [`Evaluator`]: Ready to evaluate captions.
+        `arguments` are resolved; the images of `arguments.pool` and `arguments.bags` are found in `splits`.
         """
         name = arguments.perplexity_name_or_path
         evaluator = cls(
@@ -272,19 +248,12 @@ class Evaluator:
         *,
         more_captions: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """One row of the table.
+        """One row of the table, from one caption per test image, and one per image of `bag_images`.
 
-        Args:
-            name: Name of the row.
-            captions: One caption per test image.
-            references: Used instead of all references of the test split.
-            more_captions: One caption per image of `bag_images`.
-
-        Returns:
-            `dict`: Name and numbers, see `smile_suite`.
+        `references` replace those of the test split.
         """
         text = clip_text = None
-        prefix = self._clip_prefix()
+        prefix = clip_prefix(self.arguments.clip_prefix, "", self.arguments.held_out_scorer_name_or_path)
         if self.held_out_scorer is not None:
             text = _text_features(self.held_out_scorer, captions)
             if prefix:
@@ -326,10 +295,6 @@ class Evaluator:
         """Numbers of a table's columns that a subclass adds to each row; `references` as in [`row`]."""
         return {}
 
-    def _clip_prefix(self) -> str:
-        """Text before each caption for CLIPScore."""
-        return clip_prefix(self.arguments.clip_prefix, "", self.arguments.held_out_scorer_name_or_path)
-
     def _in_bags(
         self, scorer: Scorer | None, text: Any, images: Any, more_captions: Sequence[str], prefix: str
     ) -> dict[str, Any]:
@@ -366,13 +331,7 @@ class Evaluator:
         return numbers
 
     def reference_row(self) -> tuple[dict[str, Any], list[str]]:
-        """The human row: one random reference per image, compared with the others.
-
-        If an image has only one reference, CIDEr-D is None, with the reason.
-
-        Returns:
-            `tuple[dict, list[str]]`: The row, and the chosen references.
-        """
+        """The human row: one random reference per image, compared with the others; and these references."""
         drawn = draw_references(self.references, self.seed)
         captions, more = _first(drawn), list[str]()
         if self.bag_images is not None:
@@ -491,18 +450,6 @@ class Table:
     compute: Callable[[ScoredCaptions, Evaluator], dict[str, Any]]
 
 
-def _smile(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    return smile_suite(scored.first, details=True, **scored.inputs(evaluator))
-
-
-def _discritune(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    return discritune_suite(scored.first, details=True, **scored.inputs(evaluator))
-
-
-def _ndlb(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    return ndlb_suite(scored.first, bags=evaluator.bags, details=True, **scored.inputs(evaluator))
-
-
 def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     if min(len(group) for group in scored.captions) < 2:
         empty = SuiteRow(captions=scored.first)
@@ -532,8 +479,16 @@ def _preferences(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]
 
 
 TABLES: dict[str, Table] = {
-    "smile": Table("SMILE", table_columns(*SUITES["smile"]), _smile),
-    "discritune": Table("DiscriTune", table_columns(*SUITES["discritune"]), _discritune),
+    "smile": Table(
+        "SMILE",
+        table_columns(*SUITES["smile"]),
+        lambda scored, evaluator: smile_suite(scored.first, details=True, **scored.inputs(evaluator)),
+    ),
+    "discritune": Table(
+        "DiscriTune",
+        table_columns(*SUITES["discritune"]),
+        lambda scored, evaluator: discritune_suite(scored.first, details=True, **scored.inputs(evaluator)),
+    ),
     "sle": Table(
         "SLE (several captions per image)",
         tuple(
@@ -546,7 +501,9 @@ TABLES: dict[str, Table] = {
         "No Detail Left Behind",
         # Of the two conventions of CLIPScore, this suite has one.
         tuple(replace(c, key=c.key.removeprefix("ndlb_")) for c in table_columns(*SUITES["ndlb"])),
-        _ndlb,
+        lambda scored, evaluator: ndlb_suite(
+            scored.first, bags=evaluator.bags, details=True, **scored.inputs(evaluator)
+        ),
     ),
 }
 """Suites by the name for `--suite`."""
@@ -588,10 +545,7 @@ def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
 
 def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name: str | None) -> Table | None:
     """BLEURT, entailment, and the entropy of a captioner on the captions, by models that are loaded immediately; None if none
-    is named.
-
-    Raises FileNotFoundError without weights, and ValueError for a model of another kind.
-    """
+    is named."""
     numbers: dict[str, Callable[[ScoredCaptions, Evaluator], dict[str, Any]]] = {}
     named = {"bleurt": (bleurt, bleurt_name, "--bleurt"), "entailment": (entailment, nli_name, "--nli")}
     for key, (metric, name, option) in named.items():
@@ -612,7 +566,6 @@ def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name:
             return found | {"signature": signature(metric="caption_entropy", family=captioner.family)}
 
         numbers["caption_entropy"] = entropy
-
     columns = table_columns(*numbers)
 
     def compute(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:

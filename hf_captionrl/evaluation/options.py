@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.utils.model_files import model_path
-from hf_captionrl.utils.options import check_values
+from hf_captionrl.utils.options import check_values, documented
 
 logger = logging.getLogger(__name__)
 
@@ -26,56 +26,41 @@ _GPT2 = "openai-community/gpt2"  # the language model of the papers
 class EvaluationArguments:
     """Models that evaluate captions."""
 
-    scorer_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Dual encoder that selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."},
+    scorer_name_or_path: str | None = documented(
+        None, "Dual encoder that selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."
     )
-    held_out_scorer_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Dual encoder that computes the table; should differ from the one that selects."},
+    held_out_scorer_name_or_path: str | None = documented(
+        None, "Dual encoder that computes the table; should differ from the one that selects."
     )
-    perplexity_name_or_path: str | None = field(
-        default=None, metadata={"help": "Causal language model for perplexity, or 'none'."}
+    perplexity_name_or_path: str | None = documented(None, "Causal language model for perplexity, or 'none'.")
+    learning_curves: bool = documented(
+        False,
+        "At each evaluation also measure captions of the test split, for curves of R@1 by both scorers, CIDEr-D, "
+        "hallucination and length. They select nothing.",
     )
-    learning_curves: bool = field(
-        default=False,
-        metadata={
-            "help": "At each evaluation also measure captions of the test split, for curves of R@1 by both scorers, CIDEr-D, "
-            "hallucination and length. They select nothing."
-        },
+    clip_prefix: str | None = documented(
+        None,
+        "Text before each caption for CLIPScore. None: 'A photo depicts ' as in the papers, and none for scorers of "
+        "the embedded world, which were trained without it.",
     )
-    clip_prefix: str | None = field(
-        default=None,
-        metadata={
-            "help": "Text before each caption for CLIPScore. None: 'A photo depicts ' as in the papers, and none for scorers of "
-            "the embedded world, which were trained without it."
-        },
+    pool: str | None = documented(
+        None,
+        "File with COCO names of the images that captions are ranked among (.json, .txt, .npy), such as CapEnrich's "
+        "hard pool of SMILE. None: the test images.",
     )
-    pool: str | None = field(
-        default=None,
-        metadata={
-            "help": "File with COCO names of the images that captions are ranked among (.json, .txt, .npy), such as CapEnrich's "
-            "hard pool of SMILE. None: the test images."
-        },
+    bags: str | None = documented(
+        None,
+        "Bags of look-alikes for R@1: a file of `captionrl bags`, JSON of ids by size, or the folder of TrueMatch's "
+        "release, whose images of the validation split are captioned too. None: the column bag_id.",
     )
-    bags: str | None = field(
-        default=None,
-        metadata={
-            "help": "Bags of look-alikes for R@1: a file of `captionrl bags`, JSON of ids by size, or the folder of TrueMatch's "
-            "release, whose images of the validation split are captioned too. None: the column bag_id."
-        },
+    paper: Literal["discritune", "ndlb", "sle"] | None = documented(
+        None,
+        "Add the columns of a paper's tables: 'discritune' (P@1 in blocks of 100, BLEU-4, METEOR, SPICE), 'ndlb' "
+        "(BLEU-4, ClipSc, vocabulary), 'sle' (METEOR, SPICE). P@1 and ClipSc are also computed with the reward scorer, as in the papers.",
     )
-    paper: Literal["discritune", "ndlb", "sle"] | None = field(
-        default=None,
-        metadata={
-            "help": "Add the columns of a paper's tables: 'discritune' (P@1 in blocks of 100, BLEU-4, METEOR, SPICE), 'ndlb' "
-            "(BLEU-4, ClipSc, vocabulary), 'sle' (METEOR, SPICE). P@1 and ClipSc are also computed with the reward scorer, as in the papers."
-        },
-    )
-    gallery_size: int = field(default=48, metadata={"help": "Images shown in gallery.html."})
-    push_gallery: bool = field(
-        default=False,
-        metadata={"help": "With push_to_hub, also upload gallery.html where it shows images of this machine."},
+    gallery_size: int = documented(48, "Images shown in gallery.html.")
+    push_gallery: bool = documented(
+        False, "With push_to_hub, also upload gallery.html where it shows images of this machine."
     )
 
     def __post_init__(self) -> None:
@@ -89,9 +74,7 @@ class EvaluationArguments:
     def resolve(self, dataset_name: str, *, is_training: bool = True) -> None:
         """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere.
 
-        Args:
-            dataset_name: Data set of the run.
-            is_training: Whether checkpoints will be selected; warns if one scorer both selects and evaluates.
+        Warns if one scorer both selects checkpoints of a training and evaluates them.
         """
         embedded = dataset_name in EMBEDDED
         selects, evaluates = ("scenes:clip-reward", "scenes:siglip-held-out") if embedded else (_CLIP, _CLIP)
@@ -124,16 +107,15 @@ def clip_prefix(given: str | None, dataset: str, scorer_name: str | None) -> str
     return "" if embedded else score_prefix("hessel")
 
 
-def _shown(name: str) -> str:
-    """A model's name for tables and published files: only the last part of a folder."""
-    return Path(name).name if Path(name).exists() or Path(name).is_absolute() else name
-
-
 def held_out_scorer_name(dataset: str, name: str | None) -> str:
     """The scorer that evaluates; None stands for the default of the data set."""
-    wanted = EvaluationArguments(held_out_scorer_name_or_path=name)
+    return str(_resolved(dataset, name, None).held_out_scorer_name_or_path)
+
+
+def _resolved(dataset: str, scorer_name: str | None, language_model_name: str | None) -> EvaluationArguments:
+    wanted = EvaluationArguments(held_out_scorer_name_or_path=scorer_name, perplexity_name_or_path=language_model_name)
     wanted.resolve(dataset, is_training=False)
-    return str(wanted.held_out_scorer_name_or_path)
+    return wanted
 
 
 def load_evaluators(
@@ -143,16 +125,21 @@ def load_evaluators(
 
     Returns the scorer or None, `(model, tokenizer)` or None, and the reasons why one could not be loaded, for the tables.
     """
-    wanted = EvaluationArguments(held_out_scorer_name_or_path=scorer_name, perplexity_name_or_path=language_model_name)
-    wanted.resolve(dataset, is_training=False)
+    wanted = _resolved(dataset, scorer_name, language_model_name)
     reasons: dict[str, str] = {}
     scorer = language_model = None
+
+    def cannot_load(what: str, name: str, error: OSError) -> None:
+        # Tables are published: of a folder they have only the last part.
+        shown = Path(name).name if Path(name).exists() or Path(name).is_absolute() else name
+        reasons[f"no {what}"] = f"the {what} {shown} cannot be loaded"
+        print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+
     name = str(wanted.held_out_scorer_name_or_path)
     try:
         scorer = optional_scorer(name)
     except OSError as error:
-        reasons["no scorer"] = f"the scorer {_shown(name)} cannot be loaded"
-        print(f"captionrl evaluate: {' '.join(str(error).split())}", file=sys.stderr)
+        cannot_load("scorer", name, error)
     name = str(wanted.perplexity_name_or_path)
     if name != "none":
         from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
@@ -160,8 +147,7 @@ def load_evaluators(
         try:
             language_model = load_language_model(name)
         except OSError as error:
-            reasons["no language model"] = f"the language model {_shown(name)} cannot be loaded"
-            print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+            cannot_load("language model", name, error)
         except ValueError as error:  # transformers lists 200 families
             raise ValueError(
                 f"--language_model {name!r} is not a causal language model. Use GPT-2, or 'none'."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,14 +34,6 @@ def plain_label(name: str) -> str:
     return ("\u200b" * name.startswith("_") + name).replace("$", r"\$")
 
 
-def check_png(path: str | os.PathLike[str]) -> Path:
-    """Check that a path ends in .png."""
-    path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"path is {str(path)!r}; plots are written as PNG. Use a name that ends in .png.")
-    return path
-
-
 def new_figure(width: float, height: float, *, columns: int = 1, rows: int = 1) -> tuple[Figure, Any]:
     """An empty figure, `width` inches of 150 pixels wide."""
     # Without pyplot, which chooses a backend and keeps state for the whole program.
@@ -59,7 +51,7 @@ def save_figure(
     buffer = io.BytesIO()
     # Without matplotlib's version in the file.
     figure.savefig(buffer, format="png", metadata={"Software": None, **(text or {})})
-    return atomic_write_bytes(check_png(path), buffer.getvalue())
+    return atomic_write_bytes(path, buffer.getvalue())
 
 
 def tidy(axis: Any, *, grid: Literal["both", "x", "y"] = "both") -> None:
@@ -79,32 +71,6 @@ def _style(index: int) -> dict[str, Any]:
         "linestyle": LINES[index % len(LINES)],
         "zorder": 3 + index,
     }
-
-
-def _check_points(
-    curves: Mapping[str, Sequence[Point]],
-    keys: Sequence[str],
-    fractions: Collection[str],
-    *,
-    may_lack: Collection[str] = (),
-) -> None:
-    """Refuse points that would be drawn wrong or not at all; numbers of `may_lack` may be None."""
-    if not curves or not all(curves.values()):
-        raise ValueError(
-            f"{[name for name, points in curves.items() if not points]} have no point. Pass at least one each."
-        )
-    for name, points in curves.items():
-        for index, point in enumerate(points):
-            for key in keys:
-                value = point.get(key)
-                if value is None and key in may_lack and key in point:
-                    continue
-                if value is None or not math.isfinite(value):
-                    raise ValueError(f"{key} of {name!r} is {value} at point {index}; it must be a finite number.")
-                if key in fractions and not 0.0 <= value <= 1.0:
-                    raise ValueError(
-                        f"{key} of {name!r} is {value} at point {index}; fractions are in [0, 1], never percent."
-                    )
 
 
 def _legend_below(figure: Figure) -> None:
@@ -143,24 +109,9 @@ def write_curves(
 
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Figure 3.
 
-    Args:
-        path: File to write; the name must end in `.png`.
-        histories: Evaluations of each method: mappings with `x` and the keys of the panels, by default `length` (words)
-            and `recall_at_1` (a fraction), None where not measured. Optional `<key>_ci`, `[low, high]`, is drawn as a band.
-        x: Key of the horizontal axis, `epoch` or `step`.
-        title: Title above the panels.
-        panels: Key and title of each panel, at most three in a row.
-        text: Metadata of the file.
-
-    Returns:
-        `pathlib.Path`: The file written.
-
-    Raises:
-        ValueError: If a method has no evaluation, a key is missing, or a number is not finite.
+    `histories` has the evaluations of each method: mappings with `x`, `epoch` or `step`, and the keys of the panels, None where
+    not measured. Optional `<key>_ci`, `[low, high]`, is drawn as a band. `text` is metadata of the file.
     """
-    path = check_png(path)
-    keys = [key for key, _ in panels]
-    _check_points(histories, [x, *keys], {key for key in keys if key.endswith("recall_at_1")}, may_lack=keys)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = new_figure(9.5, 4.0 if rows == 1 else 2.8 * rows, columns=columns, rows=rows)
@@ -215,7 +166,6 @@ def write_diversity_tradeoff(
     path: str | os.PathLike[str],
     curves: Mapping[str, Sequence[Point]],
     *,
-    precision: tuple[str, str] = ("cider_d", "Mean CIDEr-D of the captions"),
     title: str | None = None,
     text: Mapping[str, str] | None = None,
 ) -> Path:
@@ -229,16 +179,19 @@ def write_diversity_tradeoff(
     Reference: Chen and Jin 2020, Section 5.4 and Table 4, which report one temperature. A comparison at one temperature
     cannot distinguish a better captioner from one that samples from a narrower distribution.
     """
-    path = check_png(path)
-    fractions = [key for key, _, _ in _TRADEOFF_PANELS]
-    _check_points(curves, [precision[0], *fractions], fractions)
+    y = "cider_d"
     figure, axes = new_figure(10.0, 4.5, columns=2)
     for axis, (key, label, rises) in zip(axes, _TRADEOFF_PANELS, strict=True):
         for index, (name, points) in enumerate(curves.items()):
             style = _style(index)
-            _error_bars(axis, points, key, precision[0], style["color"])
-            pairs = [(float(point[key]), float(point[precision[0]])) for point in points]
-            best = frontier([(x if rises else -x, y) for x, y in pairs])
+            bars = {"color": style["color"], "linewidth": 1, "alpha": 0.45, "zorder": 2}
+            for point in points:
+                if point.get(f"{key}_ci"):
+                    axis.plot(point[f"{key}_ci"], [point[y]] * 2, **bars)
+                if point.get(f"{y}_ci"):
+                    axis.plot([point[key]] * 2, point[f"{y}_ci"], **bars)
+            pairs = [(float(point[key]), float(point[y])) for point in points]
+            best = frontier([(across if rises else -across, up) for across, up in pairs])
             line = [pairs[i] for i in best]
             axis.plot(*zip(*line, strict=True), linewidth=2, markersize=6, label=plain_label(name), **style)
             rest = [pair for i, pair in enumerate(pairs) if i not in best]
@@ -252,45 +205,21 @@ def write_diversity_tradeoff(
         if not rises:
             axis.invert_xaxis()
         tidy(axis)
-    axes[0].set_ylabel(precision[1])
+    axes[0].set_ylabel("Mean CIDEr-D of the captions")
     _legend_below(figure)
     return save_figure(path, figure, title=title, text=text)
-
-
-def _error_bars(axis: Any, points: Sequence[Point], x: str, y: str, colour: Any) -> None:
-    for point in points:
-        ends = {key: point.get(f"{key}_ci") for key in (x, y)}
-        if ends[x]:
-            axis.plot(ends[x], [point[y]] * 2, color=colour, linewidth=1, alpha=0.45, zorder=2)
-        if ends[y]:
-            axis.plot([point[x]] * 2, ends[y], color=colour, linewidth=1, alpha=0.45, zorder=2)
 
 
 # --- Plots of caption sets: lengths, and retrieval against faithfulness ----------------------------------------------
 
 
-def write_length_histogram(
-    path: str | os.PathLike[str],
-    lengths: Mapping[str, Sequence[int]],
-    *,
-    unit: str = "words",
-    title: str | None = None,
-) -> Path:
-    """Draw a histogram of caption lengths for each source, and write the PNG atomically.
+def write_length_histogram(path: str | os.PathLike[str], lengths: Mapping[str, Sequence[int]]) -> Path:
+    """Draw a histogram of caption lengths, in words, for each source, and write the PNG atomically.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 4. Shares of captions are drawn, so that sources of
     different size can be compared; a dotted line marks each mean.
     """
-    if not lengths:
-        raise ValueError("There are no lengths. Pass at least one source with one caption.")
-    counted = {}
-    for name, values in lengths.items():
-        array = np.asarray(values)
-        if array.size == 0 or not np.isfinite(array).all() or (array < 0).any() or (array != np.floor(array)).any():
-            raise ValueError(
-                f"Lengths of {name!r} must be integers of 0 or more {unit}, at least one. Pass the length of each caption."
-            )
-        counted[name] = array.astype(np.int64)
+    counted = {name: np.asarray(values, dtype=np.int64) for name, values in lengths.items()}
     longest = max(int(array.max()) for array in counted.values())
     # At most 60 bars: one per length if possible, else one per two, three, ... lengths.
     step = math.ceil((longest + 1) / 60)
@@ -304,24 +233,22 @@ def write_length_histogram(
         axis.stairs(shares / len(array), edges, linewidth=1.8, label=label, zorder=3 + index, **style)
         axis.stairs(shares / len(array), edges, fill=True, color=colour, alpha=0.12)
         axis.axvline(array.mean(), color=colour, linestyle=":", linewidth=1.2)
-    axis.set_xlabel(f"{unit.capitalize()} of a caption")
+    axis.set_xlabel("Words of a caption")
     axis.set_ylabel("Share of captions")
     axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     tidy(axis)
     axis.legend(frameon=False)
-    return save_figure(path, figure, title=title)
+    return save_figure(path, figure)
 
 
 def write_trade_off(
-    path: str | os.PathLike[str],
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    x: tuple[str, str] = ("pool_recall_at_1", "Self-retrieval R@1 in the pool"),
-    y: tuple[str, str] = ("hallucination", "Hallucination (share of wrong claims)"),
-    title: str | None = None,
+    path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *, x: tuple[str, str], y: tuple[str, str]
 ) -> Path | None:
-    """Draw each captioner as a point between two numbers, with its 95 % intervals, and write the PNG atomically."""
+    """Draw each captioner as a point between two numbers, given as key and label, with its 95 % intervals, and write the PNG.
+
+    Returns None if no row has both.
+    """
     points = [row for row in rows if row.get(x[0]) is not None and row.get(y[0]) is not None]
     if not points:
         return None
@@ -348,4 +275,4 @@ def write_trade_off(
     axis.margins(0.12)
     tidy(axis)
     axis.legend(frameon=False)
-    return save_figure(path, figure, title=title)
+    return save_figure(path, figure)

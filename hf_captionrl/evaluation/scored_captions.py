@@ -47,13 +47,10 @@ _POOLS = {"image_rank": "images.npy", "pool_rank": "pool.npy"}
 class CaptionScoring:
     """Computes columns of numbers for a block of captions. Columns whose model is not given are missing.
 
-    Args:
-        scorer: Computes `text` `(B, D)`; with `clip_prefix` also `clip_text`, the captions after the prefix; and `tokens` if it
-            counts tokens.
-        language_model: `(model, tokenizer)`; computes `nats` and `scored_tokens`, the losses of the captions.
-        clip_prefix: Text before each caption.
-        pools: Features `(M, D)` by the name of a column, which contains the rank of each caption's image among them; image i of
-            a pool belongs to caption i.
+    `scorer` computes `text` `(B, D)`; with `clip_prefix` also `clip_text`, the captions after the prefix; and `tokens` if it
+    counts tokens. `language_model`, `(model, tokenizer)`, computes `nats` and `scored_tokens`, the losses of the captions.
+    `pools` are features `(M, D)` by the name of a column, which contains the rank of each caption's image among them; image i
+    of a pool belongs to caption i.
     """
 
     def __init__(
@@ -86,26 +83,24 @@ class CaptionScoring:
     def blocks(self, captions: Sequence[str], first: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Columns of captions whose images are `first`, `first + 1`, ..., block by block; `first` is a multiple of `BLOCK`."""
         for at in range(0, len(captions), BLOCK):
-            yield self._block(spoken(captions[at : at + BLOCK]), first + at)
-
-    def _block(self, texts: list[str], first: int) -> dict[str, np.ndarray]:
-        found: dict[str, np.ndarray] = {}
-        if self.scorer is not None:
-            text = self.scorer.text_features(texts)
-            found["text"] = text.float().cpu().numpy()
-            if self.clip_prefix:
-                prefixed = self.scorer.text_features([self.clip_prefix + caption for caption in texts])
-                found["clip_text"] = prefixed.float().cpu().numpy()
-            if isinstance(self.scorer, TokenScorer):
-                found["tokens"] = np.asarray(self.scorer.count_tokens(texts), dtype=np.int64)
-            targets = torch.arange(first, first + len(texts))
-            for name, (images, first_row) in self._unit_pools.items():
-                rows = unit_rows(text.float().to(images.device))
-                found[name] = ranks(rows, images, targets, duplicate_of=first_row).numpy()
-        if self.language_model is not None:
-            losses = caption_losses(texts, *self.language_model)
-            found |= {"nats": losses.nats.numpy(), "scored_tokens": losses.tokens.numpy()}
-        return found
+            texts = spoken(captions[at : at + BLOCK])
+            found: dict[str, np.ndarray] = {}
+            if self.scorer is not None:
+                text = self.scorer.text_features(texts)
+                found["text"] = text.float().cpu().numpy()
+                if self.clip_prefix:
+                    prefixed = self.scorer.text_features([self.clip_prefix + caption for caption in texts])
+                    found["clip_text"] = prefixed.float().cpu().numpy()
+                if isinstance(self.scorer, TokenScorer):
+                    found["tokens"] = np.asarray(self.scorer.count_tokens(texts), dtype=np.int64)
+                targets = torch.arange(first + at, first + at + len(texts))
+                for name, (images, first_row) in self._unit_pools.items():
+                    rows = unit_rows(text.float().to(images.device))
+                    found[name] = ranks(rows, images, targets, duplicate_of=first_row).numpy()
+            if self.language_model is not None:
+                losses = caption_losses(texts, *self.language_model)
+                found |= {"nats": losses.nats.numpy(), "scored_tokens": losses.tokens.numpy()}
+            yield found
 
 
 def whole_columns(
@@ -118,19 +113,16 @@ def whole_columns(
         part = next(given)
         for name, values in part.items():
             if at == 0:
-                found[name] = _empty_column((number, *values.shape[1:]), values.dtype, folder)
+                shape, dtype = (number, *values.shape[1:]), values.dtype
+                if folder is None or np.prod(shape, dtype=np.int64) * dtype.itemsize < _IN_MEMORY:
+                    found[name] = np.empty(shape, dtype)
+                else:  # so that the system can release its pages
+                    folder.mkdir(parents=True, exist_ok=True)
+                    with tempfile.TemporaryFile(dir=folder) as file:
+                        found[name] = np.memmap(file, dtype, "w+", shape=shape)
             found[name][at : at + len(values)] = values
         at += len(next(iter(part.values())))
     return found
-
-
-def _empty_column(shape: tuple[int, ...], dtype: Any, folder: Path | None) -> np.ndarray:
-    """An array to be filled; a large one in a temporary file of `folder`, so that the system can release its pages."""
-    if folder is None or np.prod(shape, dtype=np.int64) * np.dtype(dtype).itemsize < _IN_MEMORY:
-        return np.empty(shape, dtype)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        return np.memmap(file, dtype, "w+", shape=shape)
 
 
 def score_sources(
@@ -159,11 +151,8 @@ def score_sources(
         source.image_ranks, source.pool_ranks = found.get("image_rank"), found.get("pool_rank")
         if scoring.language_model is not None:
             losses = CaptionLosses(torch.from_numpy(found["nats"]), torch.from_numpy(found["scored_tokens"]), None)
-            source.perplexity = _known_perplexity(losses, scoring.language_model[0])
-
-
-def _known_perplexity(losses: CaptionLosses, model: Any) -> Any:
-    return lambda captions: perplexity_of(losses, model)
+            model = scoring.language_model[0]
+            source.perplexity = lambda captions, losses=losses, model=model: perplexity_of(losses, model)  # type: ignore[misc]
 
 
 # --- The same in several processes -----------------------------------------------------------------------------------
@@ -181,8 +170,7 @@ def write_inputs(folder: Path, captions: Sequence[Sequence[str]], pools: Mapping
         np.save(buffer, torch.as_tensor(features).cpu().numpy())
         atomic_write_bytes(folder / _POOLS[name], buffer.getvalue())
     buffer = io.BytesIO()
-    columns = {str(source): list(texts) for source, texts in enumerate(captions)}
-    pyarrow.parquet.write_table(pa.table(columns), buffer)
+    pyarrow.parquet.write_table(pa.table({str(source): list(texts) for source, texts in enumerate(captions)}), buffer)
     atomic_write_bytes(folder / _CAPTIONS, buffer.getvalue())
 
 

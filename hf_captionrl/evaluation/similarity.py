@@ -34,11 +34,9 @@ def similarity_features(
     if kind == "image":
         return images.tensor().float()
     captions, ids = ColumnView[Any](dataset, "captions"), id_column(dataset)
-    means = []
-    for start in range(
-        0, len(captions), 1024
-    ):  # all captions at once would take five times the memory of the image features
-        means.append(mean_text_features(scorer, captions[start : start + 1024], ids[start : start + 1024]))
+    # All captions at once would take five times the memory of the image features.
+    parts = [slice(start, start + 1024) for start in range(0, len(captions), 1024)]
+    means = [mean_text_features(scorer, captions[part], ids[part]) for part in parts]
     return multimodal_features(images.tensor().float(), torch.cat(means))
 
 
@@ -61,5 +59,5 @@ def similarity_scorer(arguments: Any) -> Any:
 
 
 def features_of(arguments: Any, dataset: datasets.Dataset, scorer: Any, kind: str) -> Tensor:
-    """Features that define which images look alike, `(N, D)`, or `(N, 2 D)` for `"multimodal"`."""
+    """[`similarity_features`] with the options of a command."""
     return similarity_features(dataset, scorer, kind, cache_dir=arguments.cache_dir, batch_size=arguments.batch_size)

@@ -1,4 +1,4 @@
-"""The moving world as a `datasets.DatasetDict`: short clips of one sprite, as GIFs."""
+"""The embedded world as a `datasets.DatasetDict`: scenes as PNGs, and short clips of one sprite as GIFs."""
 
 from __future__ import annotations
 
@@ -80,15 +80,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 
 def scene_stream(seed: int, kinds: tuple[str, ...] = EMOJI_KINDS) -> Iterator[Scene]:
-    """Endless scenes, for training models on more than the data set holds.
-
-    Args:
-        seed (`int`): Seed of the stream.
-        kinds (`tuple[str, ...]`): Kinds to choose from.
-
-    Returns:
-        `Iterator[Scene]`: Scenes in the order in which they are drawn; facts may repeat.
-    """
+    """Endless scenes, for training models on more than the data set holds; facts may repeat."""
     rng = np.random.default_rng(seed)
     while True:
         yield sample_scene(rng, kinds)
@@ -116,18 +108,6 @@ def _unique(draw: Callable[[], Any], seen: set[Facts], number: int) -> list[Any]
     return scenes
 
 
-def _unique_bag(
-    draw_bag: Callable[[int, bool], list[Any]], seen: set[Facts], size: int, against_preferences: bool
-) -> list[Any]:
-    """A bag of scenes that were not seen before."""
-    while True:
-        bag = draw_bag(size, against_preferences)
-        facts = [scene.facts for scene in bag]
-        if not seen.intersection(facts):
-            seen.update(facts)
-            return bag
-
-
 def _png(scene: Scene) -> dict[str, Any]:
     buffer = io.BytesIO()
     # Noise has no repeated strings to search for: with run lengths alone, files are smaller and made faster.
@@ -135,71 +115,56 @@ def _png(scene: Scene) -> dict[str, Any]:
     return {"bytes": buffer.getvalue(), "path": None}
 
 
-def _split(
-    name: str,
-    key: Sequence[int],
-    scenes: list[Any],
-    bag_ids: list[str],
-    encode: Callable[[Any], dict[str, Any]],
-    features: datasets.Features,
-    kinds: tuple[str, ...],
-    annotators: Sequence[Annotator],
-) -> datasets.Dataset:
-    columns: dict[str, list[Any]] = {column: [] for column in features}
-    for number, (scene, bag_id) in enumerate(zip(scenes, bag_ids, strict=True)):
-        # One generator per scene, so that a larger split begins with the captions of a smaller one.
-        rng = np.random.default_rng((*key, number))
-        columns["image"].append(encode(scene))
-        columns["image_id"].append(f"{name}-{number:05d}")
-        columns["captions"].append([annotate(rng, scene.facts, annotator) for annotator in annotators])
-        columns["full_caption"].append(full_caption(scene.facts))
-        columns["facts"].append(scene.facts.to_dict())
-        columns["bag_id"].append(bag_id)
-        columns["against_preferences"].append(goes_against_preferences(scene.facts, kinds))
-    # Not Dataset.from_dict, which visits each value of each row in Python before Arrow does.
-    return datasets.Dataset(InMemoryTable(pa.Table.from_pydict(columns, schema=features.arrow_schema)))
-
-
 def compose_splits(
     draw: Callable[[], Any],
     draw_bag: Callable[[int, bool], list[Any]],
     encode: Callable[[Any], dict[str, Any]],
     features: datasets.Features,
-    *,
     seed: int,
-    num_train: int,
-    num_validation: int,
-    num_test: int,
+    sizes: Sequence[int],
+    *,
     kinds: tuple[str, ...] = EMOJI_KINDS,
     annotators: Sequence[Annotator] = ANNOTATORS,
 ) -> datasets.DatasetDict:
-    """Make the splits of a world; no two scenes share their facts.
+    """Make the splits of a world, `sizes` of train, validation and test; no two scenes share their facts.
 
     `draw_bag` gets a size, and whether the bag goes against the preferences of kinds.
     """
-    if min(num_train, num_validation, num_test) < 0:
-        raise ValueError(f"Split sizes are {(num_train, num_validation, num_test)}. Use sizes of 0 or more.")
+    num_train, num_validation, num_test = sizes
+    if min(sizes) < 0:
+        raise ValueError(f"Split sizes are {tuple(sizes)}. Use sizes of 0 or more.")
     seen: set[Facts] = set()
     test: list[Any] = []
     bag_ids: list[str] = []
     size = max(BAG_SIZES)
     for number in range(num_test // size):
-        test += _unique_bag(draw_bag, seen, size, (number + 1) % round(1 / _SHARE_AGAINST) == 0)
+        against_preferences = (number + 1) % round(1 / _SHARE_AGAINST) == 0
+        bag = draw_bag(size, against_preferences)
+        while any(scene.facts in seen for scene in bag):
+            bag = draw_bag(size, against_preferences)
+        seen.update(scene.facts for scene in bag)
+        test += bag
         bag_ids += [f"{number:03d}"] * size
     single = _unique(draw, seen, num_test - len(test))
     validation = _unique(draw, seen, num_validation)
     train = _unique(draw, seen, num_train)
-    parts = {
-        "train": (0, train, [""] * num_train),
-        "validation": (1, validation, [""] * num_validation),
-        "test": (2, test + single, bag_ids + [""] * len(single)),
-    }
-    return datasets.DatasetDict(
-        {
-            name: _split(name, (seed, split), scenes, ids, encode, features, kinds, annotators)
-            for name, (split, scenes, ids) in parts.items()
-        }
-    )
+    parts = {"train": train, "validation": validation, "test": test + single}
+    splits = datasets.DatasetDict()
+    for split, (name, scenes) in enumerate(parts.items()):
+        columns: dict[str, list[Any]] = {column: [] for column in features}
+        for row, scene in enumerate(scenes):
+            # One generator per scene, so that a larger split begins with the captions of a smaller one.
+            rng = np.random.default_rng((seed, split, row))
+            columns["image"].append(encode(scene))
+            columns["image_id"].append(f"{name}-{row:05d}")
+            columns["captions"].append([annotate(rng, scene.facts, annotator) for annotator in annotators])
+            columns["full_caption"].append(full_caption(scene.facts))
+            columns["facts"].append(scene.facts.to_dict())
+            columns["bag_id"].append(bag_ids[row] if name == "test" and row < len(bag_ids) else "")
+            columns["against_preferences"].append(goes_against_preferences(scene.facts, kinds))
+        # Not Dataset.from_dict, which visits each value of each row in Python before Arrow does.
+        splits[name] = datasets.Dataset(InMemoryTable(pa.Table.from_pydict(columns, schema=features.arrow_schema)))
+    return splits
 
 
 def load_scenes(
@@ -239,14 +204,29 @@ def load_scenes(
 
 
 @functools.lru_cache(maxsize=4)
-def _kept(kind: str, domain: str, *numbers: int) -> datasets.DatasetDict:
+def _kept(kind: str, domain: str, seed: int, *sizes: int) -> datasets.DatasetDict:
     """What [`load_scenes`] returns, from disk if it was made before."""
-    name = "-".join(map(str, (WORLD_VERSION, _rules_digest(), kind, domain, *numbers)))
+    name = "-".join(map(str, (WORLD_VERSION, _rules_digest(), kind, domain, seed, *sizes)))
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_captionrl_scenes" / name
     if folder.is_dir():
-        kept = {split: _read_split(folder / split) for split in ("train", "validation", "test")}
-        return datasets.DatasetDict(kept)
-    made = _composed(kind, domain, *numbers)
+        kept = datasets.DatasetDict()
+        for split in ("train", "validation", "test"):
+            if (folder / split).is_dir():
+                kept[split] = datasets.load_from_disk(str(folder / split))
+            else:
+                kept[split] = datasets.Dataset.from_dict({column: [] for column in FEATURES}, features=FEATURES)
+        return kept
+    rng, kinds = np.random.default_rng(seed), KINDS[kind]
+    made = compose_splits(
+        lambda: sample_scene(rng, kinds),
+        lambda size, against: sample_look_alikes(rng, size, kinds, against_preferences=against),
+        _png,
+        FEATURES,
+        seed,
+        sizes,
+        kinds=kinds,
+        annotators=DOMAINS[domain],
+    )
     with contextlib.suppress(OSError):  # a read-only or full disk: the data are made again in the next process
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, _no_progress_bars():
@@ -258,12 +238,6 @@ def _kept(kind: str, domain: str, *numbers: int) -> datasets.DatasetDict:
             # A second process keeps the files of the first one, which are the same.
             os.rename(whole, folder)
     return made
-
-
-def _read_split(folder: Path) -> datasets.Dataset:
-    if folder.is_dir():
-        return datasets.load_from_disk(str(folder))
-    return datasets.Dataset.from_dict({column: [] for column in FEATURES}, features=FEATURES)
 
 
 @functools.cache
@@ -285,27 +259,6 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if not shown:
             datasets.enable_progress_bars()
-
-
-def _composed(
-    kind: str, domain: str, seed: int, num_train: int, num_validation: int, num_test: int
-) -> datasets.DatasetDict:
-    rng = np.random.default_rng(seed)
-    kinds = KINDS[kind]
-    return compose_splits(
-        lambda: sample_scene(rng, kinds),
-        lambda size, against_preferences: sample_look_alikes(
-            rng, size, kinds, against_preferences=against_preferences
-        ),
-        _png,
-        FEATURES,
-        seed=seed,
-        num_train=num_train,
-        num_validation=num_validation,
-        num_test=num_test,
-        kinds=kinds,
-        annotators=DOMAINS[domain],
-    )
 
 
 def bags(bag_ids: list[str], size: int) -> list[list[int]]:
@@ -387,14 +340,10 @@ def load_moving_scenes(
     kinds = KINDS[kind]
     return compose_splits(
         lambda: sample_clip(rng, kinds),
-        lambda size, against_preferences: sample_clips_alike(
-            rng, size, kinds, against_preferences=against_preferences
-        ),
+        lambda size, against: sample_clips_alike(rng, size, kinds, against_preferences=against),
         _gif,
         MOVING_FEATURES,
-        seed=seed,
-        num_train=num_train,
-        num_validation=num_validation,
-        num_test=num_test,
+        seed,
+        (num_train, num_validation, num_test),
         kinds=kinds,
     )

@@ -1,4 +1,4 @@
-"""The WordPiece vocabulary that the embedded models share."""
+"""Captions of scenes and clips, and the WordPiece vocabulary that the embedded models share."""
 
 from __future__ import annotations
 
@@ -29,22 +29,17 @@ from hf_captionrl.scenes.world import (
 
 _NUMBER = {1: "a", 2: "two", 3: "three"}
 
-SALIENCE: dict[str, float] = {
+SALIENCE = {
     "count": 0.7,
     "second": 0.62,
+    "motion": 0.6,
     "colour": 0.5,
     "relation": 0.45,
     "second_colour": 0.25,
-    "size": 0.18,
-    "background": 0.15,
-    "weather": 0.15,
-    "time": 0.12,
-    "position": 0.12,
-    "pattern": 0.1,
-    "orientation": 0.1,
-    "motion": 0.6,
     "speed": 0.2,
 }
+SALIENCE |= {"size": 0.18, "background": 0.15, "weather": 0.15, "time": 0.12, "position": 0.12, "pattern": 0.1}
+SALIENCE |= {"orientation": 0.1}
 """Probability that an annotator of verbosity 1 mentions a fact. The kind or its category is always mentioned."""
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -150,11 +145,8 @@ def _noun_phrase(said: Mapping[str, Any], words: Words, opinion: str = "") -> st
 
 
 def _second_phrase(said: Mapping[str, Any], words: Words) -> str:
-    noun = [
-        word
-        for word in (words.value(said["second_colour"]) if said["second_colour"] else "", words.noun(said["second"]))
-        if word
-    ]
+    noun = [words.value(said["second_colour"])] if said["second_colour"] else []
+    noun.append(words.noun(said["second"]))
     relation = words.value(said["relation"]) if said["relation"] else "with"
     return " ".join([relation, article(noun[0]), *noun])
 
@@ -176,10 +168,7 @@ def _motion(said: Mapping[str, Any]) -> str:
 
 
 def write_sentence(
-    said: Mapping[str, Any],
-    words: Words | None = None,
-    annotator: Annotator | None = None,
-    opinion: str = "",
+    said: Mapping[str, Any], words: Words | None = None, annotator: Annotator | None = None, opinion: str = ""
 ) -> str:
     """The caption that states the given facts.
 

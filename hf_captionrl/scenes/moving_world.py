@@ -61,41 +61,23 @@ class MovingFacts(Facts):
     """What is true of a clip, in words. It shows one thing (`count` 1, no `second`).
 
     `position` is the row of the thing; it is `""` if the thing moves up or down.
-
-    Args:
-        motion (`str`): One of `DIRECTIONS`, or `STILL`.
-        speed (`str`): One of `SPEEDS`, or `""` if nothing moves.
     """
 
-    motion: str = STILL
-    speed: str = ""
+    motion: str = STILL  # one of `DIRECTIONS`, or `STILL`
+    speed: str = ""  # one of `SPEEDS`, or `""` if nothing moves
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Facts plus the nuisance that decides the pixels.
-
-    Args:
-        facts ([`MovingFacts`]): What captions may say.
-        row (`int`): First row of the thing, 0 to 2.
-        column (`int`): Its first column, 0 to 2.
-        nuisance (`int`): Seed of places, light, blur, noise and clutter.
-    """
+    """Facts plus the nuisance that decides the pixels: places, light, blur, noise and clutter."""
 
     facts: MovingFacts
-    row: int
-    column: int
-    nuisance: int = 0
+    row: int  # first row of the thing, 0 to 2
+    column: int  # its first column, 0 to 2
+    nuisance: int = 0  # seed
 
     def cell(self, moment: float) -> tuple[float, float]:
-        """Position of the thing, which moves at constant speed.
-
-        Args:
-            moment (`float`): Share of the clip that has passed, in [0, 1].
-
-        Returns:
-            `tuple[float, float]`: Row and column, in cells.
-        """
+        """Row and column of the thing, which moves at constant speed, after a share of the clip in [0, 1]."""
         down, right = _STEP[self.facts.motion]
         way = _CELLS[self.facts.speed] * moment
         return self.row + down * way, self.column + right * way
@@ -128,15 +110,9 @@ def _place(rng: np.random.Generator, facts: MovingFacts) -> Clip:
 def sample_clip(
     rng: np.random.Generator, kinds: tuple[str, ...] = EMOJI_KINDS, *, against_preferences: bool = False
 ) -> Clip:
-    """Draw one clip.
+    """Draw one possible clip. The same state of `rng` gives the same clip; `kinds` begin with the most frequent.
 
-    Args:
-        rng (`numpy.random.Generator`): Source of randomness; the same state gives the same clip.
-        kinds (`tuple[str, ...]`): Kinds to choose from, the most frequent first.
-        against_preferences (`bool`): Whether background and position are never those that the kind prefers.
-
-    Returns:
-        [`Clip`]: A possible clip.
+    With `against_preferences` background and position are never those that the kind prefers.
     """
     while True:
         kind = draw_kind(rng, kinds)

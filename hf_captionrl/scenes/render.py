@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
@@ -194,36 +193,6 @@ def _moon(image: Image.Image, rng: np.random.Generator) -> None:
     image.paste(layer, (x, 3), layer)
 
 
-class Thing(NamedTuple):
-    """A thing as it is drawn."""
-
-    kind: str
-    colour: str  # its colour, or `""`
-    orientation: str
-    side: int  # side in pixels
-    x: float  # centre in pixels from the left
-    y: float  # centre in pixels from the top
-
-
-def place_things(scene: Scene) -> list[Thing]:
-    """All things of a scene, the main group first."""
-    facts = scene.facts
-    rng = np.random.default_rng((scene.nuisance, 0))
-    main = (facts.kind, facts.colour, facts.orientation)
-    looks = [(scene.row, scene.column + i, main) for i in range(facts.count)]
-    if (second := scene.second_cell()) is not None:
-        looks.append((*second, (facts.second, facts.second_colour, "upright")))
-    right, down, *draws = (2 * rng.random(2 + 3 * len(looks)) - 1).tolist()  # in [-1, 1]
-    mean, spread = (SCALES[0] + SCALES[1]) / 2, (SCALES[1] - SCALES[0]) / 2
-    things = []
-    for number, (row, column, look) in enumerate(looks):
-        dx, dy, scale = draws[3 * number : 3 * number + 3]
-        x = (column + 0.5) * CELL + GROUP_SHIFT * right + SPRITE_SHIFT * dx
-        y = (row + 0.5) * CELL + GROUP_SHIFT * down + SPRITE_SHIFT * dy
-        things.append(Thing(*look, round(_SIDE[facts.size] * (mean + spread * scale)), x, y))
-    return things
-
-
 def render_scene(scene: Scene) -> Image.Image:
     """Draw a scene.
 
@@ -237,8 +206,18 @@ def render_scene(scene: Scene) -> Image.Image:
     rng = np.random.default_rng((scene.nuisance, 1))
     image = _background(facts.background, facts.pattern, int(rng.integers(_STEP))).copy()
     _clutter(image, rng)
-    for thing in place_things(scene):
-        _paste(image, _small_sprite(thing.kind, thing.colour, thing.orientation, thing.side), (thing.x, thing.y))
+    things = np.random.default_rng((scene.nuisance, 0))
+    main = (facts.kind, facts.colour, facts.orientation)
+    looks = [(scene.row, scene.column + i, main) for i in range(facts.count)]
+    if (second := scene.second_cell()) is not None:
+        looks.append((*second, (facts.second, facts.second_colour, "upright")))
+    right, down, *draws = (2 * things.random(2 + 3 * len(looks)) - 1).tolist()  # in [-1, 1]
+    mean, spread = (SCALES[0] + SCALES[1]) / 2, (SCALES[1] - SCALES[0]) / 2
+    for number, (row, column, look) in enumerate(looks):  # the main group first
+        dx, dy, scale = draws[3 * number : 3 * number + 3]
+        x = (column + 0.5) * CELL + GROUP_SHIFT * right + SPRITE_SHIFT * dx
+        y = (row + 0.5) * CELL + GROUP_SHIFT * down + SPRITE_SHIFT * dy
+        _paste(image, _small_sprite(*look, round(_SIDE[facts.size] * (mean + spread * scale))), (x, y))
     _weather(image, facts, rng)
     photograph = _photograph(image, facts, rng)
     if facts.time == "night":
@@ -247,15 +226,8 @@ def render_scene(scene: Scene) -> Image.Image:
 
 
 def render_clip(clip: Clip, num_frames: int = 6) -> list[Image.Image]:
-    """Draw a clip.
-
-    Args:
-        clip ([`Clip`]): The clip.
-        num_frames (`int`): Frames; in the first the thing stands where it starts, in the last where it ends.
-
-    Returns:
-        `list[PIL.Image.Image]`: RGB, `IMAGE_SIZE` x `IMAGE_SIZE` pixels, in temporal order.
-    """
+    """Draw the frames of a clip: RGB, in temporal order. In the first the thing stands where it starts, in the last where it
+    ends."""
     facts = clip.facts
     frames = []
     rng = np.random.default_rng(clip.nuisance)

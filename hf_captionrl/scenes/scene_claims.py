@@ -25,6 +25,7 @@ from hf_captionrl.scenes.world import (
     SIZES,
     TIMES,
     WEATHERS,
+    Facts,
     category_of,
     names_of,
     plural,
@@ -34,26 +35,15 @@ _NUMBERS = {"a": 1, "an": 1, "two": 2, "three": 3, "some": 0}
 
 
 @dataclass(frozen=True)
-class SceneClaims:
-    """Claims of a caption about a scene; `""` and 0 mean that it makes no such claim.
+class SceneClaims(Facts):
+    """Claims of a caption about a scene; `""` and 0 mean that it makes no such claim. `kind` may be only a category."""
 
-    The other fields are those of [`Facts`].
-    """
-
-    kind: str  # kind of the main group, or only its category
     count: int = 0  # copies, 1 to 3
-    several: bool = False  # more than one, without a number
     size: str = ""
     orientation: str = ""
     position: str = ""
     background: str = ""
-    second: str = ""
-    relation: str = ""
-    colour: str = ""
-    second_colour: str = ""
-    pattern: str = ""
-    weather: str = ""
-    time: str = ""
+    several: bool = False  # more than one, without a number
 
 
 _ADJECTIVES = {"size": SIZES, "orientation": ORIENTATIONS[1:], "colour": COLOURS[1:]}
@@ -165,9 +155,7 @@ def combine_claims(correct: SceneClaims, new: SceneClaims) -> SceneClaims:
         merged = replace(merged, second=new.second, relation=new.relation, second_colour=new.second_colour)
     elif correct.second == new.second:
         merged = replace(
-            merged,
-            relation=correct.relation or new.relation,
-            second_colour=correct.second_colour or new.second_colour,
+            merged, relation=correct.relation or new.relation, second_colour=correct.second_colour or new.second_colour
         )
     if merged.second == merged.kind:
         # `new` names its second object as `correct` names the main one: they are the same thing.

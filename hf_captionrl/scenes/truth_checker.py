@@ -1,4 +1,4 @@
-"""Positions of claims in a caption, and wrong claims that are true of something else in the scene."""
+"""The truth checker of captions, positions of claims, and wrong claims that are true of something else in the scene."""
 
 from __future__ import annotations
 
@@ -172,22 +172,113 @@ def _begins_with_second(tokens: list[tuple[str, str, str]], facts: Facts) -> boo
 
 
 class _Reader:
-    """Collects claims; knows which of the two objects each noun phrase means."""
+    """Takes tokens from left to right and collects claims; knows which of the two objects each noun phrase means.
+
+    Modifiers are kept until the word that they belong to.
+    """
 
     def __init__(self, facts: Facts, begins_with_second: bool) -> None:
         self.facts = facts
         self.begins_with_second = begins_with_second
+        self.motion = MotionReader(facts, self.claim) if isinstance(facts, MovingFacts) else None
         self.right: dict[tuple[str, str], Claim] = {}
         self.wrong: dict[tuple[str, str], Claim] = {}
         self.speaks_of_main = False  # some noun phrase, perhaps with a wrong noun
         self.subject: str | None = None  # "main", "second" or "nothing": what the latest noun phrase means
         self.relation: tuple[str, str] | None = None  # (value, text) waiting for its second noun phrase
+        self.modifiers: list[tuple[str, str, str]] = []  # numbers and adjectives before their noun
+        self.colour: tuple[str, str] | None = None  # may turn out to be the colour of the background
+        self.pattern: tuple[str, str] | None = None  # likewise
+        self.on = False
 
     def claim(self, attribute: str, value: str, text: str, truth: bool) -> None:
         claim = Claim(attribute, value, text)
         (self.right if truth else self.wrong).setdefault((attribute, value), claim)
 
-    def noun_phrase(self, kind: str, text: str, is_plural: bool, modifiers: list[tuple[str, str, str]]) -> None:
+    def take(self, token: str, value: str, text: str) -> None:
+        """Read one token."""
+        if self.motion is not None and self.motion.read(token, value, text):
+            self._close_colour()
+        elif token == "colour":
+            if self.colour is not None:
+                self._close_colour()
+            self.colour = (value, text)
+        elif token == "background":
+            self._close_pattern(f" {text}")
+            self._close_colour(f" {text}")
+            self.modifiers.clear()  # the article before the colour belonged to the background
+        elif token == "on":
+            self._close_colour()
+            self.on = True
+        elif token in ("kind", "kinds"):
+            self._noun(token, value, text)
+        elif token in ("count", "size", "orientation"):
+            self._modifier(token, value, text)
+        elif token == "pattern":
+            self._close_colour()
+            self.pattern = (value, text)
+        else:
+            self._close_colour()
+            self.modifiers = []
+            if token == "relation":
+                self.relation = (value, text)
+            elif token == "with":
+                self.relation = None
+            elif token == "position":
+                self._position(value, text)
+            elif token in ("weather", "time"):
+                self.claim(token, value, text, value == getattr(self.facts, token))
+            elif token == "alone":
+                self.claim("alone", "", text, not self.facts.second)
+
+    def close(self) -> None:
+        """The caption ends."""
+        self._close_pattern()
+        self._close_colour()
+        if self.motion is not None:
+            self.motion.close()
+        # The adjectives of a truncated caption count: "two small" is a claim about the main group.
+        for attribute, value, text in self.modifiers:
+            if attribute in ("size", "orientation") or (attribute == "count" and value != "1"):
+                self._about(self.subject or "main", attribute, value, text, "")
+
+    def _close_colour(self, noun: str = "") -> None:
+        """A colour that stands alone, or before "background", is the background's."""
+        if self.colour is not None:
+            value, text = self.colour
+            words = f"{'on ' if self.on else ''}{text}{noun}"
+            self.claim("background", value, words, value == self.facts.background)
+        self.colour, self.on = None, False
+
+    def _close_pattern(self, noun: str = "") -> None:
+        """A pattern that stands alone, or before "background", is the background's."""
+        if self.pattern is not None:
+            value, text = self.pattern
+            self.claim("pattern", value, f"{text}{noun}", value == self.facts.pattern)
+        self.pattern = None
+
+    def _noun(self, token: str, value: str, text: str) -> None:
+        if self.pattern is not None:
+            self.modifiers.append(("pattern", *self.pattern))
+            self.pattern = None
+        if self.colour is not None and self.on:
+            self._close_colour()
+        elif self.colour is not None:
+            self.modifiers.append(("colour", *self.colour))
+        self._noun_phrase(value, text, token == "kinds")
+        self.modifiers, self.colour, self.on = [], None, False
+
+    def _modifier(self, token: str, value: str, text: str) -> None:
+        if self.colour is not None:
+            self._close_colour()
+        if token == "count" and self.on:
+            return  # "on a blue ...": the article is not a number
+        if token == "orientation" and text in _POSTPOSED and self.subject is not None and not self.modifiers:
+            self._about("main" if self.subject == "nothing" else self.subject, token, value, text, "")
+        else:
+            self.modifiers.append((token, value, text))
+
+    def _noun_phrase(self, kind: str, text: str, is_plural: bool) -> None:
         facts = self.facts
         first = self.subject is None
         meant = "main" if _names(kind, facts.kind) else "second" if _names(kind, facts.second) else "nothing"
@@ -205,22 +296,36 @@ class _Reader:
         # A wrong noun in first place still refers to the main group, so that its number and size can be judged.
         about = "main" if meant == "nothing" and first else meant
         self.speaks_of_main |= about == "main"
-        for attribute, value, words in modifiers:
-            self.modifier(about, attribute, value, words, kind)
-        counts = [value for attribute, value, _ in modifiers if attribute == "count"]
+        for attribute, value, words in self.modifiers:
+            self._about(about, attribute, value, words, kind)
+        counts = any(attribute == "count" for attribute, _, _ in self.modifiers)
         alone = about == "second" or (about == "main" and facts.count == 1)
         if is_plural and not counts and alone and plural(kind) != kind:
             self.claim("count", "several", text, False)
         if self.relation is not None:
-            self._relation(meant)
+            value, words = self.relation
+            truth = facts.relation
+            if meant == "main" and self.subject == "second":
+                truth = OPPOSITES.get(facts.relation, "")
+                self.claim("relation", OPPOSITES[value] if value == truth else value, words, value == truth)
+            else:
+                # Judged by the relation itself when the noun is wrong: one mistake is counted once.
+                self.claim("relation", value, words, bool(truth) and value == truth)
+            self.relation = None
         self.subject = meant
 
-    def modifier(self, about: str, attribute: str, value: str, text: str, kind: str) -> None:
+    def _about(self, about: str, attribute: str, value: str, text: str, kind: str) -> None:
+        """A modifier of an object."""
         facts = self.facts
         if about == "nothing":
             return  # a thing that is not in the scene is one mistake, with or without modifiers
         if attribute == "colour":
-            self._colour(about, value, text)
+            fact, own = ("colour", facts.kind) if about == "main" else ("second_colour", facts.second)
+            if not getattr(facts, fact) and value == NATURAL_COLOURS.get(own):
+                # True of every such thing, so it recalls no fact.
+                self.claim(f"natural {fact}", value, text, True)
+            else:
+                self.claim(fact, value, text, value == getattr(facts, fact))
         elif attribute == "pattern":
             self.claim("pattern of a thing", f"{value} {kind}", text, False)  # only backgrounds have patterns
         elif about == "second":
@@ -231,135 +336,14 @@ class _Reader:
         else:
             self.claim(attribute, value, text, value == str(getattr(facts, attribute)))
 
-    def _colour(self, about: str, value: str, text: str) -> None:
-        fact, kind = ("colour", self.facts.kind) if about == "main" else ("second_colour", self.facts.second)
-        painted = getattr(self.facts, fact)
-        if not painted and value == NATURAL_COLOURS.get(kind):
-            # True of every such thing, so it recalls no fact.
-            self.claim(f"natural {fact}", value, text, True)
-        else:
-            self.claim(fact, value, text, value == painted)
-
-    def _relation(self, meant: str) -> None:
-        assert self.relation is not None
-        value, text = self.relation
-        self.relation = None
-        facts = self.facts
-        if meant == "main" and self.subject == "second":
-            truth = OPPOSITES.get(facts.relation, "")
-            self.claim("relation", OPPOSITES[value] if value == truth else value, text, value == truth)
-        else:
-            # Judged by the relation itself when the noun is wrong: one mistake is counted once.
-            self.claim("relation", value, text, bool(facts.relation) and value == facts.relation)
-
-    def position(self, value: str, text: str) -> None:
-        if not self.facts.position:  # the thing moves through all rows
-            self.claim("position", value, text, False)
-            return
-        row = POSITIONS.index(self.facts.position)
-        if self.subject == "second" and not self.speaks_of_main:
-            row += ROWS_TO_SECOND.get(self.facts.relation, 0)
-        truth = POSITIONS[row]
+    def _position(self, value: str, text: str) -> None:
+        truth = ""  # the thing moves through all rows
+        if self.facts.position:
+            row = POSITIONS.index(self.facts.position)
+            if self.subject == "second" and not self.speaks_of_main:
+                row += ROWS_TO_SECOND.get(self.facts.relation, 0)
+            truth = POSITIONS[row]
         self.claim("position", value, text, value == truth)
-
-
-class _Reading:
-    """Takes tokens from left to right, and keeps modifiers until the word that they belong to."""
-
-    def __init__(self, facts: Facts, begins_with_second: bool) -> None:
-        self.reader = _Reader(facts, begins_with_second)
-        self.motion = MotionReader(facts, self.reader.claim) if isinstance(facts, MovingFacts) else None
-        self.modifiers: list[tuple[str, str, str]] = []  # numbers and adjectives before their noun
-        self.colour: tuple[str, str] | None = None  # may turn out to be the colour of the background
-        self.pattern: tuple[str, str] | None = None  # likewise
-        self.on = False
-
-    def take(self, token: str, value: str, text: str) -> None:
-        """Read one token."""
-        if self.motion is not None and self.motion.read(token, value, text):
-            self.close_colour()
-        elif token == "colour":
-            if self.colour is not None:
-                self.close_colour()
-            self.colour = (value, text)
-        elif token == "background":
-            self.close_pattern(f" {text}")
-            self.close_colour(f" {text}")
-            self.modifiers.clear()  # the article before the colour belonged to the background
-        elif token == "on":
-            self.close_colour()
-            self.on = True
-        elif token in ("kind", "kinds"):
-            self._noun(token, value, text)
-        elif token in ("count", "size", "orientation"):
-            self._modifier(token, value, text)
-        elif token == "pattern":
-            self.close_colour()
-            self.pattern = (value, text)
-        else:
-            self.close_colour()
-            self._other(token, value, text)
-            self.modifiers = []
-
-    def close_colour(self, noun: str = "") -> None:
-        """A colour that stands alone, or before "background", is the background's."""
-        if self.colour is not None:
-            value, text = self.colour
-            words = f"{'on ' if self.on else ''}{text}{noun}"
-            self.reader.claim("background", value, words, value == self.reader.facts.background)
-        self.colour, self.on = None, False
-
-    def close_pattern(self, noun: str = "") -> None:
-        """A pattern that stands alone, or before "background", is the background's."""
-        if self.pattern is not None:
-            value, text = self.pattern
-            self.reader.claim("pattern", value, f"{text}{noun}", value == self.reader.facts.pattern)
-        self.pattern = None
-
-    def _noun(self, token: str, value: str, text: str) -> None:
-        if self.pattern is not None:
-            self.modifiers.append(("pattern", *self.pattern))
-            self.pattern = None
-        if self.colour is not None and self.on:
-            self.close_colour()
-        elif self.colour is not None:
-            self.modifiers.append(("colour", *self.colour))
-        self.reader.noun_phrase(value, text, token == "kinds", self.modifiers)
-        self.modifiers, self.colour, self.on = [], None, False
-
-    def _modifier(self, token: str, value: str, text: str) -> None:
-        if self.colour is not None:
-            self.close_colour()
-        if token == "count" and self.on:
-            return  # "on a blue ...": the article is not a number
-        subject = self.reader.subject
-        if token == "orientation" and text in _POSTPOSED and subject is not None and not self.modifiers:
-            self.reader.modifier("main" if subject == "nothing" else subject, token, value, text, "")
-        else:
-            self.modifiers.append((token, value, text))
-
-    def _other(self, token: str, value: str, text: str) -> None:
-        if token == "relation":
-            self.reader.relation = (value, text)
-        elif token == "with":
-            self.reader.relation = None
-        elif token == "position":
-            self.reader.position(value, text)
-        elif token in ("weather", "time"):
-            self.reader.claim(token, value, text, value == getattr(self.reader.facts, token))
-        elif token == "alone":
-            self.reader.claim("alone", "", text, not self.reader.facts.second)
-
-    def close(self) -> None:
-        """The caption ends."""
-        self.close_pattern()
-        self.close_colour()
-        if self.motion is not None:
-            self.motion.close()
-        # The adjectives of a truncated caption count: "two small" is a claim about the main group.
-        for attribute, value, text in self.modifiers:
-            if attribute in ("size", "orientation") or (attribute == "count" and value != "1"):
-                self.reader.modifier(self.reader.subject or "main", attribute, value, text, "")
 
 
 def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
@@ -393,14 +377,16 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
         wanted = (f.name for f in fields(known) if f.default is MISSING or f.name in facts)
         facts = known(**{name: facts[name] for name in wanted})
     tokens, unknown = _read(caption, isinstance(facts, MovingFacts))
-    reading = _Reading(facts, _begins_with_second(tokens, facts))
+    reader = _Reader(facts, _begins_with_second(tokens, facts))
     for token in tokens:
-        reading.take(*token)
-    reading.close()
-    if reading.motion is not None:
-        unknown += reading.motion.unknown
-    right, wrong = reading.reader.right, reading.reader.wrong
-    names = _sayable(facts)
+        reader.take(*token)
+    reader.close()
+    unknown += reader.motion.unknown if reader.motion is not None else []
+    right, wrong = reader.right, reader.wrong
+    # The facts that a caption can recall or miss; every clip shows one thing.
+    names = [name for name in facts.__dataclass_fields__ if getattr(facts, name) not in ("", UNMARKED.get(name))]
+    if isinstance(facts, MovingFacts):
+        names.remove("count")
     stated = {attribute for attribute, _ in right}
     return CheckResult(
         right=tuple(right.values()),
@@ -409,14 +395,6 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
         missed=tuple(n for n in names if n not in stated),
         unknown_words=tuple(unknown),
     )
-
-
-def _sayable(facts: Facts) -> list[str]:
-    """Names of the facts that a caption can recall or miss."""
-    names = [name for name in facts.__dataclass_fields__ if getattr(facts, name) not in ("", UNMARKED.get(name))]
-    if isinstance(facts, MovingFacts):
-        names.remove("count")  # every clip shows one thing
-    return names
 
 
 # --- Positions of claims in a caption, and wrong claims that are true of something else in the scene -----------------

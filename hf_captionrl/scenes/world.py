@@ -37,23 +37,17 @@ EMOJI_KINDS: tuple[str, ...] = tuple(_FROM_FREQUENT_TO_RARE.split())
 SHAPE_KINDS: tuple[str, ...] = ("arrow", "heart", "flag", "triangle", "crescent", "bolt", "drop", "pin")
 """Kinds drawn without any asset. No shape looks the same upside down, so that orientation stays visible."""
 
-_PLANTS = "tree sunflower rose tulip cactus palm mushroom"
-_FOOD = (
-    "apple cake pizza banana egg burger cheese carrot lemon donut tomato cookie strawberry pear pumpkin watermelon "
-    "pineapple"
-)
-_VEHICLES = "car bus train boat truck bicycle helicopter tractor scooter rocket"
-_BUILDINGS = "house tent church castle"
-_THINGS = (
-    "ball cup chair book umbrella hat clock shoe dress camera guitar key shirt bell balloon teapot crown telephone candle "
-    "basket drum backpack trumpet violin"
-)
 _OTHERS = {
-    "plant": tuple(_PLANTS.split()),
-    "food": tuple(_FOOD.split()),
-    "vehicle": tuple(_VEHICLES.split()),
-    "building": tuple(_BUILDINGS.split()),
-    "thing": tuple(_THINGS.split()),
+    category: tuple(kinds.split())
+    for category, kinds in {
+        "plant": "tree sunflower rose tulip cactus palm mushroom",
+        "food": "apple cake pizza banana egg burger cheese carrot lemon donut tomato cookie strawberry pear pumpkin watermelon "
+        "pineapple",
+        "vehicle": "car bus train boat truck bicycle helicopter tractor scooter rocket",
+        "building": "house tent church castle",
+        "thing": "ball cup chair book umbrella hat clock shoe dress camera guitar key shirt bell balloon teapot crown "
+        "telephone candle basket drum backpack trumpet violin",
+    }.items()
 }
 
 CATEGORIES: dict[str, tuple[str, ...]] = {
@@ -63,56 +57,23 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
 }
 """Kinds by category, which is the less specific name."""
 
-_SYNONYMS = {
-    "backpack": "rucksack",
-    "ball": "football",
-    "bicycle": "bike",
-    "boat": "sailboat",
-    "burger": "hamburger",
-    "car": "automobile",
-    "castle": "palace",
-    "cat": "kitten",
-    "church": "chapel",
-    "cup": "mug",
-    "dog": "puppy",
-    "donut": "doughnut",
-    "dress": "gown",
-    "hen": "chicken",
-    "horse": "pony",
-    "house": "cottage",
-    "monkey": "ape",
-    "mouse": "rat",
-    "rabbit": "bunny",
-    "scooter": "moped",
-    "sheep": "lamb",
-    "snake": "serpent",
-    "telephone": "phone",
-    "train": "locomotive",
-    "truck": "lorry",
-}
+_SYNONYMS = dict(
+    pair.split(":")
+    for pair in """
+backpack:rucksack ball:football bicycle:bike boat:sailboat burger:hamburger car:automobile castle:palace cat:kitten
+church:chapel cup:mug dog:puppy donut:doughnut dress:gown hen:chicken horse:pony house:cottage monkey:ape mouse:rat
+rabbit:bunny scooter:moped sheep:lamb snake:serpent telephone:phone train:locomotive truck:lorry
+""".split()
+)
 
-_PLURALS = {
-    "bunny": "bunnies",
-    "butterfly": "butterflies",
-    "bus": "buses",
-    "cactus": "cacti",
-    "church": "churches",
-    "dress": "dresses",
-    "fish": "fish",
-    "food": "food",
-    "gown": "gowns",
-    "kitten": "kittens",
-    "lorry": "lorries",
-    "mouse": "mice",
-    "octopus": "octopuses",
-    "deer": "deer",
-    "pony": "ponies",
-    "puppy": "puppies",
-    "sheep": "sheep",
-    "strawberry": "strawberries",
-    "tomato": "tomatoes",
-    "fox": "foxes",
-}
+_PLURALS = dict(
+    pair.split(":")
+    for pair in """
+bunny:bunnies butterfly:butterflies bus:buses cactus:cacti church:churches dress:dresses fish:fish food:food
+gown:gowns kitten:kittens lorry:lorries mouse:mice octopus:octopuses deer:deer pony:ponies puppy:puppies sheep:sheep
+strawberry:strawberries tomato:tomatoes fox:foxes
+""".split()
+)
 
 NATURAL_COLOURS: dict[str, str] = {
     kind: colour
@@ -216,11 +177,7 @@ FACT_VALUES: dict[str, tuple[Any, ...]] = {
 
 UNMARKED: dict[str, str] = {
     "orientation": "upright",
-    "colour": "",
-    "second_colour": "",
-    "pattern": "",
-    "weather": "",
-    "time": "",
+    **dict.fromkeys(("colour", "second_colour", "pattern", "weather", "time"), ""),
 }
 """Values that have no word, because no one mentions them. A captioner that always mentions such a fact is wrong there."""
 
@@ -228,14 +185,7 @@ _P_SECOND = 0.65
 """Probability of a second object."""
 _P_PREFERRED = 0.65
 """Probability that background, position and partner are those that the kind prefers."""
-_P_UNMARKED = {
-    "orientation": 0.6,
-    "colour": 0.5,
-    "second_colour": 0.5,
-    "pattern": 0.55,
-    "weather": 0.55,
-    "time": 0.7,
-}
+_P_UNMARKED = {"orientation": 0.6, "colour": 0.5, "second_colour": 0.5, "pattern": 0.55, "weather": 0.55, "time": 0.7}
 _NUM_PARTNERS = 24
 _GRID = 3
 
@@ -275,11 +225,7 @@ class Facts:
     time: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The facts as a plain dict, the form of the data set's `facts` column.
-
-        Returns:
-            `dict`: Field name to value.
-        """
+        """The facts as a plain dict, the form of the data set's `facts` column."""
         # Not dataclasses.asdict, which copies each value deeply and takes ten times longer.
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
@@ -304,11 +250,7 @@ class Scene:
         return POSITIONS.index(self.facts.position)
 
     def second_cell(self) -> tuple[int, int] | None:
-        """Cell of the second object.
-
-        Returns:
-            `tuple[int, int]` or `None`: Row and column, or `None` if the main group is alone.
-        """
+        """Row and column of the second object, or None if the main group is alone."""
         facts = self.facts
         if not facts.second:
             return None
@@ -454,16 +396,7 @@ def _values(facts: Facts, kinds: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
 
 
 def vary_scene(rng: np.random.Generator, scene: Scene, kinds: tuple[str, ...] = EMOJI_KINDS) -> Scene:
-    """A near-duplicate: another picture in which one fact is different.
-
-    Args:
-        rng (`numpy.random.Generator`): Source of randomness.
-        scene ([`Scene`]): The scene to vary.
-        kinds (`tuple[str, ...]`): Kinds to choose from.
-
-    Returns:
-        [`Scene`]: A possible scene whose facts differ from those of `scene` in one.
-    """
+    """A near-duplicate: another picture in which one fact is different."""
     values = _values(scene.facts, kinds)
     while True:
         name = choose(rng, tuple(values))
@@ -482,30 +415,16 @@ _CLIQUE_WEIGHTS = {
     "weather": 3,
     "colour": 3,
     "second_colour": 3,
-    "time": 2,
-    "relation": 2,
-    "background": 1,
-    "count": 1,
 }
+_CLIQUE_WEIGHTS |= {"time": 2, "relation": 2, "background": 1, "count": 1}
 
 
 def sample_look_alikes(
-    rng: np.random.Generator,
-    size: int,
-    kinds: tuple[str, ...] = EMOJI_KINDS,
-    *,
-    against_preferences: bool = False,
+    rng: np.random.Generator, size: int, kinds: tuple[str, ...] = EMOJI_KINDS, *, against_preferences: bool = False
 ) -> list[Scene]:
-    """Scenes that differ pairwise in one or two facts.
+    """Scenes that differ pairwise in one or two facts, in random order; two facts vary, all others are equal.
 
-    Args:
-        rng (`numpy.random.Generator`): Source of randomness.
-        size (`int`): Number of scenes.
-        kinds (`tuple[str, ...]`): Kinds to choose from, the most frequent first.
-        against_preferences (`bool`): Whether the first scene goes against what its kind prefers.
-
-    Returns:
-        `list` of [`Scene`]: In random order; two facts vary, all others are equal.
+    With `against_preferences` they go against what their kind prefers.
     """
 
     def draw() -> tuple[Facts, dict[str, tuple[Any, ...]]]:

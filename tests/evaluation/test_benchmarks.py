@@ -129,35 +129,3 @@ def test_imagecode_is_a_data_set_and_a_benchmark(imagecode, tmp_path, capsys):
     assert found["recall_at_1_video"] == close(float(wins[2]))
     with pytest.raises(ValueError, match=r"imagecode ranks captions. Use --captions"):
         benchmark(BenchmarkOptions(name="imagecode", data_dir=imagecode, scorer=SCORER))
-
-
-def test_nocaps_by_domain_and_concadia_are_data_sets(tmp_path):
-    images = [
-        {"id": n, "file_name": f"{n}.jpg", "domain": d}
-        for n, d in enumerate(("in-domain", "near-domain", "out-domain"))
-    ]
-    annotations = [{"image_id": n, "caption": f"caption {n}"} for n in range(3)]
-    for n in range(3):
-        picture(tmp_path / "images" / f"{n}.jpg", n)
-    (tmp_path / "nocaps_val_4500_captions.json").write_text(json.dumps({"images": images, "annotations": annotations}))
-    for n, domain in enumerate(("in-domain", "near-domain", "out-domain")):
-        chosen = choose_split("nocaps", domain.replace("-", "_"), data_dir=str(tmp_path))
-        assert list(chosen.dataset["image_id"]) == [str(n)]
-        assert list(chosen.dataset["captions"]) == [[f"caption {n}"]]
-        assert chosen.dataset[0]["image"].size == (32, 32)
-    wiki = [
-        {
-            "filename": f"{n}.jpg",
-            "split": s,
-            "caption": {"raw": f"c {n}"},
-            "description": {"raw": f"d {n}"},
-            "context": {"raw": ""},
-        }
-        for n, s in enumerate(("train", "val", "test"))
-    ]
-    (tmp_path / "wiki_split.json").write_text(json.dumps({"images": wiki}))
-    assert list(choose_split("concadia", "test", data_dir=str(tmp_path)).dataset["captions"]) == [["c 2"]]
-    described = choose_split("concadia", "test", data_dir=str(tmp_path), caption_column="description")
-    assert list(described.dataset["captions"]) == [["d 2"]]
-    with pytest.raises(ValueError, match=r"'nocaps' needs the folder of its files. Set data_dir"):
-        choose_split("nocaps", "all")

@@ -41,11 +41,6 @@ def test_invalid_lines_are_refused_with_their_number(tmp_path, text, said):
         read_caption_file(path)
 
 
-def test_missing_file_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
-        read_caption_file(tmp_path / "none.jsonl")
-
-
 def test_captions_of_other_images_are_refused(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(GOOD, encoding="utf-8")

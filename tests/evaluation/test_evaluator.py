@@ -12,7 +12,7 @@ from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.cli import main
-from hf_captionrl.evaluation.evaluator import Evaluator, learned_table, pool_images
+from hf_captionrl.evaluation.evaluator import Evaluator, learned_table, pool_images, read_bags
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics import cider_d
 from hf_captionrl.metrics.nlg import bleurt, entailment
@@ -94,6 +94,8 @@ def test_a_pool_that_the_data_lack_is_refused(evaluated, tmp_path):
     (tmp_path / "pool.txt").write_text("COCO_val2014_000000000099")
     with pytest.raises(ValueError, match=r"1 of the 1 images of .* such as COCO image 99"):
         pool_images(tmp_path / "pool.txt", evaluated.splits["test"], evaluated.splits["validation"])
+    with pytest.raises(ValueError, match="pool"):
+        EvaluationArguments(pool="p.json", held_out_scorer_name_or_path="none")
 
 
 def test_bags_may_hold_images_of_the_validation_split(evaluated, tmp_path):
@@ -115,6 +117,21 @@ def test_bags_may_hold_images_of_the_validation_split(evaluated, tmp_path):
     assert evaluator.reference_row()[0]["bag_3_recall_at_1"] is not None
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{]", "not JSON"),
+        ("[1]", "lists by size"),
+        ('{"2": [["1", "99"]]}', "image '99'"),
+        ('{"2": [["1", "1"]]}', "2 images, 1 different"),
+    ],
+)
+def test_bags_that_do_not_fit_are_refused(tmp_path, text, message):
+    (tmp_path / "bags.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_bags(tmp_path / "bags.json", ["1", "2"])
+
+
 def test_clip_score_has_the_papers_prefix_outside_of_the_embedded_world(evaluated):
     _, row, captions, _ = evaluated()
     text, images = Scorer().text_features([f"A photo depicts {c}" for c in captions]), colours(range(8))
@@ -125,7 +142,6 @@ def test_clip_score_has_the_papers_prefix_outside_of_the_embedded_world(evaluate
     expected = sum(max(float(text[i] @ images[i]), 0.0) for i in range(8)) / 8 * 2.5
     assert plain == close(expected, dtype="float32", magnitude=1)
     assert plain != row["clip_score"]
-    assert Evaluator(evaluated.splits["test"], None, None, seed=0)._clip_prefix() == ""
 
 
 def test_columns_of_the_papers(evaluated):
@@ -180,18 +196,6 @@ def test_p_at_1_in_blocks_by_the_reward_scorer_equals_a_plain_loop(evaluated):
     found = [all(text[i] @ images[i] > text[i] @ images[j] for j in range(100) if j != i) for i in range(100)]
     assert 50 <= sum(found) < 100
     assert row["reward_blocks_recall_at_1"] == close(sum(found) / 100)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"pool": "p.json", "held_out_scorer_name_or_path": "none"}, "pool is 'p.json'.* Use a held-out scorer"),
-        ({"paper": "gan"}, "paper"),
-    ],
-)
-def test_wrong_settings_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        EvaluationArguments(**settings)
 
 
 def test_second_references_have_a_separate_cider_d(tmp_path):
@@ -274,11 +278,8 @@ def test_signatures_name_the_models_without_their_folders(written):
     assert "| Entropy of the captioner (nats) |" in (folder / "out" / "comparison.md").read_text()
 
 
-def test_without_a_model_there_is_no_table():
-    assert learned_table(None, None, None) is None
-
-
 def test_only_the_named_models_have_columns(written):
     folder, *_ = written
+    assert learned_table(None, None, None) is None
     table = learned_table(None, str(folder / "nli"), None)
     assert [column.key for column in table.columns] == ["entailment"]

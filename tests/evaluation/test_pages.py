@@ -2,11 +2,9 @@
 
 import base64
 import hashlib
-import http.server
 import io
 import re
 import subprocess
-import threading
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -64,26 +62,28 @@ def hostile_items():
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text of each."""
+    """Tags with their attributes, list items with their class, and the text outside of scripts and styles."""
 
     def __init__(self, path):
         super().__init__()
-        self.tags = []
-        self.text = ""
-        self.open = []
+        self.tags, self.items, self.text, self.open = [], [], "", []
         self.feed(Path(path).read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag in ("script", "style"):
+        if tag in ("script", "style", "li"):
             self.open.append(tag)
+        if tag == "li":
+            self.items.append([dict(attrs).get("class"), ""])
 
     def handle_endtag(self, tag):
         if self.open and self.open[-1] == tag:
             self.open.pop()
 
     def handle_data(self, data):
-        if not self.open:
+        if self.open[-1:] == ["li"]:
+            self.items[-1][1] += data
+        if self.open[-1:] in ([], ["li"]):
             self.text += data
 
 
@@ -116,17 +116,7 @@ def test_scan_for_resources_detects_one(tmp_path):
 def test_every_text_is_shown(tmp_path):
     page = Page(write_gallery(tmp_path / "g.html", [make_item(i) for i in range(2)], "A title", note="A note."))
     text = " ".join(page.text.split())
-    for piece in (
-        "A title",
-        "A note.",
-        "test-0",
-        "test-1",
-        "MLE",
-        "12 of 100",
-        "1 of 100",
-        "2 references",
-        "some pigs",
-    ):
+    for piece in "A title|A note.|test-0|test-1|MLE|12 of 100|1 of 100|2 references|some pigs".split("|"):
         assert piece in text
     assert "two small pigs on a blue background" in text
     classes = [attributes.get("class") for _, attributes in page.tags]
@@ -197,7 +187,7 @@ def test_photographs_are_downscaled(tmp_path):
     ],
 )
 def test_claims_are_marked_at_their_position(text, right, wrong, marked, absent):
-    pieces, missing = mark_claims(text, right, wrong)
+    pieces, missing = split_at_marks(text, mark_claims(text, right, wrong))
     assert [tuple(piece) for piece in pieces] == marked
     assert [tuple(piece) for piece in missing] == absent
     assert "".join(piece.text for piece in pieces) == text
@@ -224,8 +214,6 @@ def test_marks_are_at_their_positions():
     pieces, absent = split_at_marks("pigs", [Mark("pigs", "right", 0, 4), Mark("pigs", "wrong", 0, 4)])
     assert [piece.verdict for piece in pieces] == ["wrong"]
     assert [tuple(piece) for piece in absent] == [("pigs", "right")]
-    with pytest.raises(ValueError, match="is at 2 to 9 of a caption of 4"):
-        split_at_marks("pigs", [Mark("pigs", "right", 2, 9)])
 
 
 def marked_item(text="a blue pig", owner="background", **changes):
@@ -267,22 +255,6 @@ def test_owners_groups_and_numbers_are_escaped(text, tmp_path):
     assert all(source.startswith("data:") for source in resources(path))
 
 
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        ([], "no items"),
-        ([make_item(captions=[GalleryCaption("A", "x"), GalleryCaption("A", "y")])], "Pass one caption per method"),
-        ([GalleryItem(Image.new("RGB", (2, 2)), "i", [])], "at least one"),
-        ([make_item(captions=[GalleryCaption("A", "x", rank=0)])], "rank 0 of None"),
-        ([make_item(captions=[GalleryCaption("A", "x", rank=101, pool_size=100)])], "rank 101 of 100"),
-    ],
-)
-def test_bad_items_are_refused(items, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        write_gallery(tmp_path / "g.html", items, "T")
-    assert not (tmp_path / "g.html").exists()
-
-
 # --- in a real browser ----------------------------------------------------------------------------------------------
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -298,44 +270,40 @@ def browse(path, profile, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-@pytest.fixture
-def server():
-    """A server that records requests."""
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_error(404)
-
-        def log_message(self, *arguments):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        yield running.server_address[1], asked
-        running.shutdown()
-        thread.join()
+def title_after(page, script, profile):
+    """The page's title after a script of the test, allowed by the policy like the gallery's own."""
+    html = page.read_text(encoding="utf-8")
+    own = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
+    html = html.replace(own, own + script).replace(content_hash(own), content_hash(own + script))
+    page.write_text(html, encoding="utf-8")
+    return re.search(r"<title>(.*?)</title>", browse(page, profile)).group(1)
 
 
 @needs_chromium
-def test_hostile_gallery_in_a_browser(tmp_path, server):
-    port, asked = server
-    rules = f"--host-resolver-rules=MAP example.test 127.0.0.1:{port}"
-    page = write_gallery(tmp_path / "g.html", hostile_items(), "Hostile")
-    dom = browse(page, tmp_path / "profile", rules)
-    assert "<title>Hostile</title>" in dom
-    assert f">{len(HOSTILE)} images</output>" in dom
-    assert asked == []
-    # Negative control: the same browser fetches and runs what is not escaped.
-    bad = tmp_path / "bad.html"
-    bad.write_text(f"<title>Hostile</title>{HOSTILE[1]}", encoding="utf-8")
-    assert "<title>owned</title>" in browse(bad, tmp_path / "profile", rules)
-    assert asked == ["/a"]
+def test_a_group_without_a_card_hides_its_name(tmp_path):
+    items = [make_item(1, group="Bag 1"), make_item(2, group="Bag 1"), make_item(3, group="Bag 2")]
+    page = write_gallery(tmp_path / "g.html", items, "T")
+    driver = """
+{
+  const shown = () => [...document.querySelectorAll(".group:not([hidden])")].map((group) => group.textContent).join();
+  const filter = document.getElementById("filter");
+  const log = [shown()];
+  for (const text of ["test-3", "test-2", "bag"]) {
+    filter.value = text; filter.dispatchEvent(new Event("input")); log.push(shown());
+  }
+  document.title = log.join("; ");
+}
+"""
+    assert title_after(page, driver, tmp_path / "profile") == "Bag 1,Bag 2; Bag 2; Bag 1; Bag 1,Bag 2"
 
 
-DRIVER = """
+@needs_chromium
+def test_filter_and_toggles_in_a_browser(tmp_path):
+    right_only = make_item(
+        9, [GalleryCaption("MLE", "a cow", ["cow"], [], 1), GalleryCaption("SMILE", "a cow", ["cow"])]
+    )
+    page = write_gallery(tmp_path / "g.html", [*(make_item(i) for i in range(5)), right_only], "T")
+    driver = """
 {
   const log = [];
   const say = () => log.push(
@@ -353,44 +321,7 @@ DRIVER = """
   document.title = log.join("; ");
 }
 """
-
-
-@needs_chromium
-def test_a_group_without_a_card_hides_its_name(tmp_path):
-    items = [make_item(1, group="Bag 1"), make_item(2, group="Bag 1"), make_item(3, group="Bag 2")]
-    page = write_gallery(tmp_path / "g.html", items, "T")
-    html = page.read_text(encoding="utf-8")
-    script = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
-    driver = """
-{
-  const shown = () => [...document.querySelectorAll(".group:not([hidden])")].map((group) => group.textContent).join();
-  const filter = document.getElementById("filter");
-  const log = [shown()];
-  for (const text of ["test-3", "test-2", "bag"]) {
-    filter.value = text; filter.dispatchEvent(new Event("input")); log.push(shown());
-  }
-  document.title = log.join("; ");
-}
-"""
-    html = html.replace(script, script + driver).replace(content_hash(script), content_hash(script + driver))
-    page.write_text(html, encoding="utf-8")
-    title = re.search(r"<title>(.*?)</title>", browse(page, tmp_path / "profile")).group(1)
-    assert title == "Bag 1,Bag 2; Bag 2; Bag 1; Bag 1,Bag 2"
-
-
-@needs_chromium
-def test_filter_and_toggles_in_a_browser(tmp_path):
-    right_only = make_item(
-        9, [GalleryCaption("MLE", "a cow", ["cow"], [], 1), GalleryCaption("SMILE", "a cow", ["cow"])]
-    )
-    page = write_gallery(tmp_path / "g.html", [*(make_item(i) for i in range(5)), right_only], "T")
-    html = page.read_text(encoding="utf-8")
-    script = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
-    # The test's script of clicks, allowed by the policy like the gallery's script.
-    html = html.replace(script, script + DRIVER).replace(content_hash(script), content_hash(script + DRIVER))
-    page.write_text(html, encoding="utf-8")
-    title = re.search(r"<title>(.*?)</title>", browse(page, tmp_path / "profile")).group(1)
-    assert title.split("; ") == [
+    assert title_after(page, driver, tmp_path / "profile").split("; ") == [
         "6/12 6 images",
         "1/2 1 of 6 images",
         "0/0 0 of 6 images",
@@ -401,49 +332,25 @@ def test_filter_and_toggles_in_a_browser(tmp_path):
     ]
 
 
+# --- Panels ---------------------------------------------------------------------------------------------------------
+
 CAPTIONS = {
     "SLL": ["a man in a room", "a man in a room", " a man in a room ", "a man", ""],
     "SLE <b>": ["a man reads", "someone & a <script>alert(1)</script>", "it's a room", "a chair", "a book"],
 }
 
 
-class PanelPage(HTMLParser):
-    """Tags, list items with their class, and all text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.items, self.text, self.inside = [], [], "", False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag == "li":
-            self.items.append([dict(attrs).get("class"), ""])
-            self.inside = True
-
-    def handle_endtag(self, tag):
-        self.inside = self.inside and tag != "li"
-
-    def handle_data(self, data):
-        self.text += data
-        if self.inside:
-            self.items[-1][1] += data
-
-
-def item(captions=CAPTIONS, **kwargs):
-    return PanelItem(Image.new("RGB", (20, 10), "red"), "img<1>", captions, **kwargs)
-
-
 @pytest.fixture
-def page(tmp_path):
-    path = write_panel(
-        tmp_path / "panel.html", [item(references=["a <i>man</i>"]), item()], "Five <samples>", note="n&m"
-    )
-    return path.read_text(encoding="utf-8")
+def panel(tmp_path):
+    items = [
+        PanelItem(Image.new("RGB", (20, 10), "red"), "img<1>", CAPTIONS, references)
+        for references in (["a <i>man</i>"], [])
+    ]
+    return write_panel(tmp_path / "panel.html", items, "Five <samples>", note="n&m")
 
 
-def test_every_caption_is_shown_and_repetitions_are_marked(page):
-    found = PanelPage(page)
+def test_every_caption_is_shown_and_repetitions_are_marked(panel):
+    found = Page(panel)
     first = found.items[:10]
     assert [text for _, text in first] == [c.strip() or "(empty caption)" for cs in CAPTIONS.values() for c in cs]
     assert [kind for kind, _ in first] == [None, "again", "again", None, None] + [None] * 5
@@ -453,39 +360,17 @@ def test_every_caption_is_shown_and_repetitions_are_marked(page):
     assert "a <i>man</i>" in found.text
 
 
-def test_captions_are_escaped(page):
-    found = PanelPage(page)
-    names = {tag for tag, _ in found.tags}
-    assert not names & {"script", "b", "samples"}
+def test_captions_of_a_panel_are_escaped_and_its_policy_allows_only_its_style_and_images(panel):
+    found, html = Page(panel), panel.read_text(encoding="utf-8")
+    assert not {tag for tag, _ in found.tags} & {"script", "b", "samples"}
     assert "someone & a <script>alert(1)</script>" in found.text
-    assert "<script" not in page
     assert not any(key.startswith("on") for _, attributes in found.tags for key in attributes)
-
-
-def test_policy_allows_only_the_style_of_the_page_and_embedded_images(page):
-    policy = next(a["content"] for tag, a in PanelPage(page).tags if a.get("http-equiv") == "Content-Security-Policy")
-    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL).group(1)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert f"style-src 'sha256-{digest}'" in policy
+    policy = next(a["content"] for tag, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL).group(1)
+    assert f"style-src '{content_hash(style)}'" in policy
     assert "default-src 'none'" in policy
     assert "script-src" not in policy
-    sources = [a["src"] for tag, a in PanelPage(page).tags if tag == "img"]
+    sources = resources(panel)
     with Image.open(io.BytesIO(base64.b64decode(sources[0].split(",")[1]))) as image:
         assert image.getpixel((0, 0)) == (255, 0, 0)
-    assert "http:" not in page
-    assert "https:" not in page
-
-
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        ([], "no items"),
-        ([item({})], "captions by {}"),
-        ([item({"SLL": []})], "'SLL': 0"),
-        ([item(), item({"SLL": ["a man"]})], "has captions by {'SLL': 1}"),
-    ],
-)
-def test_invalid_items_are_refused(tmp_path, items, message):
-    with pytest.raises(ValueError, match=message):
-        write_panel(tmp_path / "p.html", items, "t")
-    assert not list(tmp_path.iterdir())
+    assert not any(word in html for word in ("<script", "http:", "https:"))

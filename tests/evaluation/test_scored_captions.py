@@ -9,19 +9,13 @@ import pytest
 import torch
 
 from hf_captionrl.cli import main
-from hf_captionrl.data.columns import TEXTS, ColumnView, in_arrow, replace_column, undecoded
+from hf_captionrl.data.columns import ColumnView, replace_column, undecoded
 from hf_captionrl.evaluation import evaluator as paper_tables
 from hf_captionrl.evaluation import scored_captions as caption_scores
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, human_captions
 from hf_captionrl.evaluation.options import load_evaluators
-from hf_captionrl.evaluation.scored_captions import (
-    BLOCK,
-    CaptionScoring,
-    ScoreStage,
-    whole_columns,
-    write_inputs,
-)
+from hf_captionrl.evaluation.scored_captions import BLOCK, CaptionScoring, ScoreStage, whole_columns, write_inputs
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.suites import ndlb_suite
 from hf_captionrl.scenes import load_scenes
@@ -160,17 +154,6 @@ def references(rows=REFERENCES):
     return datasets.Dataset.from_dict(
         {"captions": rows}, features=datasets.Features({"captions": datasets.List(datasets.Value("string"))})
     )
-
-
-def test_a_sequence_in_arrow_equals_a_list():
-    values = [["a", "b"], [], ["c"]] * 1000
-    made = in_arrow(iter(values), TEXTS)
-    assert len(made) == len(values)
-    assert list(made) == values
-    for index in (0, 5, -1, slice(1020, 1030), slice(-3, None), slice(10, 0, -4)):
-        assert made[index] == values[index]
-    with pytest.raises(IndexError):
-        made[len(values)]
 
 
 @pytest.mark.parametrize("seed", range(4))

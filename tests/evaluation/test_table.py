@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from hf_captionrl.evaluation.plots import write_length_histogram, write_trade_off
 from hf_captionrl.metrics.columns import COLUMNS, Column
 from hf_captionrl.metrics.table import (
     Section,
@@ -32,6 +30,7 @@ KEYS = (
     "perplexity cider_d hallucination fact_recall"
 ).split()
 BY_KEY = {column.key: column for column in COLUMNS}
+SHOWN = "2.30 0.110 0.100 0.300 0.528 0.900 0.750 12.35 2.570 0.065 0.290".split()
 
 
 def make_row(name="MLE", **changes):
@@ -45,11 +44,8 @@ def printed(rows, **options):
     return out.getvalue()
 
 
-def test_columns_are_those_of_every_results_file_in_this_order():
+def test_columns_are_those_of_every_results_file_in_this_order_and_have_their_direction():
     assert [column.key for column in COLUMNS] == KEYS
-
-
-def test_columns_have_their_direction():
     assert {c.key: c.arrow for c in COLUMNS if c.arrow != "↑"} == {
         "length": "",
         "perplexity": "↓",
@@ -82,20 +78,7 @@ def test_piped_table_is_not_wrapped():
     lines = printed(rows, title="A title").splitlines()
     assert lines[0].strip() == "A title"
     cells = next(line for line in lines if "MLE " in line).split()
-    assert cells == [
-        "MLE",
-        "2.30",
-        "0.110",
-        "0.100",
-        "0.300",
-        "0.528",
-        "0.900",
-        "0.750",
-        "12.35",
-        "2.570",
-        "0.065",
-        "0.290",
-    ]
+    assert cells == ["MLE", *SHOWN]
     assert any("±0.021" in line for line in lines)
     assert "…" not in "".join(lines)
     # The references are separated from the captioners.
@@ -116,19 +99,7 @@ def test_narrow_terminal_gets_every_column_in_order(monkeypatch):
     print_table([make_row("M" * 20)], columns=COLUMNS, file=out)
     text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
     numbers = re.findall(r"\d+\.\d+", text.split("↑ higher")[0])
-    assert numbers == [
-        "2.30",
-        "0.110",
-        "0.100",
-        "0.300",
-        "0.528",
-        "0.900",
-        "0.750",
-        "12.35",
-        "2.570",
-        "0.065",
-        "0.290",
-    ]
+    assert numbers == SHOWN
     assert text.count("M" * 20) >= 2
     assert max(map(len, text.splitlines())) <= 60
 
@@ -201,17 +172,17 @@ def test_config_of_nested_and_odd_values():
     ("rows", "message"),
     [
         ([], "no rows"),
-        ([make_row(" ")], "non-empty name"),
-        ([make_row(), make_row()], "Two rows are called 'MLE'"),
-        ([{"name": "MLE", "length": 2.0}], "no lexical_diversity, pool_recall_at_1"),
-        ([make_row(rd100_recall_at_1=52.8)], "is 52.8; fractions are in"),
-        ([make_row(hallucination=-0.1)], "fractions are in"),
-        ([make_row(perplexity=float("nan"))], "must be a finite number"),
-        ([make_row(length="2.3")], "must be a finite number"),
-        ([make_row(pool_recall_at_1=True)], "must be a finite number"),
-        ([make_row(length_ci=[3.0, 2.0])], "low <= high"),
-        ([make_row(fact_recall_ci=[0.2, 1.2])], "fractions are in"),
-        ([make_row(cider_d=None, cider_d_reason=" ")], "is blank"),
+        ([make_row(" ")], "name"),
+        ([make_row(), make_row()], "'MLE'"),
+        ([{"name": "MLE", "length": 2.0}], "lexical_diversity, pool_recall_at_1"),
+        ([make_row(rd100_recall_at_1=52.8)], "rd100_recall_at_1.*52.8"),
+        ([make_row(hallucination=-0.1)], "hallucination"),
+        ([make_row(perplexity=float("nan"))], "perplexity.*finite"),
+        ([make_row(length="2.3")], "length.*finite"),
+        ([make_row(pool_recall_at_1=True)], "pool_recall_at_1.*finite"),
+        ([make_row(length_ci=[3.0, 2.0])], "length_ci.*low <= high"),
+        ([make_row(fact_recall_ci=[0.2, 1.2])], "fact_recall"),
+        ([make_row(cider_d=None, cider_d_reason=" ")], "cider_d_reason"),
     ],
 )
 def test_malformed_rows_are_refused(rows, message, tmp_path):
@@ -298,36 +269,3 @@ def test_malformed_sections_are_refused(sections, said):
     for show in (comparison_markdown, print_comparison):
         with pytest.raises(ValueError, match=said):
             show(sections)
-
-
-def test_the_histogram_is_a_picture_and_the_same_each_time(tmp_path):
-    lengths = {"_mle $x$": [2, 2, 3], "long": [0, 41, 300]}
-    one = write_length_histogram(tmp_path / "a.png", lengths, title="T").read_bytes()
-    assert write_length_histogram(tmp_path / "b.png", lengths, title="T").read_bytes() == one
-    with Image.open(io.BytesIO(one)) as image:
-        assert min(image.size) > 300
-        assert len(image.convert("RGB").getcolors(10**6)) > 20
-
-
-@pytest.mark.parametrize(
-    ("lengths", "said"),
-    [
-        ({}, "no lengths"),
-        ({"a": []}, "'a'"),
-        ({"a": [1.5]}, "must be integers"),
-        ({"a": [-1]}, "0 or more"),
-    ],
-)
-def test_bad_lengths_are_refused(tmp_path, lengths, said):
-    with pytest.raises(ValueError, match=said):
-        write_length_histogram(tmp_path / "a.png", lengths)
-    assert not (tmp_path / "a.png").exists()
-
-
-def test_the_trade_off_needs_both_numbers(tmp_path):
-    rows = [row("a", 0.1, 0.2, r_ci=[0.0, 0.3]), row("b", 0.3, None)]
-    options = {"x": ("r", "R@1"), "y": ("h", "Hallucination")}
-    assert write_trade_off(tmp_path / "a.png", rows[1:], **options) is None
-    assert write_trade_off(tmp_path / "a.png", rows, **options).stat().st_size > 1000
-    with pytest.raises(ValueError, match="PNG"):
-        write_trade_off(tmp_path / "a.jpg", rows, **options)

@@ -6,7 +6,6 @@ many faults as it is told and draws their moments from the seed.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import tempfile
@@ -23,31 +22,21 @@ IN_TIME = 30.0
 
 @dataclass
 class Trial:
-    """What one fault did.
+    """What one fault did."""
 
-    Args:
-        survived: Whether what came after it was as if it had not happened, or as was promised.
-        lost: Rows, steps or files that were there before the fault and not after.
-        repeated: Rows, steps or files that were made twice.
-        note: What went wrong.
-        waited: Seconds from the fault until it was acted on, where that has to be soon.
-    """
-
-    survived: bool
-    lost: int = 0
-    repeated: int = 0
-    note: str = ""
-    waited: float | None = None
+    survived: bool  # whether what came after it was as if it had not happened, or as was promised
+    lost: int = 0  # rows, steps or files that were there before the fault and not after
+    repeated: int = 0  # rows, steps or files that were made twice
+    note: str = ""  # what went wrong
 
 
 Area = Callable[[WarmProcess, Path, random.Random, int], Iterator[Trial]]
 AREAS: dict[str, Area] = {}
-TITLES: dict[str, str] = {}
 
 
-def area(name: str, title: str) -> Callable[[Area], Area]:
+def area(name: str) -> Callable[[Area], Area]:
     def register(function: Area) -> Area:
-        AREAS[name], TITLES[name] = function, title
+        AREAS[name] = function
         return function
 
     return register
@@ -87,32 +76,14 @@ def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
 
 
 def run_area(warm_process: WarmProcess, name: str, kills: int, seed: int) -> dict:
-    """One area as a row of the table.
-
-    Args:
-        warm_process: Warm.
-        name: Of `AREAS`.
-        kills: Faults.
-        seed: Of their moments.
-
-    Returns:
-        `dict`: Counts and wall time.
-    """
-    began, trials = time.monotonic(), []
+    """Counts of the faults of an area, whose moments are drawn from the seed."""
     with tempfile.TemporaryDirectory() as folder:
         # The name in the seed: an area's moments do not depend on which others run.
-        for trial in AREAS[name](warm_process, Path(folder), random.Random(f"{seed}/{name}"), kills):
-            trials.append(trial)
+        trials = list(AREAS[name](warm_process, Path(folder), random.Random(f"{seed}/{name}"), kills))
     return {
-        "area": name,
-        "title": TITLES[name],
         "faults": len(trials),
         "survived": sum(trial.survived for trial in trials),
         "lost": sum(trial.lost for trial in trials),
         "repeated": sum(trial.repeated for trial in trials),
-        "longest_wait_s": max(
-            (round(t.waited, 1) for t in trials if t.waited is not None and math.isfinite(t.waited)), default=None
-        ),
-        "seconds": round(time.monotonic() - began, 1),
         "notes": [trial.note for trial in trials if not trial.survived],
     }

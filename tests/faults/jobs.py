@@ -245,11 +245,41 @@ def noted(path, lines):
     os.close(file)
 
 
+@functools.cache
+def _image_processor():
+    from tests.tiny import tiny_captioner
+
+    return tiny_captioner("blip").prepared_pixels
+
+
+class NotingPixels:
+    """First part of an image processor that notes which image it is asked for."""
+
+    def __init__(self, images, asked=None):
+        from hf_captionrl.data.images import decode_image
+
+        self.parts, self.asked = _image_processor(), asked
+        self.shape, self.signature = self.parts.shape, self.parts.signature
+        self.paths = sorted(Path(images).iterdir(), key=lambda path: KEYS.index(path.stem))
+        self.images = [decode_image(path) for path in self.paths]
+        self.numbers = {image.numpy().tobytes(): number for number, image in enumerate(self.images)}
+
+    def prepare(self, image):
+        if self.asked:
+            noted(self.asked, [self.numbers[image.numpy().tobytes()]])
+        return self.parts.prepare(image)
+
+    def rows(self):
+        """The images as a data set."""
+        import datasets
+
+        return datasets.Dataset.from_dict({"image": [*map(str, self.paths)]}).cast_column("image", datasets.Image())
+
+
 def cache(folder, *, asked, at=None, limit=None, images=None, form="uint8"):
     """Fill a cache of features, or of prepared pixels if there is a folder of images."""
     from hf_captionrl.data import cached_pixels
     from hf_captionrl.retrieval import feature_cache
-    from tests.faults.noting_pixels import NotingPixels
 
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -276,7 +306,6 @@ def cached(folder, *, images=None, form="uint8"):
 
     from hf_captionrl.data.features import pixel_rows, row_reader, source_keys
     from hf_captionrl.retrieval.feature_cache import FeatureCache
-    from tests.faults.noting_pixels import NotingPixels
 
     if images is None:
         store = FeatureCache(folder, model_id="tiny", revision="r1")

@@ -1,15 +1,20 @@
-"""Faults of what is not training: caches, bags, captions, their evaluation, boosting, pushes."""
+"""Faults of what is not training: caches, bags, captions, their evaluation, boosting, pushes, shards."""
 
 from __future__ import annotations
 
 import collections
 import json
 import shutil
+import warnings
 from collections.abc import Iterator
 
+from hf_captionrl.utils.options import EngineOptions
+from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from tests.data.photos import png
 from tests.faults.campaign import Trial, area, damage
 from tests.faults.jobs import KEYS
+from tests.utils.toy import two_nodes
+from tests.utils.toy import Squares, expected, pids
 
 
 def numbered_images(folder):
@@ -21,7 +26,7 @@ def numbered_images(folder):
     return images
 
 
-@area("features", "kill -9 while features or pixels are cached")
+@area("features")
 def features(warm_process, folder, rng, kills):
     """Caches of features and of prepared pixels in turn, three kills each."""
     images = numbered_images(folder)
@@ -62,8 +67,9 @@ def killed_cache(warm_process, folder, rng, kills, **more) -> Iterator[Trial]:
     assert found["right"]
 
 
-@area("cache", "a file of the feature cache is truncated or removed")
+@area("cache")
 def corrupted_cache(warm_process, folder, rng, kills):
+    """A file of the feature cache is truncated or removed."""
     yield from _corrupted(warm_process, folder, rng, kills)
 
 
@@ -89,8 +95,9 @@ def _damaged_copy(whole, store, rng):
     return damage(rng.choice(files), rng, kinds=("truncated", "removed"))
 
 
-@area("pixels", "a file of the pixel cache, exact or as JPEGs, is truncated or removed")
+@area("pixels")
 def corrupted_pixels(warm_process, folder, rng, kills):
+    """A file of the pixel cache, exact or as JPEGs, is truncated or removed."""
     images = str(numbered_images(folder))
     for number in range(kills):
         more = {"images": images, "form": ("uint8", "jpeg")[number % 2]}
@@ -124,8 +131,9 @@ def photos(warm_process, folder, number):
     return ["--dataset", "imagefolder", "--data_dir", str(folder / "photos")]
 
 
-@area("bags", "kill -9 while bags are mined")
+@area("bags")
 def bags(warm_process, folder, rng, kills):
+    """Kill -9 while bags are mined."""
     data = photos(warm_process, folder, 40)
 
     def arguments(run):
@@ -140,8 +148,9 @@ def bags(warm_process, folder, rng, kills):
     yield from _killed_command(warm_process, folder, rng, kills, arguments, read)
 
 
-@area("captions", "kill -9 while captions are written")
+@area("captions")
 def captions(warm_process, folder, rng, kills):
+    """Kill -9 while captions are written."""
     data = photos(warm_process, folder, 12)
 
     def arguments(run):
@@ -156,8 +165,9 @@ def captions(warm_process, folder, rng, kills):
     yield from _killed_command(warm_process, folder, rng, kills, arguments, read)
 
 
-@area("evaluation", "kill -9 while captions are evaluated")
+@area("evaluation")
 def evaluation(warm_process, folder, rng, kills):
+    """Kill -9 while captions are evaluated."""
     data = photos(warm_process, folder, 12)
     files = [folder / "a.jsonl", folder / "b.jsonl"]
     for file, tokens in zip(files, ("8", "12"), strict=True):
@@ -166,15 +176,9 @@ def evaluation(warm_process, folder, rng, kills):
         assert made.code == 0, made.output
 
     def arguments(run):
-        evaluators = [
-            "--scorer",
-            "scenes:siglip-held-out",
-            "--language_model",
-            "none",
-            "--cache_dir",
-            str(run / "cache"),
-        ]
-        return ["evaluate", "--captions", *map(str, files), *data, "--output_dir", str(run), *evaluators]
+        models = ["--scorer", "scenes:siglip-held-out", "--language_model", "none"]
+        folders = ["--output_dir", str(run), "--cache_dir", str(run / "cache")]
+        return ["evaluate", "--captions", *map(str, files), *data, *models, *folders]
 
     def read(run):
         path = run / "comparison.json"
@@ -185,8 +189,9 @@ def evaluation(warm_process, folder, rng, kills):
     yield from _killed_command(warm_process, folder, rng, kills, arguments, read)
 
 
-@area("boosting", "kill -9 while captions are boosted")
+@area("boosting")
 def boosting(warm_process, folder, rng, kills):
+    """Kill -9 while captions are boosted."""
     warm_process.warm("boost", folder=str(folder / "warm"), asked=str(folder / "asked-warm"))
     whole = warm_process.run("boost", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0)
     assert whole.code == 0, whole.output
@@ -216,8 +221,9 @@ def boosting(warm_process, folder, rng, kills):
                 yield Trial(not lost and not repeated, lost, repeated, ended.output[-300:])
 
 
-@area("push", "kill -9 while a model is pushed")
+@area("push")
 def push(warm_process, folder, rng, kills):
+    """Kill -9 while a model is pushed."""
     from hf_captionrl.hub import folder_contents
     from tests.hub.folders import publishable
     from tests.hub.server import HubServer
@@ -250,3 +256,55 @@ def push(warm_process, folder, rng, kills):
             fine = again.code == 0 and not halves and (run / "model.safetensors").read_bytes() == weights
             yield Trial(fine and not lost and not repeated, lost, repeated, "" if fine else again.output[-400:])
             shutil.rmtree(run)
+
+
+def squares_of(folder, notes):
+    """Give the same command again, and read the rows as other commands do."""
+    shards = ShardFolder(folder, {"model": "m"}, num_rows=2_000, rows_per_shard=400)
+    run_stage(Squares(notes), shards)
+    return list(read_shards(folder))
+
+
+@area("shards")
+def damaged_shard(warm_process, folder, rng, kills):
+    """The same command repairs the result, or its error names the file to remove; no damage is read as data."""
+    notes = folder / "notes"
+    notes.mkdir()
+    rows = expected(2_000, 400)
+    assert squares_of(folder / "whole", notes) == rows
+    for number in range(kills):
+        copy = folder / str(number)
+        shutil.copytree(folder / "whole", copy)
+        part = rng.choice(sorted(copy.glob("part-*")))
+        before = {path: path.read_bytes() for path in copy.glob("part-*") if path != part}
+        what = damage(part, rng, kinds=("truncated", "removed"))
+        found, note = [], what
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # names the shards that are written again
+            try:
+                found = squares_of(copy, notes)
+            except ValueError as error:
+                note = f"{what}: {error}"
+                if f"{part} is damaged" in str(error):
+                    part.unlink()
+                    found = squares_of(copy, notes)
+        lost = sum(not path.is_file() or path.read_bytes() != data for path, data in before.items())
+        times = len(found) - len({row["row"] for row in found})
+        yield Trial(found == rows and not lost, lost, times, note)
+        shutil.rmtree(copy)
+
+
+@area("ray")
+def killed_actor(warm_process, folder, rng, kills):
+    """Kill -9 of an actor on a Ray cluster of two nodes."""
+    with two_nodes() as address:
+        for number in range(kills):
+            notes = folder / f"notes-{number}"
+            notes.mkdir()
+            shards = ShardFolder(folder / str(number), {"run": number}, num_rows=23, rows_per_shard=4)
+            stage = Squares(notes, kill_at=rng.randrange(23))
+            run_stage(stage, shards, EngineOptions(engine="ray", address=address))
+            rows = list(read_shards(folder / str(number)))
+            times = collections.Counter(row["row"] for row in rows)
+            fine = rows == expected(23, 4) and len(pids(notes, "killed")) == 1
+            yield Trial(fine, 23 - len(times), len(rows) - len(times), "" if fine else f"rows {sorted(times)}")

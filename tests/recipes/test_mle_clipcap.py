@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from PIL import Image
 from transformers import set_seed
@@ -56,31 +55,3 @@ def test_mapper_and_language_model_learn_and_the_tower_does_not(run):
     assert same == tower
     start, end = (p["mapper.model.2.weight"].flatten() for p in (before, after))
     assert torch.cosine_similarity(start, end, dim=0) > 0.8  # the seed gave both runs the same mapper to begin with
-
-
-@pytest.mark.parametrize(
-    "selected",
-    [
-        ["--config", str(CONFIGS / "coco.yaml")],
-        ["--row", "discritune/mle-conceptual"],
-        ["--row", "ndlb/table11/holisticcap"],
-    ],
-)
-def test_the_papers_settings(selected):
-    arguments, _, _, config = recipe.parse_args(selected)
-    assert (config.per_device_train_batch_size, config.learning_rate) == (40, 2e-5)
-    assert (config.max_steps, config.warmup_steps, config.lr_scheduler_type) == (30_000, 1_000, "linear")
-    assert config.mle_weight == 1.0
-    assert config.freeze_vision_tower
-    assert (arguments.vision_model, arguments.language_model) == (
-        "openai/clip-vit-base-patch32",
-        "openai-community/gpt2",
-    )
-    assert (arguments.prefix_length, arguments.mapping_type, arguments.stop_at_period) == (10, "mlp", True)
-
-
-def test_a_push_without_a_judge_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="needs a held-out scorer"):
-        recipe.main(
-            ["--output_dir", str(tmp_path), "--push_to_hub", "true", "--held_out_scorer_name_or_path", "none", *SHORT]
-        )

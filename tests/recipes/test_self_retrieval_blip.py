@@ -7,16 +7,20 @@ import torch
 
 from hf_captionrl.apps.experiments.self_retrieval import BagArguments, describe_reward, run_name, runs_of
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.pipeline import GeneratedCaptions
 from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS
+from hf_captionrl.trainers import caption_trainer
+from hf_captionrl.utils.console import run_main
 from hf_captionrl.utils.model_files import model_path
 from recipes import self_retrieval_blip as recipe
-from tests.recipes.short_runs import GENERATION
+from recipes import sle_blip
+from tests.recipes.conftest import GENERATION, train
+from tests.recipes.test_sle_blip import SHORT as SHORT_SLE
 
 SHORT = [
-    *("--max_train_images", "24", "--max_eval_images", "12", "--max_test_images", "105", "--num_train_epochs", "2"),
-    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32", "--max_completion_length", "10"),
-    *GENERATION,
-    *("--bag_schedule", '{"1": 2, "2": 4}', "--num_neighbours", "8", "--logging_steps", "1"),
+    *"--max_train_images 24 --max_eval_images 12 --max_test_images 105 --num_train_epochs 2 --num_neighbours 8".split(),
+    *"--per_device_train_batch_size 8 --per_device_eval_batch_size 32 --max_completion_length 10 --logging_steps 1".split(),
+    *(*GENERATION, "--bag_schedule", '{"1": 2, "2": 4}'),
 ]
 
 
@@ -52,14 +56,9 @@ def test_curriculum_increases_the_bag_size(run):
 
 
 def test_adapters_and_cider(tmp_path):
-    path = recipe.main(
-        [
-            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
-            *("--tune", "both", "--lora_r", "4", "--cider_weight", "0.5", "--variants", "{}"),
-            *("--freeze_vision_tower", "false", "--cache_image_features", "false", "--max_steps", "1"),
-            *("--bag_features", "image", "--perplexity_name_or_path", "none"),
-        ]
-    )
+    more = "--tune both --lora_r 4 --cider_weight 0.5 --variants {} --freeze_vision_tower false --max_steps 1 "
+    more += "--cache_image_features false --bag_features image --perplexity_name_or_path none"
+    path = train(recipe, tmp_path, SHORT, more)
     rows = json.loads(path.read_text())["rows"]
     assert [row["name"] for row in rows] == ["MLE", "SR (bag curriculum, CIDEr 0.5)", "references"]
     assert (path.parent / "model" / "adapter_model.safetensors").exists()
@@ -67,14 +66,10 @@ def test_adapters_and_cider(tmp_path):
 
 @pytest.mark.slow
 def test_cider_alone(tmp_path):
-    path = recipe.main(
-        [
-            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
-            *("--retrieval_weight", "0", "--cider_weight", "1", "--variants", "{}", "--max_steps", "1"),
-            *("--repetition_weight", "0", "--truncation_weight", "0"),
-            *("--perplexity_name_or_path", "none"),
-        ]
+    more = (
+        "--retrieval_weight 0 --cider_weight 1 --variants {} --max_steps 1 --repetition_weight 0 --truncation_weight 0"
     )
+    path = train(recipe, tmp_path, [*SHORT, "--perplexity_name_or_path", "none"], more)
     rows = json.loads(path.read_text())["rows"]
     assert [row["name"] for row in rows] == ["MLE", "CIDEr (bag curriculum)", "references"]
     (state,) = (path.parent / "model").glob("checkpoint-*/trainer_state.json")
@@ -86,12 +81,7 @@ def test_cider_alone(tmp_path):
 
 
 def test_an_evaluation_trains_nothing(tmp_path):
-    path = recipe.main(
-        [
-            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT),
-            *("--num_train_epochs", "0", "--perplexity_name_or_path", "none"),
-        ]
-    )
+    path = train(recipe, tmp_path, SHORT, "--num_train_epochs 0 --perplexity_name_or_path none")
     rows = json.loads(path.read_text())["rows"]
     # Of the variants, too, nothing is left: they would all be the captioner that was named.
     assert [row["name"] for row in rows] == ["MLE", "references"]
@@ -162,18 +152,156 @@ def test_the_card_says_what_was_rewarded():
     assert said(retrieval_weight=2.0, reward_kind="accuracy").startswith("2 times 1 where the scorer finds")
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"has the name of the recipe's own run\. Use another name"):
-        runs_of(parsed(), {run_name(parsed()): {"beta": 0.1}})
-    with pytest.raises(ValueError, match="'variant' sets 'bag_shedule'"):
-        changed(parsed(), {"bag_shedule": 3})
-    with pytest.raises(ValueError, match="needs 2 of them"):
-        changed(parsed(), {"baseline": "leave_one_out"})
-    with pytest.raises(ValueError, match="variant 'x' is 3"):
-        BagArguments(variants='{"x": 3}')
-    with pytest.raises(ValueError, match="'multimodal' or 'image'"):
-        BagArguments(bag_features="text")
-    with pytest.raises(ValueError, match="needs a reward scorer and a held-out scorer"):
-        recipe.main(["--held_out_scorer_name_or_path", "none", "--output_dir", str(tmp_path), *SHORT])
-    with pytest.raises(ValueError, match="num_train_epochs=0 only evaluates"):
-        recipe.main(["--output_dir", str(tmp_path), *SHORT, "--num_train_epochs", "0", "--push_to_hub", "true"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: runs_of(parsed(), {run_name(parsed()): {"beta": 0.1}}), "the recipe's own run"),
+        (lambda: changed(parsed(), {"bag_shedule": 3}), "'bag_shedule'"),
+        (lambda: changed(parsed(), {"baseline": "leave_one_out"}), "leave_one_out"),
+        (lambda: BagArguments(variants='{"x": 3}'), "variant 'x'"),
+        (lambda: BagArguments(bag_features="text"), "bag_features"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- No collapsed model is delivered: exit code, folders, console, results, card and gallery ---
+
+HACKED = "a blue and blue blue blue and yellow blue"
+ONE_RUN = [*SHORT, "--variants", "{}", "--perplexity_name_or_path", "none"]
+
+
+@pytest.fixture
+def hack(monkeypatch):
+    """Replaces the captions of the given calls of beam search; training samples are as they are."""
+    generate, calls = caption_trainer.generate_with_ends, []
+
+    def install(is_hacked):
+        def generate_or_hack(*args, **kwargs):
+            calls.append(1)
+            found = generate(*args, **kwargs)
+            if is_hacked(len(calls)):
+                return GeneratedCaptions([HACKED] * len(found.captions), found.ended)
+            return found
+
+        monkeypatch.setattr(caption_trainer, "generate_with_ends", generate_or_hack)
+
+    return install
+
+
+def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
+    hack(lambda call: call > 2)  # all but the initial captioner on test and validation
+    out = tmp_path / "out"
+    (out / "model").mkdir(parents=True)
+    (out / "model" / "model.safetensors").write_text("of an earlier start")
+    with pytest.raises(SystemExit) as stop:
+        run_main(lambda: train(recipe, tmp_path, ONE_RUN))
+    assert stop.value.code == 1
+    assert not (out / "model").exists()
+    assert sorted(path.name for path in (out / "model-collapsed").iterdir()) == ["checkpoint-3", "checkpoint-6"]
+
+    results = json.loads((out / "results.json").read_text())
+    selected = results["selected"]["SR (bag curriculum)"]
+    assert selected["step"] is None
+    assert [entry["step"] for entry in selected["guard"]["refused"]] == [3, 6]
+    assert "In 12 evaluated captions the share of degenerate captions was 1" in selected["collapsed"]
+    rows = {row["name"]: row for row in results["rows"]}
+    assert rows["SR (bag curriculum)"]["note"] == f"the captions have collapsed. {selected['collapsed']}"
+    assert "note" not in rows["MLE"]
+    assert (rows["MLE"]["degenerate"], rows["SR (bag curriculum)"]["degenerate"]) == (0.0, 1.0)
+    assert "SR (bag curriculum): the captions have collapsed. In 12" in (out / "results.md").read_text()
+    assert "The captions have collapsed, so this model is not delivered." in (out / "gallery.html").read_text()
+
+    printed = capsys.readouterr()
+    lines = printed.out.rstrip().splitlines()
+    assert "; there is no model" in printed.out
+    start = next(number for number, line in enumerate(lines) if line.startswith("-- Checkpoints"))
+    shown = lines[start + 1 :]
+    assert shown[0] == "SR (bag curriculum) (no model)"
+    assert shown[1].startswith(
+        "  No checkpoint was selected: the guard refused 2 evaluations and accepted none, and the"
+    )
+    assert shown[2].startswith("  Step 3: the guard refused the evaluation. In 12 evaluated captions")
+    assert shown[3].startswith("  Step 6: the guard refused the evaluation.")
+    assert shown[4].startswith("  The captions have collapsed, so this model is not delivered. In 12")
+    assert len(shown) == 5
+    # Degenerate is the first column, which no terminal hides.
+    header = next(line for line in lines if "Degene-" in line)
+    assert header.split()[0] == "Degene-"
+    assert "The captions of 'SR (bag curriculum)' have collapsed, so model/ was not written." in printed.err
+
+
+def test_the_delivered_checkpoint_is_the_accepted_one_and_card_and_gallery_say_so(tmp_path, hack, capsys):
+    # Calls: test and validation before training, epochs 1 and 2, test.
+    hack(lambda call: call == 4)
+    path = train(recipe, tmp_path, ONE_RUN)
+    selected = json.loads(path.read_text())["selected"]["SR (bag curriculum)"]
+    assert (selected["step"], selected["metric"]) == (3, "eval_reward_recall_at_1")
+    assert "collapsed" not in selected
+    delivered = (path.parent / "model" / "model.safetensors").read_bytes()
+    assert delivered == (path.parent / "model" / "checkpoint-3" / "model.safetensors").read_bytes()
+    for shown in (
+        (path.parent / "gallery.html").read_text(),
+        (path.parent / "model" / "README.md").read_text().replace("\\_", "_"),
+    ):
+        assert "Selected checkpoint-3: eval_reward_recall_at_1 = " in shown
+        assert "Step 6: the guard refused the evaluation." in shown
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    assert lines[-3] == "SR (bag curriculum) (model/)"
+    assert lines[-2].startswith("  Selected checkpoint-3: eval_reward_recall_at_1 = ")
+    assert lines[-1].startswith("  Step 6: the guard refused the evaluation.")
+    assert "model/" in next(line for line in lines if line.startswith("Written to"))
+
+
+def test_without_evaluations_the_captions_of_the_test_split_decide(tmp_path, hack):
+    hack(lambda call: call > 2)
+    with pytest.raises(SystemExit, match="have collapsed"):
+        train(recipe, tmp_path, ONE_RUN, "--eval_strategy no --save_strategy no")
+    assert not (tmp_path / "out" / "model").exists()
+    selected = json.loads((tmp_path / "out" / "results.json").read_text())["selected"]["SR (bag curriculum)"]
+    assert "In 105 evaluated captions" in selected["collapsed"]
+
+
+def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
+    # Calls: test and validation before training, 2 epochs and test of the variant, then those of the recipe's run.
+    hack(lambda call: call in (3, 4, 5))
+    variants = json.dumps({"SR (random)": {"bag_schedule": None}})
+    path = train(recipe, tmp_path, [*SHORT, "--variants", variants], "--perplexity_name_or_path none")
+    results = json.loads(path.read_text())
+    assert [row["name"] for row in results["rows"] if "note" in row] == ["SR (random)"]
+    assert results["selected"]["SR (bag curriculum)"]["step"] is not None
+    assert (path.parent / "model" / "model.safetensors").exists()
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("SR (random): the captions have collapsed.") for line in lines)
+    assert lines.index("SR (random)") < lines.index("SR (bag curriculum) (model/)")
+
+
+def test_a_collapsed_run_of_sle_has_no_samples_and_no_model(tmp_path, hack):
+    two = "--compare_alphas 1 --compare_entropy_weights 0 --rl_start_epoch 0 --report_best_alpha false "
+    # Calls: test and validation before training, evaluation and test of SLL, then those of SLE.
+    hack(lambda call: call > 4)
+    with pytest.raises(SystemExit, match="have collapsed"):
+        train(sle_blip, tmp_path, SHORT_SLE, two + "--perplexity_name_or_path none")
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    other, row = (row for row in results["rows"] if row["name"].startswith("SL"))
+    assert isinstance(other["rs_div_2"], float)
+    assert row["rs_div_2"] is None
+    assert row["rs_div_2_reason"] == "the captions have collapsed"
+    assert not (tmp_path / "out" / "model").exists()
+
+
+def test_recipes_go_back_and_select_by_default():
+    assert parsed("--use_cpu").metric_for_best_model == "reward_recall_at_1"
+    for arguments in (
+        ["--save_strategy", "steps"],
+        ["--eval_strategy", "no", "--save_strategy", "no"],
+        ["--load_best_model_at_end", "false"],
+    ):
+        assert parsed("--use_cpu", *arguments).load_best_model_at_end is False
+    for config in (parsed("--use_cpu"), sle_blip.parse_args(["--use_cpu"])[-1]):
+        assert (config.guard, config.load_best_model_at_end) == ("rollback", True)
+    # The study of what collapses trains every run to its end.
+    config = parsed("--row", "ndlb/scenes/hacking", "--use_cpu")
+    assert (config.guard, config.load_best_model_at_end) == ("warn", False)

@@ -18,18 +18,16 @@ from hf_captionrl.scenes import full_caption, load_scenes, render_scene, scene_s
 from hf_captionrl.trainers import SLEConfig, SLETrainer
 from hf_captionrl.utils.model_files import model_path
 from recipes import sle_blip as recipe
-from tests.recipes.short_runs import GENERATION
+from tests.recipes.conftest import GENERATION, train
 from tests.tolerances import assert_close
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = [name for name in row_names(RECIPES / "configs") if name.startswith("sle/")]
 SHORT = [
-    # An epoch of cross-entropy first.
-    *("--rl_start_epoch", "1", "--num_train_epochs", "2", "--xe_learning_rate", "3e-4"),
-    *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105", "--sample_images", "6"),
-    *("--max_steps", "2", "--per_device_train_batch_size", "8", "--num_generations", "3", "--num_samples", "3"),
-    *("--eval_steps", "2", "--save_steps", "2", "--sample_temperatures", "0.5", "--panel_images", "2"),
-    *("--compare_alphas", "1.0", "0.3", "--report_best_alpha"),
+    *"--rl_start_epoch 1 --num_train_epochs 2 --xe_learning_rate 3e-4".split(),  # an epoch of cross-entropy first
+    *"--max_train_images 16 --max_eval_images 8 --max_test_images 105 --sample_images 6 --max_steps 2".split(),
+    *"--per_device_train_batch_size 8 --num_generations 3 --num_samples 3 --eval_steps 2 --save_steps 2".split(),
+    *"--sample_temperatures 0.5 --panel_images 2 --compare_alphas 1.0 0.3 --report_best_alpha".split(),
     *GENERATION,
 ]
 
@@ -90,14 +88,6 @@ def test_every_run_starts_from_the_captioner_after_cross_entropy(run):
     assert json.loads((run / "results.json").read_text())["rows"][1]["cider_d"] is not None
 
 
-@pytest.mark.parametrize("name", ["coco", "scenes"])
-def test_every_base_file_is_understood(name):
-    path = RECIPES / "configs" / "sle_blip" / f"{name}.yaml"
-    *_, arguments, config = recipe.parse_args(["--config", str(path), "--use_cpu"])
-    assert recipe.run_name(recipe.runs_of(config, arguments)[-1]) == f"SLE (alpha={0.75 if name == 'coco' else 0.6})"
-    assert config.output_dir == ("outputs/sle_blip" if name == "scenes" else "outputs/sle_blip/coco")
-
-
 def test_each_row_of_the_papers_tables_trains_what_it_names():
     rows = {}
     for name in ROWS:
@@ -119,13 +109,9 @@ def test_each_row_of_the_papers_tables_trains_what_it_names():
 
 VIDEO = ["--row", "sle/table3/sle", "--use_cpu"]
 SHIPPED = [
-    *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "scenes:clip-reward", "--prompt", ""),
-    *(
-        "--held_out_scorer_name_or_path",
-        "scenes:siglip-held-out",
-        "--perplexity_name_or_path",
-        "scenes:gpt2-perplexity",
-    ),
+    *"--model_name_or_path scenes:blip-mle --scorer_name_or_path scenes:clip-reward".split(),
+    *"--held_out_scorer_name_or_path scenes:siglip-held-out --perplexity_name_or_path scenes:gpt2-perplexity".split(),
+    *("--prompt", ""),
 ]
 
 
@@ -153,15 +139,12 @@ def make_moving_world(folder, count=12):
 def test_videos_are_trained_on(tmp_path):
     """Table 3's configuration on a moving world: mean-pooled features from the first step to the panel."""
     world, out = make_moving_world(tmp_path / "world"), tmp_path / "out"
-    short = [
-        *("--data_dir", str(world), "--output_dir", str(out), "--feature_cache_dir", str(tmp_path / "cache")),
-        *("--num_frames", "4", "--rl_start_epoch", "1", "--num_train_epochs", "2", "--num_generations", "3"),
-        *("--per_device_train_batch_size", "4", "--total_train_batch_size", "4", "--num_samples", "2"),
-        *("--sample_temperatures", "1.0"),
-        *("--generation_max_new_tokens", "8", "--max_completion_length", "8", "--generation_num_beams", "2"),
-        *("--disable_tqdm", "true", "--learning_rate", "1e-3"),
-    ]
-    recipe.main([*VIDEO, *SHIPPED, *short])
+    more = (
+        "--num_frames 4 --rl_start_epoch 1 --num_train_epochs 2 --num_generations 3 --per_device_train_batch_size 4 "
+    )
+    more += "--total_train_batch_size 4 --num_samples 2 --sample_temperatures 1.0 --generation_max_new_tokens 8 "
+    more += "--max_completion_length 8 --generation_num_beams 2 --disable_tqdm true --learning_rate 1e-3"
+    train(recipe, tmp_path, [*VIDEO, *SHIPPED, "--data_dir", str(world)], more)
     assert names_of(out) == ["MLE", "XE", "SLE (alpha=0.75)"]
     rows = json.loads((out / "results.json").read_text())["rows"]
     assert all(isinstance(row[key], float) for row in rows[:-1] for key in ("cider_d", "pool_recall_at_1", "rs_div_2"))
@@ -188,6 +171,10 @@ def test_videos_are_trained_on(tmp_path):
 
 
 def test_videos_need_cached_features(tmp_path):
+    data = load_captions("tgif", data_dir=make_moving_world(tmp_path / "world"), num_frames=2)
+    config = SLEConfig(str(tmp_path / "out"), use_cpu=True, report_to="none")
+    with pytest.raises(ValueError, match="cache_image_features"):
+        SLETrainer(load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32), config, data)
     arguments = [*VIDEO, "--data_dir", str(tmp_path), "--output_dir", str(tmp_path / "out")]
     with pytest.raises(ValueError, match=r"num_frames is 8.*--cache_image_features"):
         recipe.main([*arguments, "--cache_image_features", "false"])
@@ -197,24 +184,15 @@ def test_videos_need_cached_features(tmp_path):
         )
 
 
-def test_a_trainer_refuses_videos_without_cached_features(tmp_path):
-    data = load_captions("tgif", data_dir=make_moving_world(tmp_path), num_frames=2)
-    config = SLEConfig(str(tmp_path / "out"), use_cpu=True, report_to="none")
-    with pytest.raises(ValueError, match=r"videos \(2 frames each\).*cache_image_features=True"):
-        SLETrainer(load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32), config, data)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tune", "language", "--rl_start_epoch", "1", "--num_train_epochs", "2"], "rl_start_epoch is 1"),
-        (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a held-out scorer"),
-        (["--resume_from_checkpoint", "model/checkpoint-40"], "Use 'true'"),
-        (["--alpha", "2"], "alpha is 2.0"),
-        (["--num_samples", "1"], "num_samples is 1"),
-        (["--num_frames", "-1"], "num_frames is -1"),
-        (["--sample_temperatures", "0"], "sample_temperatures are"),
-        (["--report_best_alpha"], r"the alphas \[0.6, 1.0\]. Add 1 and at least two others to compare_alphas"),
+        (["--tune", "language", "--rl_start_epoch", "1", "--num_train_epochs", "2"], "rl_start_epoch"),
+        (["--alpha", "2"], "alpha"),
+        (["--num_samples", "1"], "num_samples"),
+        (["--num_frames", "-1"], "num_frames"),
+        (["--sample_temperatures", "0"], "sample_temperatures"),
+        (["--report_best_alpha"], r"the alphas \[0.6, 1.0\]"),
         (["--report_best_alpha", "--compare_alphas", "0.5", "0.25"], r"the alphas \[0.25, 0.5, 0.6\]"),
         (["--report_best_alpha", "--compare_alphas", "1", "0.5", "--entropy_weight", "0.1"], r"alphas \[0.5, 1.0\]"),
         (
@@ -228,15 +206,11 @@ def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):
         recipe.main(["--output_dir", str(tmp_path), "--use_cpu", *arguments])
 
 
-def test_default_run_starts_from_the_trained_captioner():
+def test_defaults_of_the_embedded_world_and_of_real_data():
     *_, config = recipe.parse_args(["--use_cpu"])
     assert (config.rl_start_epoch, config.learning_rate, config.max_steps) == (0, 1e-4, 200)
-
-
-def test_real_data_and_model_get_the_settings_of_the_paper():
     *_, config = recipe.parse_args(["--dataset_name", "imagefolder", "--data_dir", "photos", "--use_cpu"])
-    assert config.learning_rate == 1e-6
-    assert config.rl_start_epoch == 0
+    assert (config.rl_start_epoch, config.learning_rate) == (0, 1e-6)
 
 
 def test_samples_come_from_their_seed_and_leave_the_random_state_alone():

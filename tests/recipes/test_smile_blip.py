@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import BertTokenizer, BlipConfig, BlipForConditionalGeneration, BlipImageProcessor, BlipProcessor
 
+import hf_captionrl.scenes as scenes
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.evaluation.plots import CURVES
 from hf_captionrl.metrics.columns import COLUMNS
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.trainers import SmileConfig
+from recipes import sle_blip, smile_video
 from recipes import smile_blip as recipe
-from tests.recipes.short_runs import GENERATION
+from tests.recipes.conftest import GENERATION, train
+from tests.tiny import tiny_captioner
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ONE_EPOCH = [
@@ -54,45 +58,6 @@ def test_the_checkpoint_captions(run):
     assert isinstance(captioner.generate(**captioner.encode_images([image])).captions[0], str)
 
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]"]
-
-
-def make_small_blip(captions, *, hidden_size=96, num_layers=2, image_size=96, seed=0):
-    """BLIP-base's architecture in small, with random weights and a WordPiece vocabulary of the captions."""
-    pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    pieces.normalizer = normalizers.BertNormalizer(lowercase=True)
-    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    pieces.train_from_iterator(captions, trainers.WordPieceTrainer(vocab_size=30_522, special_tokens=SPECIAL))
-    tokenizer = BertTokenizer(vocab=pieces.get_vocab(), do_lower_case=True, model_max_length=512)
-    tokenizer.add_special_tokens({"bos_token": "[DEC]", "additional_special_tokens": ["[ENC]"]})
-    shared = {"hidden_size": hidden_size, "intermediate_size": 4 * hidden_size, "num_hidden_layers": num_layers}
-    end = tokenizer.sep_token_id
-    config = BlipConfig(
-        text_config={
-            **shared,
-            "num_attention_heads": 12,
-            "vocab_size": len(tokenizer),
-            "encoder_hidden_size": hidden_size,
-            "max_position_embeddings": 512,
-            "bos_token_id": tokenizer.convert_tokens_to_ids("[DEC]"),
-            "eos_token_id": end,
-            "sep_token_id": end,
-            "pad_token_id": tokenizer.pad_token_id,
-        },
-        # A model with BLIP's initializer_range of 1e-10 cannot be trained from scratch.
-        vision_config={
-            **shared,
-            "num_attention_heads": 12,
-            "image_size": image_size,
-            "patch_size": 16,
-            "initializer_range": 0.02,
-        },
-    )
-    torch.manual_seed(seed)
-    image_processor = BlipImageProcessor(size={"height": image_size, "width": image_size})
-    return BlipForConditionalGeneration(config), BlipProcessor(image_processor, tokenizer)
-
-
 def write_photos(folder, number=40):
     """Photographs of odd formats, and a few rows that cannot be used."""
     rng = np.random.default_rng(0)
@@ -111,28 +76,19 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
     write_photos(photos)
-    # A captioner of BLIP-base's shape made small, in a folder of this machine whose path must not get into the card.
-    captions = [
-        c for line in (photos / "metadata.jsonl").read_text().splitlines() for c in json.loads(line)["captions"]
+    # In a folder of this machine whose path must not get into the card.
+    tiny_captioner("blip").save_pretrained(tmp_path / "small-blip")
+    data = [
+        "--dataset_name",
+        "imagefolder",
+        "--data_dir",
+        str(photos),
+        "--model_name_or_path",
+        str(tmp_path / "small-blip"),
     ]
-    model, processor = make_small_blip([c for c in captions if c.strip()], hidden_size=48, image_size=48)
-    model.save_pretrained(tmp_path / "small-blip")
-    processor.save_pretrained(tmp_path / "small-blip")
-    path = recipe.main(
-        [
-            *("--dataset_name", "imagefolder", "--data_dir", str(photos), "--max_bad_fraction", "0.5"),
-            *("--model_name_or_path", str(tmp_path / "small-blip"), "--prompt", "a picture of "),
-            *(
-                "--scorer_name_or_path",
-                "scenes:clip-reward",
-                "--held_out_scorer_name_or_path",
-                "scenes:siglip-held-out",
-            ),
-            *("--perplexity_name_or_path", "none", "--compare_mle_weights", "1.0"),
-            *("--output_dir", str(tmp_path / "out"), "--learning_rate", "1e-3"),
-            *ONE_EPOCH,
-        ]
-    )
+    more = "--max_bad_fraction 0.5 --scorer_name_or_path scenes:clip-reward --perplexity_name_or_path none --learning_rate 1e-3 "
+    more += "--held_out_scorer_name_or_path scenes:siglip-held-out --compare_mle_weights 1.0 --prompt 'a picture of '"
+    path = train(recipe, tmp_path, [*ONE_EPOCH, *data], more)
     results = json.loads(path.read_text())
     assert [row["name"] for row in results["rows"]] == ["MLE", "MLE+MLE", "SMILE", "references"]
     smile = results["rows"][2]
@@ -151,14 +107,10 @@ def test_too_many_bad_rows_stop_before_training(tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
     write_photos(photos, 20)
+    more = "--model_name_or_path scenes:blip-mle --scorer_name_or_path none --held_out_scorer_name_or_path none "
+    more += "--perplexity_name_or_path none"
     with pytest.raises(ValueError, match="max_bad_fraction"):
-        recipe.main(
-            [
-                *("--dataset_name", "imagefolder", "--data_dir", str(photos), "--output_dir", str(tmp_path / "out")),
-                *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "none"),
-                *("--held_out_scorer_name_or_path", "none", "--perplexity_name_or_path", "none"),
-            ]
-        )
+        train(recipe, tmp_path, ["--dataset_name", "imagefolder", "--data_dir", str(photos)], more)
     assert (tmp_path / "out" / "quarantine.jsonl").exists()
 
 
@@ -169,48 +121,6 @@ def test_the_command_line_overrides_the_file():
     assert config.learning_rate == 3e-6
     assert config.num_train_epochs == 5
     assert config.prompt == "a picture of "
-
-
-def test_the_embedded_settings_do_not_apply_to_other_models():
-    *_, config = recipe.parse_args(["--model_name_or_path", "Salesforce/blip-image-captioning-base"])
-    assert config.learning_rate == 1e-5
-    assert not config.cache_image_features
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"mle_weight": 1.0}, "MLE+MLE"),
-        ({}, "SMILE"),
-        ({"mle_weight": 0.05}, "SMILE (lambda=0.05)"),
-        ({"subset": "reverse"}, "SMILE (reverse subset)"),
-        ({"first_token": "shift"}, "SMILE (first token: shift)"),
-    ],
-)
-def test_row_names(tmp_path, settings, name):
-    from hf_captionrl.trainers import SmileConfig
-
-    assert recipe.run_name(SmileConfig(str(tmp_path), **settings)) == name
-
-
-def test_unknown_arguments_in_a_file_are_named(tmp_path):
-    (tmp_path / "bad.yaml").write_text("learning_rat: 1.0\n")
-    with pytest.raises(ValueError, match="learning_rat"):
-        recipe.parse_args(["--config", str(tmp_path / "bad.yaml")])
-
-
-def test_a_row_without_further_training(tmp_path):
-    path = recipe.main(
-        [
-            *("--output_dir", str(tmp_path / "out"), "--feature_cache_dir", str(tmp_path / "cache")),
-            *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "12"),
-            *ONE_EPOCH,
-            *("--num_train_epochs", "0"),
-        ]
-    )
-    assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["MLE", "references"]
-    assert (tmp_path / "out" / "model" / "model.safetensors").exists()
-    assert "maximum likelihood" in (tmp_path / "out" / "model" / "README.md").read_text().lower()
 
 
 @pytest.mark.parametrize(
@@ -225,21 +135,131 @@ def test_real_data_and_model_get_the_settings_of_the_paper(arguments):
     *_, config = recipe.parse_args(arguments)
     assert config.learning_rate == 1e-5
     assert not config.freeze_vision_tower
-
-
-def test_the_embedded_data_named_by_hand_keep_their_settings():
+    assert not config.cache_image_features
     *_, config = recipe.parse_args(["--seed", "3"])
-    assert config.learning_rate == 2e-4
+    assert config.learning_rate == 2e-4  # the embedded world
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("settings", "name"),
     [
-        (["--data_dir", "photos"], "Set --dataset_name imagefolder"),
-        (["--resume_from_checkpoint", "model/checkpoint-40"], "Use 'true'"),
-        (["--push_to_hub", "--held_out_scorer_name_or_path", "none"], "needs a held-out scorer"),
+        ({"mle_weight": 1.0}, "MLE+MLE"),
+        ({}, "SMILE"),
+        ({"mle_weight": 0.05}, "SMILE (lambda=0.05)"),
+        ({"subset": "reverse"}, "SMILE (reverse subset)"),
+        ({"first_token": "shift"}, "SMILE (first token: shift)"),
     ],
 )
-def test_what_would_be_ignored_is_refused(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        recipe.main(["--output_dir", str(tmp_path), "--use_cpu", *arguments])
+def test_row_names(tmp_path, settings, name):
+    assert recipe.run_name(SmileConfig(str(tmp_path), **settings)) == name
+
+
+def test_a_row_without_further_training(tmp_path):
+    more = "--max_train_images 8 --max_eval_images 8 --max_test_images 12 --num_train_epochs 0"
+    path = train(recipe, tmp_path, ONE_EPOCH, more)
+    assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["MLE", "references"]
+    assert (tmp_path / "out" / "model" / "model.safetensors").exists()
+    assert "maximum likelihood" in (tmp_path / "out" / "model" / "README.md").read_text().lower()
+
+
+# --- A pool and bags of files, on a data set in COCO's layout ---
+
+TEST, OTHERS = range(100, 112), range(200, 224)
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    """Folder with dataset_coco.json: 12 test images, and each of them twice more in the validation split."""
+    folder = tmp_path_factory.mktemp("coco")
+    (folder / "images/val2014").mkdir(parents=True)
+    rows = load_scenes(num_train=0, num_validation=0, num_test=12)["test"]
+    images = []
+    for row, number in enumerate([*TEST, *OTHERS, 300]):
+        scene, name = rows[row % 12], f"COCO_val2014_{number:012d}.jpg"
+        scene["image"].save(folder / "images/val2014" / name, quality=95)
+        images.append(
+            {
+                "filename": name,
+                "filepath": "val2014",
+                "cocoid": number,
+                "imgid": row,
+                "split": "test" if number in TEST else "val" if number in OTHERS else "train",
+                "sentences": [{"raw": text} for text in scene["captions"]],
+            }
+        )
+    (folder / "dataset_coco.json").write_text(json.dumps({"dataset": "coco", "images": images}))
+    return folder
+
+
+def evaluate(coco, out, *options):
+    data = ["--dataset_name", str(coco / "dataset_coco.json"), "--image_root", str(coco / "images")]
+    more = "--model_name_or_path scenes:blip-mle --held_out_scorer_name_or_path scenes:siglip-held-out --num_train_epochs 0 "
+    more += "--scorer_name_or_path scenes:clip-reward --perplexity_name_or_path none --per_device_eval_batch_size 12"
+    path = train(recipe, out, [*data, *GENERATION, *options], more)
+    return json.loads(path.read_text())["rows"][0]
+
+
+def test_captions_are_ranked_in_the_pool_and_in_the_bags_of_the_files(coco, tmp_path):
+    alone = evaluate(coco, tmp_path / "alone")
+    assert not any(key.startswith("bag_") for key in alone)
+    pool, bags = tmp_path / "pool.json", tmp_path / "bags.json"
+    pool.write_text(json.dumps([f"COCO_val2014_{number:012d}.jpg" for number in [*TEST, *OTHERS]]))
+    names = [str(number) for number in TEST]
+    bags.write_text(json.dumps({"3": [names[at : at + 3] for at in range(0, 12, 3)]}))
+    found = evaluate(coco, tmp_path / "both", "--pool", str(pool), "--bags", str(bags))
+    assert found["length"] == alone["length"]
+    # Two copies of every image: of the five nearest images, at most two are different from each other.
+    assert 0 < found["pool_recall_at_5"] < alone["pool_recall_at_5"]
+    assert alone["pool_recall_at_1"] <= found["bag_3_recall_at_1"] <= 1
+
+
+# --- Learning curves of all recipes: every number of docs, by the scorer that selects and by the held-out one ---
+
+KEYS = {key for key, _ in CURVES}
+CURVE_STEPS = [
+    *"--max_steps 4 --eval_strategy steps --eval_steps 2 --save_strategy steps --save_steps 2".split(),
+    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "64", "--load_best_model_at_end", "false"),
+    *("--learning_curves", "true", "--perplexity_name_or_path", "none", *GENERATION),
+]
+SIZES = [*("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105")]
+RUNS = {
+    "smile": (recipe, [*SIZES, "--compare_mle_weights", "1"], ["MLE+MLE", "SMILE"]),
+    "sle": (
+        sle_blip,
+        [
+            *(*SIZES, "--compare_alphas", "1.0", "--compare_entropy_weights", "0.01", "--num_generations", "3"),
+            *("--num_samples", "2", "--sample_images", "2", "--sample_temperatures", "1.0"),
+        ],
+        ["SLL", "SLL-ME (entropy=0.01)", "SLE (alpha=0.6)"],
+    ),
+    # The captioner after the first epochs is not evaluated on the way, so that it has no curve.
+    "video": (smile_video, ["--mle_epochs", "1", "--compare_mle_weights", "1"], ["MLE+MLE", "SMILE"]),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_run_has_a_curve_by_both_scorers(name, tmp_path, monkeypatch):
+    trained, arguments, runs = RUNS[name]
+    if name == "video":
+        made = scenes.load_moving_scenes(num_train=16, num_validation=6, num_test=105)
+        monkeypatch.setattr(scenes, "load_moving_scenes", lambda: made)
+    results = json.loads(train(trained, tmp_path, [*CURVE_STEPS, *arguments]).read_text())
+    rows = {row["name"]: row for row in results["rows"]}
+    assert list(results["learning_curves"]) == runs
+    for run, points in results["learning_curves"].items():
+        assert [point["step"] for point in points] == [0, 2, 4]
+        for point in points:
+            assert point.keys() >= KEYS
+            assert point["reward_rd100_recall_at_1"] != point["rd100_recall_at_1"]
+        start, end = rows["MLE first" if name == "video" else "MLE"], rows[run]
+        for key in KEYS:
+            assert points[0][key] == start[key], key
+            assert points[-1][key] == end[key], key  # the weights of the last step, which are those of the row
+    assert (tmp_path / "out" / "learning_curves.png").stat().st_size > 100
+
+
+def test_without_learning_curves_the_scorer_that_selects_only_selects(tmp_path):
+    quick = "--compare_mle_weights 0 --learning_curves false --max_steps 2"
+    results = json.loads(train(recipe, tmp_path, [*SIZES, *CURVE_STEPS], quick).read_text())
+    assert not any(key.startswith("reward_") for row in results["rows"] for key in row)
+    assert not results.get("learning_curves")

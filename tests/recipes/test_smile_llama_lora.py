@@ -11,14 +11,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from hf_captionrl.apps.experiments.arguments import load_row, row_names
 from hf_captionrl.apps.instruct.instructions import format_prompt, load_instructions, tiny_llama, to_prompts
 from hf_captionrl.apps.instruct.judges import CATEGORIES, JudgeError, answer_row, load_questions
 from hf_captionrl.trainers.trl_smile_sft import SmileSFTTrainer
 from recipes import smile_llama_lora as recipe
 
-CONFIGS = recipe.CONFIGS.parent
-ROWS = [name for name in row_names(CONFIGS) if load_row(CONFIGS, name).recipe == recipe.CONFIGS.name]
 SHORT = [
     *("--max_train_rows", "16", "--num_train_epochs", "1", "--pretrain_epochs", "1"),
     *("--answer_max_new_tokens", "6", "--disable_tqdm", "true", "--seed", "3"),
@@ -88,9 +85,7 @@ def test_answers_can_be_judged_again(run, tmp_path):
     assert rows_of(tmp_path / "again")["SMILE"] == rows_of(run)["SMILE"] | {"judge": "r.jsonl"}
 
 
-def test_an_endpoint_that_is_gone_costs_no_training(run, tmp_path):
-    arguments = ["--answers", str(run / "answers.jsonl"), "--judge", "endpoint", "--judge_model", "m"]
-
+def test_an_endpoint_that_is_gone_is_a_reason_in_the_table():
     class Gone:
         name = "m"
 
@@ -98,11 +93,7 @@ def test_an_endpoint_that_is_gone_costs_no_training(run, tmp_path):
             raise JudgeError("gone")
 
     row = answer_row("SMILE", load_questions(recipe.DATA / "questions.jsonl"), ["a"] * 26, Gone(), 0)
-    assert row["overall"] is None
-    assert row["overall_reason"] == "gone"
-    assert row["length"] == 1.0
-    with pytest.raises(ValueError, match="needs --judge_base_url"):
-        recipe.main(["--output_dir", str(tmp_path), *arguments])
+    assert (row["overall"], row["overall_reason"], row["length"]) == (None, "gone", 1.0)
 
 
 def test_a_second_run_gives_the_same(run, tmp_path):
@@ -124,20 +115,6 @@ def test_a_finished_run_resumes_without_training(run, monkeypatch):
     recipe.main(["--output_dir", str(run), *SHORT, "--resume_from_checkpoint", "true"])
     assert not steps
     assert (run / "model" / "adapter_model.safetensors").read_bytes() == before
-
-
-@pytest.mark.parametrize("name", [*ROWS, "tiny"])
-def test_every_configuration_is_parsed(name):
-    selected = ["--config", str(recipe.CONFIGS / "tiny.yaml")] if name == "tiny" else ["--row", name]
-    model, data, judge, config = recipe.parse_args(selected)
-    names = list(recipe.planned_runs(config, data))
-    assert names[0] == "MLE"
-    assert names[-1].startswith("SMILE")
-    if "table7" in name:
-        assert config.num_train_epochs == float(name.removeprefix("smile/table7/").removesuffix("-epochs"))
-        assert config.per_device_train_batch_size == 8
-        assert (data.dataset_name, model.model_name_or_path) == ("tatsu-lab/alpaca", "huggyllama/llama-13b")
-    assert judge.judge == "none"
 
 
 def test_names_of_runs():
@@ -207,12 +184,13 @@ def test_bad_files(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--judge", "endpoint", "--judge_base_url", "http://localhost"], "needs --judge_model"),
-        (["--judge", "file"], "needs --judge_ratings"),
-        (["--model_name_or_path", "gpt2", "--pretrain_epochs", "1"], "pretrain_epochs is for 'tiny-llama'"),
-        (["--window_tokens", "1"], "window_tokens is 1"),
-        (["--resume_from_checkpoint", "some/folder"], "Use 'true'"),
-        (["--answers", "unfinished.jsonl"], "no answer of 'SMILE' to question 'generic-2'"),
+        (["--judge", "endpoint", "--judge_base_url", "http://localhost"], "judge_model"),
+        (["--judge", "endpoint", "--judge_model", "m"], "judge_base_url"),
+        (["--judge", "file"], "judge_ratings"),
+        (["--model_name_or_path", "gpt2", "--pretrain_epochs", "1"], "pretrain_epochs"),
+        (["--window_tokens", "1"], "window_tokens"),
+        (["--resume_from_checkpoint", "some/folder"], "resume_from_checkpoint"),
+        (["--answers", "unfinished.jsonl"], "'generic-2'"),
     ],
 )
 def test_bad_arguments(tmp_path, monkeypatch, arguments, message):
@@ -230,15 +208,7 @@ def test_push_is_private_and_at_the_end(tmp_path, monkeypatch):
         "push_to_hub",
         lambda self, **k: pushed.append((self.args.output_dir, self.args.hub_private_repo)),
     )
-    arguments = [
-        "--compare_scopes",
-        "document",
-        "--compare_mle_weights",
-        "0",
-        "--push_to_hub",
-        "--hub_model_id",
-        "me/x",
-    ]
+    arguments = "--compare_scopes document --compare_mle_weights 0 --push_to_hub --hub_model_id me/x".split()
     recipe.main(["--output_dir", str(tmp_path / "out"), *SHORT, *arguments])
     assert pushed == [(str(tmp_path / "out" / "model"), True)]
 

@@ -15,18 +15,19 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.model_files import model_path
 from recipes import smile_video as recipe
 from tests.data.films import film, make_tgif
+from tests.recipes.conftest import train
 from tests.tolerances import close
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "configs" / "smile_video"
 SHORT = [
-    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32", "--generation_num_beams", "1"),
-    *("--generation_max_new_tokens", "8", "--use_cpu", "--disable_tqdm", "true", "--gallery_size", "2"),
-    *("--max_steps", "2", "--eval_steps", "2", "--save_steps", "2", "--eval_strategy", "steps"),
-    *("--save_strategy", "steps"),
+    *"--per_device_train_batch_size 8 --per_device_eval_batch_size 32 --generation_num_beams 1 --max_steps 2".split(),
+    *"--generation_max_new_tokens 8 --use_cpu --disable_tqdm true --gallery_size 2 --eval_steps 2 --save_steps 2".split(),
+    *"--eval_strategy steps --save_strategy steps".split(),
 ]
 ON_SCENES = [
-    *("--model_name_or_path", "scenes:blip-mle", "--scorer_name_or_path", "scenes:siglip-held-out"),
-    *("--held_out_scorer_name_or_path", "scenes:clip-reward", "--perplexity_name_or_path", "none", "--prompt", ""),
+    *"--model_name_or_path scenes:blip-mle --scorer_name_or_path scenes:siglip-held-out".split(),
+    *"--held_out_scorer_name_or_path scenes:clip-reward --perplexity_name_or_path none --prompt".split(),
+    "",
 ]
 
 
@@ -41,8 +42,7 @@ def small_world():
 @pytest.fixture(scope="module")
 def run(small_world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    recipe.main(["--output_dir", str(folder / "out"), "--feature_cache_dir", str(folder / "cache"), *SHORT])
-    return folder / "out"
+    return train(recipe, folder, SHORT).parent
 
 
 def test_the_table_ends_with_emscore(run):
@@ -107,50 +107,24 @@ def test_msr_vtt_and_tgif_run_in_their_own_layouts(tmp_path):
     make_tgif(tmp_path / "gif")
     msrvtt = ("--config", str(CONFIGS / "msrvtt.yaml"))
     for selected, folder in ((msrvtt, "vtt"), (("--row", "smile/table6/tgif"), "gif")):
-        path = recipe.main(
-            [
-                *(*selected, "--data_dir", str(tmp_path / folder)),
-                *("--output_dir", str(tmp_path / f"out-{folder}"), "--feature_cache_dir", str(tmp_path / "cache")),
-                *("--compare_mle_weights", "1.0", "--mle_epochs", "0", "--num_frames", "2"),
-                *ON_SCENES,
-                *SHORT,
-            ]
-        )
+        data, more = ["--data_dir", str(tmp_path / folder)], "--compare_mle_weights 1.0 --mle_epochs 0 --num_frames 2"
+        path = train(recipe, tmp_path / f"run-{folder}", [*selected, *data, *ON_SCENES, *SHORT], more)
         rows = json.loads(path.read_text())["rows"]
         assert [row["name"] for row in rows] == ["MLE", "MLE+MLE", "SMILE", "references"]
         assert all(isinstance(row["emscore"], float) for row in rows)
 
 
 @pytest.mark.parametrize(
-    ("selected", "dataset"),
-    [
-        (["--config", str(CONFIGS / "moving_scenes.yaml")], "moving_scenes"),
-        (["--config", str(CONFIGS / "msrvtt.yaml")], "msr-vtt"),
-        (["--row", "smile/table6/tgif"], "tgif"),
-    ],
-)
-def test_every_configuration_is_read(selected, dataset):
-    model, data, _, compared, config = recipe.parse_args(selected)
-    assert data.num_frames > 0
-    assert config.cache_image_features
-    assert config.frame_pooling in ("concat", "ordered")
-    assert compared.mle_epochs > 0
-    assert data.dataset_name == dataset
-    assert model.model_name_or_path
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num_frames", "0"], "num_frames is 0"),
-        (["--cache_image_features", "false"], "computed once for the whole run. Add --freeze_vision_tower"),
-        (["--frame_pooling", "median"], "frame_pooling.* 'median' .*'mean', 'concat', 'ordered', 'native'"),
-        (["--frame_pooling", "native"], "BlipForConditionalGeneration is only supported with image inputs"),
-        (["--tune", "language"], "mle_epochs is 24, but the runs after these epochs train the whole model"),
-        (["--model_name_or_path", "scenes:clipcap-mle"], "accepts the image tokens of one frame, not of 4"),
+        (["--num_frames", "0"], "num_frames"),
+        (["--cache_image_features", "false"], "cache_image_features"),
+        (["--frame_pooling", "median"], "frame_pooling"),
+        (["--frame_pooling", "native"], "image inputs"),
+        (["--tune", "language"], "mle_epochs"),
+        (["--model_name_or_path", "scenes:clipcap-mle"], "one frame, not of 4"),
     ],
 )
 def test_what_cannot_be_is_refused(small_world, tmp_path, arguments, message):
-    settings = ["--config", str(CONFIGS / "moving_scenes.yaml"), "--output_dir", str(tmp_path)]
     with pytest.raises(ValueError, match=message):
-        recipe.main([*settings, "--feature_cache_dir", str(tmp_path / "c"), *SHORT, *arguments])
+        train(recipe, tmp_path, ["--config", str(CONFIGS / "moving_scenes.yaml"), *SHORT, *arguments])

@@ -1,4 +1,4 @@
-"""Defaults of training arguments that several recipes share; base classes before the trainer's configuration."""
+"""Arguments of recipes: presets, the classes that recipes share, and the parser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
 from hf_captionrl.utils.model_files import PREFIX, model_path
-from hf_captionrl.utils.options import NotNegative, Positive, check_values
+from hf_captionrl.utils.options import NotNegative, Positive, check_values, documented
 
 # --- Rows of the papers' tables: a base configuration and what differs from it, selected by `--row ndlb/table5/row8` ---
 
@@ -73,27 +73,16 @@ def load_row(configs: Path, name: str) -> Row:
         near = difflib.get_close_matches(name, row_names(configs), n=1)
         remedy = f"Use {near[0]!r}" if near else "Use one of recipes/configs/rows"
         raise ValueError(f"There is no row {name!r}. {remedy}, as in --row ndlb/table5/row8.")
-    differences: list[Mapping[str, Any]] = []
-    base = own
-    while base in rows:
-        if not isinstance(rows[base], dict) or "base" not in rows[base] or rows[base] in differences:
-            raise ValueError(
-                f"The row {paper}/{base} has no base, or is its own base. Use a file such as smile_blip/coco, or another row of "
-                f"{file.name}."
-            )
-        differences.append(rows[base])
-        base = str(rows[base]["base"])
-    base_file = configs / f"{base}.yaml"
-    if not base_file.is_file():
-        raise ValueError(
-            f"The row {name} has the base {base!r}, which is neither a row of {file.name} nor a file of recipes/configs. Use "
-            "one of these."
-        )
-    settings = read_yaml(base_file)
-    for changes in reversed(differences):
-        settings |= {key: value for key, value in changes.items() if key not in ("title", "base")}
-    settings["output_dir"] = f"outputs/{name}"
-    return Row(name, str(rows[own].get("title", own)), base_file.parent.name, settings)
+
+    def resolve(base: str) -> tuple[str, dict[str, Any]]:
+        """Recipe and settings of a row, or of a base file such as `smile_blip/coco`."""
+        if base not in rows:
+            return base.partition("/")[0], read_yaml(configs / f"{base}.yaml")
+        recipe, settings = resolve(rows[base]["base"])
+        return recipe, settings | {key: value for key, value in rows[base].items() if key not in ("title", "base")}
+
+    recipe, settings = resolve(own)
+    return Row(name, str(rows[own].get("title", own)), recipe, settings | {"output_dir": f"outputs/{name}"})
 
 
 # --- Arguments shared by the recipes: captioner, data, determinism ---------------------------------------------------
@@ -105,69 +94,55 @@ _QUANTIZED = ("load_in_4bit", "load_in_8bit")
 class ModelArguments:
     """The captioner, and the parts of it that are finetuned."""
 
-    model_name_or_path: str = field(
-        default="scenes:blip-mle",
-        metadata={
-            "help": "Captioner to start from: a folder, a name on the Hub (e.g. Salesforce/blip-image-captioning-base), or "
-            "a shipped model (scenes:blip-mle)."
-        },
+    model_name_or_path: str = documented(
+        "scenes:blip-mle",
+        "Captioner to start from: a folder, a name on the Hub (e.g. Salesforce/blip-image-captioning-base), or "
+        "a shipped model (scenes:blip-mle).",
     )
-    model_revision: str | None = field(
-        default=None, metadata={"help": "Branch, tag or commit of the model on the Hub."}
+    model_revision: str | None = documented(None, "Branch, tag or commit of the model on the Hub.")
+    dtype: str = documented(
+        "float32",
+        "Dtype of the weights. 'bfloat16' and 'float16' need --tune and apply to the frozen base; "
+        "trainable weights are fp32. 'auto': the dtype of the checkpoint.",
     )
-    dtype: str = field(
-        default="float32",
-        metadata={
-            "help": "Dtype of the weights. 'bfloat16' and 'float16' need --tune and apply to the frozen base; "
-            "trainable weights are fp32. 'auto': the dtype of the checkpoint."
-        },
+    attn_implementation: str | None = documented(
+        None, "'sdpa', 'eager', 'flash_attention_2', ...; None: transformers' choice."
     )
-    attn_implementation: str | None = field(
-        default=None, metadata={"help": "'sdpa', 'eager', 'flash_attention_2', ...; None: transformers' choice."}
+    load_in_4bit: bool = documented(
+        False, "Quantize the frozen base of a LoRA to 4 bits. Needs --tune, bitsandbytes and a GPU."
     )
-    load_in_4bit: bool = field(
-        default=False,
-        metadata={"help": "Quantize the frozen base of a LoRA to 4 bits. Needs --tune, bitsandbytes and a GPU."},
-    )
-    load_in_8bit: bool = field(
-        default=False,
-        metadata={"help": "Quantize the frozen base of a LoRA to 8 bits. Needs --tune, bitsandbytes and a GPU."},
+    load_in_8bit: bool = documented(
+        False, "Quantize the frozen base of a LoRA to 8 bits. Needs --tune, bitsandbytes and a GPU."
     )
     # Copied from the trainer's configuration, because the recipe loads the model; not an argument.
     model_init_kwargs: dict[str, Any] = field(default_factory=dict, init=False)
-    fresh_language_model: bool = field(
-        default=False,
-        metadata={"help": "Start with random weights in all parts but the vision tower."},
+    fresh_language_model: bool = documented(False, "Start with random weights in all parts but the vision tower.")
+    tune: str | None = documented(None, "Train a LoRA on 'language', 'vision' or 'both'. None: train all weights.")
+    lora_r: Positive = documented(32, "Rank of the LoRA.")
+    lora_alpha: int = documented(16, "Scale of the LoRA.")
+    lora_init: Literal["peft", "paper"] = documented(
+        "peft",
+        "Initial values of the LoRA: 'peft', PEFT's default, or 'paper', N(0, 1) and 0 as in the code of No Detail Left "
+        "Behind.",
     )
-    tune: str | None = field(
-        default=None, metadata={"help": "Train a LoRA on 'language', 'vision' or 'both'. None: train all weights."}
+    lora_dropout: float = documented(0.0, "Dropout before the LoRA.")
+    model_license: str | None = documented(
+        None, "Licence of the base model, for the model card. None: apache-2.0 for shipped models, else 'other'."
     )
-    lora_r: Positive = field(default=32, metadata={"help": "Rank of the LoRA."})
-    lora_alpha: int = field(default=16, metadata={"help": "Scale of the LoRA."})
-    lora_init: Literal["peft", "paper"] = field(
-        default="peft",
-        metadata={
-            "help": "Initial values of the LoRA: 'peft', PEFT's default, or 'paper', N(0, 1) and 0 as in the code of No Detail Left "
-            "Behind."
-        },
-    )
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the LoRA."})
-    model_license: str | None = field(
-        default=None,
-        metadata={
-            "help": "Licence of the base model, for the model card. None: apache-2.0 for shipped models, else 'other'."
-        },
-    )
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        check_model_init_kwargs({"dtype": self.dtype})
+        needs_lora = {name: "set" for name in _QUANTIZED if getattr(self, name)}
+        needs_lora |= {"lora_init": "'paper'"} if self.lora_init == "paper" else {}
+        for name, value in needs_lora.items() if self.tune is None else ():
+            raise ValueError(
+                f"{name} is {value}, but tune is not set, so all weights are trained without a LoRA. Use --tune language, vision "
+                f"or both, or leave {name} out."
+            )
 
     def load(self, prompt: str | None = None) -> Captioner:
-        """Load the captioner, in fp32 by default.
-
-        Args:
-            prompt: Text that every caption continues; None for the default of the family.
-
-        Returns:
-            [`Captioner`]: The captioner.
-        """
+        """Load the captioner, in fp32 by default. Every caption continues `prompt`; None: the default of the family."""
         settings: dict[str, Any] = {"revision": self.model_revision, "dtype": self.dtype}
         if self.attn_implementation is not None:
             settings["attn_implementation"] = self.attn_implementation
@@ -175,23 +150,14 @@ class ModelArguments:
         settings |= self.model_init_kwargs
         captioner = load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
         if self.fresh_language_model:
-            _randomise_language_model(captioner)
+            model = captioner.base_model
+            kept = {id(p) for p in captioner.find_vision_tower(model).parameters()}
+            fresh = dict(type(model)(model.config).named_parameters())
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if id(parameter) not in kept:
+                        parameter.copy_(fresh[name])
         return captioner
-
-    def __post_init__(self) -> None:
-        check_values(self)
-        check_model_init_kwargs({"dtype": self.dtype})
-        for name in _QUANTIZED:
-            if getattr(self, name) and self.tune is None:
-                raise ValueError(
-                    f"{name} is set, but tune is not, so all weights are trained, which quantized weights cannot be. Use --tune language, "
-                    "vision or both."
-                )
-        if self.lora_init == "paper" and self.tune is None:
-            raise ValueError(
-                "lora_init is 'paper', but tune is not set, so all weights are trained without a LoRA. Use --tune language, "
-                "vision or both, or leave lora_init out."
-            )
 
     @property
     def public_name(self) -> str:
@@ -212,81 +178,51 @@ class ModelArguments:
         """Arguments of `Captioner.add_lora`, or None if all weights are trained."""
         if self.tune is None:
             return None
-        return {
-            "tune": self.tune,
-            "r": self.lora_r,
-            "alpha": self.lora_alpha,
-            "dropout": self.lora_dropout,
-            "init": self.lora_init,
-        }
-
-
-def _randomise_language_model(captioner: Captioner) -> None:
-    """Replace all weights outside of the vision tower by those of a new model."""
-    model = captioner.base_model
-    kept = {id(p) for p in captioner.find_vision_tower(model).parameters()}
-    fresh = dict(type(model)(model.config).named_parameters())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if id(parameter) not in kept:
-                parameter.copy_(fresh[name])
+        names = {"tune": "tune", "r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "init": "lora_init"}
+        return {key: getattr(self, name) for key, name in names.items()}
 
 
 @dataclass
 class DataArguments(SplitArguments):
     """The images and captions for training and evaluation."""
 
-    dataset_name: str = field(
-        default="scenes",
-        metadata={
-            "help": "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
-            "'concadia' with --data_dir, 'nocaps' with --data_dir for an evaluation, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk."
-        },
+    dataset_name: str = documented(
+        "scenes",
+        "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
+        "'concadia' with --data_dir, 'nocaps' with --data_dir for an evaluation, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk.",
     )
-    train_captions: str | None = field(
-        default=None,
-        metadata={
-            "help": "Parquet or JSONL file with image_id and captions that replace those of the training split, such "
-            "as captions.parquet of `captionrl boost`, or a folder of shards of `captionrl caption`. Images that are not in it "
-            "are left out."
-        },
+    train_captions: str | None = documented(
+        None,
+        "Parquet or JSONL file with image_id and captions that replace those of the training split, such "
+        "as captions.parquet of `captionrl boost`, or a folder of shards of `captionrl caption`. Images that are not in it "
+        "are left out.",
     )
-    train_captions_column: str = field(
-        default="captions",
-        metadata={"help": "Caption column of train_captions, a string or a list of strings, e.g. 'blend_caption'."},
+    train_captions_column: str = documented(
+        "captions", "Caption column of train_captions, a string or a list of strings, e.g. 'blend_caption'."
     )
-    test_references: str | None = field(
-        default=None,
-        metadata={
-            "help": "File like train_captions for the test split; the table then has CIDEr-D against these references as well."
-        },
+    test_references: str | None = documented(
+        None,
+        "File like train_captions for the test split; the table then has CIDEr-D against these references as well.",
     )
-    test_references_column: str = field(default="captions", metadata={"help": "Caption column of test_references."})
-    simplify: Literal["simplest", "simpler"] | None = field(
-        default=None,
-        metadata={
-            "help": "Shorten all captions to 'simplest' (subject with article) or 'simpler' (subject, verb, object), "
-            "as in SMILE's "
-            "Figure 4(b). Needs spaCy, except on 'scenes'."
-        },
+    test_references_column: str = documented("captions", "Caption column of test_references.")
+    simplify: Literal["simplest", "simpler"] | None = documented(
+        None,
+        "Shorten all captions to 'simplest' (subject with article) or 'simpler' (subject, verb, object), "
+        "as in SMILE's Figure 4(b). Needs spaCy, except on 'scenes'.",
     )
-    num_frames: NotNegative = field(
-        default=0,
-        metadata={
-            "help": "0: the data are images. Otherwise the number of frames per video; frame_pooling pools their "
-            "features. Needs freeze_vision_tower and cache_image_features."
-        },
+    num_frames: NotNegative = documented(
+        0,
+        "0: the data are images. Otherwise the number of frames per video; frame_pooling pools their "
+        "features. Needs freeze_vision_tower and cache_image_features.",
     )
-    max_train_images: int | None = field(default=None, metadata={"help": "Maximum number of training images."})
-    table_split: str = field(
-        default="test",
-        metadata={
-            "help": "Split of the results table: 'test' or 'validation', as in DiscriTune's Tables 8 and 9. With 'validation', the "
-            "test split selects the checkpoints. An evaluation by self-retrieval can use any split, such as 'near_domain' of nocaps."
-        },
+    max_train_images: Positive | None = documented(None, "Maximum number of training images.")
+    table_split: str = documented(
+        "test",
+        "Split of the results table: 'test' or 'validation', as in DiscriTune's Tables 8 and 9. With 'validation', the "
+        "test split selects the checkpoints. An evaluation by self-retrieval can use any split, such as 'near_domain' of nocaps.",
     )
-    max_eval_images: int | None = field(default=None, metadata={"help": "Maximum number of validation images."})
-    max_test_images: int | None = field(default=None, metadata={"help": "Maximum number of test images."})
+    max_eval_images: Positive | None = documented(None, "Maximum number of validation images.")
+    max_test_images: Positive | None = documented(None, "Maximum number of test images.")
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -300,21 +236,17 @@ class DataArguments(SplitArguments):
 
 @dataclass
 class RunArguments:
-    """Arguments of the run itself; `experiments.parsing` adds them to those of the recipe."""
+    """Arguments of the run itself; `parse_arguments` adds them to those of the recipe."""
 
-    deterministic: bool = field(
-        default=False,
-        metadata={
-            "help": "Use deterministic kernels where they exist, so that two runs on a GPU are bit-exact. For the "
-            "cost see docs/reliability.md."
-        },
+    deterministic: bool = documented(
+        False,
+        "Use deterministic kernels where they exist, so that two runs on a GPU are bit-exact. For the "
+        "cost see docs/reliability.md.",
     )
-    total_train_batch_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "Images or captions per optimizer step on all processes together. It sets gradient_accumulation_steps, "
-            "and per_device_train_batch_size is the most that a device holds at once. The papers' presets have it."
-        },
+    total_train_batch_size: int | None = documented(
+        None,
+        "Images or captions per optimizer step on all processes together. It sets gradient_accumulation_steps, "
+        "and per_device_train_batch_size is the most that a device holds at once. The papers' presets have it.",
     )
 
 
@@ -333,21 +265,13 @@ def enable_determinism() -> None:
 
 
 def describe(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Arguments by the names of their dataclasses, for results.json.
-
-    Args:
-        arguments: Dataclass instances.
-
-    Returns:
-        `dict`: From class name to fields, including whether the run was deterministic.
-    """
+    """Arguments by the names of their dataclasses, for results.json, including whether the run was deterministic."""
     run = RunArguments(deterministic=torch.are_deterministic_algorithms_enabled())
     return {type(a).__name__: {f.name: getattr(a, f.name) for f in dataclasses.fields(a)} for a in (*arguments, run)}
 
 
 # --- Parses the arguments of a recipe; errors are one sentence that names the argument, the rule and the remedy ------
 
-_SOURCES = ("--config=", "--row=")
 _EPILOG = """\
 --config FILE reads arguments from a YAML file, --row NAME reads those of a row of recipes/configs/rows, such as
 ndlb/table5/row8; the command line overrides both. --traceback shows where an error happened.
@@ -355,28 +279,16 @@ ndlb/table5/row8; the command line overrides both. --traceback shows where an er
 
 
 def parse_arguments(
-    dataclass_types: Sequence[type],
-    argv: Sequence[str] | None,
-    *,
-    default_config: Path | None = None,
+    dataclass_types: Sequence[type], argv: Sequence[str] | None, *, default_config: Path | None = None
 ) -> tuple[Any, ...]:
-    """Parse a recipe's arguments: defaults, then `--config file.yaml` or `--row name`, then the command line.
+    """Fill one dataclass of each type: defaults, then `--config file.yaml` or `--row name`, then the command line.
 
-    Args:
-        dataclass_types: The dataclasses to fill.
-        argv: Arguments without the program's name; None for `sys.argv`.
-        default_config: `recipes/configs/<recipe>/<name>.yaml`, used if the command line names no configuration, row,
-            model or data set.
-
-    Returns:
-        One filled dataclass for each type.
-
-    Raises:
-        FileNotFoundError: If the YAML file does not exist.
-        ValueError: If an argument is unknown, has a value of the wrong type or contradicts another one.
+    `argv` is None for `sys.argv`. `default_config`, `recipes/configs/<recipe>/<name>.yaml`, is used if the command line names no
+    configuration, row, model or data set.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith(_SOURCES) else [a])]
+    sources = ("--config=", "--row=")
+    arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith(sources) else [a])]
     # With another model or other data, the defaults are the paper's settings, not those of the tiny model.
     own = ("--config", "--row", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
     given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
@@ -389,15 +301,32 @@ def parse_arguments(
         )
     words: list[str] = []
     if row is not None:
-        words = _apply_config(parser, types, row, _row_settings(row, default_config))
+        if default_config is None:
+            raise ValueError(f"--row is {row!r}, but this program has no rows. Use --config.")
+        found = load_row(default_config.parents[1], row)
+        if found.recipe != default_config.parent.name:
+            raise ValueError(f"The row {row} belongs to another recipe. Use recipes/{found.recipe}.py.")
+        words = _apply_config(parser, types, row, found.settings)
     elif path is not None:
-        words = _apply_config(parser, types, Path(path).name, _read_config(path))
+        if not Path(path).is_file():
+            raise FileNotFoundError(
+                f"There is no configuration file {path!r}. Use --config with the path of a YAML file."
+            )
+        words = _apply_config(parser, types, Path(path).name, read_yaml(Path(path)))
     elif default_config is not None and not given & set(own):
         words = _apply_config(parser, types, default_config.name, read_yaml(default_config))
     if "--gradient_accumulation_steps" in given and "--total_train_batch_size" not in given:
         # The command line overrides the batch of a preset.
         words = [word for word in words if not word.startswith("--total_train_batch_size=")]
-    *parsed, run = _parse(parser, types, [*words, *arguments])
+    try:
+        *parsed, run, unknown = parser.parse_args_into_dataclasses([*words, *arguments], return_remaining_strings=True)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f'{error.doc[:80]!r} is not valid JSON ({error.msg}). Write such an argument as --model_init_kwargs \'{{"dtype": "float32"}}\'.'
+        ) from error
+    if unknown:
+        name = unknown[0].split("=")[0]
+        raise ValueError(f"Unknown argument {name!r}.{_suggestion(types, name.lstrip('-'), '--')}")
     for config in parsed if run.total_train_batch_size is not None else ():
         if hasattr(config, "gradient_accumulation_steps"):
             set_total_batch(config, run.total_train_batch_size)
@@ -413,15 +342,9 @@ def parse_arguments(
 
 
 def set_total_batch(config: Any, total: int) -> None:
-    """Split a batch of one optimizer step among processes and micro-batches.
+    """Split the images or captions of an optimizer step among processes and micro-batches.
 
-    Args:
-        config: Training arguments. `per_device_train_batch_size` is the most that a device holds at once; it and
-            `gradient_accumulation_steps` are changed.
-        total: Images or captions per optimizer step on all processes together.
-
-    Raises:
-        ValueError: If the processes cannot share the batch equally, or `gradient_accumulation_steps` is set as well.
+    Sets `gradient_accumulation_steps` and `per_device_train_batch_size`, which is the most that a device holds at once.
     """
     if config.gradient_accumulation_steps != 1:
         raise ValueError(
@@ -451,15 +374,6 @@ def _take(arguments: list[str], option: str, example: str) -> str | None:
     return value
 
 
-def _row_settings(name: str, default_config: Path | None) -> dict[str, Any]:
-    if default_config is None:
-        raise ValueError(f"--row is {name!r}, but this program has no rows. Use --config.")
-    row = load_row(default_config.parents[1], name)
-    if row.recipe != default_config.parent.name:
-        raise ValueError(f"The row {name} belongs to another recipe. Use recipes/{row.recipe}.py.")
-    return row.settings
-
-
 def _make_parser(types: Sequence[type]) -> Any:
     from trl import TrlParser
 
@@ -469,19 +383,6 @@ def _make_parser(types: Sequence[type]) -> Any:
             raise ValueError(f"{message[:1].upper()}{message[1:]}. Use --help for the list of arguments.")
 
     return Parser(types, epilog=_EPILOG)
-
-
-def _parse(parser: Any, types: Sequence[type], arguments: list[str]) -> tuple[Any, ...]:
-    try:
-        *parsed, unknown = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f'{error.doc[:80]!r} is not valid JSON ({error.msg}). Write such an argument as --model_init_kwargs \'{{"dtype": "float32"}}\'.'
-        ) from error
-    if unknown:
-        name = unknown[0].split("=")[0]
-        raise ValueError(f"Unknown argument {name!r}.{_suggestion(types, name.lstrip('-'), '--')}")
-    return tuple(parsed)
 
 
 def _suggestion(types: Sequence[type], name: str, prefix: str = "") -> str:
@@ -507,33 +408,23 @@ def _apply_config(parser: Any, types: Sequence[type], name: str, config: Mapping
             continue
         if key not in hints:
             raise ValueError(f"{name} holds the unknown argument {key!r}.{_suggestion(types, str(key))}")
-        kind, several = type(value).__name__, len(set(typing.get_args(hints[key])) - {type(None)}) > 1
-        if value in (None, []) or (
-            kind in str(hints[key]) and (kind in ("bool", "dict") or (several and kind == "int"))
-        ):
-            if value is None and hints[key] in (int, float, bool):
-                raise ValueError(
-                    f"{key} in {name} is empty. Use a value of type {hints[key].__name__}, or leave it out."
-                )
+        hint, kind = str(hints[key]), type(value).__name__
+        several = len(set(typing.get_args(hints[key])) - {type(None)}) > 1
+        if value is None and hints[key] in (int, float, bool):
+            raise ValueError(f"{key} in {name} is empty. Use a value of type {hints[key].__name__}, or leave it out.")
+        is_typed = kind in hint and (kind in ("bool", "dict") or (several and kind == "int"))
+        if value in (None, []) or is_typed:
             parser.set_defaults(**{key: value})
-        elif isinstance(value, list) != ("list" in str(hints[key])) and not (several and isinstance(value, str | int)):
-            wanted = "a list" if "list" in str(hints[key]) else "a single value"
+        elif isinstance(value, list) != ("list" in hint) and not (several and isinstance(value, str | int)):
+            wanted = "a list" if "list" in hint else "a single value"
             raise ValueError(f"{key} in {name} is {value!r}. Use {wanted}.")
-        elif isinstance(value, list):
-            words += [f"--{key}", *map(str, value)]
         else:
-            words.append(f"--{key}={value}")
+            words += [f"--{key}", *map(str, value)] if isinstance(value, list) else [f"--{key}={value}"]
     try:
         parser.parse_known_args(words)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return words
-
-
-def _read_config(path: str) -> dict[str, Any]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no configuration file {path!r}. Use --config with the path of a YAML file.")
-    return read_yaml(Path(path))
 
 
 # --- Defaults of training arguments that several recipes share; base classes before the trainer's configuration ------
@@ -546,7 +437,7 @@ def with_default(config: type[Any], name: str, default: Any) -> Any:
 
 def output_folder(recipe: str) -> Any:
     """The field `output_dir` of a recipe."""
-    return field(default=f"outputs/{recipe}", metadata={"help": "Folder for all output."})
+    return documented(f"outputs/{recipe}", "Folder for all output.")
 
 
 @dataclass
@@ -560,17 +451,15 @@ class RecipeDefaults:
 class SaveEveryEpoch(RecipeDefaults):
     """Defaults of recipes that save every epoch."""
 
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save: 'no', 'steps' or 'epoch'."})
-    save_total_limit: int | None = field(
-        default=1, metadata={"help": "Number of checkpoints to keep, in addition to the best one."}
-    )
+    save_strategy: str = documented("epoch", "When to save: 'no', 'steps' or 'epoch'.")
+    save_total_limit: int | None = documented(1, "Number of checkpoints to keep, in addition to the best one.")
 
 
 @dataclass
 class EvaluateEveryEpoch(SaveEveryEpoch):
     """Defaults of recipes that also evaluate every epoch."""
 
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate: 'no', 'steps' or 'epoch'."})
+    eval_strategy: str = documented("epoch", "When to evaluate: 'no', 'steps' or 'epoch'.")
 
 
 @dataclass
@@ -578,12 +467,10 @@ class GuardedRecipe(EvaluateEveryEpoch):
     """Defaults of recipes that train with rewards."""
 
     guard: str = with_default(CaptionRLConfig, "guard", "rollback")
-    load_best_model_at_end: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Select the checkpoint with the best R@1 on the validation split, by the reward scorer. None: yes, if every "
-            "checkpoint is evaluated."
-        },
+    load_best_model_at_end: bool | None = documented(
+        None,
+        "Select the checkpoint with the best R@1 on the validation split, by the reward scorer. None: yes, if every "
+        "checkpoint is evaluated.",
     )
 
     def __post_init__(self) -> None:

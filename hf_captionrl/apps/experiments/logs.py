@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is delivered: reported at the end, and none if the captions have collapsed."""
+"""Console output of a training, and which checkpoint of a run is delivered."""
 
 from __future__ import annotations
 
@@ -19,21 +19,9 @@ from hf_captionrl.trainers.checkpoints import note_collapse, selection_lines
 
 # Values shown first; others follow while the line has room. trainer_state.json contains all of them.
 _FIRST = (
-    *(
-        "loss",
-        "reward",
-        "reward_std",
-        "kl",
-        "bag_size",
-        "recall_at_1",
-        "reward_recall_at_1",
-        "degenerate",
-        "recall_at_5",
-        "length",
-        "completions/mean_length",
-    ),
-    *("guard/degenerate", "guard/clipped_ratio", "grad_norm", "learning_rate", "lexical_diversity"),
-)
+    "loss reward reward_std kl bag_size recall_at_1 reward_recall_at_1 degenerate recall_at_5 length completions/mean_length "
+    "guard/degenerate guard/clipped_ratio grad_norm learning_rate lexical_diversity"
+).split()
 _UNUSED = re.compile(r"(text_|logit_scale|visual_projection)\S*\s*\| (\x1b\S*?m)?UNEXPECTED")
 _HIDDEN = ("epoch", "total_flos", "runtime", "samples_per_second", "steps_per_second")
 
@@ -51,13 +39,13 @@ def print_heading(text: str) -> None:
 
 def format_log(logs: Mapping[str, Any], step: int, max_steps: int, *, width: int = 100) -> str:
     """One line of at most `width` columns: the step, then the most important values first."""
-    kind = "eval " if any(name.startswith("eval_") for name in logs) else ""
-    kind = "done " if "train_runtime" in logs else kind
+    is_end = "train_runtime" in logs
+    kind = "done " if is_end else "eval " if any(name.startswith("eval_") for name in logs) else "train"
     values = {name.removeprefix("eval_").removeprefix("train_"): value for name, value in logs.items()}
-    line = f"{kind or 'train'} {step:>{len(str(max_steps))}}/{max_steps}"
+    line = f"{kind} {step:>{len(str(max_steps))}}/{max_steps}"
     if "epoch" in values:
         line += f"  epoch {_short(values['epoch'])}"
-    if kind == "done ":
+    if is_end:
         line += f"  seconds {_short(values['runtime'])}"
     names = sorted(values, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     for name in names:
@@ -75,10 +63,9 @@ def _short(value: Any) -> str:
 
 
 class LogLines(PrinterCallback):
-    """Prints one line per log."""
+    """Prints one line per log on the main process of each machine."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Print the line on the main process of each machine."""
         if state.is_local_process_zero and logs:
             print(format_log(logs, state.global_step, state.max_steps, width=_width()), flush=True)
 
@@ -87,7 +74,6 @@ class ProgressLogLines(ProgressCallback):
     """A progress bar, with one line per log above it."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write the line above the bar."""
         if state.is_world_process_zero and self.training_bar is not None and logs:
             self.training_bar.write(format_log(logs, state.global_step, state.max_steps, width=_width()))
 
@@ -99,22 +85,18 @@ def use_log_lines(trainer: Any) -> None:
     trainer.add_callback(LogLines if trainer.args.disable_tqdm else ProgressLogLines)
 
 
-class _OtherHalf(logging.Filter):
-    """Drops the report about a CLIP of which only the vision tower is loaded; reports that name other weights stay."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        named = [line for line in record.getMessage().splitlines() if " | " in line and not line.startswith("Key")]
-        return not named or not all(_UNUSED.match(line) for line in named)
+def _names_other_weights(record: logging.LogRecord) -> bool:
+    """False for the report about a CLIP of which only the vision tower is loaded: every weight of its other half."""
+    named = [line for line in record.getMessage().splitlines() if " | " in line and not line.startswith("Key")]
+    return not named or not all(_UNUSED.match(line) for line in named)
 
 
 def silence_libraries(*, progress_bars: bool) -> None:
     """Silence messages of other libraries that users cannot act on; our warnings and all errors stay."""
     # trl and peft still use a name that transformers renamed; only their next releases can change that.
     warnings.filterwarnings("ignore", message=r"`\w*gradient_checkpointing\w*` is deprecated", category=FutureWarning)
-    # ClipCap loads the vision tower of a CLIP; the report lists every weight of the text tower as unexpected.
-    loading = logging.getLogger("transformers.modeling_utils")
-    if not any(isinstance(known, _OtherHalf) for known in loading.filters):
-        loading.addFilter(_OtherHalf())
+    # ClipCap loads the vision tower of a CLIP. A filter is added only once.
+    logging.getLogger("transformers.modeling_utils").addFilter(_names_other_weights)
     if not progress_bars:
         # --disable_tqdm covers only the trainer's bars, not those of loading and tokenizing.
         from datasets import disable_progress_bars
@@ -137,14 +119,14 @@ def find_collapse(trainer: Any, captions: list[str]) -> str | None:
     split, which thereby select nothing.
     """
     chosen = trainer.selection is not None and "kept_instead" not in trainer.selection
-    if trainer.collapsed is None and not chosen:
-        reason = None if trainer.guard is None else trainer.guard.reason_against(captions)
+    if trainer.collapsed is None and not chosen and trainer.guard is not None:
+        reason = trainer.guard.reason_against(captions)
         if reason is not None:
             note_collapse(trainer, reason)
     return trainer.collapsed
 
 
-def withhold(folder: str | os.PathLike[str]) -> Path:
+def withhold(folder: str | os.PathLike[str]) -> None:
     """Leave no model in a folder, not even that of an earlier start; its checkpoints are moved to `COLLAPSED_FOLDER`."""
     folder = Path(folder)
     moved = folder.with_name(COLLAPSED_FOLDER)
@@ -153,7 +135,6 @@ def withhold(folder: str | os.PathLike[str]) -> Path:
         for file in [path for path in folder.iterdir() if not path.is_dir()]:
             file.unlink()
         folder.rename(moved)
-    return moved
 
 
 def checkpoint_lines(selected: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:

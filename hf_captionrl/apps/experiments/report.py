@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import os
 import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_captionrl.apps.experiments.arguments import DataArguments, ModelArguments, describe
-from hf_captionrl.apps.experiments.data import describe_data
+from hf_captionrl.apps.experiments.data import describe_data, load_data
 from hf_captionrl.apps.experiments.logs import (
     COLLAPSED_FOLDER,
     checkpoint_lines,
@@ -34,7 +35,7 @@ from hf_captionrl.apps.experiments.logs import (
 from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import open_still
 from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.evaluation.options import EMBEDDED, EvaluationArguments
+from hf_captionrl.evaluation.options import EMBEDDED, EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.evaluation.plots import CURVES, write_curves
 from hf_captionrl.hub import (
@@ -59,17 +60,7 @@ _PREFIX = "test_"
 
 
 def measured(name: str, captions: list[str], evaluator: Evaluator, trainer: CaptionTrainer) -> dict[str, Any]:
-    """The row of a captioner, which also captions the images of bags that are not in the test split.
-
-    Args:
-        name (`str`): Its row.
-        captions (`list[str]`): Of the test split.
-        evaluator ([`Evaluator`]): Computes the row.
-        trainer ([`CaptionTrainer`]): Has the captioner.
-
-    Returns:
-        `dict`: The row.
-    """
+    """The row of a captioner, which also captions the images of bags that are not in the test split."""
     more = [] if evaluator.bag_images is None else trainer.generate_captions(evaluator.bag_images)
     return evaluator.row(name, captions, more_captions=more)
 
@@ -81,15 +72,12 @@ class LearningCurve(TrainerCallback):
     """
 
     def __init__(self, trainer: CaptionTrainer, evaluator: Evaluator, test: datasets.Dataset) -> None:
-        self.trainer = trainer
-        self.evaluator = evaluator
-        self.test = test
+        self.trainer, self.evaluator, self.test = trainer, evaluator, test
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        captions = self.trainer.generate_captions(self.test)
-        row = measured("learning curve", captions, self.evaluator, self.trainer)
+        row = measured("learning curve", self.trainer.generate_captions(self.test), self.evaluator, self.trainer)
         point = {f"{_PREFIX}{key}": value for key, value in curve_point(row).items()}
         state.log_history.append({**point, "step": state.global_step, "epoch": state.epoch})
 
@@ -110,113 +98,11 @@ def curve_points(first: Mapping[str, Any], state: TrainerState) -> list[dict[str
     return points
 
 
-# --- Writes the report of a recipe: table, gallery, curves -----------------------------------------------------------
-
-
-def write_report(
-    output_dir: str | os.PathLike[str],
-    evaluator: Evaluator,
-    rows: list[dict[str, Any]],
-    captions: dict[str, list[str]],
-    histories: dict[str, list[dict[str, float]]],
-    *,
-    title: str,
-    seed: int,
-    config: dict[str, Any],
-    gallery_size: int,
-    columns: Sequence[Column] = COLUMNS,
-    selected: dict[str, Any] | None = None,
-    learning_curves: dict[str, list[dict[str, float]]] | None = None,
-    note: str = "",
-) -> Path:
-    """Write results.json, results.md, gallery.html and curves.png, and print the table.
-
-    Args:
-        output_dir: Folder to write to.
-        evaluator: Has the test split.
-        rows: Rows of the table.
-        captions: Row name to captions of the test split.
-        histories: Row name to evaluations during training.
-        title: Title of the table.
-        seed: Seed of the run.
-        config: Arguments of the run by name.
-        gallery_size: Images in the gallery.
-        columns: Columns of the table.
-        selected: Row name to the selected checkpoint.
-        learning_curves: Row name to points of its learning curve; drawn as learning_curves.png.
-        note: Sentences above the gallery.
-
-    Returns:
-        `pathlib.Path`: The JSON file.
-    """
-    folder = Path(output_dir)
-    more = {"selected": selected, "learning_curves": learning_curves}
-    path = write_results(folder, rows, seed=seed, config=config, title=title, columns=columns, more=more)
-    chosen = random.Random(seed).sample(range(len(evaluator.dataset)), min(gallery_size, len(evaluator.dataset)))
-    if chosen:
-        items = [gallery_item(evaluator, index, captions) for index in sorted(chosen)]
-        write_gallery(folder / "gallery.html", items, title=title, note=note)
-    if any(histories.values()):
-        write_curves(folder / "curves.png", histories)
-    if learning_curves:
-        measured = {key for points in learning_curves.values() for point in points for key in point}
-        panels = [panel for panel in CURVES if panel[0] in measured]
-        write_curves(folder / "learning_curves.png", learning_curves, x="step", panels=panels)
-    print_table(rows, title=title, columns=columns_to_print(rows, columns))
-    return path
-
-
-def columns_to_print(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> tuple[Column, ...]:
-    """The columns, with the share of degenerate captions first if it exceeds the guard's limit: a terminal may hide the last."""
-    limit = GuardThresholds().max_degenerate or 0.0
-    if not any((row.get(DEGENERATE.key) or 0.0) > limit for row in rows):
-        return tuple(columns)
-    return (DEGENERATE, *(column for column in columns if column.key != DEGENERATE.key))
-
-
-def gallery_item(evaluator: Evaluator, index: int, captions: dict[str, list[str]]) -> GalleryItem:
-    """One image of the gallery with its captions; claims are checked if the facts are known."""
-    row = evaluator.dataset[index]
-    shown = []
-    for name, mine in captions.items():
-        right: list[str] = []
-        wrong: list[str] = []
-        if evaluator.facts is not None:
-            result = check(mine[index], evaluator.facts[index])
-            right, wrong = [c.text for c in result.right], [c.text for c in result.wrong]
-        ranks = evaluator.ranks.get(name)
-        rank = None if ranks is None else int(ranks[index])
-        shown.append(GalleryCaption(name, mine[index], right, wrong, rank, len(mine)))
-    return GalleryItem(open_still(row), row["image_id"], shown, list(row["captions"]))
-
-
-# --- Writes card, manifest and results of a finished model, and pushes it --------------------------------------------
-
-
-def check_hub_strategy(config: Any) -> None:
-    """Refuse settings of the push that would upload checkpoints, before anything is written."""
-    strategy = getattr(config.hub_strategy, "value", config.hub_strategy)
-    if config.push_to_hub and strategy in ("checkpoint", "all_checkpoints"):
-        raise ValueError(
-            f"hub_strategy is {strategy!r}, but checkpoints contain the optimizer as a pickle, which is never "
-            "uploaded. Use 'end' or 'every_save': the finished model is pushed once, with its card."
-        )
+# --- Writes card, manifest and results of a finished model -----------------------------------------------------------
 
 
 def defer_push(config: CaptionConfig, held_out_name: str | None) -> bool:
-    """Disable the Trainer's own push: the card needs the table, so a recipe pushes at its end.
-
-    Args:
-        config ([`CaptionConfig`]): Its `push_to_hub` is set to False.
-        held_out_name (`str`, *optional*): Name of the held-out scorer.
-
-    Returns:
-        `bool`: Whether to push at the end.
-
-    Raises:
-        ValueError: If a push is requested without a held-out scorer, or with a `hub_strategy` that uploads checkpoints.
-    """
-    check_hub_strategy(config)
+    """Whether to push at the end. Disables the Trainer's own push, because the card needs the table."""
     push, config.push_to_hub = config.push_to_hub, False
     if push and held_out_name in (None, "none"):
         raise ValueError(
@@ -237,14 +123,10 @@ def write_publication(
     objective: dict[str, Any],
 ) -> None:
     """Write card, manifest and results into the folder of the finished model."""
-    if evaluator.held_out_scorer is None:
-        raise ValueError(
-            "There is no held-out scorer, but the card must contain retrieval numbers. Set "
-            "held_out_scorer_name_or_path."
-        )
-    model_args: ModelArguments = next(a for a in arguments if isinstance(a, ModelArguments))
-    data_args: DataArguments = next(a for a in arguments if isinstance(a, DataArguments))
-    config: CaptionConfig = next(a for a in arguments if isinstance(a, CaptionConfig))
+    scorer: Any = evaluator.held_out_scorer
+    model_args: ModelArguments = _of(ModelArguments, arguments)
+    data_args: DataArguments = _of(DataArguments, arguments)
+    config: CaptionConfig = _of(CaptionConfig, arguments)
     output_dir, name = results_path.parent, data_args.dataset_name
     folder = output_dir / "model"
     results = json.loads(results_path.read_text(encoding="utf-8"))
@@ -257,9 +139,9 @@ def write_publication(
         dataset_description=describe_data(data_args, splits),
         dataset_id=name if on_hub else None,
         dataset_revision=data_args.dataset_revision if on_hub else None,
-        scorer=evaluator.held_out_scorer.signature,
-        scorer_max_text_tokens=evaluator.held_out_scorer.max_text_tokens,
-        truncated_fraction=evaluator.held_out_scorer.count_truncated(captions) / len(captions),
+        scorer=scorer.signature,
+        scorer_max_text_tokens=scorer.max_text_tokens,
+        truncated_fraction=scorer.count_truncated(captions) / len(captions),
         generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
         prompt=captioner.prompt,
         row=row,
@@ -270,9 +152,8 @@ def write_publication(
         **objective,
     )
     write_model_card(folder, results, card)
-    eval_args = next((a for a in arguments if isinstance(a, EvaluationArguments)), None)
     # Local photographs are uploaded only on request.
-    shows_images = name in EMBEDDED or on_hub or (eval_args is not None and eval_args.push_gallery)
+    shows_images = name in EMBEDDED or on_hub or _of(EvaluationArguments, arguments).push_gallery
     write_manifest(
         folder,
         command=sys.argv,
@@ -293,15 +174,8 @@ def write_publication(
             shutil.copy(output_dir / file, folder / file)
 
 
-def push_model(folder: Path, config: CaptionConfig) -> str:
-    """Push the finished model to the configured repository."""
-    return push_folder(
-        folder,
-        config.hub_model_id or folder.parent.name,
-        private=True if config.hub_private_repo is None else config.hub_private_repo,
-        token=config.hub_token,
-        revision=config.hub_revision,
-    )
+def _of(kind: type, arguments: tuple[Any, ...]) -> Any:
+    return next(a for a in arguments if isinstance(a, kind))
 
 
 # --- Trains several captioners from one start and compares them in one table -----------------------------------------
@@ -312,67 +186,39 @@ START = "MLE"
 
 @dataclass
 class Run:
-    """One training.
+    """One training."""
 
-    Args:
-        name (`str`): Its row in the table.
-        folder (`str`): Folder of its checkpoints, relative to the recipe's folder; `model` for the recipe's own run.
-        make (`Callable`): Builds the trainer.
-        is_trained (`bool`): False for a captioner that is only evaluated.
-        starts_from (`str`): Name of the run whose captioner this run continues; by default the initial captioner.
-        settings (`dict`): The arguments in which the runs of the comparison differ, with this run's values.
-    """
-
-    name: str
-    folder: str
-    make: Callable[[], CaptionTrainer]
-    is_trained: bool = True
-    starts_from: str = START
+    name: str  # its row in the table
+    folder: str  # folder of its checkpoints, relative to the recipe's folder; `model` for the recipe's own run
+    make: Callable[[], CaptionTrainer]  # builds the trainer
+    is_trained: bool = True  # False for a captioner that is only evaluated
+    starts_from: str = START  # name of the run whose captioner this run continues
+    # The arguments in which the runs of the comparison differ, with this run's values.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Comparison:
-    """Results of the runs.
+    """Results of the runs; dictionaries are by row name."""
 
-    Args:
-        rows (`list[dict]`): Rows of the table.
-        captions (`dict[str, list[str]]`): Row name to captions of the test split.
-        histories (`dict[str, list[dict]]`): Row name to evaluations during training.
-        selected (`dict[str, dict]`): Row name to the selected checkpoint, if one was selected.
-        captioner ([`Captioner`], *optional*): The captioner of the recipe's own run, after training.
-        main (`str`): Row name of the recipe's own run.
-        is_main_process (`bool`): Whether this process writes the report.
-        settings (`dict[str, dict]`): Run name to the arguments in which the runs differ.
-        collapsed (`dict[str, str]`): Row name to the reason why the model must not be delivered.
-        curves (`dict[str, list[dict]]`): Row name to the points of its learning curve, if these were asked for.
-    """
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    captions: dict[str, list[str]] = field(default_factory=dict)
-    histories: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    selected: dict[str, dict[str, Any]] = field(default_factory=dict)
-    captioner: Captioner | None = None
-    main: str = START
-    is_main_process: bool = True
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    collapsed: dict[str, str] = field(default_factory=dict)
-    curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of the table
+    captions: dict[str, list[str]] = field(default_factory=dict)  # of the test split
+    histories: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # evaluations during training
+    selected: dict[str, dict[str, Any]] = field(default_factory=dict)  # the selected checkpoint, if there is one
+    captioner: Captioner | None = None  # of the recipe's own run, after training
+    main: str = START  # row of the recipe's own run
+    is_main_process: bool = True  # whether this process writes the report
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # the arguments in which the runs differ
+    collapsed: dict[str, str] = field(default_factory=dict)  # why the model must not be delivered
+    curves: dict[str, list[dict[str, float]]] = field(
+        default_factory=dict
+    )  # points of the learning curve, if asked for
 
 
 def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str) -> dict[str, Any]:
-    """One configuration per run: a copy of the recipe's with exactly the listed changes; no other field changes.
+    """One configuration per row: a copy of the recipe's with exactly the listed changes; no other field changes.
 
-    Args:
-        config (`TrainingArguments`): The recipe's configuration; `output_dir` is the recipe's folder.
-        listed (`Mapping`): Row name to {argument: value}, in the order of the table.
-        own (`str`): Row name of the recipe's own run, whose folder is `model`.
-
-    Returns:
-        `dict`: Row name to a copy of the configuration.
-
-    Raises:
-        ValueError: If a run names an argument that the configuration does not have.
+    Folders are in the recipe's `output_dir`; that of the row `own` is `model`.
     """
     runs = {}
     for name, changes in listed.items():
@@ -390,52 +236,34 @@ def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str)
 
 
 def settings_of(configs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The arguments in which runs differ.
-
-    Args:
-        configs: The runs' configurations by name.
-
-    Returns:
-        `dict[str, dict[str, Any]]`: For each run, the values of these arguments without `output_dir`.
-    """
+    """The arguments in which runs differ, without `output_dir`, with the values of each run."""
     found = {name: {f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for name, c in configs.items()}
     first = next(iter(found.values()))
     differing = [key for key in first if any(values[key] != first[key] for values in found.values())]
     return {name: {key: values[key] for key in differing if key != "output_dir"} for name, values in found.items()}
 
 
-@contextlib.contextmanager
-def alone_in(config: Any) -> Iterator[None]:
-    """Lock the recipe's folder while it is written.
+def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
+    """Lock the recipe's folder while a function of the recipe's arguments, the trainer's last, writes to it."""
 
-    Args:
-        config (`TrainingArguments`): `output_dir` and the rank of the process are used.
+    @functools.wraps(train)
+    def alone(arguments: tuple[Any, ...], **kwargs: Any) -> Path:
+        config = arguments[-1]
+        strategy = getattr(config.hub_strategy, "value", config.hub_strategy)
+        if config.push_to_hub and strategy in ("checkpoint", "all_checkpoints"):
+            raise ValueError(
+                f"hub_strategy is {strategy!r}, but checkpoints contain the optimizer as a pickle, which is never "
+                "uploaded. Use 'end' or 'every_save': the finished model is pushed once, with its card."
+            )
+        silence_libraries(progress_bars=not config.disable_tqdm)
+        with FolderLock(config.output_dir) if config.process_index == 0 else contextlib.nullcontext():
+            return train(arguments, **kwargs)
 
-    Yields:
-        `None`: Nothing.
-
-    Raises:
-        ValueError: If another run uses the folder, or `hub_strategy` is not supported.
-        OSError: If the folder is not writable.
-    """
-    check_hub_strategy(config)
-    silence_libraries(progress_bars=not config.disable_tqdm)
-    with FolderLock(config.output_dir) if config.process_index == 0 else contextlib.nullcontext():
-        yield
+    return alone
 
 
 def should_resume(config: CaptionConfig) -> bool:
-    """Whether to resume an interrupted recipe.
-
-    Args:
-        config ([`CaptionConfig`]): `resume_from_checkpoint` must be a yes or no.
-
-    Returns:
-        `bool`: True for yes.
-
-    Raises:
-        ValueError: If it names a checkpoint, because there are several trainings.
-    """
+    """Whether to resume each training of an interrupted recipe."""
     value = str(config.resume_from_checkpoint or "false").lower()
     if value not in ("true", "false"):
         raise ValueError(
@@ -445,22 +273,38 @@ def should_resume(config: CaptionConfig) -> bool:
     return value == "true"
 
 
+def prepare(
+    arguments: tuple[Any, ...],
+    *,
+    shows_reward: bool,
+    is_training: bool = True,
+    make_evaluator: Callable[..., Evaluator] = Evaluator.from_arguments,
+) -> tuple[datasets.DatasetDict, Any, Evaluator]:
+    """Data, scorer that selects or rewards, and evaluator of a recipe; the table may show retrieval by that scorer, too."""
+    eval_args: EvaluationArguments = _of(EvaluationArguments, arguments)
+    config: CaptionConfig = _of(CaptionConfig, arguments)
+    cache_dir = config.feature_cache_dir
+    with config.main_process_first(local=False, desc="loading the data"):
+        splits = load_data(
+            _of(DataArguments, arguments),
+            output_dir=str(config.output_dir),
+            cache_dir=cache_dir,
+            is_training=is_training,
+        )
+    scorer = optional_scorer(eval_args.scorer_name_or_path)
+    reward_scorer = scorer if shows_reward else None
+    evaluator = make_evaluator(
+        splits["test"], eval_args, seed=config.seed, cache_dir=cache_dir, reward_scorer=reward_scorer, splits=splits
+    )
+    return splits, scorer, evaluator
+
+
 def train_runs(
     runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset, *, resume: bool, output_dir: Path
 ) -> Comparison:
     """Train the runs in order, and caption the test split with the initial captioner and with each trained one.
 
-    The recipe's own model is not saved if its captions have collapsed.
-
-    Args:
-        runs (`Sequence[Run]`): In the order of the table.
-        evaluator ([`Evaluator`]): Computes the rows.
-        test (`datasets.Dataset`): The test split.
-        resume (`bool`): Resume each run from its last checkpoint, if there is one.
-        output_dir (`pathlib.Path`): The recipe's folder.
-
-    Returns:
-        [`Comparison`]: With the row of the references at the end.
+    The recipe's own model is not saved if its captions have collapsed. The row of the references is at the end.
     """
     result = Comparison(settings={run.name: dict(run.settings) for run in runs if run.settings})
     before: dict[str, dict[str, float]] = {}  # the first point of a curve: the captioner before training
@@ -489,9 +333,14 @@ def train_runs(
                 {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
                 for e in ([{**before[run.starts_from], "epoch": 0.0}, *history])
             ]
-            result.captions[run.name] = trainer.generate_captions(test)
-            result.rows.append(measured(run.name, result.captions[run.name], evaluator, trainer))
-            _note_checkpoint(result, run.name, trainer)
+            captions = result.captions[run.name] = trainer.generate_captions(test)
+            result.rows.append(measured(run.name, captions, evaluator, trainer))
+            reason = find_collapse(trainer, captions)
+            if reason is not None:
+                result.collapsed[run.name] = reason
+                result.rows[-1]["note"] = f"the captions have collapsed. {reason}"
+            if trainer.selection is not None:
+                result.selected[run.name] = trainer.selection
         is_withheld = run.folder == "model" and run.name in result.collapsed
         if not is_withheld:
             trainer.save_model()
@@ -506,16 +355,6 @@ def train_runs(
     return result
 
 
-def _note_checkpoint(result: Comparison, name: str, trainer: CaptionTrainer) -> None:
-    """Record the selected checkpoint, and in the last row whether the captions have collapsed."""
-    reason = find_collapse(trainer, result.captions[name])
-    if reason is not None:
-        result.collapsed[name] = reason
-        result.rows[-1]["note"] = f"the captions have collapsed. {reason}"
-    if trainer.selection is not None:
-        result.selected[name] = trainer.selection
-
-
 def finish(
     result: Comparison,
     evaluator: Evaluator,
@@ -528,46 +367,39 @@ def finish(
     columns: Sequence[Column] = COLUMNS,
     more_files: Sequence[str] = (),
 ) -> Path:
-    """Write table, gallery, curves and card, push the model if asked to, and print which checkpoints were selected.
+    """Write results.json (whose path is returned), results.md, gallery.html, curves and card, push the model if asked to, and
+    print the table and which checkpoints were selected.
 
-    Args:
-        result ([`Comparison`]): Results of the runs.
-        evaluator ([`Evaluator`]): Has the test split and the held-out scorer.
-        arguments (`tuple`): The recipe's dataclasses: those of model, data and evaluation first, the trainer's last.
-        splits (`datasets.DatasetDict`): The data, for the card.
-        title (`str`): Title of the table.
-        push (`bool`): Push the model with its card to the Hub.
-        objective (`dict`): Fields of the card that describe the objective.
-        columns (`Sequence[Column]`): Columns of the table.
-        more_files (`Sequence[str]`): Names of further files in the folder.
+    `arguments` are the recipe's dataclasses, `objective` fields of the card, `more_files` names of further files in the folder.
 
-    Returns:
-        `pathlib.Path`: results.json.
-
-    Raises:
-        SystemExit: If the captions of the recipe's own run have collapsed, so that there is no model.
+    Raises SystemExit if the captions of the recipe's own run have collapsed, so that there is no model.
     """
-    found: dict[type, Any] = {}
-    for kind in (EvaluationArguments, CaptionConfig):
-        found[kind] = next(a for a in arguments if isinstance(a, kind))
-    eval_args, config = found.values()
-    output_dir = Path(config.output_dir)
+    config: CaptionConfig = _of(CaptionConfig, arguments)
+    folder, columns = Path(str(config.output_dir)), (*columns, *evaluator.columns)
     delivery = checkpoint_lines(result.selected, result.main) if result.main in result.histories else []
-    path = write_report(
-        output_dir,
-        evaluator,
-        result.rows,
-        result.captions,
-        result.histories,
-        title=title,
-        seed=config.seed,
-        config=describe(arguments) | ({"runs": result.settings} if result.settings else {}),
-        gallery_size=eval_args.gallery_size,
-        columns=(*columns, *evaluator.columns),
-        selected=result.selected,
-        learning_curves=result.curves,
-        note=" ".join(delivery),
+    described = describe(arguments) | ({"runs": result.settings} if result.settings else {})
+    more = {"selected": result.selected, "learning_curves": result.curves}
+    path = write_results(
+        folder, result.rows, seed=config.seed, config=described, title=title, columns=columns, more=more
     )
+    number = len(evaluator.dataset)
+    chosen = random.Random(config.seed).sample(
+        range(number), min(_of(EvaluationArguments, arguments).gallery_size, number)
+    )
+    if chosen:
+        items = [gallery_item(evaluator, index, result.captions) for index in sorted(chosen)]
+        write_gallery(folder / "gallery.html", items, title=title, note=" ".join(delivery))
+    if any(result.histories.values()):
+        write_curves(folder / "curves.png", result.histories)
+    if result.curves:
+        keys = {key for points in result.curves.values() for point in points for key in point}
+        panels = [panel for panel in CURVES if panel[0] in keys]
+        write_curves(folder / "learning_curves.png", result.curves, x="step", panels=panels)
+    # A terminal may hide the last columns: degenerate captions come first if they exceed the guard's limit.
+    limit = GuardThresholds().max_degenerate or 0.0
+    if any((row.get(DEGENERATE.key) or 0.0) > limit for row in result.rows):
+        columns = (DEGENERATE, *(column for column in columns if column.key != DEGENERATE.key))
+    print_table(result.rows, title=title, columns=columns)
     if evaluator.held_out_scorer is not None and result.captioner is not None:
         captions = result.captions[result.main]
         facts = {**objective, "selection": " ".join(delivery)}
@@ -575,11 +407,16 @@ def finish(
     is_collapsed = result.main in result.collapsed
     drawn = ["curves.png", *(["learning_curves.png"] if result.curves else [])]
     files = ", ".join(["results.json", "results.md", "gallery.html", *drawn, *more_files])
-    print(
-        f"Written to {output_dir}: {files}; " + ("there is no model" if is_collapsed else "the checkpoint is model/")
-    )
+    print(f"Written to {folder}: {files}; " + ("there is no model" if is_collapsed else "the checkpoint is model/"))
     if push and not is_collapsed:
-        print(f"Pushed: {push_model(output_dir / 'model', config)}")
+        pushed = push_folder(
+            folder / "model",
+            config.hub_model_id or folder.name,
+            private=True if config.hub_private_repo is None else config.hub_private_repo,
+            token=config.hub_token,
+            revision=config.hub_revision,
+        )
+        print(f"Pushed: {pushed}")
     if result.histories:
         print_checkpoints(result.selected, list(result.histories), result.main)
     if is_collapsed:
@@ -589,3 +426,19 @@ def finish(
             "beta, as docs/self_retrieval.md says."
         )
     return path
+
+
+def gallery_item(evaluator: Evaluator, index: int, captions: dict[str, list[str]]) -> GalleryItem:
+    """One image of the gallery with its captions; claims are checked if the facts are known."""
+    row = evaluator.dataset[index]
+    shown = []
+    for name, mine in captions.items():
+        right: list[str] = []
+        wrong: list[str] = []
+        if evaluator.facts is not None:
+            result = check(mine[index], evaluator.facts[index])
+            right, wrong = [c.text for c in result.right], [c.text for c in result.wrong]
+        ranks = evaluator.ranks.get(name)
+        rank = None if ranks is None else int(ranks[index])
+        shown.append(GalleryCaption(name, mine[index], right, wrong, rank, len(mine)))
+    return GalleryItem(open_still(row), row["image_id"], shown, list(row["captions"]))

@@ -6,11 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import datasets
 import torch
-from torch import Tensor
 
 from hf_captionrl.apps.experiments.arguments import (
     DataArguments,
@@ -20,58 +18,49 @@ from hf_captionrl.apps.experiments.arguments import (
     parse_arguments,
     with_default,
 )
-from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.apps.experiments.report import (
     Run,
-    alone_in,
+    alone_in_folder,
     defer_push,
     finish,
     plan_runs,
+    prepare,
     settings_of,
     should_resume,
     train_runs,
 )
 from hf_captionrl.data.columns import id_column
-from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.similarity import similarity_features
 from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS
-from hf_captionrl.retrieval import Scorer
 from hf_captionrl.retrieval.bags import load_neighbours
 from hf_captionrl.retrieval.neighbours import nearest_neighbours
 from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.utils.options import check_values, documented
 
 
 @dataclass
 class BagArguments:
     """Nearest neighbours for the bags, and the runs that are compared."""
 
-    neighbours: str | None = field(
-        default=None,
-        metadata={
-            "help": "File of `captionrl bags --mode neighbours`. None: the reward scorer computes the neighbours at "
-            "the start."
-        },
+    neighbours: str | None = documented(
+        None,
+        "File of `captionrl bags --mode neighbours`. None: the reward scorer computes the neighbours at the start.",
     )
-    bag_features: str = field(
-        default="multimodal",
-        metadata={
-            "help": "Features for the similarity: image and captions ('multimodal') or only the image ('image')."
-        },
+    bag_features: Literal["multimodal", "image"] = documented(
+        "multimodal", "Features for the similarity: image and captions ('multimodal') or only the image ('image')."
     )
-    num_neighbours: int = field(default=200, metadata={"help": "Number of nearest images from which bags are filled."})
+    num_neighbours: int = documented(200, "Number of nearest images from which bags are filled.")
     more_scorers: list[str] = field(
         default_factory=list, metadata={"help": "Further reward scorers, for an ensemble (see scorer_ensemble)."}
     )
-    variants: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "Further runs: {row name: {argument of the trainer's configuration: value}}."},
+    variants: dict[str, Any] | str | None = documented(
+        None, "Further runs: {row name: {argument of the trainer's configuration: value}}."
     )
 
     def __post_init__(self) -> None:
-        if self.bag_features not in ("multimodal", "image"):
-            raise ValueError(f"bag_features is {self.bag_features!r}. Use 'multimodal' or 'image'.")
+        check_values(self)
         for name, changes in self.named_variants.items():
             if not isinstance(changes, Mapping):
                 raise ValueError(
@@ -141,28 +130,14 @@ def runs_of(
     return runs
 
 
-def neighbours_of(train: datasets.Dataset, scorer: Scorer, arguments: BagArguments, cache_dir: str | None) -> Tensor:
-    """Most similar training images of each training image, by the reward scorer.
-
-    Returns `(N, k)`: rows, best first.
-    """
-    if arguments.neighbours is not None:
-        signature = getattr(scorer, "signature", None)
-        ids = id_column(train)
-        return torch.as_tensor(load_neighbours(arguments.neighbours, image_ids=ids, signature=signature).indices)
-    features = similarity_features(train, scorer, arguments.bag_features, cache_dir=cache_dir)
-    indices, _ = nearest_neighbours(features, min(arguments.num_neighbours, len(train) - 1))
-    return indices
-
-
 def main(argv: Sequence[str] | None = None, *, default_config: Path) -> Path:
     """Run the recipe."""
-    arguments = parse_args(argv, default_config=default_config)
-    with alone_in(arguments[-1]):
-        return _compare(arguments)
+    return compare(parse_args(argv, default_config=default_config))
 
 
-def _compare(arguments: tuple[Any, ...]) -> Path:
+@alone_in_folder
+def compare(arguments: tuple[Any, ...]) -> Path:
+    """Train and compare the runs of the recipe."""
     model_args, data_args, eval_args, bag_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
@@ -178,25 +153,20 @@ def _compare(arguments: tuple[Any, ...]) -> Path:
     resume = should_resume(config)
     configs = runs_of(config, bag_args.named_variants if is_training else {})
     settings = settings_of(configs)
-    with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(
-            data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir, is_training=is_training
-        )
-    scorers = [optional_scorer(name) for name in (eval_args.scorer_name_or_path, *bag_args.more_scorers)]
-    evaluator = Evaluator.from_arguments(
-        splits["test"],
-        eval_args,
-        seed=config.seed,
-        cache_dir=config.feature_cache_dir,
-        reward_scorer=scorers[0],
-        splits=splits,
-    )
-    has_bags = is_training and any(
-        c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values()
-    )
-    neighbours = None
-    if has_bags:
-        neighbours = neighbours_of(splits["train"], scorers[0], bag_args, config.feature_cache_dir)  # type: ignore[arg-type]
+    splits, scorer, evaluator = prepare(arguments, shows_reward=True, is_training=is_training)
+    scorers = [scorer, *map(optional_scorer, bag_args.more_scorers)]
+    neighbours = None  # (N, k) rows of training images, most similar first, by the reward scorer
+    if is_training and any(c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values()):
+        train = splits["train"]
+        if bag_args.neighbours is not None:
+            signature = getattr(scorer, "signature", None)
+            found = load_neighbours(bag_args.neighbours, image_ids=id_column(train), signature=signature)
+            neighbours = torch.as_tensor(found.indices)
+        else:
+            features = similarity_features(  # type: ignore[arg-type]
+                train, scorer, bag_args.bag_features, cache_dir=config.feature_cache_dir
+            )
+            neighbours, _ = nearest_neighbours(features, min(bag_args.num_neighbours, len(train) - 1))
 
     def run_of(name: str, run: SelfRetrievalRecipeConfig) -> Run:
         def make() -> SelfRetrievalTrainer:

@@ -14,14 +14,14 @@ from transformers import set_seed
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_captionrl.apps.experiments.arguments import EvaluateEveryEpoch
-from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.apps.experiments.report import (
     START,
     Run,
-    alone_in,
+    alone_in_folder,
     defer_push,
     finish,
     plan_runs,
+    prepare,
     settings_of,
     should_resume,
     train_runs,
@@ -29,7 +29,6 @@ from hf_captionrl.apps.experiments.report import (
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data import cached_features, frames_of
 from hf_captionrl.evaluation.evaluator import Evaluator
-from hf_captionrl.evaluation.options import optional_scorer
 from hf_captionrl.metrics import emscore
 from hf_captionrl.metrics.clip_scores import emscore_matrix
 from hf_captionrl.metrics.columns import COLUMNS, VIDEO_COLUMNS, Column
@@ -38,6 +37,7 @@ from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.ranking import ranks_from_scores, recall_at_k
 from hf_captionrl.retrieval.scorer import TokenScorer
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from hf_captionrl.utils.options import documented
 
 # --- Evaluation of captions of videos, with EMScore ------------------------------------------------------------------
 # Legend: N videos, F frames, D features.
@@ -68,34 +68,26 @@ class VideoEvaluator(Evaluator):
             return dict.fromkeys(keys) | {f"{key}_reason": reason for key in keys}
         scorer: Any = self.held_out_scorer
         tokens = [r.cpu() for r in scorer.token_features(spoken(captions))]
-        texts = self._texts(references)
+        known = iter(self._reference_features)
+        texts = [[next(known) for _ in group] for group in self.references]
+        if references is not None:  # some of them
+            by_text = [
+                dict(zip(group, found, strict=True)) for group, found in zip(self.references, texts, strict=True)
+            ]
+            texts = [[found[text] for text in group] for found, group in zip(by_text, references, strict=True)]
         found = emscore(tokens, self.frame_features, reference_features=texts)
         ranks = ranks_from_scores(emscore_matrix(tokens, self.frame_features), torch.arange(len(tokens)))
         recalls = {f"emscore_recall_at_{k}": recall_at_k(ranks, k) for k in (1, 5)}
         values = {"emscore": found["f"], "emscore_references": found["reference_f"]}
         return values | recalls | {f"emscore_{name}": found[name] for name in ("precision", "recall")}
 
-    def _texts(self, references: Sequence[list[str]] | None) -> list[list[Tensor]]:
-        """Token features of the references."""
-        known = iter(self._reference_features)
-        every = [[next(known) for _ in texts] for texts in self.references]
-        if references is None:
-            return every
-        by_text = [
-            dict(zip(texts, features, strict=True)) for texts, features in zip(self.references, every, strict=True)
-        ]
-        return [[found[text] for text in texts] for found, texts in zip(by_text, references, strict=True)]
-
 
 def _has_token_features(scorer: Any) -> bool:
     """Whether a scorer has features of tokens; SigLIP and other fixed-length text towers have none."""
-    if not isinstance(scorer, TokenScorer):
-        return False
     try:
-        scorer.token_features(["a"])
+        return isinstance(scorer, TokenScorer) and bool(scorer.token_features(["a"]))
     except ValueError:
         return False
-    return True
 
 
 # --- The recipes that finetune with SMILE, on images and on videos ---------------------------------------------------
@@ -112,25 +104,19 @@ class SmileArguments:
         default_factory=lambda: [1.0, 0.01],
         metadata={"help": "Additional runs with these lambdas; 1 is the control, further steps of MLE."},
     )
-    mle_epochs: float = field(
-        default=0.0,
-        metadata={
-            "help": "Epochs of maximum likelihood before all compared runs, because SMILE needs a captioner that "
-            "knows the words of the data."
-        },
+    mle_epochs: float = documented(
+        0.0,
+        "Epochs of maximum likelihood before all compared runs, because SMILE needs a captioner that "
+        "knows the words of the data.",
     )
-    mle_learning_rate: float | None = field(
-        default=None, metadata={"help": "Peak learning rate of these epochs. None: learning_rate."}
-    )
+    mle_learning_rate: float | None = documented(None, "Peak learning rate of these epochs. None: learning_rate.")
 
 
 @dataclass
 class SmileRecipeConfig(EvaluateEveryEpoch, SmileConfig):
     """[`SmileConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the one with the best R@1."""
 
-    load_best_model_at_end: bool = field(
-        default=True, metadata={"help": "Select the epoch with the best R@1 on the validation split."}
-    )
+    load_best_model_at_end: bool = documented(True, "Select the epoch with the best R@1 on the validation split.")
 
 
 def run_name(config: SmileConfig) -> str:
@@ -176,6 +162,7 @@ def runs_of(config: SmileRecipeConfig, compare_mle_weights: Sequence[float]) -> 
     return plan_runs(config, listed, own=own)
 
 
+@alone_in_folder
 def compare_smile(
     arguments: tuple[Any, ...],
     *,
@@ -184,13 +171,6 @@ def compare_smile(
     columns: Sequence[Column] = COLUMNS,
 ) -> Path:
     """Train and compare the runs of a recipe."""
-    with alone_in(arguments[-1]):
-        return _compare(arguments, title, make_evaluator, columns)
-
-
-def _compare(
-    arguments: tuple[Any, ...], title: str, make_evaluator: Callable[..., Evaluator], columns: Sequence[Column]
-) -> Path:
     model_args, data_args, eval_args, smile_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
@@ -203,16 +183,8 @@ def _compare(
             "LoRA. Leave out --tune, or use --mle_epochs 0 with a captioner that was trained on the data."
         )
     resume = should_resume(config)
-    with config.main_process_first(local=False, desc="loading the data"):
-        splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
-    scorer = optional_scorer(eval_args.scorer_name_or_path)
-    evaluator = make_evaluator(
-        splits["test"],
-        eval_args,
-        seed=config.seed,
-        cache_dir=config.feature_cache_dir,
-        reward_scorer=scorer if eval_args.learning_curves else None,
-        splits=splits,
+    splits, scorer, evaluator = prepare(
+        arguments, shows_reward=eval_args.learning_curves, make_evaluator=make_evaluator
     )
     first_folder = output_dir / "model-mle"
 

@@ -1,4 +1,7 @@
-"""Two steps of SMILE on a few scenes, in as many processes as the launcher says; weights and log go to a folder."""
+"""What `accelerate launch` runs in tests, in as many processes as it says: `worker.py steps|signal FOLDER`.
+
+Two steps of SMILE on a few scenes, whose weights and log go to the folder; or a training that ends when it is told to.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from safetensors.torch import save_file
 
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from tests.faults.jobs import progress_of, trainer_of
 from tests.tiny import tiny_captioner
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def two_steps(folder: Path) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     args = SmileConfig(
         str(folder),
@@ -49,5 +52,10 @@ def main() -> None:
         (folder / "log.json").write_text(json.dumps(log))
 
 
+def until_signal(folder: Path) -> None:
+    settings = {"save_on_signal": True, "save_steps": 5000, "max_steps": 5000, "per_device_train_batch_size": 2}
+    trainer_of("smile", folder / "run", callbacks=[progress_of(folder / "steps")], **settings).train()
+
+
 if __name__ == "__main__":
-    main()
+    {"steps": two_steps, "signal": until_signal}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,281 @@
+"""Arguments of recipes: presets and rows, how captioners are loaded, defaults that recipes share, and the batch of a step."""
+
+import dataclasses
+import functools
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import TrainingArguments
+
+from hf_captionrl.apps.experiments.arguments import (
+    DataArguments,
+    GuardedRecipe,
+    ModelArguments,
+    describe,
+    load_row,
+    parse_arguments,
+    row_names,
+    set_total_batch,
+)
+from hf_captionrl.apps.experiments.data import load_data
+from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig, runs_of
+from hf_captionrl.apps.experiments.smile import SmileRecipeConfig
+from hf_captionrl.data import SPLITS
+from hf_captionrl.trainers import SelfRetrievalConfig, SmileConfig
+from recipes import self_retrieval_clipcap, smile_blip
+from tests.apps.experiments.values_of_the_papers import PAPERS
+from tests.processes import run_in_processes
+from tests.tiny import tiny_images
+
+CONFIGS = Path(__file__).parents[3] / "recipes" / "configs"
+NAMES = row_names(CONFIGS)
+SELF_RETRIEVAL = [name for name in NAMES if load_row(CONFIGS, name).recipe.startswith("self_retrieval")]
+
+
+# --- Rows of the papers' tables: every row parses, and its settings are those that its title and the paper name ---
+
+
+def parse(name, *more):
+    """The arguments of a row, or of a base file."""
+    base = CONFIGS / f"{name}.yaml"
+    recipe = base.parent.name if base.is_file() else load_row(CONFIGS, name).recipe
+    selected = ["--config", str(base)] if base.is_file() else ["--row", name]
+    return importlib.import_module(f"recipes.{recipe}").parse_args([*selected, "--use_cpu", *more])
+
+
+def trainer_config(arguments):
+    return next(a for a in arguments if isinstance(a, TrainingArguments))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_parses_and_writes_to_the_folder_of_its_name(name):
+    row = load_row(CONFIGS, name)
+    assert row.title != name.partition("/")[2]
+    assert trainer_config(parse(name)).output_dir == f"outputs/{name}"
+
+
+@pytest.mark.parametrize("name", SELF_RETRIEVAL)
+def test_every_variant_of_a_row_sets_arguments_that_exist(name):
+    parsed = parse(name)
+    runs = runs_of(parsed[-1], parsed[-2].named_variants)
+    assert list(runs)[:-1] == list(parsed[-2].named_variants)
+
+
+def test_rows_and_base_files_write_to_different_folders():
+    bases = [f"{f.parent.name}/{f.stem}" for f in CONFIGS.glob("*/*.yaml") if f.parent.name != "rows"]
+    folders = [f"outputs/{name}" for name in NAMES] + [trainer_config(parse(name)).output_dir for name in bases]
+    assert len(set(folders)) == len(folders)
+
+
+def test_the_command_line_overrides_a_row():
+    *_, config = smile_blip.parse_args(["--row=smile/table5/lambda-0.1", "--learning_rate", "3e-6"])
+    assert (config.mle_weight, config.learning_rate, config.num_train_epochs) == (0.1, 3e-6, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--row", "ndlb/table5/row88"], "Use 'ndlb/table5/row8'"),
+        (["--row", "gan/x"], "gan/x"),
+        (["--row"], "--row has no value"),
+        (["--row", "smile/table4/none"], r"recipes/smile_blip\.py"),
+        (["--row", "ndlb/table5/row8", "--config", "x.yaml"], "--config is .* and --row is"),
+    ],
+)
+def test_a_wrong_row_is_an_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        self_retrieval_clipcap.parse_args(arguments)
+    with pytest.raises(ValueError, match="no rows"):  # of a program without rows
+        parse_arguments((smile_blip.SmileBlipConfig,), ["--row", "smile/table4/none"])
+
+
+def test_a_base_that_does_not_exist_is_an_error(tmp_path):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "x.yaml").write_text("a: {base: smile/none}")
+    with pytest.raises(FileNotFoundError, match="none"):
+        load_row(tmp_path, "x/a")
+
+
+# --- How recipes load the captioner ---
+
+
+def test_weights_are_fp32_unless_told_otherwise():
+    assert {p.dtype for p in ModelArguments().load().model.parameters()} == {torch.float32}
+    low = ModelArguments(dtype="bfloat16", tune="language").load()
+    assert {p.dtype for p in low.model.parameters()} == {torch.bfloat16}
+    assert ModelArguments(attn_implementation="eager").load().base_model.config._attn_implementation == "eager"
+    with pytest.raises(ValueError, match="Use one of 'float32'"):
+        ModelArguments(dtype="bf16")
+
+
+def test_model_init_kwargs_of_the_command_line_and_of_yaml(tmp_path):
+    line = ["--use_cpu", "--model_init_kwargs", '{"attn_implementation": "eager", "dtype": "float32"}']
+    model_args, *_, config = smile_blip.parse_args(line)
+    assert config.model_init_kwargs is None  # the recipe loads, not the trainer
+    assert model_args.load().base_model.config._attn_implementation == "eager"
+    assert describe([model_args])["ModelArguments"]["model_init_kwargs"]["attn_implementation"] == "eager"
+
+    (tmp_path / "run.yaml").write_text("use_cpu: true\nmodel_init_kwargs:\n  attn_implementation: eager\n")
+    model_args, *_ = smile_blip.parse_args(["--config", str(tmp_path / "run.yaml")])
+    assert model_args.model_init_kwargs == {"attn_implementation": "eager"}
+
+
+def test_a_fresh_language_model_keeps_only_the_vision_tower():
+    shipped, fresh = (ModelArguments(fresh_language_model=f).load().base_model.state_dict() for f in (False, True))
+    tower = {name for name in shipped if name.startswith("vision_model.")}
+    assert tower
+    assert all(torch.equal(shipped[name], fresh[name]) for name in tower)
+    matrices = [n for n, weight in shipped.items() if n not in tower and weight.dim() == 2]
+    assert matrices
+    assert not any(torch.equal(shipped[name], fresh[name]) for name in matrices)
+
+
+# --- Defaults that recipes share ---
+
+
+def defaults(config: type) -> dict[str, object]:
+    return {field.name: field.default for field in dataclasses.fields(config)}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "trainer", "own"),
+    [
+        (
+            SmileRecipeConfig,
+            SmileConfig,
+            {
+                "eval_strategy": "epoch",
+                "save_strategy": "epoch",
+                "save_total_limit": 1,
+                "load_best_model_at_end": True,
+            },
+        ),
+        (
+            SelfRetrievalRecipeConfig,
+            SelfRetrievalConfig,
+            {
+                "eval_strategy": "epoch",
+                "save_strategy": "epoch",
+                "save_total_limit": 2,
+                "load_best_model_at_end": None,
+                "guard": "rollback",
+                "output_dir": "outputs/self_retrieval",
+            },
+        ),
+    ],
+)
+def test_a_recipe_changes_only_these_defaults(recipe, trainer, own):
+    before, after = defaults(trainer), defaults(recipe)
+    assert {name: value for name, value in after.items() if value != before[name]} == {**own, "save_on_signal": True}
+
+
+def test_the_guard_has_one_help_text():
+    fields = SelfRetrievalConfig.__dataclass_fields__, GuardedRecipe.__dataclass_fields__
+    assert fields[0]["guard"].metadata == fields[1]["guard"].metadata
+    assert [each["guard"].default for each in fields] == ["warn", "rollback"]
+
+
+def test_the_table_can_show_the_validation_split(tmp_path):
+    limits = {"max_train_images": 4, "max_eval_images": 2, "max_test_images": 3}
+    plain = load_data(DataArguments(**limits), output_dir=tmp_path)
+    swapped = load_data(DataArguments(table_split="validation", **limits), output_dir=tmp_path)
+    assert [len(swapped[name]) for name in ("train", "validation", "test")] == [4, 2, 3]  # limits are of the roles
+    assert swapped["validation"]["image_id"][:] == plain["test"]["image_id"][:2]
+    assert swapped["test"]["image_id"][:2] == plain["validation"]["image_id"][:]
+    with pytest.raises(ValueError, match=r"table_split is 'val'\. Use 'test' or 'validation'"):
+        load_data(DataArguments(table_split="val"), output_dir=tmp_path)
+
+
+def test_an_evaluation_can_use_data_without_a_training_split(tmp_path):
+    """nocaps has a split per domain; the captions are those of the file."""
+    domains = ["in-domain", "near-domain", "out-domain", "near-domain"]
+    images = [{"id": n, "file_name": f"{n}.png", "domain": domain} for n, domain in enumerate(domains)]
+    annotations = [{"image_id": n, "caption": f"caption {n}"} for n in range(4)]
+    (tmp_path / "images").mkdir()
+    for n, image in enumerate(tiny_images(4)):
+        image.save(tmp_path / "images" / f"{n}.png")
+    (tmp_path / "nocaps_val_4500_captions.json").write_text(json.dumps({"images": images, "annotations": annotations}))
+    source = {"dataset_name": "nocaps", "data_dir": str(tmp_path)}
+    near = DataArguments(table_split="near_domain", **source)
+    splits = load_data(near, output_dir=tmp_path, is_training=False)
+    assert {name: rows["image_id"][:] for name, rows in splits.items()} == {name: ["1", "3"] for name in SPLITS}
+    assert splits["test"]["captions"][:] == [["caption 1"], ["caption 3"]]
+    with pytest.raises(ValueError, match=r"has no images for \['train', 'validation', 'test'\]"):
+        load_data(near, output_dir=tmp_path)
+    with pytest.raises(
+        ValueError, match=r"table_split is 'near-domain', but 'nocaps' has \['in_domain', 'near_domain'"
+    ):
+        load_data(DataArguments(table_split="near-domain", **source), output_dir=tmp_path, is_training=False)
+
+
+# --- One optimizer step has the images of the preset on any number of processes ---
+
+
+def split(config):
+    return config.per_device_train_batch_size, config.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_every_preset_has_the_papers_batch_on_any_number_of_processes(processes, monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: processes))
+    for name, values in PAPERS.items():
+        if "batch" in values and values.get("epochs") != 0:
+            size, steps = split(trainer_config(parse(name)))
+            assert size * steps * processes == values["batch"], name
+
+
+@pytest.mark.parametrize(
+    ("processes", "total", "most", "expected"),
+    [
+        (1, 128, 32, (32, 4)),
+        (4, 128, 32, (32, 1)),
+        (8, 128, 32, (16, 1)),
+        (2, 100, 25, (25, 2)),
+        (1, 100, 30, (25, 4)),
+        (1, 100, 3, (2, 50)),
+        (5, 5, 9, (1, 1)),
+    ],
+)
+def test_micro_batches_are_as_large_as_the_device_holds(processes, total, most, expected, monkeypatch, tmp_path):
+    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: processes))
+    config = SmileConfig(str(tmp_path), per_device_train_batch_size=most, use_cpu=True)
+    set_total_batch(config, total)
+    assert split(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "total", "said"),
+    [
+        ({}, 100, r"total_train_batch_size \(100\) must be a positive multiple of the number of processes \(3\)"),
+        ({}, 0, "must be a positive multiple"),
+        ({"gradient_accumulation_steps": 2}, 99, r"is 99, which sets gradient_accumulation_steps \(2\)"),
+    ],
+)
+def test_a_batch_that_cannot_be_split_is_an_error(changes, total, said, monkeypatch, tmp_path):
+    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: 3))
+    with pytest.raises(ValueError, match=said):
+        set_total_batch(SmileConfig(str(tmp_path), use_cpu=True, **changes), total)
+
+
+def test_the_command_line_overrides_the_batch_of_a_preset():
+    row, device = "smile/table3/row7", "--per_device_train_batch_size"
+    assert split(trainer_config(parse(row))) == (32, 4)
+    assert split(trainer_config(parse(row, device, "8"))) == (8, 16)  # less memory, the same batch
+    assert split(trainer_config(parse(row, device, "8", "--gradient_accumulation_steps", "1"))) == (8, 1)
+    assert split(trainer_config(parse(row, device, "8", "--total_train_batch_size", "16"))) == (8, 2)
+    with pytest.raises(ValueError, match="Leave one of them out"):
+        parse(row, "--total_train_batch_size", "64", "--gradient_accumulation_steps", "2")
+
+
+def _share_batches(total):
+    config = trainer_config(parse("smile_blip/coco"))
+    assert config.world_size == 2
+    assert split(config) == (32, 2)
+    assert split(trainer_config(parse("ndlb/table3/row4"))) == (total // 2, 1)
+
+
+def test_two_processes_share_the_batch(tmp_path):
+    run_in_processes(2, functools.partial(_share_batches, 100), folder=tmp_path)

@@ -1,0 +1,94 @@
+"""One fault of each kind; `make test-slow` does twenty."""
+
+import os
+import random
+import signal
+
+import pytest
+
+from tests.faults.areas import AREAS, run_area
+from tests.faults.campaign import wait_until
+from tests.faults.jobs import KEYS, TRAINERS
+from tests.faults.of_data import killed_cache, numbered_images
+
+# Killed writers of captions, features, answers and pushes have quick tests of their own, beside what they write; a kill while
+# a checkpoint is saved is one of a training.
+ELSEWHERE = {"saving", "features", "bags", "captions", "evaluation", "boosting", "push", "ray"}
+SEVERAL_PROCESSES = {"signal_rank", "worker", "rank"}  # in the slow tests alone
+QUICK = [name for name in AREAS if name not in ELSEWHERE | SEVERAL_PROCESSES]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_one_fault_of_each_area_is_survived(warm_process, name):
+    kills = {"training": len(TRAINERS), "pixels": 4}.get(name, 1)  # of each trainer; of both forms, filled and read
+    row = run_area(warm_process, name, kills, seed=1)
+    assert (row["survived"], row["lost"]) == (kills, 0), row["notes"]
+
+
+def test_a_pixel_cache_killed_while_it_is_filled_is_completed_by_the_same_command(warm_process, tmp_path):
+    images = numbered_images(tmp_path)
+    trials = [*killed_cache(warm_process, tmp_path / "run", random.Random(3), 3, images=str(images))]
+    assert [(trial.survived, trial.lost, trial.repeated) for trial in trials] == [(True, 0, 0)] * 3
+    stored = sorted((tmp_path / "run" / "asked").read_text().split(), key=int)
+    assert [*map(str, range(len(KEYS)))] == sorted(set(stored), key=int)  # every image was prepared
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [name for name in AREAS if name != "ray"])  # tests/utils/test_ray.py, last of all
+def test_twenty_faults_of_each_area_are_survived(warm_process, name):
+    row = run_area(warm_process, name, 20, seed=2)
+    assert (row["faults"], row["survived"], row["lost"]) == (20, 20, 0), row["notes"]
+
+
+def test_a_process_that_hangs_is_not_waited_for(warm_process, tmp_path):
+    held = warm_process.start("hold_folder", folder=str(tmp_path), ready=str(tmp_path / "ready"))
+    ended = warm_process.wait(held, timeout=0.1)
+    assert ended.code is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(held, 0)
+
+
+# --- A recipe with several trainings: it is stopped and resumed, and it is the only run in its folder ---
+
+SHORT = [
+    *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "12", "--num_train_epochs", "3"),
+    *("--per_device_train_batch_size", "4", "--generation_max_new_tokens", "8", "--generation_num_beams", "1"),
+    *("--compare_mle_weights", "1", "--perplexity_name_or_path", "none", "--held_out_scorer_name_or_path", "none"),
+    *("--use_cpu", "--disable_tqdm", "true", "--gallery_size", "2", "--model_name_or_path", "scenes:blip-mle"),
+    *("--logging_strategy", "no", "--learning_rate", "1e-3"),
+]
+
+
+def arguments(folder, *more):
+    return [*SHORT, "--output_dir", str(folder / "out"), "--feature_cache_dir", str(folder / "cache"), *more]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 11, 12, 17, 24])
+def test_stopped_anywhere_it_comes_to_the_same_table(warm_process, tmp_path, step):
+    whole = warm_process.run("recipe", arguments=arguments(tmp_path / "whole"), timeout=300)
+    assert whole.code == 0, whole.output
+    assert whole.value["steps"] == 24  # two trainings of three epochs of four steps
+    stopped = warm_process.run("recipe", arguments=arguments(tmp_path), signal_at=step, timeout=300)
+    assert stopped.code == 0, stopped.output
+    assert stopped.value is None
+    assert "is saved. resume_from_checkpoint resumes from it." in stopped.output
+    assert not (tmp_path / "out" / "results.json").exists()
+    again = warm_process.run("recipe", arguments=arguments(tmp_path, "--resume_from_checkpoint", "true"), timeout=300)
+    assert again.code == 0, again.output
+    assert again.value["rows"] == whole.value["rows"]
+
+
+@pytest.mark.slow  # two recipes; an area of the campaign has two trainers
+def test_a_second_one_in_the_same_folder_is_refused(warm_process, tmp_path):
+    ready = tmp_path / "ready"
+    holder = warm_process.start("hold_folder", folder=str(tmp_path / "out"), ready=str(ready))
+    try:
+        wait_until(ready.exists)
+        second = warm_process.run("recipe", arguments=arguments(tmp_path))
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        warm_process.wait(holder)
+    assert second.code == 1
+    assert f"ValueError: Another run is writing to '{tmp_path / 'out'}'." in second.output.splitlines()[-1]
