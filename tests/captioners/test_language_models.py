@@ -14,8 +14,7 @@ from jinja2.exceptions import TemplateError
 from PIL import Image
 from transformers import BatchFeature
 
-from hf_captionrl.apps.boosting import blend_prompt, visual_prompt
-from hf_captionrl.apps.boosting.prompts import VISUAL_PROMPT, answer_fault, clean_answer
+from hf_captionrl.apps.boosting.prompts import VISUAL_PROMPT, answer_fault, blend_prompt, clean_answer, visual_prompt
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.language_models import (
     Backend,

@@ -411,8 +411,7 @@ class JudgeArguments:
         default=None, metadata={"help": "Name of the judge: at the endpoint, or a folder or a name on the Hub."}
     )
     judge_key_variable: str = field(
-        default="JUDGE_API_KEY",
-        metadata={"help": "Environment variable with the endpoint's key, if it needs one."},
+        default="JUDGE_API_KEY", metadata={"help": "Environment variable with the endpoint's key, if it needs one."}
     )
     judge_ratings: str | None = field(default=None, metadata={"help": "JSON Lines of ratings, for judge='file'."})
     answers: str | None = field(

@@ -39,12 +39,7 @@ _SURE = 0.9  # smallest probability with which the scorer finds the image of a c
 
 
 def draw_sets(
-    features: Any,
-    num_sets: int,
-    *,
-    rows: Sequence[int] | None = None,
-    set_size: int = 10,
-    max_similarity: float = 0.8,
+    features: Any, num_sets: int, *, rows: Sequence[int] | None = None, set_size: int = 10, max_similarity: float = 0.8
 ) -> list[list[int]]:
     """Disjoint sets of a target and its nearest neighbours.
 

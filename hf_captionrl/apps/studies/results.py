@@ -137,11 +137,7 @@ def _intervals(
 
 
 def _pairs(
-    names: Sequence[str],
-    by_system: Mapping[str, Mapping[Hashable, float]],
-    key: str,
-    confidence: float,
-    seed: int,
+    names: Sequence[str], by_system: Mapping[str, Mapping[Hashable, float]], key: str, confidence: float, seed: int
 ) -> list[dict[str, Any]]:
     """Differences between systems on the groups (sets, images) with answers for both."""
     found = []

@@ -379,9 +379,7 @@ def build(arguments: BuildOptions) -> None:
 
     output: Path = arguments.output
     dataset = load_split(
-        arguments,
-        quarantine_path=output / "quarantine.jsonl",
-        require_captions=arguments.features == "multimodal",
+        arguments, quarantine_path=output / "quarantine.jsonl", require_captions=arguments.features == "multimodal"
     ).dataset
     ids = [str(i) for i in dataset["image_id"][:]]
     if len(ids) < sizes[-1]:
