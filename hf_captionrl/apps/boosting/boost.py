@@ -508,9 +508,6 @@ def boost(arguments: BoostOptions) -> None:
     arguments.check_engine()  # before anything slow
     if arguments.embed_images and arguments.no_images:
         raise ValueError("--embed_images stores the images and --no_images leaves them out. Use one of them.")
-    output = arguments.output
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"--output {str(output)!r} is a file. Name a folder.")
     loaded = load_split(arguments, quarantine_path=None)
     dataset, number, total = loaded.dataset, len(loaded.all_ids), sum(loaded.sizes.values())
     if number < total and arguments.dataset != "scenes":
@@ -527,6 +524,7 @@ def boost(arguments: BoostOptions) -> None:
     # Settings of the captions; the answers of other models stay in the journals.
     names = "text vision text_revision vision_revision max_new_tokens seed max_words error_rate mention_rate".split()
     settings = source_settings(arguments) | {"images": ids, "references": ids_digest(dataset, "captions")}
+    output = arguments.output
     shards = ShardFolder(
         output / "shards",
         settings | {name: getattr(arguments, name) for name in names},
