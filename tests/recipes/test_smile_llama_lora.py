@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from hf_captionrl.apps.experiments.arguments import load_row, row_names
 from hf_captionrl.apps.instruct.instructions import format_prompt, load_instructions, tiny_llama, to_prompts
-from hf_captionrl.apps.instruct.judges import CATEGORIES, JudgeError, answer_row, load_questions
+from hf_captionrl.apps.instruct.judges import CATEGORIES, answer_row, load_questions
+from hf_captionrl.captioners.language_models import BackendError
 from hf_captionrl.trainers.trl_smile_sft import SmileSFTTrainer
 from recipes import smile_llama_lora as recipe
 
@@ -95,7 +96,7 @@ def test_an_endpoint_that_is_gone_costs_no_training(run, tmp_path):
         name = "m"
 
         def rate(self, *args):
-            raise JudgeError("gone")
+            raise BackendError("gone")
 
     row = answer_row("SMILE", load_questions(recipe.DATA / "questions.jsonl"), ["a"] * 26, Gone(), 0)
     assert row["overall"] is None

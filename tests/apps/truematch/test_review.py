@@ -369,9 +369,7 @@ def test_second_review_and_used_port_are_refused(server, folder, capsys):
         ReviewServer(folder, rows)
     make(folder.parent / "second")
     assert main(["truematch", "review", str(folder.parent / "second"), "--port", str(server.port)]) == 2
-    assert "is not available" in capsys.readouterr().err
-    assert main(["truematch", "review", str(folder.parent / "second"), "--export", str(folder)]) == 2
-    assert "is a folder" in capsys.readouterr().err
+    assert "--port" in capsys.readouterr().err
 
 
 def test_page_holds_captions_only_as_data(folder):
