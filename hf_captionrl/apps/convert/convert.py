@@ -25,9 +25,6 @@ from hf_captionrl.utils.model_files import hub_name, read_object
 
 # --- Reads one pickle of tensors (`weights_only=True`). Pickles of weights are opened nowhere else --------------------
 
-# Keys under which published training code stores the weights.
-_WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
-
 
 def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read the tensors of a pickle without executing its code; also returns the names of other values."""
@@ -49,7 +46,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
             "state dict, torch.save(model.state_dict(), ...)."
         ) from error
     others: list[str] = []
-    for key in _WRAPPERS:
+    for key in ("state_dict", "model", "model_state_dict", "module"):  # of published training code
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             others += [str(name) for name in loaded if name != key]
             loaded = loaded[key]
@@ -90,6 +87,12 @@ _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "README*", "LI
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Pickles of a Trainer, which are not weights.
 _STATE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state\S*)\.(bin|pt|pth)")
+# Kind of a folder, and names of its pickle and of the new file, by its configuration.
+_CONFIGS = {
+    "adapter_config.json": ("adapter", "adapter_model.bin", "adapter_model.safetensors"),
+    "open_clip_config.json": ("open_clip model", "open_clip_pytorch_model.bin", "open_clip_model.safetensors"),
+    "config.json": ("transformers model", "pytorch_model.bin", "model.safetensors"),
+}
 
 
 def convert(
@@ -107,8 +110,7 @@ def convert(
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"{str(output)!r} exists. Use another output, or remove it first.")
     place = Path(source) if os.path.exists(source) else _downloaded(source, revision, with_weights=True)
-    configs = ("config.json", "adapter_config.json", "open_clip_config.json")
-    if place.is_dir() and not any((place / name).is_file() for name in configs):
+    if place.is_dir() and not any((place / name).is_file() for name in _CONFIGS):
         found = _pickles(place)
         if len(found) != 1:
             raise ValueError(
@@ -130,7 +132,17 @@ def convert(
         if place.is_dir():
             _write_folder(place, folder, report, with_code)
         else:
-            _write_checkpoint(place, folder, report, config, image_size, clipcap)
+            like = None
+            if config is not None:
+                like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                safe = Path(scratch) / "tensors.safetensors"
+                _unpickle(place, safe, report)
+                write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
+            if like is not None and report.kind != "ClipCap captioner":
+                report.copied = _copy(like, folder)
+            if not (folder / "tokenizer_config.json").is_file():
+                report.notes.append("The folder has no tokenizer. Use --config with a folder or name that has one.")
         if with_code:
             export_code(folder)
             report.notes.append(
@@ -186,12 +198,7 @@ def _pickles(folder: Path) -> list[Path]:
 
 def _write_folder(place: Path, folder: Path, report: Report, with_code: bool) -> None:
     """A folder of transformers, PEFT or open_clip: the same files, with weights as safetensors."""
-    if (place / "adapter_config.json").is_file():
-        report.kind, source, target = "adapter", "adapter_model.bin", "adapter_model.safetensors"
-    elif (place / "open_clip_config.json").is_file():
-        report.kind, source, target = "open_clip model", "open_clip_pytorch_model.bin", "open_clip_model.safetensors"
-    else:
-        report.kind, source, target = "transformers model", "pytorch_model.bin", "model.safetensors"
+    report.kind, source, target = next(names for name, names in _CONFIGS.items() if (place / name).is_file())
     index = place / "pytorch_model.bin.index.json"
     safe = sorted(place.glob("*.safetensors"))
     if safe and with_code:
@@ -242,36 +249,8 @@ def _copy(place: Path, folder: Path) -> list[str]:
     return copied
 
 
-def _write_checkpoint(
-    place: Path, folder: Path, report: Report, config: str | None, image_size: int | None, clipcap: dict[str, Any]
-) -> None:
-    """A file of published code: tensors renamed, with a configuration."""
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        safe = Path(scratch) / "tensors.safetensors"
-        _unpickle(place, safe, report)
-        like = None
-        if config is not None:
-            like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
-        write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
-        if like is not None and report.kind != "ClipCap captioner":
-            report.copied = _copy(like, folder)
-        if not (folder / "tokenizer_config.json").is_file():
-            report.notes.append("The folder has no tokenizer. Use --config with a folder or name that has one.")
-
-
 def convert_checkpoint(options: ConvertOptions) -> None:
     """Convert, and print sizes and hashes."""
-    names = ("vision_model", "language_model", "num_mapper_heads")
-    clipcap: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
-    report = convert(
-        options.source,
-        options.output,
-        revision=options.revision,
-        config=options.config,
-        image_size=options.image_size,
-        with_code=options.with_code,
-        normalize_image_embeds=options.normalize_image_embeds,
-        stop_at_period=options.stop_at_period,
-        **clipcap,
-    )
+    values = {name: value for name, value in vars(options).items() if value is not None}
+    report = convert(**{name: value for name, value in values.items() if name not in ("json", "traceback")})
     print(json.dumps(asdict(report)) if options.json else "\n".join(report.lines()))
