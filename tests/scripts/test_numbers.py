@@ -73,14 +73,8 @@ def test_a_finding_may_compare_two_runs_seed_by_seed():
         rows = [{"name": "A", "x": {"values": list(values)}}]
         return {"seeds": list(seeds), "rows": rows, "world": world_version()}
 
-    compare = {
-        "what": "x",
-        "run": "one",
-        "second_run": "other",
-        "first": "rows/A/x",
-        "second": "rows/A/x",
-        "expect": ">",
-    }
+    compare = {"what": "x", "run": "one", "second_run": "other", "expect": ">"}
+    compare |= {"first": "rows/A/x", "second": "rows/A/x"}
     finding = {"claim": "More", "compare": [compare], "why": "So."}
     page = {"smile": {"title": "S", "intro": "I", "findings": [finding]}}
 
@@ -130,19 +124,10 @@ def test_a_mean_over_captions_has_an_interval():
 
 
 def test_a_comparison_waits_for_the_column_of_a_new_run():
-    old = {
-        "seeds": [0, 1],
-        "world": "2",
-        "rows": [{"name": n, "length": {"values": [v, v + 0.1]}} for n, v in (("a", 2.0), ("b", 1.0))],
-    }
-    compare = {
-        "what": "words",
-        "run": "r",
-        "first": "rows/a/words",
-        "second": "rows/b/words",
-        "expect": ">",
-        "pending": True,
-    }
+    rows = [{"name": n, "length": {"values": [v, v + 0.1]}} for n, v in (("a", 2.0), ("b", 1.0))]
+    old = {"seeds": [0, 1], "world": "2", "rows": rows}
+    compare = {"what": "words", "run": "r", "expect": ">", "pending": True}
+    compare |= {"first": "rows/a/words", "second": "rows/b/words"}
     page = {"smile": {"title": "T", "intro": "", "findings": [{"claim": "c", "compare": [compare], "why": "w"}]}}
     assert "Its runs are not finished." in findings.pages({"r": old}, page)["findings_smile.md"]
     for row, value in zip(old["rows"], (3.0, 1.0), strict=True):

@@ -79,18 +79,7 @@ def test_markdown_shows_what_is_missing():
 
 
 def test_recorded_command_omits_absolute_runs_dir():
-    words = [
-        "smile_blip",
-        "--runs_dir",
-        "outputs/a",
-        "--runs_dir",
-        "/somewhere/b",
-        "--seeds",
-        "0",
-        "--",
-        "--config",
-        "c",
-    ]
-    assert _of_any_machine(words) == ["smile_blip", "--runs_dir", "outputs/a", "--seeds", "0", "--", "--config", "c"]
+    words = "smile_blip --runs_dir outputs/a --runs_dir /somewhere/b --seeds 0 -- --config c".split()
+    assert _of_any_machine(words) == "smile_blip --runs_dir outputs/a --seeds 0 -- --config c".split()
     assert _of_any_machine(["--runs_dir"]) == ["--runs_dir"]
     assert _of_any_machine(["x", "--runs_dir=/b", "--runs_dir=b"]) == ["x", "--runs_dir=b"]

@@ -74,10 +74,7 @@ IN_SMALL = {
     ("discritune/scenes/tables", "5 hard"): ("discritune/table12/coco-5-hard", DISCRITUNE),
     ("discritune/scenes/tables", "10 hard"): ("discritune/table12/coco-10-hard", DISCRITUNE),
     ("discritune/scenes/tables", "sampled"): ("discritune/coco", DISCRITUNE | {"do_sample": True}),
-    ("discritune/scenes/tables", "sampled, no baseline"): (
-        "discritune/table8/none",
-        DISCRITUNE | {"do_sample": True},
-    ),
+    ("discritune/scenes/tables", "sampled, no baseline"): ("discritune/table8/none", DISCRITUNE | {"do_sample": True}),
     **{
         (f"self_retrieval_{model}/scenes", variant): (paper, NDLB | WHOLE | differs)
         for model in ("blip", "clipcap")

@@ -203,10 +203,7 @@ SELF_RETRIEVAL = {
     "discritune/table12/coco-10-hard": DISCRITUNE | HARD | {"hard": 10},
     **{
         f"discritune/table12/{data}-{row}": EVALUATION | settings | ({} if start is None else {"start": start})
-        for data, settings in (
-            ("conceptual", CONCEPTUAL),
-            ("flickr", {"data": FLICKR}),
-        )
+        for data, settings in (("conceptual", CONCEPTUAL), ("flickr", {"data": FLICKR}))
         for row, start in (
             ("clipcap", None),
             ("discritune", "outputs/discritune/coco/model"),
