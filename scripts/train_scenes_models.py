@@ -149,7 +149,7 @@ def gpt2_config(tokenizer: BertTokenizer, *, positions: int) -> GPT2Config:
 
 def random_caption(rng: np.random.Generator, facts: Facts, verbosity: tuple[float, float] = (0.3, 3.0)) -> str:
     """A caption of any verbosity in any style."""
-    how = {"verbosity": float(rng.uniform(*verbosity))}  # drawn in this order
+    how: dict[str, Any] = {"verbosity": float(rng.uniform(*verbosity))}  # drawn in this order
     how |= {"setting_first": bool(rng.random() < 0.3), "alt_text": bool(rng.random() < 0.2)}
     return annotate(rng, facts, Annotator(generic=0.1, **how))
 

@@ -482,9 +482,9 @@ class BoostStage(Stage):
 
     def __call__(self, rows: range) -> list[dict[str, Any]]:
         names = ("attempts", "max_words", "rows_at_once", "max_failures", "retry_quarantined")
-        options: dict[str, Any] = {name: getattr(self.options, name) for name in names}
+        options: dict[str, Any] = {name: getattr(self.options, name) for name in names} | self._backends
         options |= {"rows": rows, "exact_facts": self.options.dataset == "scenes"}
-        return boost_shard(self._dataset, self.options.output, **self._backends, **options)
+        return boost_shard(self._dataset, self.options.output, **options)
 
 
 def _reopen_shards(shards: ShardFolder, retry_quarantined: bool) -> None:

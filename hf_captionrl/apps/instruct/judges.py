@@ -94,7 +94,7 @@ def relative_scores(ratings: Sequence[Rating], *, num_resamples: int = 1000, see
         result[name] = math.fsum(above) / math.fsum(below)
         questions = [r.question_id for r in mine]
         if len(set(questions)) > 1:
-            settings = {"groups": questions, "num_resamples": num_resamples, "seed": seed}
+            settings: dict[str, Any] = {"groups": questions, "num_resamples": num_resamples, "seed": seed}
             result[f"{name}_ci"] = bootstrap_interval(above, weights=below, **settings)
     of_question: dict[str, dict[bool, list[float]]] = {}
     for rating in ratings:
@@ -299,7 +299,7 @@ class FileJudge(Judge):
         self.name = Path(path).name
         self._rows: list[tuple[str, Rating]] = []
         for number, row in read_jsonl(path):
-            values = row if isinstance(row, dict) else {}
+            values: dict[str, Any] = row if isinstance(row, dict) else {}
             scores, first = [values.get("candidate"), values.get("reference")], values.get("candidate_first", True)
             fair = all(type(score) in (int, float) and WORST <= score <= BEST for score in scores)
             if not fair or not isinstance(first, bool) or not {"model", "question_id"} <= values.keys():
@@ -307,7 +307,7 @@ class FileJudge(Judge):
                     f"Line {number} of {self.name} is not a rating: {row!r:.80}. Write model, question_id, candidate and "
                     "reference, scores from 1 to 10."
                 )
-            self._rows.append((str(row["model"]), Rating(str(row["question_id"]), "", *scores, first)))
+            self._rows.append((str(row["model"]), Rating(str(row["question_id"]), "", scores[0], scores[1], first)))
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
         category = {question.question_id: question.category for question in questions}

@@ -374,7 +374,7 @@ def render_study_page(
         small = image_of(image_id).copy()
         small.thumbnail((max_side, max_side))
         pictures.append(embedded_image(small))
-    shared = {"kind": kind, "part": part, "pictures": pictures}
+    shared: dict[str, Any] = {"kind": kind, "part": part, "pictures": pictures}
     return render_html(
         TEMPLATES,
         "study",
