@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle  # for the name of its error # nosec B403
@@ -10,7 +9,6 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -119,55 +117,46 @@ def convert(
             )
         place = found[0]
     report = Report("tensors", source, str(output))
-    if output.suffix == ".safetensors":  # the tensors of one file under their names
-        if not place.is_file():
-            raise ValueError(f"{str(output)!r} is a file, but {source!r} is a folder. Use a folder as output.")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
-            _unpickle(place, Path(scratch) / output.name, report)
-            (Path(scratch) / output.name).rename(output)
-        report.written = [FileRecord.of(output)]
-        return report
-    with _new_folder(output) as folder:
-        if place.is_dir():
-            _write_folder(place, folder, report, with_code)
+    is_file = output.suffix == ".safetensors"  # the tensors of one file under their names
+    if is_file and not place.is_file():
+        raise ValueError(f"{str(output)!r} is a file, but {source!r} is a folder. Use a folder as output.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
+        new = Path(scratch) / output.name  # gets its place when it is complete
+        if is_file:
+            _unpickle(place, new, report)
         else:
-            like = None
-            if config is not None:
-                like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                safe = Path(scratch) / "tensors.safetensors"
-                _unpickle(place, safe, report)
-                write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
-            if like is not None and report.kind != "ClipCap captioner":
-                report.copied = _copy(like, folder)
-            if not (folder / "tokenizer_config.json").is_file():
-                report.notes.append("The folder has no tokenizer. Use --config with a folder or name that has one.")
-        if with_code:
-            export_code(folder)
-            report.notes.append(
-                "The folder contains ClipCap's code, which transformers loads with trust_remote_code=True."
-            )
-        if not report.written:
-            report.written = [FileRecord.of(path) for path in sorted(folder.glob("*.safetensors"))]
+            new.mkdir()
+            if place.is_dir():
+                _write_folder(place, new, report, with_code)
+            else:
+                _write_checkpoint(place, new, report, config, image_size, clipcap)
+            if with_code:
+                export_code(new)
+                report.notes.append(
+                    "The folder contains ClipCap's code, which transformers loads with trust_remote_code=True."
+                )
+        report.written = [FileRecord.of(path) for path in ([new] if is_file else sorted(new.glob("*.safetensors")))]
+        if output.is_dir():
+            output.rmdir()
+        new.rename(output)
     return report
 
 
-@contextlib.contextmanager
-def _new_folder(output: Path) -> Iterator[Path]:
-    """A folder that gets its name when it is complete, and is removed on an error."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    try:
-        yield folder
-        mask = os.umask(0)
-        os.umask(mask)
-        folder.chmod(0o777 & ~mask)
-        if output.is_dir():
-            output.rmdir()
-        folder.rename(output)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _write_checkpoint(
+    place: Path, folder: Path, report: Report, config: str | None, image_size: int | None, clipcap: dict[str, Any]
+) -> None:
+    """A file of published code: tensors renamed, with a configuration."""
+    like = None
+    if config is not None:
+        like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
+    safe = folder.parent / "tensors.safetensors"
+    _unpickle(place, safe, report)
+    write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
+    if like is not None and report.kind != "ClipCap captioner":
+        report.copied = _copy(like, folder)
+    if not (folder / "tokenizer_config.json").is_file():
+        report.notes.append("The folder has no tokenizer. Use --config with a folder or name that has one.")
 
 
 def _downloaded(name: str, revision: str | None, *, with_weights: bool) -> Path:
