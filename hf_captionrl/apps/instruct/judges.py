@@ -300,7 +300,8 @@ class FileJudge(Judge):
         self._rows: list[tuple[str, Rating]] = []
         for number, row in read_jsonl(path):
             values: dict[str, Any] = row if isinstance(row, dict) else {}
-            scores, first = [values.get("candidate"), values.get("reference")], values.get("candidate_first", True)
+            scores: list[Any] = [values.get("candidate"), values.get("reference")]
+            first = values.get("candidate_first", True)
             fair = all(type(score) in (int, float) and WORST <= score <= BEST for score in scores)
             if not fair or not isinstance(first, bool) or not {"model", "question_id"} <= values.keys():
                 raise ValueError(
