@@ -92,12 +92,7 @@ def generated_pages() -> dict[str, str]:
 @functools.cache
 def full_table(run: str) -> str:
     """The table of a result with all its columns, and what made it."""
-    from hf_captionrl.metrics.columns import (
-        MORE_REFERENCES_COLUMNS,
-        REWARD_COLUMNS,
-        SAMPLE_COLUMNS,
-        table_columns,
-    )
+    from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, table_columns
     from scripts.reproduction.runs import with_rows
     from scripts.run_seeds import to_markdown
 

@@ -40,10 +40,7 @@ COLUMNS: dict[str, str] = {
 
 
 def digest_split(rows: datasets.Dataset) -> dict[str, str]:
-    """Digests of what a split says, and of its pixels.
-
-    Returns `texts`, the same on every machine; and `pixels`, the same for one version of Pillow.
-    """
+    """Digests of what a split says (`texts`, the same on every machine), and of its `pixels` (for one version of Pillow)."""
     texts, pixels = hashlib.sha256(), hashlib.sha256()
     for row in rows.remove_columns("image"):
         texts.update(json.dumps(row, sort_keys=True).encode())
@@ -84,18 +81,11 @@ def export(folder: Path, dataset_id: str) -> Path:
         tags=["image-captioning", "hf_captionrl", "synthetic"],
         configs=[{"config_name": name, "data_files": files(name)} for name in CONFIGURATIONS],
     )
-    card = render_template(
-        "scenes.md",
-        metadata=metadata.to_yaml(),
-        dataset_id=dataset_id,
-        first=next(iter(CONFIGURATIONS)),
-        revision="main",
-        rows=sum(entry["rows"] for entry in digests["splits"]),
-        splits=digests["splits"],
-        columns=COLUMNS,
-        command=f"python scripts/export_scenes.py --dataset_id {dataset_id}",
-        world_version=WORLD_VERSION,
-    )
+    splits, command = digests["splits"], f"python scripts/export_scenes.py --dataset_id {dataset_id}"
+    values = {"dataset_id": dataset_id, "command": command, "columns": COLUMNS, "world_version": WORLD_VERSION}
+    values |= {"first": next(iter(CONFIGURATIONS)), "revision": "main", "metadata": metadata.to_yaml()}
+    rows = sum(entry["rows"] for entry in splits)
+    card = render_template("scenes.md", rows=rows, splits=splits, **values)
     check_card(card)
     atomic_write_text(folder / "README.md", card)
     return folder / "README.md"

@@ -16,14 +16,7 @@ from typing import Any
 from hf_captionrl.apps.experiments.arguments import read_yaml
 from scripts.reproduction.findings import verdicts_of, verdicts_of_row
 from scripts.reproduction.numbers import look_up
-from scripts.reproduction.real import (
-    columns_of,
-    is_embedded,
-    needs_of,
-    preset_names,
-    result_path,
-    settings_of,
-)
+from scripts.reproduction.real import columns_of, is_embedded, needs_of, preset_names, result_path, settings_of
 from scripts.reproduction.runs import Run
 
 ROOT = Path(__file__).resolve().parents[1]

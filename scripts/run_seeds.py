@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,7 @@ BEST_ALPHA = "SLE (best alpha)"
 
 
 def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Mean and standard error over seeds of every number of every row.
-
-    A number becomes `{"mean", "standard_error", "values"}`; with one seed, the standard error is None.
-    """
+    """Every number of every row as `{"mean", "standard_error", "values"}` over seeds; with one seed, the error is None."""
     names = [[row["name"] for row in rows] for rows in runs]
     if any(other != names[0] for other in names):
         raise ValueError(f"The runs have different rows: {names}. Run all seeds with the same arguments.")
@@ -51,10 +49,9 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def aggregate_curves(
     runs: Sequence[Mapping[str, Sequence[Mapping[str, float]]]], x: str = "step"
 ) -> dict[str, list[dict[str, Any]]]:
-    """Mean and standard error over seeds of every point of every curve.
+    """The points of every curve by row name, each with its `x` and what [`aggregate`] makes of its numbers.
 
-    Maps row names to points; a point has its `x` and, by key, what [`aggregate`] has of a number. Points that not every
-    seed has are left out, and so are rows without a common point.
+    Points that not every seed has are left out, and so are rows without a common point.
     """
     found = {}
     for name in dict.fromkeys(name for run in runs for name in run):
@@ -73,10 +70,7 @@ def aggregate_curves(
 def of_best_alpha(
     runs: Sequence[Sequence[dict[str, Any]]], samples: Sequence[Mapping[str, Any]]
 ) -> list[list[dict[str, Any]]]:
-    """The rows of each seed, with the one that the validation split chose repeated under a name of its own.
-
-    Without that row if a seed chose none.
-    """
+    """The rows of each seed, with the one that the validation split chose again as BEST_ALPHA, if every seed chose one."""
     chosen = [(sampled.get("best_alpha") or {}).get("name") for sampled in samples]
     if None in chosen:
         return [list(of_seed) for of_seed in runs]
@@ -123,13 +117,8 @@ def _cell(mean: float, error: float | None, digits: int) -> str:
 
 def _of_any_machine(words: Sequence[str]) -> list[str]:
     """Arguments without an absolute folder of runs."""
-    said = list(words)
-    for at in reversed([i for i, word in enumerate(said[:-1]) if word == "--runs_dir"]):
-        if Path(said[at + 1]).is_absolute():
-            del said[at : at + 2]
-    return [
-        word for word in said if not (word.startswith("--runs_dir=") and Path(word.partition("=")[2]).is_absolute())
-    ]
+    text = re.sub(r"\0--runs_dir[=\0]/[^\0]*", "", "\0".join(["", *words]))
+    return text.split("\0")[1:]
 
 
 def main() -> None:
@@ -160,13 +149,8 @@ def main() -> None:
     again = " ".join(["python", "scripts/run_seeds.py", *_of_any_machine(sys.argv[1:])])
     # Seeds may have been run days apart, so each result contains its revision.
     revisions = [run["versions"].get("git_revision") for run in runs]
-    record = {
-        "rows": rows,
-        "seeds": args.seeds,
-        "command": again,
-        "versions": runs[0]["versions"],
-        "revisions": revisions,
-    }
+    record = {"rows": rows, "seeds": args.seeds, "command": again}
+    record |= {"versions": runs[0]["versions"], "revisions": revisions}
     if all(run.get("learning_curves") for run in runs):
         record["learning_curves"] = aggregate_curves([run["learning_curves"] for run in runs])
         record["guard"] = guard_steps(runs)

@@ -135,33 +135,23 @@ def make_tokenizer(max_length: int, **special: str) -> BertTokenizer:
         return BertTokenizer(str(file), model_max_length=max_length, do_lower_case=True, **special)
 
 
-def gpt2_config(tokenizer: BertTokenizer, *, positions: int, layers: int) -> GPT2Config:
+def special_ids(tokenizer: BertTokenizer) -> dict[str, Any]:
+    """The special tokens of a text model."""
+    ids = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
+    return {**ids, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
+
+
+def gpt2_config(tokenizer: BertTokenizer, *, positions: int) -> GPT2Config:
     """A tiny GPT-2 without dropout."""
-    return GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=positions,
-        n_embd=HIDDEN,
-        n_layer=layers,
-        n_head=HEADS,
-        n_inner=MLP,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=tokenizer.cls_token_id,
-        eos_token_id=tokenizer.sep_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    sizes = {"n_positions": positions, "n_embd": HIDDEN, "n_layer": 2, "n_head": HEADS, "n_inner": MLP}
+    return GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **special_ids(tokenizer))
 
 
 def random_caption(rng: np.random.Generator, facts: Facts, verbosity: tuple[float, float] = (0.3, 3.0)) -> str:
     """A caption of any verbosity in any style."""
-    annotator = Annotator(
-        float(rng.uniform(*verbosity)),
-        generic=0.1,
-        setting_first=bool(rng.random() < 0.3),
-        alt_text=bool(rng.random() < 0.2),
-    )
-    return annotate(rng, facts, annotator)
+    how: dict[str, Any] = {"verbosity": float(rng.uniform(*verbosity))}  # drawn in this order
+    how |= {"setting_first": bool(rng.random() < 0.3), "alt_text": bool(rng.random() < 0.2)}
+    return annotate(rng, facts, Annotator(generic=0.1, **how))
 
 
 def make_optimizers(
@@ -203,10 +193,7 @@ def fit(
     after: Callable[[], object] | None = None,
     every: int = 100,
 ) -> tuple[list[float], int]:
-    """The training loop of every model here.
-
-    Returns the losses, and CPU seconds.
-    """
+    """The training loop of every model here; returns the losses, and CPU seconds."""
     schedulers = [one_cycle(optimizer, steps) for optimizer in optimizers]
     clipped = list(clipped)
     start = time.process_time()
@@ -240,10 +227,7 @@ def augment(pixels: Tensor, rng: np.random.Generator, largest: int = 2) -> Tenso
 
 
 def _in_cells(scenes: list[Scene]) -> dict[str, Tensor]:
-    """Kind, colour and orientation of the thing in each cell.
-
-    Indices `(B, 9)`; in an empty cell `second`, the kind, is 0, and the others are -100.
-    """
+    """Kind (`second`), colour and orientation of the thing in each cell `(B, 9)`: 0 and -100, -100 in an empty one."""
     found = {"second": torch.zeros(len(scenes), 9, dtype=torch.long)}
     found |= {name: torch.full((len(scenes), 9), -100) for name in ("colour", "orientation")}
     for row, scene in enumerate(scenes):
@@ -292,14 +276,8 @@ def learn_facts(
         return torch.stack(seen).sum()
 
     start = time.process_time()
-    fit(
-        "facts",
-        steps,
-        loss_of,
-        make_optimizers(tower, 2e-3, 0.01, heads, cells),
-        clipped=tower.parameters(),
-        every=250,
-    )
+    optimizers = make_optimizers(tower, 2e-3, 0.01, heads, cells)
+    fit("facts", steps, loss_of, optimizers, clipped=tower.parameters(), every=250)
     scenes, pixels = ScenePool(10_000 + seed, 250).take(np.arange(1000))
     with torch.no_grad():
         out = tower(pixel_values=pixels)
@@ -312,6 +290,12 @@ def learn_facts(
     log["fact_accuracy"] = {n: round(a, 4) for n, a in accuracy.items()}
     log["facts_cpu_s"] = round(time.process_time() - start)
     print(log, flush=True)
+
+
+def save(name: str, *parts: Any) -> None:
+    """Write a model and its processor."""
+    for part in parts:
+        part.save_pretrained(CHECKPOINTS / name)
 
 
 _TEXT_LENGTH = 40
@@ -327,14 +311,7 @@ def swap_objects(facts: Facts) -> Facts:
 def _towers(tokenizer: Any, width: int, mlp: int, heads: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Configurations of the text and the vision tower."""
     shared = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": 2, "num_attention_heads": heads}
-    text = {
-        **shared,
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": _TEXT_LENGTH,
-        "bos_token_id": tokenizer.cls_token_id,
-        "eos_token_id": tokenizer.sep_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    text = {**shared, **special_ids(tokenizer), "max_position_embeddings": _TEXT_LENGTH}
     return text, {**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH}
 
 
@@ -371,9 +348,7 @@ def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> di
         "clip", steps, loss_of, optimizers, clipped=model.parameters(), after=bound_scale
     )
     image_processor = CLIPImageProcessor(size=_SIZE, do_center_crop=False, image_mean=MEAN, image_std=STD)
-    folder = CHECKPOINTS / name
-    model.half().save_pretrained(folder)  # scorers are read in fp32 whatever their file holds
-    CLIPProcessor(image_processor, tokenizer).save_pretrained(folder)
+    save(name, model.half(), CLIPProcessor(image_processor, tokenizer))  # scorers are read in fp32
     return log
 
 
@@ -435,9 +410,7 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
 
     _, log["contrastive_cpu_s"] = fit("siglip", steps, loss_of, optimizers, clipped=model.parameters())
     image_processor = SiglipImageProcessor(size=_SIZE, image_mean=MEAN, image_std=STD)
-    folder = CHECKPOINTS / name
-    model.half().save_pretrained(folder)
-    SiglipProcessor(image_processor, tokenizer).save_pretrained(folder)
+    save(name, model.half(), SiglipProcessor(image_processor, tokenizer))
     return log
 
 
@@ -445,8 +418,7 @@ def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
     """Train a tiny GPT-2 on true captions of every verbosity; it measures fluency by perplexity."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(64, bos_token="[CLS]", eos_token="[SEP]")
-    config = gpt2_config(tokenizer, positions=64, layers=2)
-    model = GPT2LMHeadModel(config)
+    model = GPT2LMHeadModel(gpt2_config(tokenizer, positions=64))
     rng = np.random.default_rng((seed, 2))
     optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)]
 
@@ -457,31 +429,12 @@ def train_language_model(name: str, seed: int, steps: int) -> dict[str, Any]:
         return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
 
     losses, seconds = fit("lm", steps, loss_of, optimizers)
-    folder = CHECKPOINTS / name
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return {
-        "stage": "language-model",
-        "name": name,
-        "seed": seed,
-        "steps": steps,
-        "last_loss": round(losses[-1], 4),
-        "cpu_s": seconds,
-    }
+    save(name, model, tokenizer)
+    log = {"stage": "language-model", "name": name, "seed": seed, "steps": steps}
+    return log | {"last_loss": round(losses[-1], 4), "cpu_s": seconds}
 
 
-_SEEN_FACTS = (
-    "kind",
-    "colour",
-    "size",
-    "position",
-    "background",
-    "pattern",
-    "weather",
-    "time",
-    "second",
-    "second_colour",
-)
+_SEEN_FACTS = tuple("kind colour size position background pattern weather time second second_colour".split())
 """Facts that the captioner's tower is taught. It learns count, orientation and relation from captions, or not at all."""
 
 
@@ -505,29 +458,13 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
     """Train a tiny BLIP: facts first, then maximum likelihood on annotators' captions of fresh scenes, tower frozen."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(48)
-    shared: dict[str, Any] = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": MLP,
-        "num_hidden_layers": 2,
-        "num_attention_heads": HEADS,
-    }
-    config = BlipConfig(
-        text_config={
-            **shared,
-            "vocab_size": len(tokenizer),
-            "encoder_hidden_size": HIDDEN,
-            "max_position_embeddings": 48,
-            "bos_token_id": tokenizer.convert_tokens_to_ids("[DEC]"),
-            "eos_token_id": tokenizer.sep_token_id,
-            "sep_token_id": tokenizer.sep_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-            "label_smoothing": 0.0,
-        },
-        # BLIP's own default, 1e-10, leaves all positions alike: a tower trained from nothing then never learns where.
-        vision_config={**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH, "initializer_range": 0.02},
-        projection_dim=HIDDEN,
-        image_text_hidden_size=HIDDEN,
-    )
+    text, vision = _towers(tokenizer, HIDDEN, MLP, HEADS)
+    text |= {"encoder_hidden_size": HIDDEN, "max_position_embeddings": 48, "label_smoothing": 0.0}
+    text |= {"bos_token_id": tokenizer.convert_tokens_to_ids("[DEC]"), "sep_token_id": tokenizer.sep_token_id}
+    # BLIP's own default, 1e-10, leaves all positions alike: a tower trained from nothing then never learns where.
+    vision["initializer_range"] = 0.02
+    widths = {"projection_dim": HIDDEN, "image_text_hidden_size": HIDDEN}
+    config = BlipConfig(text_config=text, vision_config=vision, **widths)
     model = BlipForConditionalGeneration(config)
     log: dict[str, Any] = {"stage": "captioner", "name": name, "seed": seed, "fact_steps": fact_steps, "steps": steps}
     pool = ScenePool(seed, NUM_GROUPS)
@@ -553,15 +490,9 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
         ).loss
 
     losses, seconds = fit("blip", steps, loss_of, optimizers, clipped=model.parameters())
-    log |= {"last_loss": round(float(np.mean(losses[-100:])), 4), "mle_cpu_s": seconds}
-    image_processor = BlipImageProcessor(
-        size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, image_mean=MEAN, image_std=STD
-    )
-    folder = CHECKPOINTS / name
-    model.requires_grad_(True)
-    model.save_pretrained(folder)
-    BlipProcessor(image_processor, tokenizer).save_pretrained(folder)
-    return log
+    image_processor = BlipImageProcessor(size=_SIZE, image_mean=MEAN, image_std=STD)
+    save(name, model.requires_grad_(True), BlipProcessor(image_processor, tokenizer))
+    return log | {"last_loss": round(float(np.mean(losses[-100:])), 4), "mle_cpu_s": seconds}
 
 
 def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any]:
@@ -574,9 +505,8 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
     scorer = CLIPModel.from_pretrained(CHECKPOINTS / tower, use_safetensors=True, dtype=torch.float32)
     vision_config = scorer.config.vision_config
     vision_config.projection_dim = scorer.config.projection_dim
-    config = ClipCapConfig(
-        vision_config, gpt2_config(tokenizer, positions=52, layers=2), prefix_length=5, normalize_image_embeds=True
-    )
+    text_config = gpt2_config(tokenizer, positions=52)
+    config = ClipCapConfig(vision_config, text_config, prefix_length=5, normalize_image_embeds=True)
     model = ClipCapForConditionalGeneration(config)
     encoder = model.vision_tower.encoder
     encoder.vision_model.load_state_dict(scorer.vision_model.state_dict())
@@ -589,31 +519,15 @@ def train_clipcap(name: str, seed: int, tower: str, steps: int) -> dict[str, Any
 
     def loss_of() -> Tensor:
         rows, batch = _annotated(pool, rng, tokenizer)
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-        return model(
-            pixel_values=pool.take(rows)[1],
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            labels=labels,
-        ).loss
+        return model(pixel_values=pool.take(rows)[1], **inputs, labels=labels).loss
 
     losses, seconds = fit("clipcap", steps, loss_of, optimizers, clipped=model.parameters())
-    image_processor = CLIPImageProcessor(
-        size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}, do_center_crop=False, image_mean=MEAN, image_std=STD
-    )
-    folder = CHECKPOINTS / name
-    model.requires_grad_(True)
-    model.save_pretrained(folder)
-    ClipCapProcessor(image_processor, tokenizer).save_pretrained(folder)
-    return {
-        "stage": "clipcap",
-        "name": name,
-        "seed": seed,
-        "tower": tower,
-        "steps": steps,
-        "last_loss": round(float(np.mean(losses[-100:])), 4),
-        "mle_cpu_s": seconds,
-    }
+    image_processor = CLIPImageProcessor(size=_SIZE, do_center_crop=False, image_mean=MEAN, image_std=STD)
+    save(name, model.requires_grad_(True), ClipCapProcessor(image_processor, tokenizer))
+    log = {"stage": "clipcap", "name": name, "seed": seed, "tower": tower, "steps": steps}
+    return log | {"last_loss": round(float(np.mean(losses[-100:])), 4), "mle_cpu_s": seconds}
 
 
 BASE = "blip-mle"
@@ -635,26 +549,16 @@ def train_adapter(name: str, seed: int, checkpoints: Path) -> dict[str, Any]:
         # One thread, so that the result is the same everywhere.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, env=environment)
-        keep_adapter(Path(folder) / "model", checkpoints / name)
-    return {
-        "stage": "adapter",
-        "name": name,
-        "seed": seed,
-        "base_model": BASE,
-        "recipe": f"recipes/{recipe}.py --row {row}",
-        "seconds": round(time.perf_counter() - start),
-    }
-
-
-def keep_adapter(source: Path, target: Path) -> None:
-    """Copy an adapter beside its base model, and let it say so."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in _SHIPPED:
-        shutil.copyfile(source / file, target / file)
+        target = checkpoints / name
+        target.mkdir(parents=True, exist_ok=True)
+        for file in _SHIPPED:
+            shutil.copyfile(Path(folder) / "model" / file, target / file)
     config = json.loads((target / "adapter_config.json").read_text(encoding="utf-8"))
     # The package may lie anywhere, so the base model is found from the adapter's own folder.
     config["base_model_name_or_path"] = f"../{BASE}"
     write_json(target / "adapter_config.json", config)
+    log = {"stage": "adapter", "name": name, "seed": seed, "base_model": BASE}
+    return log | {"recipe": f"recipes/{recipe}.py --row {row}", "seconds": round(time.perf_counter() - start)}
 
 
 def measure(name: str) -> dict[str, float]:
@@ -663,22 +567,21 @@ def measure(name: str) -> dict[str, float]:
     folder = str(CHECKPOINTS / name)
     full = list(test["full_caption"])
     references = [row[2] for row in test["captions"]]
+
+    def suite(scorer: Any, captions: list[str], **more: Any) -> dict[str, Any]:
+        more |= {"bags": {size: bags(list(test["bag_id"]), size) for size in BAG_SIZES}}
+        text, images = scorer.text_features(captions), scorer.image_features(list(test["image"]))
+        return smile_suite(captions, text_features=text, image_features=images, **more)
+
     if name in ("clip-reward", "siglip-held-out"):
         scorer = load_scorer(folder)
-        images = scorer.image_features(list(test["image"]))
-        numbers: dict[str, float] = {}
-        for kind, captions in {"full_caption": full, "reference": references}.items():
-            text = scorer.text_features(captions)
-            row = smile_suite(
-                captions,
-                text_features=text,
-                image_features=images,
-                bags={size: bags(list(test["bag_id"]), size) for size in BAG_SIZES},
-            )
-            numbers |= {
-                f"{kind}_{key}": row[key] for key in row if key.endswith("recall_at_1") and row[key] is not None
-            }
-        return numbers
+        rows = {"full_caption": suite(scorer, full), "reference": suite(scorer, references)}
+        return {
+            f"{kind}_{key}": value
+            for kind, row in rows.items()
+            for key, value in row.items()
+            if key.endswith("recall_at_1") and value is not None
+        }
     if name.startswith("gpt2"):
         model = GPT2LMHeadModel.from_pretrained(folder, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -690,16 +593,8 @@ def measure(name: str) -> dict[str, float]:
         }
     captioner = load_captioner(folder, dtype=torch.float32)
     captions = generate_captions(captioner, list(test["image"]), batch_size=250, num_beams=1, max_new_tokens=30)
-    held_out_scorer = load_scorer(str(CHECKPOINTS / "siglip-held-out"))
-    row = smile_suite(
-        captions,
-        text_features=held_out_scorer.text_features(captions),
-        image_features=held_out_scorer.image_features(list(test["image"])),
-        bags={size: bags(list(test["bag_id"]), size) for size in BAG_SIZES},
-        facts=list(test["facts"]),
-        check=check,
-        references=list(test["captions"]),
-    )
+    truth = {"facts": list(test["facts"]), "check": check, "references": list(test["captions"])}
+    row = suite(load_scorer(str(CHECKPOINTS / "siglip-held-out")), captions, **truth)
     lengths = [len(c.split()) for group in test["captions"] for c in group]
     return {
         "length": row["length"],
@@ -740,14 +635,9 @@ def write_card(entry: dict[str, Any]) -> None:
     """Write a checkpoint's model card from its log."""
     settings = [f"- {key}: {v}" for key, v in entry.items() if key not in ("name", "stage", "measured", "command")]
     measured = [f"- {key}: {value:.4f}" for key, value in entry["measured"].items()]
-    card = CARD.format(
-        name=entry["name"],
-        what=MODELS[entry["name"]],
-        command=entry["command"],
-        settings="\n".join(settings),
-        measured="\n".join(measured),
-        tokens=len(vocabulary()),
-    )
+    lists = {"settings": "\n".join(settings), "measured": "\n".join(measured)}
+    about = {"name": entry["name"], "what": MODELS[entry["name"]], "command": entry["command"]}
+    card = CARD.format(**about, **lists, tokens=len(vocabulary()))
     (CHECKPOINTS / entry["name"] / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -24,32 +24,24 @@ from hf_captionrl.data.options import DatasetOptions
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.io import write_json, write_jsonl
 
-MOST_FACTS = 2
-"""Facts in which an image of a kept bag may differ from the query."""
-
 MODELS = ("scenes:blip-mle", "scenes:clipcap-mle")
 
 
 def is_kept(facts: Sequence[Mapping[str, Any]]) -> bool:
     """The script's rule."""
     query = facts[0]
-    return all(1 <= sum(other[name] != query[name] for name in query) <= MOST_FACTS for other in facts[1:])
+    return all(1 <= sum(other[name] != query[name] for name in query) <= 2 for other in facts[1:])
 
 
-def decide_in_browser(
-    browser: Any, address: str, facts: Mapping[str, Mapping[str, Any]], limit: int | None = None
-) -> int:
+def decide_in_browser(browser: Any, address: str, facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Decide on every open bag by pressing keys."""
     count = "Number(document.getElementById('count').textContent.split(' ')[0])"
     total = "Number(document.getElementById('count').textContent.split(' ')[2])"
     browser.open(address)
-    done, number = browser.evaluate(f"[{count}, {total}]")
-    end = number if limit is None else min(done + limit, number)
-    for before in range(done, end):
+    for before in range(*browser.evaluate(f"[{count}, {total}]")):
         ids = browser.evaluate("[...document.querySelectorAll('#images code')].map((code) => code.textContent)")
         browser.key("k" if is_kept([facts[i] for i in ids]) else "2")
         browser.wait(f"{count} === {before + 1}")
-    return int(end - done)
 
 
 def _run(*arguments: str) -> None:

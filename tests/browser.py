@@ -1,17 +1,13 @@
-"""Headless Chromium driven from outside, as a person would: over its DevTools protocol, with real keys and clicks.
-
-No WebSocket library is among the dependencies, so the few lines of RFC 6455 that are needed stand here.
-"""
+"""Headless Chromium driven from outside, as a person would: over its DevTools protocol, with real keys and clicks."""
 
 import base64
 import contextlib
 import json
 import os
-import re
-import secrets
+import select
 import shutil
-import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -19,7 +15,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0"
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-pipe"
 ).split()
 NOWHERE_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
 """Every other host, by name or address, is unknown to the browser."""
@@ -27,60 +23,13 @@ _CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Escape": 27, "Enter": 13, "Tab": 9
 _TIMEOUT_S = 60
 
 
-class WebSocket:
-    """A client's end of a WebSocket that carries text."""
-
-    def __init__(self, url):
-        found = re.fullmatch(r"ws://([^:/]+):(\d+)(/.*)", url)
-        if found is None:
-            raise ValueError(f"{url!r} is not the address of a WebSocket")
-        host, port, path = found.groups()
-        self._socket = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
-        key = base64.b64encode(secrets.token_bytes(16)).decode()
-        self._socket.sendall(
-            f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-        )
-        self._stream = self._socket.makefile("rb")
-        if b" 101 " not in self._stream.readline():
-            raise ConnectionError("the browser refused the WebSocket")
-        while self._stream.readline().strip():
-            pass
-
-    def send(self, text):
-        """Send one message; a client must mask what it sends."""
-        data, mask = text.encode(), secrets.token_bytes(4)
-        size = len(data)
-        if size < 126:
-            head = bytes([0x81, 0x80 | size])
-        elif size < 2**16:
-            head = bytes([0x81, 0x80 | 126]) + size.to_bytes(2, "big")
-        else:
-            head = bytes([0x81, 0x80 | 127]) + size.to_bytes(8, "big")
-        pad = (mask * (size // 4 + 1))[:size]
-        masked = (int.from_bytes(data, "big") ^ int.from_bytes(pad, "big")).to_bytes(size, "big")
-        self._socket.sendall(head + mask + masked)
-
-    def receive(self):
-        """The next message, put together from its frames."""
-        message = b""
-        while True:
-            first, second = self._stream.read(2)
-            size = second & 0x7F
-            if size >= 126:
-                size = int.from_bytes(self._stream.read(2 if size == 126 else 8), "big")
-            data = self._stream.read(size)
-            if first & 0x0F == 8:
-                raise ConnectionError("the browser closed the WebSocket")
-            if first & 0x0F in (0, 1):
-                message += data
-                if first & 0x80:
-                    return message.decode()
-
-    def close(self):
-        """Hang up."""
-        self._stream.close()
-        self._socket.close()
+# Chromium reads from descriptor 3 and writes to 4.
+_START = """
+import os, sys
+for given, number in zip(sys.argv[1:3], (3, 4)):
+    os.dup2(int(given), number)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Browser:
@@ -95,32 +44,29 @@ class Browser:
         self._profile = tempfile.mkdtemp(prefix="browser-")
         self.downloads = Path(self._profile, "downloads")
         self.downloads.mkdir()
-        command = [
-            CHROMIUM or "chromium",
-            *_FLAGS,
-            NOWHERE_ELSE,
-            f"--window-size={width},{height}",
-            f"--user-data-dir={self._profile}",
-            "about:blank",
-        ]
+        for_browser, self._to = os.pipe()
+        self._from, of_browser = os.pipe()
+        command = [CHROMIUM or "chromium", *_FLAGS, NOWHERE_ELSE, f"--window-size={width},{height}"]
+        command = [sys.executable, "-I", "-c", _START, str(for_browser), str(of_browser), *command]
         # A new group: the browser's many processes end with it.
         self._process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+            [*command, f"--user-data-dir={self._profile}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(for_browser, of_browser),
+            start_new_session=True,
         )
-        self._number = 0
+        os.close(for_browser)
+        os.close(of_browser)
+        self._unread, self._number = b"", 0
         self.events = []
         self._session = None
         try:
-            address = None
-            for line in self._process.stderr or ():
-                if found := re.search(r"DevTools listening on (ws://\S+)", line):
-                    address = found.group(1)
-                    break
-            if address is None:
-                raise RuntimeError("Chromium ended before it listened")
-            self._socket = WebSocket(address)
-            target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")["targetId"]
-            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            pages = []
+            while not pages:
+                pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
+            attached = self.call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)
+            self._session = attached["sessionId"]
             for domain in ("Page", "Runtime", "Log"):
                 self.call(f"{domain}.enable")
             self.call(
@@ -136,14 +82,24 @@ class Browser:
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session and not method.startswith("Browser."):
             message["sessionId"] = self._session
-        self._socket.send(json.dumps(message))
+        os.write(self._to, json.dumps(message).encode() + b"\0")
         while True:
-            answer = json.loads(self._socket.receive())
+            answer = self._receive()
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
                 return answer["result"]
             self.events.append(answer)
+
+    def _receive(self):
+        while b"\0" not in self._unread:
+            if not select.select([self._from], [], [], _TIMEOUT_S)[0]:
+                raise TimeoutError("Chromium is silent")
+            if not (data := os.read(self._from, 2**16)):
+                raise ConnectionError("Chromium ended")
+            self._unread += data
+        message, _, self._unread = self._unread.partition(b"\0")
+        return json.loads(message)
 
     def wait_for_event(self, method):
         """The parameters of the next event of a kind, also of one that came before and was not asked for."""
@@ -151,7 +107,7 @@ class Browser:
             for number, event in enumerate(self.events):
                 if event.get("method") == method:
                     return self.events.pop(number)["params"]
-            self.events.append(json.loads(self._socket.receive()))
+            self.events.append(self._receive())
 
     def open(self, url):
         """Go to an address, and wait until the page is there."""
@@ -231,10 +187,8 @@ class Browser:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, 9)
                 self._process.wait()
-        if hasattr(self, "_socket"):
-            self._socket.close()
-        if self._process.stderr:
-            self._process.stderr.close()
+        os.close(self._to)
+        os.close(self._from)
         shutil.rmtree(self._profile, ignore_errors=True)
 
     def __enter__(self):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
+import os
 import re
 import shlex
+import subprocess
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from hf_captionrl.captioners.loading import FAMILIES
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.cli.train import METHODS, _with_config
 
@@ -116,3 +122,142 @@ def test_a_broken_page_is_seen(tmp_path, capsys):
     assert broken_links(page) == ["nowhere.md", "#none"]
     with pytest.raises(SystemExit):
         parse(commands(page)[0])
+
+
+# --- The questions and the layout of docs/architecture.md --------------------------------------------------------------
+
+
+def questions(page):
+    """Number, question and answers of each row."""
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+) \|$", page.split("## In which file is ...?")[1], re.M)
+    return [
+        (int(number), question, re.findall(r"`([\w/.]+)(?::(\w+))?`", answer)) for number, question, answer in rows
+    ]
+
+
+def wrong(answers):
+    """Answers whose file is not there or does not define the name."""
+    found = []
+    for path, name in answers:
+        file = next((file for file in (ROOT / "hf_captionrl" / path, ROOT / path) if file.is_file()), None)
+        if file is None:
+            found.append(path)
+        elif name and not re.search(rf"^(?:def|class) {name}\b|^{name}\b.*=", file.read_text(encoding="utf-8"), re.M):
+            found.append(f"{path}:{name}")
+    return found
+
+
+def test_answers_name_files_that_define_the_names():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert page.rstrip().endswith("|"), "the questions end the page"
+    rows = questions(page)
+    assert [number for number, _, _ in rows] == list(range(1, 21))
+    assert all(question.endswith("?") and answers for _, question, answers in rows)
+    assert {question: bad for _, question, answers in rows if (bad := wrong(answers))} == {}
+
+
+@pytest.mark.parametrize(
+    "answer", [("losses/no_such_file.py", ""), ("losses/smile.py", "no_such_name"), ("losses", "")]
+)
+def test_wrong_answer_is_found(answer):
+    assert wrong([answer]) == [":".join(filter(None, answer))]
+    assert wrong([("losses/smile.py", "smile_loss"), ("rewards/base.py", "register_reward"), ("Makefile", "")]) == []
+
+
+def missing_files(layout):
+    """Folders and `.py` files that a listing names and that are not there.
+
+    A line begins with a folder: a unit of the package is indented by two, a folder of the repository is not. The description names what
+    lies in it, or paths that begin with it.
+    """
+    found = []
+    for line in layout.strip().splitlines():
+        indent, entry, described = re.fullmatch(r"( {2}|)(\w+/)(?: +(.*))?", line).groups()
+        outside = ROOT / "hf_captionrl" if indent else ROOT
+        if not (outside / entry).is_dir():
+            found.append(entry)
+        for name in re.findall(r"[\w*]+/[\w*/]*|[\w*]+\.py\b", re.sub(r"<\w+>", "*", described or "")):
+            inside = outside if name.startswith(entry) else outside / entry
+            kind = Path.is_file if name.endswith(".py") else Path.is_dir
+            if not any(map(kind, inside.glob(name.rstrip("/")))):
+                found.append(f"{entry}: {name}")
+    return found
+
+
+def test_files_of_the_layout_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    layout = page.split("## Package layout")[1].split("```")[1]
+    units = {path.parent.name for path in (ROOT / "hf_captionrl").glob("*/__init__.py")}
+    assert set(re.findall(r"^ {2}(\w+)/", layout, re.M)) == units
+    assert missing_files(layout) == []
+
+
+def test_missing_file_of_a_layout_is_found():
+    true = "hf_captionrl/\n  losses/   smile.py, s*.py\nrecipes/  configs/<recipe>/, configs/rows/\ntests/    in tests/tiny\n"
+    assert missing_files(true) == []
+    false = "hf_captionrl/\n  loss/   pure\n  losses/   smile.py, cider.py, t*.py; rows/\nlosses/\ntests/  tests/none, configs/<recipe>/\n"
+    expected = ["loss/", "losses/: cider.py", "losses/: t*.py", "losses/: rows/", "losses/"]
+    assert missing_files(false) == [*expected, "tests/: tests/none", "tests/: configs/*/"]
+
+
+# --- The worked examples of CONTRIBUTING.md -----------------------------------------------------------------------------
+
+FILE = re.compile(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)^```", re.M | re.S)
+
+
+def files_of(heading):
+    """Path and source of the files that a section shows."""
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return FILE.findall(section)
+
+
+def executed(path, source, monkeypatch):
+    """The file as a module that others can import."""
+    module = types.ModuleType(path.removesuffix(".py").replace("/", "."))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(source, path, "exec"), vars(module))
+    return module
+
+
+def cases_of(test):
+    """The arguments of each run of a test function."""
+    for mark in getattr(test, "pytestmark", []):
+        names, values = mark.args
+        return [dict(zip(names, value, strict=True)) for value in values]
+    return [{}]
+
+
+@pytest.mark.parametrize(("heading", "num_runs"), [("Add a model family", 2), ("Add a scorer", 3)])
+def test_worked_example_passes_its_own_test(heading, num_runs, monkeypatch):
+    families = dict(FAMILIES)
+    (source_path, source), (test_path, test_source) = files_of(heading)
+    assert not Path(source_path).exists()
+    assert test_path.startswith("tests/")
+    try:
+        executed(source_path, source, monkeypatch)
+        module = executed(test_path, test_source, monkeypatch)
+        runs = [
+            (function, arguments)
+            for name, function in inspect.getmembers(module, inspect.isfunction)
+            if name.startswith("test_")
+            for arguments in cases_of(function)
+        ]
+        assert len(runs) == num_runs
+        for function, arguments in runs:
+            function(**arguments)
+    finally:
+        FAMILIES.clear()
+        FAMILIES.update(families)
+
+
+def test_a_module_of_ones_own_registers_a_family(tmp_path):
+    path, source = files_of("Add a model family")[0]
+    (tmp_path / path).write_text(source)
+    code = (
+        "import vipllava; from hf_captionrl.captioners.loading import FAMILIES; print(FAMILIES['vipllava'].__name__)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])}
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.stdout.strip() == "VipLlavaCaptioner", found.stderr[-3000:]

@@ -61,10 +61,7 @@ def test_a_notebook_is_committed_without_outputs(path):
 
 
 @pytest.mark.slow  # each takes a kernel that imports everything
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, id=p.stem) for p in NOTEBOOKS],
-)
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem) for p in NOTEBOOKS])
 def test_a_notebook_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     seconds = run(notebook, tmp_path)

@@ -10,8 +10,6 @@ where it passes on one processor and fails on another. So tests compare with
     assert number == close(expected, dtype="float32")  # numbers that came through fp32
     assert difference < resolution(magnitude)          # where only the difference is known
     assert share == within(expected, 0.03)             # no rounding: statistics, pixels, rounded figures of a paper
-
-`make check` refuses other absolute tolerances in the tests.
 """
 
 import math

@@ -14,8 +14,7 @@ from jinja2.exceptions import TemplateError
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hf_captionrl.apps.boosting import blend_prompt, visual_prompt
-from hf_captionrl.apps.boosting.prompts import VISUAL_PROMPT
+from hf_captionrl.apps.boosting.prompts import VISUAL_PROMPT, blend_prompt, visual_prompt
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import start_token_settings
 from hf_captionrl.captioners.language_models import (

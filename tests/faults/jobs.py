@@ -359,7 +359,7 @@ class Noting:
 
 def boost(folder, *, asked, number=12, at=None):
     """Boost a few scenes."""
-    from hf_captionrl.apps.boosting import boost_shard, write_boosted_captions
+    from hf_captionrl.apps.boosting.boost import boost_shard, write_boosted_captions
     from tests.apps.boosting.doubles import pair, scenes
 
     rows = scenes(number)

@@ -13,8 +13,7 @@ from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from tests.data.photos import png
 from tests.faults.campaign import Trial, area, damage
 from tests.faults.jobs import KEYS
-from tests.utils.toy import two_nodes
-from tests.utils.toy import Squares, expected, pids
+from tests.utils.toy import Squares, expected, pids, two_nodes
 
 
 def numbered_images(folder):

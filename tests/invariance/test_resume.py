@@ -17,8 +17,8 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
 from tests.tiny.chat import tiny_chat
-from tests.trainers.one_step import bits, different
 from tests.trainers.grpo_worker import make_trainer
+from tests.trainers.one_step import bits, different
 
 STEPS = {"save_strategy": "steps", "logging_steps": 1, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
 LEARNING = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine", "warmup_steps": 1, "optim": "adamw_torch"}

@@ -12,7 +12,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from hf_captionrl.apps.instruct.instructions import format_prompt, load_instructions, tiny_llama, to_prompts
-from hf_captionrl.apps.instruct.judges import CATEGORIES, JudgeError, answer_row, load_questions
+from hf_captionrl.apps.instruct.judges import CATEGORIES, answer_row, load_questions
+from hf_captionrl.captioners.language_models import BackendError
 from hf_captionrl.trainers.trl_smile_sft import SmileSFTTrainer
 from recipes import smile_llama_lora as recipe
 
@@ -90,7 +91,7 @@ def test_an_endpoint_that_is_gone_is_a_reason_in_the_table():
         name = "m"
 
         def rate(self, *args):
-            raise JudgeError("gone")
+            raise BackendError("gone")
 
     row = answer_row("SMILE", load_questions(recipe.DATA / "questions.jsonl"), ["a"] * 26, Gone(), 0)
     assert (row["overall"], row["overall_reason"], row["length"]) == (None, "gone", 1.0)

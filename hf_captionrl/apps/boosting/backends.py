@@ -108,39 +108,38 @@ class SceneDescriber:
 # --- The backends that `--text` and `--vision` name ------------------------------------------------------------------
 
 
-def _spec(arguments: BoostOptions, role: str) -> str:
-    return getattr(arguments, role) or ("scenes" if arguments.dataset == "scenes" else "")
+def _kind(arguments: BoostOptions, role: str) -> tuple[str, str]:
+    spec = getattr(arguments, role) or ("scenes" if arguments.dataset == "scenes" else "")
+    kind, _, name = spec.partition(":")
+    return kind, name
 
 
 def is_local(arguments: BoostOptions, role: str) -> bool:
     """Whether `--text` or `--vision` names a model of the process, and not a server or the facts of scenes."""
-    return _spec(arguments, role).partition(":")[0] not in ("scenes", "openai")
+    return _kind(arguments, role)[0] not in ("scenes", "openai")
 
 
-def check_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> tuple[str, str]:
-    """Kind and name of the backend that `--text` or `--vision` names; checked before a model is loaded."""
-    spec = _spec(arguments, role)
-    kind, _, name = spec.partition(":")
+def check_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> None:
+    """Check what `--text` or `--vision` names, before a model is loaded."""
+    kind, name = _kind(arguments, role)
     kinds = ("transformers", "vllm", "openai", *(("captioner",) if role == "vision" else ()))
     if kind == "scenes" and not name:
         if "facts" not in dataset.column_names:
             raise ValueError(f"--{role} scenes needs the column 'facts', which embedded scenes have. Name a model.")
     elif kind not in kinds or not name:
         raise ValueError(
-            f"--{role} is {spec!r}. Use 'scenes', or one of {', '.join(kinds)} with a name after a colon."
+            f"--{role} is {getattr(arguments, role) or ''!r}. Use 'scenes', or one of {', '.join(kinds)} with a name after a colon."
         )
     elif kind == "openai" and not (getattr(arguments, f"{role}_url") or arguments.text_url):
-        raise ValueError(
-            f"--{role} {spec!r} needs an address. Pass one, such as --{role}_url http://127.0.0.1:8000/v1."
-        )
-    return kind, name
+        raise ValueError(f"--{role} openai:{name} needs an address. Pass one: --{role}_url http://127.0.0.1:8000/v1.")
 
 
 def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> Backend:
     """The backend that `--text` or `--vision` names."""
     from hf_captionrl.captioners import language_models
 
-    kind, name = check_backend(arguments, role, dataset)
+    check_backend(arguments, role, dataset)
+    kind, name = _kind(arguments, role)
     vision = role == "vision"
     if kind == "scenes":
         if not vision:
@@ -148,17 +147,17 @@ def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) 
         facts = dict(zip(dataset["image_id"][:], dataset["facts"][:], strict=True))
         rates = {"error_rate": arguments.error_rate, "mention_rate": arguments.mention_rate}
         return SceneDescriber(facts, **rates, seed=arguments.seed)
-    revision = getattr(arguments, f"{role}_revision")
+    options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens}
+    options["revision"] = getattr(arguments, f"{role}_revision")
     if kind == "openai":
-        names = "api_key_env", "max_new_tokens", "seed", "concurrency", "timeout_s", "tries", "backoff_s"
-        options = {option: getattr(arguments, option) for option in names}
+        names = "api_key_env", "seed", "concurrency", "timeout_s", "tries", "backoff_s"
+        options |= {option: getattr(arguments, option) for option in names}
+        options["revision"] = options["revision"] or ""
         url = str(getattr(arguments, f"{role}_url") or arguments.text_url)
-        return language_models.HTTPBackend(url, name, revision=revision or "", is_multimodal=vision, **options)
+        return language_models.HTTPBackend(url, name, is_multimodal=vision, **options)
     if kind == "vllm":
-        return language_models.VLLMBackend(
-            name, revision=revision, is_multimodal=vision, max_new_tokens=arguments.max_new_tokens, seed=arguments.seed
-        )
+        return language_models.VLLMBackend(name, is_multimodal=vision, seed=arguments.seed, **options)
     make: Any = language_models.TransformersVisionBackend if vision else language_models.TransformersTextBackend
     if kind == "captioner":
         make = language_models.CaptionerBackend
-    return make(name, revision=revision, batch_size=arguments.batch_size, max_new_tokens=arguments.max_new_tokens)
+    return make(name, batch_size=arguments.batch_size, **options)

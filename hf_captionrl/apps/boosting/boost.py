@@ -6,13 +6,14 @@ Answers are appended to a journal when they arrive, and each shard of captions i
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -22,8 +23,13 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet
 
-from hf_captionrl.apps.boosting.backends import is_local
-from hf_captionrl.apps.boosting.conflicts import scene_conflicts, text_conflicts
+from hf_captionrl.apps.boosting.backends import check_backend, is_local, load_backend
+from hf_captionrl.apps.boosting.conflicts import (
+    scene_conflicts,
+    source_statistics,
+    text_conflicts,
+    write_source_histogram,
+)
 from hf_captionrl.apps.boosting.prompts import (
     ANSWER_REMEDIES,
     MAX_ANSWER_WORDS,
@@ -39,9 +45,9 @@ from hf_captionrl.captioners.language_models import Backend, BackendError, Failu
 from hf_captionrl.data.columns import CAPTIONS, undecoded
 from hf_captionrl.data.images import ImageError, image_bytes, open_image
 from hf_captionrl.data.options import ids_digest, load_split, source_settings
-from hf_captionrl.data.quarantine import QuarantineError, check_captions
-from hf_captionrl.utils.io import LineFile, atomic_file, to_plain
-from hf_captionrl.utils.parts import ShardFolder, Stage, read_shard
+from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, check_captions
+from hf_captionrl.utils.io import LineFile, atomic_file, write_json
+from hf_captionrl.utils.parts import ShardFolder, Stage, read_shard, read_shards, run_stage
 
 if TYPE_CHECKING:
     from hf_captionrl.apps.boosting.options import BoostOptions
@@ -51,11 +57,6 @@ if TYPE_CHECKING:
 # Each line reaches the operating system immediately, so it survives `kill -9`; flushes to the disk, against a loss of power, come
 # in batches. Readers skip an incomplete last line of a killed run, and the next writer removes it. A journal is
 # named after the rows that its shard covers. A shard reads every journal of its rows, so the size of shards can change between runs.
-
-
-def journal_name(rows: range) -> str:
-    """File name of the journal of some rows."""
-    return f"journal-{rows.start:09d}-{rows.stop:09d}.jsonl"
 
 
 def journals(folder: str | os.PathLike[str], rows: range | None = None) -> list[Path]:
@@ -88,6 +89,9 @@ def read_journals(folder: str | os.PathLike[str], rows: range | None = None) -> 
     return entries
 
 
+_Question = tuple[str, ...]
+
+
 class Journal(LineFile):
     """Answers to the questions about some rows, so that none is asked twice; locks the journal that it appends to.
 
@@ -100,9 +104,9 @@ class Journal(LineFile):
     def __init__(self, folder: Path, rows: range) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._rows = rows
-        self._good: dict[tuple[str, ...], dict[str, Any]] = {}
-        self._bad: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        super().__init__(folder / journal_name(rows))
+        self._good: dict[_Question, dict[str, Any]] = {}
+        self._bad: dict[_Question, list[dict[str, Any]]] = {}
+        super().__init__(folder / f"journal-{rows.start:09d}-{rows.stop:09d}.jsonl")
 
     def _begin(self, data: bytes) -> None:
         for entry in read_journals(self.path.parent, self._rows):  # fails before anything is asked or written
@@ -110,8 +114,7 @@ class Journal(LineFile):
         self.truncate(data.rfind(b"\n") + 1)
 
     def _add(self, entry: dict[str, Any]) -> None:
-        names = ("stage", "image_id", "model", "revision", "prompt_hash")
-        key = tuple(entry.get(name, "") for name in names)
+        key = tuple(entry.get(name, "") for name in ("stage", "image_id", "model", "revision", "prompt_hash"))
         if "reason" in entry:
             self._bad.setdefault(key, []).append(entry)
         else:
@@ -127,26 +130,26 @@ class Journal(LineFile):
         if fault is not None:
             entry |= {"reason": fault[0], "detail": fault[1]}
         # ASCII escapes: a lone surrogate in an answer cannot be encoded as UTF-8.
-        self.append_bytes((json.dumps(to_plain(entry)) + "\n").encode("ascii"), flush=False)
+        self.append_bytes((json.dumps(entry) + "\n").encode("ascii"), flush=False)
         self._add(entry)
         return entry
 
-    @staticmethod
-    def _key(prompt: Prompt, backend: Backend) -> tuple[str, ...]:
-        return prompt.stage, prompt.image_id, backend.model, backend.revision, prompt.hash
-
-    def answer(self, prompt: Prompt, backend: Backend) -> dict[str, Any] | None:
-        """The good answer to a prompt."""
-        return self._good.get(self._key(prompt, backend))
-
-    def faults(self, prompt: Prompt, backend: Backend) -> list[dict[str, Any]]:
-        """Bad answers to a prompt, and failures."""
-        return self._bad.get(self._key(prompt, backend), [])
+    def known(self, prompt: Prompt, backend: Backend) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+        """The good answer to a prompt, and the bad answers and failures."""
+        key = (prompt.stage, prompt.image_id, backend.model, backend.revision, prompt.hash)
+        return self._good.get(key), self._bad.get(key, [])
 
 
 # --- Visual Caption Boosting of some rows: ask, check, write to the journal, ask again; resumable --------------------
 # Source: Gaur et al. 2024, "No Detail Left Behind", section 2. BlendCap and VisualCap are independent; the HolisticCap needs
 # both. Each answer is in the journal before the next question is asked.
+
+_ANSWERED = ANSWER_REMEDIES.keys() - {"backend_failed"}  # an unreachable backend gives no answer
+
+_STRING = datasets.Value("string")
+_PROVENANCE = dict.fromkeys(("model", "revision", "prompt_hash", "time"), _STRING) | {
+    "attempt": datasets.Value("int32")
+}
 
 
 @dataclass
@@ -156,23 +159,20 @@ class _Row:
     number: int  # its row in the data set
     image_id: str
     references: Sequence[str]
+    image: Any = None
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)  # entry of each finished stage
-    fault: dict[str, Any] | None = None  # why it cannot be finished: `stage`, `reason`, `detail`
+    fault: tuple[str, str, str, str] | None = None  # stage, reason, detail and remedy, if it cannot be finished
 
-    def prompt(self, stage: str, image: Any = None) -> Prompt:
+    def prompt(self, stage: str) -> Prompt:
         if stage == "blend":
             return blend_prompt(self.image_id, self.references)
         if stage == "visual":
-            return visual_prompt(self.image_id, image)
+            return visual_prompt(self.image_id, self.image)
         return holistic_prompt(self.image_id, *(self.answers[s]["text"] for s in ("blend", "visual")))
 
-    def recall(self, journal: Journal, backends: Mapping[str, Backend]) -> None:
-        """Fill in known answers."""
-        for stage in STAGES:
-            if stage == "holistic" and len(self.answers) < 2:
-                return
-            if (answer := journal.answer(self.prompt(stage), backends[stage])) is not None:
-                self.answers[stage] = answer
+    def set_fault(self, entry: dict[str, Any]) -> None:
+        reason = entry["reason"]
+        self.fault = (entry["stage"], reason, entry["detail"], ANSWER_REMEDIES[reason])
 
     def boosted(self, facts: Any) -> dict[str, Any]:
         """The finished row, with conflicts that are exact if the facts of its scene are given."""
@@ -190,79 +190,6 @@ class _Row:
         return found
 
 
-@dataclass
-class _Work:
-    """The questions about some rows."""
-
-    journal: Journal
-    backends: dict[str, Backend]
-    attempts: int
-    max_words: int
-    max_failures: int
-    retry_quarantined: bool
-    failures: int = 0  # in a row
-
-    def ask(self, rows: Iterable[_Row], stage: str, images: dict[int, Any]) -> None:
-        """Ask for one stage of some rows; each row gets an answer or a fault."""
-        backend = self.backends[stage]
-        pending: list[tuple[_Row, int, int]] = []  # with bad answers in all runs, and those that count for `attempts`
-        for row in rows:
-            if row.fault is not None or stage in row.answers:
-                continue
-            question = row.prompt(stage)
-            # Two vision models may give the same VisualCap; then the HolisticCap is shared.
-            if (known := self.journal.answer(question, backend)) is not None:
-                row.answers[stage] = known
-                continue
-            # Unreachable backends are not answers.
-            answers = [e for e in self.journal.faults(question, backend) if e["reason"] in _ANSWERED]
-            given_up = len(answers) >= self.attempts or any(e["reason"] == "backend_rejected" for e in answers)
-            if given_up and not self.retry_quarantined:
-                row.fault = answers[-1]
-            else:
-                pending.append((row, len(answers), 0 if given_up else len(answers)))
-        while pending:
-            prompts = [replace(row.prompt(stage, images.get(row.number)), attempt=ever) for row, ever, _ in pending]
-            again, answered = [], set()
-            for position, answer in backend.complete(prompts):
-                answered.add(position)
-                row, ever, now = pending[position]
-                if isinstance(answer, Failure):
-                    row.fault = self.journal.append(prompts[position], backend, "", (answer.reason, answer.detail))
-                    self._count_failure(answer)
-                    continue
-                self.failures = 0
-                said = answer.text if isinstance(answer, Truncated) else answer
-                text = clean_answer(said)
-                fault = answer_fault(text, prompts[position], max_words=self.max_words)
-                if fault is None and isinstance(answer, Truncated) and is_truncated(said):
-                    fault = ("answer_truncated", f"the answer stops at the length limit: {('...' + text[-60:])!r}")
-                entry = self.journal.append(prompts[position], backend, text, fault)
-                if fault is None:
-                    row.answers[stage] = entry
-                elif now + 1 >= self.attempts:
-                    row.fault = entry
-                else:
-                    again.append((row, ever + 1, now + 1))
-            if len(answered) != len(prompts):
-                raise BackendError(
-                    f"{backend.model} answered {len(answered)} of {len(prompts)} prompts. Fix the backend: it must answer each."
-                )
-            pending = again
-
-    def _count_failure(self, failure: Failure) -> None:
-        # Rejections count too: if every prompt is rejected, the prompts are not the problem.
-        self.failures += 1
-        if self.failures >= self.max_failures:
-            raise BackendError(
-                f"No answer {self.failures} times in a row ({failure.detail}). The journal stays; give the same command again "
-                "when the backend answers, with --retry_quarantined if it rejected prompts."
-            )
-
-
-_ANSWERED = ANSWER_REMEDIES.keys() - {"backend_failed"}
-
-
 def boost_shard(
     dataset: datasets.Dataset,
     folder: str | Path,
@@ -277,34 +204,15 @@ def boost_shard(
     retry_quarantined: bool = False,
     exact_facts: bool = False,
 ) -> list[dict[str, Any]]:
-    """Ask for all captions of some rows, and write each answer to their journal.
+    """Ask for all captions of some rows (None: all), and write each answer to their journal in `folder`.
 
     A killed run resumes, because the journals of the rows are read. Images are opened before any question, so a missing
-    image costs no request.
+    image costs no request. The options are those of `captionrl boost`; `exact_facts` finds conflicts with the column `facts`
+    of embedded scenes.
 
-    Args:
-        dataset (`datasets.Dataset`): The whole data set, with `image`, `image_id` and `captions` as returned by
-            `load_captions`.
-        folder (`str` or `Path`): Folder of the journals.
-        text ([`Backend`]): Writes BlendCap and HolisticCap.
-        vision ([`Backend`]): Writes VisualCap.
-        rows (`range`, *optional*): The rows; by default all.
-        attempts (`int`): Largest number of answers per stage of a row until one passes the checks.
-        max_words (`int`): Longest accepted answer.
-        rows_at_once (`int`): Rows per batch of prompts, and of images in memory.
-        max_failures (`int`): Failures in a row after which the run stops.
-        retry_quarantined (`bool`): Ask again for rows with `attempts` bad answers.
-        exact_facts (`bool`): Find conflicts with the column `facts` of embedded scenes.
-
-    Returns:
-        `list[dict[str, Any]]`: One per row, in their order: `row`, `image_id`, and either `references`, `captions` (only the
-        HolisticCap), `conflicts` in words, `blend_caption`, `visual_caption`, `holistic_caption`, and `blend_source`,
-        `visual_source`, `holistic_source` with model, revision, prompt hash, time (UTC) and attempt; or `quarantine`, the
-        reason as JSON.
-
-    Raises:
-        ValueError: If the vision backend does not see images, a journal is broken, or another process works on the rows.
-        BackendError: If a backend fails for every prompt.
+    Returns one dict per row, in their order: `row`, `image_id`, and either `references`, `captions` (only the HolisticCap),
+    `conflicts` in words, and for each stage `<stage>_caption` and `<stage>_source` (model, revision, prompt hash, time in UTC,
+    attempt); or `quarantine`, the reason as JSON.
     """
     if not vision.is_multimodal:
         raise ValueError(f"The vision backend {vision.model!r} does not see images. Use one that does.")
@@ -312,10 +220,71 @@ def boost_shard(
     mine = range(len(dataset)) if rows is None else rows
     chosen, split = dataset.select(mine), str(dataset.split or "train")
     found: list[dict[str, Any]] = []
+    failures = 0  # in a row
 
-    def quarantine(entry: dict[str, Any]) -> None:
+    def quarantine(entry: QuarantineEntry) -> None:
         # ASCII escapes: a lone surrogate or U+2028 in an answer would break the encoding or the lines.
-        found.append({"row": entry["row"], "image_id": entry["image_id"], "quarantine": json.dumps(entry)})
+        reason = json.dumps(dataclasses.asdict(entry))
+        found.append({"row": entry.row, "image_id": entry.image_id, "quarantine": reason})
+
+    def answered(row: _Row, prompt: Prompt, backend: Backend, answer: Any) -> bool:
+        """Write an answer to the journal; False if another attempt may correct its fault."""
+        nonlocal failures
+        if isinstance(answer, Failure):
+            row.set_fault(journal.append(prompt, backend, "", (answer.reason, answer.detail)))
+            # Rejections count too: if every prompt is rejected, the prompts are not the problem.
+            failures += 1
+            if failures >= max_failures:
+                raise BackendError(
+                    f"No answer {failures} times in a row ({answer.detail}). The journal stays; give the same command again "
+                    "when the backend answers, with --retry_quarantined if it rejected prompts."
+                )
+            return True
+        failures = 0
+        said = answer.text if isinstance(answer, Truncated) else answer
+        cleaned = clean_answer(said)
+        fault = answer_fault(cleaned, prompt, max_words=max_words)
+        if fault is None and isinstance(answer, Truncated) and is_truncated(said):
+            fault = ("answer_truncated", f"the answer stops at the length limit: {('...' + cleaned[-60:])!r}")
+        entry = journal.append(prompt, backend, cleaned, fault)
+        if fault is None:
+            row.answers[prompt.stage] = entry
+        else:
+            row.set_fault(entry)
+        return fault is None
+
+    def ask(batch: Sequence[_Row], stage: str) -> None:
+        """Ask for one stage of some rows; each row gets an answer or a fault."""
+        backend = backends[stage]
+        pending: list[tuple[_Row, int, int]] = []  # with bad answers in all runs, and those that count for `attempts`
+        for row in batch:
+            if row.fault is not None:
+                continue
+            # Two vision models may give the same VisualCap; then the HolisticCap is shared.
+            known, faults = journal.known(row.prompt(stage), backend)
+            if known is not None:
+                row.answers[stage] = known
+                continue
+            answers = [entry for entry in faults if entry["reason"] in _ANSWERED]
+            given_up = len(answers) >= attempts or any(entry["reason"] == "backend_rejected" for entry in answers)
+            if given_up and not retry_quarantined:
+                row.set_fault(answers[-1])
+            else:
+                pending.append((row, len(answers), 0 if given_up else len(answers)))
+        while pending:
+            prompts = [dataclasses.replace(row.prompt(stage), attempt=ever) for row, ever, _ in pending]
+            again, seen = [], set()
+            for position, answer in backend.complete(prompts):
+                seen.add(position)
+                row, ever, now = pending[position]
+                if not answered(row, prompts[position], backend, answer) and now + 1 < attempts:
+                    row.fault = None
+                    again.append((row, ever + 1, now + 1))
+            if len(seen) != len(prompts):
+                raise BackendError(
+                    f"{backend.model} answered {len(seen)} of {len(prompts)} prompts. Fix the backend: it must answer each."
+                )
+            pending = again
 
     try:  # images are opened below; all rows may be bad
         good, report = check_captions(chosen, check_images=False, max_bad_fraction=1.0)
@@ -323,37 +292,30 @@ def boost_shard(
         good, report = chosen.select([]), error.report
     for entry in report.entries:
         if entry.dropped == "row":
-            quarantine(asdict(entry) | {"row": mine[entry.row]})
+            quarantine(dataclasses.replace(entry, row=mine[entry.row]))
     number_of = {str(image_id): number for image_id, number in zip(chosen["image_id"][:], mine, strict=True)}
-    images_of = undecoded(good)
+    images = undecoded(good)
     with Journal(Path(folder), mine) as journal:
-        work = _Work(journal, backends, attempts, max_words, max_failures, retry_quarantined)
         for start in range(0, len(good), rows_at_once):
-            part = images_of.select(range(start, min(start + rows_at_once, len(good))))
+            part = images.select(range(start, min(start + rows_at_once, len(good))))
             batch = [
                 _Row(number_of[str(image_id)], str(image_id), references)
                 for image_id, references in zip(part["image_id"][:], part["captions"][:], strict=True)
             ]
-            images: dict[int, Any] = {}
             for at, row in enumerate(batch):
-                row.recall(journal, backends)
-                if "visual" not in row.answers:
+                if journal.known(row.prompt("visual"), vision)[0] is None:
                     try:
-                        images[row.number] = open_image(part[at]["image"])
+                        row.image = open_image(part[at]["image"])
                     except ImageError as error:
-                        row.fault = {"stage": "visual", "reason": error.reason, "detail": error.detail}
-                        row.fault["remedy"] = error.remedy
+                        row.fault = ("visual", error.reason, error.detail, error.remedy)
             for stage in STAGES:
-                work.ask(batch, stage, images)
+                ask(batch, stage)
             journal.flush()
             for at, row in enumerate(batch):
-                if (fault := row.fault) is None:
+                if row.fault is None:
                     found.append(row.boosted(part[at]["facts"] if exact_facts else None))
-                    continue
-                remedy = fault.get("remedy") or ANSWER_REMEDIES[fault["reason"]]
-                lost = {"row": row.number, "image_id": row.image_id, "split": split, "column": fault["stage"]}
-                lost |= {"reason": fault["reason"], "detail": fault["detail"], "remedy": remedy, "dropped": "row"}
-                quarantine(lost)
+                else:
+                    quarantine(QuarantineEntry(row.number, row.image_id, split, *row.fault, dropped="row"))
     return sorted(found, key=lambda row: row["row"])
 
 
@@ -366,10 +328,6 @@ _ROWS_AT_ONCE = 100
 _ROWS_OF_TEXT = 4096
 _GROUP_BYTES = 2**25  # of a row group, before compression: groups of many rows keep the list of groups short
 
-_STRING = datasets.Value("string")
-_PROVENANCE = dict.fromkeys(("model", "revision", "prompt_hash", "time"), _STRING) | {
-    "attempt": datasets.Value("int32")
-}
 _TEXTS: dict[str, Any] = dict.fromkeys(("references", "captions", "conflicts"), CAPTIONS)
 for _stage in STAGES:
     _TEXTS |= {f"{_stage}_caption": _STRING, f"{_stage}_source": _PROVENANCE}
@@ -385,15 +343,6 @@ class BoostedFile:
     conflicts: int  # rows whose HolisticCap contradicts the BlendCap
 
 
-def _image_value(value: Any, embed: bool) -> Any:
-    """An image as it is stored: its bytes, or an absolute path."""
-    if not isinstance(value, dict):
-        return value
-    if embed or value.get("bytes") is not None:
-        return image_bytes(value)
-    return {"bytes": None, "path": os.path.abspath(value["path"])}
-
-
 def write_boosted_captions(
     dataset: datasets.Dataset,
     folder: str | Path,
@@ -402,24 +351,12 @@ def write_boosted_captions(
     embed_images: bool = False,
     with_images: bool = True,
 ) -> BoostedFile:
-    """Write `captions.parquet` and `quarantine.jsonl`, each atomically.
+    """Write the rows of [`boost_shard`] to `captions.parquet` and `quarantine.jsonl`, each atomically.
 
     Rows are read, and images copied, a hundred at a time. The Parquet file has the rows and columns of the data set (`image`,
     `image_id`, ...) and those of `boost_shard`: `captions` holds only the HolisticCap, on which `load_captions` trains, and
-    `references` the human captions.
-
-    Args:
-        dataset (`datasets.Dataset`): The whole data set.
-        folder (`str` or `Path`): Folder of the output.
-        found (`Iterable[Mapping[str, Any]]`): The rows of `boost_shard`.
-        embed_images (`bool`): Store the images in the file, not their paths.
-        with_images (`bool`): If False, leave out the column `image`, to publish only the captions and the ids.
-
-    Returns:
-        [`BoostedFile`]: Path and counts.
-
-    Raises:
-        ValueError: If no row is done.
+    `references` the human captions. `embed_images` stores images in the file, not their paths. Without `with_images`, the
+    column `image` is left out, to publish only the captions and the ids.
     """
     folder, counts = Path(folder), Counter[str]()
 
@@ -458,6 +395,13 @@ def _write_rows(
     image = {"image": datasets.Image()} if with_images else {}
     schema = datasets.Features({**kept, **image, **_TEXTS}).arrow_schema
     source = undecoded(dataset).with_format("arrow")
+
+    def stored(value: Any) -> Any:
+        """An image as it is stored: its bytes, or an absolute path."""
+        if isinstance(value, dict) and (embed_images or value.get("bytes") is not None):
+            return image_bytes(value)
+        return {"bytes": None, "path": os.path.abspath(value["path"])} if isinstance(value, dict) else value
+
     # As `Dataset.to_parquet`: the pieces of a file that changes little are found again when it is uploaded again.
     chunking = datasets.config.DEFAULT_CDC_OPTIONS
     options = {"use_content_defined_chunking": chunking, "write_page_index": True}
@@ -469,7 +413,7 @@ def _write_rows(
             columns = {name: table.column(name) for name in kept}
             columns |= {name: pa.array([row[name] for row in rows], schema.field(name).type) for name in _TEXTS}
             if with_images:
-                images = [_image_value(value, embed_images) for value in table.column("image").to_pylist()]
+                images = [stored(value) for value in table.column("image").to_pylist()]
                 columns["image"] = pa.array(images, schema.field("image").type)
             group.append(pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema))
             rows = list(islice(done, _ROWS_AT_ONCE))
@@ -495,9 +439,6 @@ class CaptionsOf:
 
 def write_statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
     """Write Table 9 (statistics.json) and Figure 4 (lengths.png) beside the captions."""
-    from hf_captionrl.apps.boosting.conflicts import source_statistics, write_source_histogram
-    from hf_captionrl.utils.io import write_json
-
     columns = {"references": "references", "BlendCap": "blend_caption", "VisualCap": "visual_caption"}
     columns["HolisticCap"] = "holistic_caption"
     sources = {shown: CaptionsOf(path, name) for shown, name in columns.items()}
@@ -518,7 +459,7 @@ def write_statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
 # --- `captionrl boost` -----------------------------------------------------------------------------------------------
 
 _ROLES = ("text", "vision")
-_CHECKED_ROWS = 1024
+_CHECKED_ROWS = 1024  # so that a wrong folder is found before any question
 
 
 class BoostStage(Stage):
@@ -529,8 +470,6 @@ class BoostStage(Stage):
         self.needs_gpu = any(is_local(options, role) for role in _ROLES)
 
     def load(self) -> None:
-        from hf_captionrl.apps.boosting.backends import load_backend
-
         self._dataset = load_split(self.options, quarantine_path=None, expected_ids=self.ids).dataset
         self._backends = {role: load_backend(self.options, role, self._dataset) for role in _ROLES}
 
@@ -542,19 +481,10 @@ class BoostStage(Stage):
         return datasets.Features({**numbers, **_TEXTS, "quarantine": _STRING}).arrow_schema
 
     def __call__(self, rows: range) -> list[dict[str, Any]]:
-        options = self.options
-        return boost_shard(
-            self._dataset,
-            options.output,
-            **self._backends,
-            rows=rows,
-            attempts=options.attempts,
-            max_words=options.max_words,
-            rows_at_once=options.rows_at_once,
-            max_failures=options.max_failures,
-            retry_quarantined=options.retry_quarantined,
-            exact_facts=options.dataset == "scenes",
-        )
+        names = ("attempts", "max_words", "rows_at_once", "max_failures", "retry_quarantined")
+        options: dict[str, Any] = {name: getattr(self.options, name) for name in names} | self._backends
+        options |= {"rows": rows, "exact_facts": self.options.dataset == "scenes"}
+        return boost_shard(self._dataset, self.options.output, **options)
 
 
 def _reopen_shards(shards: ShardFolder, retry_quarantined: bool) -> None:
@@ -569,53 +499,35 @@ def _reopen_shards(shards: ShardFolder, retry_quarantined: bool) -> None:
             (shards.folder / name).unlink()
 
 
-def _load(arguments: BoostOptions) -> datasets.Dataset:
-    """The images; up to a thousand of them are checked, so that a wrong folder is found before any question."""
+def boost(arguments: BoostOptions) -> None:
+    """Boost the captions, shard by shard, and write them into one file."""
+    from tqdm import tqdm
+
+    from hf_captionrl.hub.cards import write_boosted
+
+    arguments.check_engine()  # before anything slow
+    if arguments.embed_images and arguments.no_images:
+        raise ValueError("--embed_images stores the images and --no_images leaves them out. Use one of them.")
     loaded = load_split(arguments, quarantine_path=None)
-    number, total = len(loaded.all_ids), sum(loaded.sizes.values())
+    dataset, number, total = loaded.dataset, len(loaded.all_ids), sum(loaded.sizes.values())
     if number < total and arguments.dataset != "scenes":
         print(
             f"captionrl boost: {number} of {total} images are boosted: split {arguments.split!r}. Use --split train for "
             "captions to train on, or --split all for every image.",
             file=sys.stderr,
         )
-    rows = loaded.dataset
-    checked = rows.select(range(0, len(rows), max(1, len(rows) // _CHECKED_ROWS)))
+    checked = dataset.select(range(0, len(dataset), max(1, len(dataset) // _CHECKED_ROWS)))
     check_captions(checked, check_images="header", max_bad_fraction=arguments.max_bad_fraction)
-    return rows
-
-
-def _settings(arguments: BoostOptions, dataset: datasets.Dataset) -> dict[str, Any]:
-    """Settings of the captions; the answers of other models stay in the journals."""
-    data = {"images": ids_digest(dataset), "references": ids_digest(dataset, "captions")}
-    names = ("text", "vision", "text_revision", "vision_revision", "max_new_tokens", "seed", "max_words")
-    scenes = ("error_rate", "mention_rate")
-    return source_settings(arguments) | data | {name: getattr(arguments, name) for name in names + scenes}
-
-
-def boost(arguments: BoostOptions) -> None:
-    """Boost the captions, shard by shard, and write them into one file."""
-    arguments.check_engine()  # before anything slow
-    if arguments.embed_images and arguments.no_images:
-        raise ValueError("--embed_images stores the images and --no_images leaves them out. Use one of them.")
-    output = arguments.output
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"--output {str(output)!r} is a file. Name a folder.")
-    tokenizer = arguments.tokenizer or ("scenes:siglip-held-out" if arguments.dataset == "scenes" else None)
-
-    from tqdm import tqdm
-
-    from hf_captionrl.apps.boosting.backends import check_backend
-    from hf_captionrl.hub.cards import write_boosted
-    from hf_captionrl.utils.parts import read_shards, run_stage
-
-    dataset = _load(arguments)
     for role in _ROLES:
         check_backend(arguments, role, dataset)
     number, ids = len(dataset), ids_digest(dataset)
+    # Settings of the captions; the answers of other models stay in the journals.
+    names = "text vision text_revision vision_revision max_new_tokens seed max_words error_rate mention_rate".split()
+    settings = source_settings(arguments) | {"images": ids, "references": ids_digest(dataset, "captions")}
+    output = arguments.output
     shards = ShardFolder(
         output / "shards",
-        _settings(arguments, dataset),
+        settings | {name: getattr(arguments, name) for name in names},
         num_rows=number,
         rows_per_shard=arguments.rows_per_shard or 64 * arguments.rows_at_once,
         overwrite=arguments.overwrite,
@@ -629,14 +541,10 @@ def boost(arguments: BoostOptions) -> None:
     if done["manifest"] is None:
         summary["captions"] = None  # another launched process is the last
     else:
-        written = write_boosted_captions(
-            dataset,
-            output,
-            read_shards(shards.folder),
-            embed_images=arguments.embed_images,
-            with_images=not arguments.no_images,
-        )
-        summary["captions"] = asdict(written) | {"path": str(written.path)}
+        images = {"embed_images": arguments.embed_images, "with_images": not arguments.no_images}
+        written = write_boosted_captions(dataset, output, read_shards(shards.folder), **images)
+        summary["captions"] = dataclasses.asdict(written) | {"path": str(written.path)}
+        tokenizer = arguments.tokenizer or ("scenes:siglip-held-out" if arguments.dataset == "scenes" else None)
         summary["statistics"] = write_statistics(written.path, tokenizer)
         summary["card"] = str(write_boosted(arguments, written, done["manifest"]["made_by"]))
     if arguments.json:

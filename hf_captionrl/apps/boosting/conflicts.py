@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,29 +34,16 @@ class Conflict:
         return f"{self.attribute}{of}: {self.blend!r} became {self.holistic!r}"
 
 
-_NUMBERS = {
-    word: str(number)
-    for number, words in enumerate(
-        ("one single", "two pair couple", "three trio", "four", "five", "six", "seven", "eight", "nine", "ten"),
-        start=1,
-    )
-    for word in words.split()
-} | {str(number): str(number) for number in range(1, 11)}
+_NUMBERS = {word: str(n) for n, word in enumerate("one two three four five six seven eight nine ten".split(), start=1)}
+_NUMBERS |= {number: number for number in _NUMBERS.values()}
+_NUMBERS |= {"single": "1", "pair": "2", "couple": "2", "trio": "3"}
 _COLOURS = {
-    word: word
-    for word in "black blue brown gray green orange pink purple red white yellow teal gold silver tan beige".split()
-} | {"grey": "gray", "violet": "purple", "golden": "gold", "silvery": "silver"}
-_EXCLUSIVE: tuple[frozenset[str], ...] = (
-    frozenset({"man", "woman"}),
-    frozenset({"boy", "girl"}),
-    frozenset({"dog", "cat"}),
-    frozenset({"indoor", "outdoor"}),
-    frozenset({"lake", "ocean"}),
-    frozenset({"day", "night"}),
-    frozenset({"left", "right"}),
-)
-"""Kinds (singular) that rarely occur together in an image if people name only one of them."""
-
+    c: c for c in "black blue brown gray green orange pink purple red white yellow teal gold silver tan beige".split()
+}
+_COLOURS |= {"grey": "gray", "violet": "purple", "golden": "gold", "silvery": "silver"}
+# Kinds (singular) that rarely occur together in an image if people name only one of them.
+_EXCLUSIVE = [set(kinds.split()) for kinds in ("man woman", "boy girl", "dog cat", "indoor outdoor", "lake ocean")]
+_EXCLUSIVE += [{"day", "night"}, {"left", "right"}]
 # Words that can occur between a number or a colour and its noun.
 _ADJECTIVES = frozenset(
     "small little tiny large big huge old young new tall short long round square wooden brick metal plastic glass stone "
@@ -161,6 +147,6 @@ def source_statistics(
     return result
 
 
-def write_source_histogram(path: str | os.PathLike[str], sources: Mapping[str, Iterable[str]]) -> Path:
+def write_source_histogram(path: Path, sources: Mapping[str, Iterable[str]]) -> Path:
     """Draw how many words the captions of each source have (Figure 4), and write the PNG atomically."""
     return write_length_histogram(path, {name: length_statistics(texts)["words"] for name, texts in sources.items()})

@@ -11,7 +11,63 @@ from hf_captionrl.utils.options import EngineOptions, Fraction, Positive, option
 
 
 @dataclass
-class BoostOptions(EngineOptions, DatasetOptions, PublicationOptions):
+class _Backends:
+    heading: ClassVar[str] = "backends"
+
+    text: str | None = option(
+        None, metavar="BACKEND", help="language model that writes BlendCap and HolisticCap, as listed below"
+    )
+    vision: str | None = option(None, metavar="BACKEND", help="vision model that writes VisualCap, as listed below")
+    text_revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the language model")
+    vision_revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the vision model")
+    text_url: str | None = option(
+        None, metavar="URL", help="address of the endpoint of a language model openai:NAME, without /chat/completions"
+    )
+    vision_url: str | None = option(
+        None, metavar="URL", help="address of the endpoint of a vision model openai:NAME (default: that of --text_url)"
+    )
+    api_key_env: str | None = option(None, metavar="NAME", help="environment variable with the key of the endpoints")
+    concurrency: Positive = option(4, metavar="N", help="number of concurrent requests")
+    timeout_s: float = option(120.0, metavar="S", help="time limit of a request, in seconds")
+    tries: Positive = option(6, metavar="N", help="largest number of requests per answer")
+    backoff_s: float = option(
+        1.0, metavar="S", help="seconds before the second request; doubled before each further one"
+    )
+    batch_size: Positive = option(8, metavar="N", help="prompts per batch of transformers")
+    max_new_tokens: Positive = option(256, metavar="N", help="longest answer in tokens")
+    error_rate: Fraction = option(
+        0.15, metavar="X", help="share of the facts that the describer of scenes gets wrong, in [0, 1]"
+    )
+    mention_rate: Fraction = option(
+        0.85, metavar="X", help="share of the facts that the describer of scenes mentions, in [0, 1]"
+    )
+    seed: int = option(0, metavar="N", help="seed of the describer of scenes, and of sampling")
+
+
+@dataclass
+class _Run:
+    heading: ClassVar[str] = "run"
+
+    overwrite: bool = option(
+        False, help="write the shards again, for other models or settings; known answers are kept"
+    )
+    attempts: Positive = option(
+        3, metavar="N", help="largest number of answers per prompt, until one passes the checks"
+    )
+    max_words: Positive = option(120, metavar="N", help="longest accepted answer in words")
+    rows_at_once: Positive = option(64, metavar="N", help="rows per batch of prompts")
+    max_failures: Positive = option(20, metavar="N", help="stop after this many failures in a row")
+    retry_quarantined: bool = option(False, help="ask again for rows whose answers were bad")
+    embed_images: bool = option(False, help="store images in the file, not their paths")
+    tokenizer: str | None = option(
+        None,
+        metavar="NAME",
+        help="tokenizer whose tokens are counted; the paper uses CLIP's (default: scenes:siglip-held-out on scenes, else none)",
+    )
+
+
+@dataclass
+class BoostOptions(_Backends, _Run, EngineOptions, DatasetOptions, PublicationOptions):
     """Visual Caption Boosting (No Detail Left Behind, section 2).
 
     A language model blends the references of an image into a BlendCap, a vision model describes the image (VisualCap), and
@@ -52,74 +108,6 @@ class BoostOptions(EngineOptions, DatasetOptions, PublicationOptions):
     """
 
     output: Path = option(Path("boosted"), metavar="DIR", help="folder to write into")
-    text: str | None = option(
-        None,
-        metavar="BACKEND",
-        group="backends",
-        help="language model that writes BlendCap and HolisticCap, as listed below",
-    )
-    vision: str | None = option(
-        None, metavar="BACKEND", group="backends", help="vision model that writes VisualCap, as listed below"
-    )
-    text_revision: str | None = option(
-        None, metavar="REV", group="backends", help="branch, tag or commit of the language model"
-    )
-    vision_revision: str | None = option(
-        None, metavar="REV", group="backends", help="branch, tag or commit of the vision model"
-    )
-    text_url: str | None = option(
-        None,
-        metavar="URL",
-        group="backends",
-        help="address of the endpoint of a language model openai:NAME, without /chat/completions",
-    )
-    vision_url: str | None = option(
-        None,
-        metavar="URL",
-        group="backends",
-        help="address of the endpoint of a vision model openai:NAME (default: that of --text_url)",
-    )
-    api_key_env: str | None = option(
-        None, metavar="NAME", group="backends", help="environment variable with the key of the endpoints"
-    )
-    concurrency: Positive = option(4, metavar="N", group="backends", help="number of concurrent requests")
-    timeout_s: float = option(120.0, metavar="S", group="backends", help="time limit of a request, in seconds")
-    tries: Positive = option(6, metavar="N", group="backends", help="largest number of requests per answer")
-    backoff_s: float = option(
-        1.0, metavar="S", group="backends", help="seconds before the second request; doubled before each further one"
-    )
-    batch_size: Positive = option(8, metavar="N", group="backends", help="prompts per batch of transformers")
-    max_new_tokens: Positive = option(256, metavar="N", group="backends", help="longest answer in tokens")
-    error_rate: Fraction = option(
-        0.15,
-        metavar="X",
-        group="backends",
-        help="share of the facts that the describer of scenes gets wrong, in [0, 1]",
-    )
-    mention_rate: Fraction = option(
-        0.85, metavar="X", group="backends", help="share of the facts that the describer of scenes mentions, in [0, 1]"
-    )
-    seed: int = option(0, metavar="N", group="backends", help="seed of the describer of scenes, and of sampling")
-    overwrite: bool = option(
-        False, group="run", help="write the shards again, for other models or settings; known answers are kept"
-    )
-    attempts: Positive = option(
-        3,
-        metavar="N",
-        group="run",
-        help="largest number of answers per prompt, until one passes the checks",
-    )
-    max_words: Positive = option(120, metavar="N", group="run", help="longest accepted answer in words")
-    rows_at_once: Positive = option(64, metavar="N", group="run", help="rows per batch of prompts")
-    max_failures: Positive = option(20, metavar="N", group="run", help="stop after this many failures in a row")
-    retry_quarantined: bool = option(False, group="run", help="ask again for rows whose answers were bad")
-    embed_images: bool = option(False, group="run", help="store images in the file, not their paths")
-    tokenizer: str | None = option(
-        None,
-        metavar="NAME",
-        group="run",
-        help="tokenizer whose tokens are counted; the paper uses CLIP's (default: scenes:siglip-held-out on scenes, else none)",
-    )
 
     @property
     def uses_shards(self) -> bool:

@@ -1,7 +1,4 @@
-"""Cleaning and checks of answers, by word lists and counts.
-
-The checks find the common formal errors of language models. They do not check whether an answer is true; see `conflicts.py`.
-"""
+"""Prompts of the paper, and cleaning and checks of answers."""
 
 from __future__ import annotations
 
@@ -17,8 +14,7 @@ from hf_captionrl.data.columns import clean_caption
 # Appendix A.1. Differs from it by: the number of references in the first sentence is that of the data (5 in the
 # paper), and turns are separated by one line break, which the printed paper does not show.
 
-STAGES: tuple[str, ...] = ("blend", "visual", "holistic")
-"""BlendCap, VisualCap, HolisticCap: in this order."""
+STAGES = ("blend", "visual", "holistic")  # BlendCap, VisualCap, HolisticCap: in this order
 
 BLEND_SYSTEM = (
     "You are given a reference set of 5 image captions. Create a holistic caption to describe the same image by "
@@ -27,11 +23,7 @@ BLEND_SYSTEM = (
     "and adjectives other than what is given in reference set. Stop after the first period and do not ask any additional "
     "questions. Just complete the text. Three examples are shown below :"
 )
-"""System prompt of BlendCap."""
-
 VISUAL_PROMPT = "Briefly describe the content of the image."
-"""Prompt of VisualCap."""
-
 HOLISTIC_SYSTEM = (
     "In this task, your objective is to improve “Correct caption” by incorporating any additional information present in "
     "“New caption”. If there are conflicting details between the two captions regarding the objects or their attributes, "
@@ -40,7 +32,6 @@ HOLISTIC_SYSTEM = (
     "from “New caption” to “Correct caption”. Refrain from seeking further clarification and explanations; simply "
     "generate the caption. Three examples are shown below :"
 )
-"""System prompt of HolisticCap."""
 
 
 def _references(captions: Sequence[str]) -> str:
@@ -51,6 +42,7 @@ def _pair(correct: str, new: str) -> str:
     return f"Correct caption: {correct}\nNew noisy caption: {new}"
 
 
+# Worked examples: what the user says, and the answer.
 BLEND_EXAMPLES: tuple[tuple[str, str], ...] = (
     (
         _references(
@@ -89,8 +81,7 @@ BLEND_EXAMPLES: tuple[tuple[str, str], ...] = (
         "A bathroom with a toilet next to a white sink, mirror and toilet roll.",
     ),
 )
-"""Worked examples of BlendCap: what the user says, and the answer."""
-
+# The paper prints three "for brevity".
 HOLISTIC_EXAMPLES: tuple[tuple[str, str], ...] = (
     (
         _pair(
@@ -119,7 +110,6 @@ HOLISTIC_EXAMPLES: tuple[tuple[str, str], ...] = (
         "crayons and smiling at the camera.",
     ),
 )
-"""Worked examples of HolisticCap; the paper prints three "for brevity"."""
 
 
 def blend_prompt(image_id: str, references: Sequence[str]) -> Prompt:
@@ -142,9 +132,9 @@ def holistic_prompt(image_id: str, blend: str, visual: str) -> Prompt:
 
 
 # --- Cleaning and checks of answers, by word lists and counts --------------------------------------------------------
+# The checks find the common formal errors of language models, not whether an answer is true; see `conflicts.py`.
 
-MAX_ANSWER_WORDS = 120
-"""Longest accepted answer in words; the paper's VisualCaps have 51 on average, standard deviation 14 (Table 9)."""
+MAX_ANSWER_WORDS = 120  # the paper's VisualCaps have 51 on average, standard deviation 14 (Table 9)
 
 ANSWER_REMEDIES: dict[str, str] = {
     "answer_empty": "ask another model, or leave the image out",
@@ -156,7 +146,6 @@ ANSWER_REMEDIES: dict[str, str] = {
     "backend_failed": "give the same command again when the backend answers",
     "backend_rejected": "read the backend's message, fix the row, and use --retry_quarantined",
 }
-"""Remedy of each fault of an answer."""
 
 _LABEL = re.compile(
     r"^\W*(?:assistant|answer|caption|(?:holistic|blended|improved|correct|final|generated)\s+caption)\s*:[\s*]*", re.I
@@ -196,7 +185,7 @@ _NOTHING = frozenset(
     "none null nil n/a na nan nothing unknown undefined empty error ok okay yes no sure done caption answer assistant "
     "thanks hello".split()
 ) | {"no caption", "not available", "not applicable", "thank you"}
-_ECHO_WORDS = 6  # this many consecutive words of an instruction do not occur in a caption by chance
+
 _ENGLISH = frozenset(
     "a an the of in on at with and is are to for from by near next over under behind front while it its this that there "
     "his her their some two three as into onto up down has have being who which".split()
@@ -225,14 +214,14 @@ _CAPTION_WORDS = frozenset(
 )
 
 
-def clean_answer(text: str) -> str:
-    """Extract the caption from an answer: one line, without a preamble, quotes, or invented further turns.
+def _without_preamble(text: str) -> str:
+    """Without a role name, "Sure! Here is the caption:", or any first line that ends in a colon."""
+    return _PREAMBLE.sub("", _LABEL.sub("", text.strip()))
 
-    A preamble is a role name, "Sure! Here is the caption:", or any first line that ends in a colon.
-    """
-    text = _PREAMBLE.sub("", _LABEL.sub("", text.strip()))
-    text = _NEXT_TURN.sub("", _LABEL.sub("", text))
-    text = clean_caption(text)
+
+def clean_answer(text: str) -> str:
+    """Extract the caption from an answer: one line, without a preamble, quotes, or invented further turns."""
+    text = clean_caption(_NEXT_TURN.sub("", _LABEL.sub("", _without_preamble(text))))
     for first, last in (('"', '"'), ("“", "”"), ("'", "'")):
         if len(text) > 1 and text[0] == first and text[-1] == last and first not in text[1:-1]:
             text = text[1:-1].strip()
@@ -240,11 +229,8 @@ def clean_answer(text: str) -> str:
 
 
 def is_truncated(text: str) -> bool:
-    """Whether the caption of an answer that reached the length limit is incomplete.
-
-    It is complete if the model had started another turn or an explanation before the limit.
-    """
-    return _NEXT_TURN.search(_PREAMBLE.sub("", _LABEL.sub("", text.strip()))) is None
+    """Whether an answer that reached the length limit lacks part of its caption: no further turn had started before it."""
+    return _NEXT_TURN.search(_without_preamble(text)) is None
 
 
 def _words(text: str) -> list[str]:
@@ -266,15 +252,13 @@ def _is_english(text: str, prompt: Prompt) -> bool:
     return foreign <= familiar and 4 * familiar >= len(words)
 
 
-_INSTRUCTIONS = tuple(f" {' '.join(_words(text))} " for text in (BLEND_SYSTEM, HOLISTIC_SYSTEM, VISUAL_PROMPT))
-
-
-def _echoes(text: str, prompt: Prompt) -> bool:
-    """Whether six consecutive words are those of an instruction."""
+def _runs(text: str) -> set[tuple[str, ...]]:
+    """All runs of six consecutive words, which do not occur in a caption and an instruction by chance."""
     words = _words(text)
-    instructions = (*_INSTRUCTIONS, f" {' '.join(_words(prompt.system))} ")
-    runs = (f" {' '.join(words[at : at + _ECHO_WORDS])} " for at in range(len(words) - _ECHO_WORDS + 1))
-    return any(run in instruction for run in runs for instruction in instructions)
+    return {tuple(words[at : at + 6]) for at in range(len(words) - 5)}
+
+
+_INSTRUCTIONS = set[tuple[str, ...]]().union(*map(_runs, (BLEND_SYSTEM, HOLISTIC_SYSTEM, VISUAL_PROMPT)))
 
 
 def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS) -> tuple[str, str] | None:
@@ -298,12 +282,11 @@ def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS
     if _REFUSAL.search(text[:_REFUSAL_WITHIN]):
         return "answer_refuses", f"the answer {shown} is a refusal"
     lowered = text.lower()
-    copied = any(lowered == answer.lower() for _, answer in prompt.examples)
+    copied = lowered in (prompt.user.lower(), *(answer.lower() for _, answer in prompt.examples))
     if (
         copied
-        or lowered == prompt.user.lower()
         or any(mark in lowered for mark in _PROMPT_MARKS)
-        or _echoes(text, prompt)
+        or _runs(text) & (_INSTRUCTIONS | _runs(prompt.system))
     ):
         return "answer_repeats_prompt", f"the answer {shown} repeats the prompt"
     words = len(text.split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle  # for the name of its error # nosec B403
@@ -10,7 +9,6 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,6 @@ from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.model_files import hub_name, read_object
 
 # --- Reads one pickle of tensors (`weights_only=True`). Pickles of weights are opened nowhere else --------------------
-
-# Keys under which published training code stores the weights.
-_WRAPPERS = ("state_dict", "model", "model_state_dict", "module")
 
 
 def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -49,7 +44,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
             "state dict, torch.save(model.state_dict(), ...)."
         ) from error
     others: list[str] = []
-    for key in _WRAPPERS:
+    for key in ("state_dict", "model", "model_state_dict", "module"):  # of published training code
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             others += [str(name) for name in loaded if name != key]
             loaded = loaded[key]
@@ -90,6 +85,12 @@ _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "README*", "LI
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Pickles of a Trainer, which are not weights.
 _STATE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state\S*)\.(bin|pt|pth)")
+# Kind of a folder, and names of its pickle and of the new file, by its configuration.
+_CONFIGS = {
+    "adapter_config.json": ("adapter", "adapter_model.bin", "adapter_model.safetensors"),
+    "open_clip_config.json": ("open_clip model", "open_clip_pytorch_model.bin", "open_clip_model.safetensors"),
+    "config.json": ("transformers model", "pytorch_model.bin", "model.safetensors"),
+}
 
 
 def convert(
@@ -107,8 +108,7 @@ def convert(
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"{str(output)!r} exists. Use another output, or remove it first.")
     place = Path(source) if os.path.exists(source) else _downloaded(source, revision, with_weights=True)
-    configs = ("config.json", "adapter_config.json", "open_clip_config.json")
-    if place.is_dir() and not any((place / name).is_file() for name in configs):
+    if place.is_dir() and not any((place / name).is_file() for name in _CONFIGS):
         found = _pickles(place)
         if len(found) != 1:
             raise ValueError(
@@ -117,45 +117,46 @@ def convert(
             )
         place = found[0]
     report = Report("tensors", source, str(output))
-    if output.suffix == ".safetensors":  # the tensors of one file under their names
-        if not place.is_file():
-            raise ValueError(f"{str(output)!r} is a file, but {source!r} is a folder. Use a folder as output.")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
-            _unpickle(place, Path(scratch) / output.name, report)
-            (Path(scratch) / output.name).rename(output)
-        report.written = [FileRecord.of(output)]
-        return report
-    with _new_folder(output) as folder:
-        if place.is_dir():
-            _write_folder(place, folder, report, with_code)
+    is_file = output.suffix == ".safetensors"  # the tensors of one file under their names
+    if is_file and not place.is_file():
+        raise ValueError(f"{str(output)!r} is a file, but {source!r} is a folder. Use a folder as output.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
+        new = Path(scratch) / output.name  # gets its place when it is complete
+        if is_file:
+            _unpickle(place, new, report)
         else:
-            _write_checkpoint(place, folder, report, config, image_size, clipcap)
-        if with_code:
-            export_code(folder)
-            report.notes.append(
-                "The folder contains ClipCap's code, which transformers loads with trust_remote_code=True."
-            )
-        if not report.written:
-            report.written = [FileRecord.of(path) for path in sorted(folder.glob("*.safetensors"))]
+            new.mkdir()
+            if place.is_dir():
+                _write_folder(place, new, report, with_code)
+            else:
+                _write_checkpoint(place, new, report, config, image_size, clipcap)
+            if with_code:
+                export_code(new)
+                report.notes.append(
+                    "The folder contains ClipCap's code, which transformers loads with trust_remote_code=True."
+                )
+        report.written = [FileRecord.of(path) for path in ([new] if is_file else sorted(new.glob("*.safetensors")))]
+        if output.is_dir():
+            output.rmdir()
+        new.rename(output)
     return report
 
 
-@contextlib.contextmanager
-def _new_folder(output: Path) -> Iterator[Path]:
-    """A folder that gets its name when it is complete, and is removed on an error."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    try:
-        yield folder
-        mask = os.umask(0)
-        os.umask(mask)
-        folder.chmod(0o777 & ~mask)
-        if output.is_dir():
-            output.rmdir()
-        folder.rename(output)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _write_checkpoint(
+    place: Path, folder: Path, report: Report, config: str | None, image_size: int | None, clipcap: dict[str, Any]
+) -> None:
+    """A file of published code: tensors renamed, with a configuration."""
+    like = None
+    if config is not None:
+        like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
+    safe = folder.parent / "tensors.safetensors"
+    _unpickle(place, safe, report)
+    write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
+    if like is not None and report.kind != "ClipCap captioner":
+        report.copied = _copy(like, folder)
+    if not (folder / "tokenizer_config.json").is_file():
+        report.notes.append("The folder has no tokenizer. Use --config with a folder or name that has one.")
 
 
 def _downloaded(name: str, revision: str | None, *, with_weights: bool) -> Path:
@@ -186,12 +187,7 @@ def _pickles(folder: Path) -> list[Path]:
 
 def _write_folder(place: Path, folder: Path, report: Report, with_code: bool) -> None:
     """A folder of transformers, PEFT or open_clip: the same files, with weights as safetensors."""
-    if (place / "adapter_config.json").is_file():
-        report.kind, source, target = "adapter", "adapter_model.bin", "adapter_model.safetensors"
-    elif (place / "open_clip_config.json").is_file():
-        report.kind, source, target = "open_clip model", "open_clip_pytorch_model.bin", "open_clip_model.safetensors"
-    else:
-        report.kind, source, target = "transformers model", "pytorch_model.bin", "model.safetensors"
+    report.kind, source, target = next(names for name, names in _CONFIGS.items() if (place / name).is_file())
     index = place / "pytorch_model.bin.index.json"
     safe = sorted(place.glob("*.safetensors"))
     if safe and with_code:
@@ -242,36 +238,8 @@ def _copy(place: Path, folder: Path) -> list[str]:
     return copied
 
 
-def _write_checkpoint(
-    place: Path, folder: Path, report: Report, config: str | None, image_size: int | None, clipcap: dict[str, Any]
-) -> None:
-    """A file of published code: tensors renamed, with a configuration."""
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        safe = Path(scratch) / "tensors.safetensors"
-        _unpickle(place, safe, report)
-        like = None
-        if config is not None:
-            like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
-        write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
-        if like is not None and report.kind != "ClipCap captioner":
-            report.copied = _copy(like, folder)
-        if not (folder / "tokenizer_config.json").is_file():
-            report.notes.append("The folder has no tokenizer. Use --config with a folder or name that has one.")
-
-
 def convert_checkpoint(options: ConvertOptions) -> None:
     """Convert, and print sizes and hashes."""
-    names = ("vision_model", "language_model", "num_mapper_heads")
-    clipcap: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
-    report = convert(
-        options.source,
-        options.output,
-        revision=options.revision,
-        config=options.config,
-        image_size=options.image_size,
-        with_code=options.with_code,
-        normalize_image_embeds=options.normalize_image_embeds,
-        stop_at_period=options.stop_at_period,
-        **clipcap,
-    )
+    values = {name: value for name, value in vars(options).items() if value is not None}
+    report = convert(**{name: value for name, value in values.items() if name not in ("json", "traceback")})
     print(json.dumps(asdict(report)) if options.json else "\n".join(report.lines()))

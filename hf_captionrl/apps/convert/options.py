@@ -65,10 +65,7 @@ class ConvertOptions(CommandOptions):
     )
     normalize_image_embeds: bool = option(False, group="ClipCap", help="the model was trained with --normalize_prefix")
     num_mapper_heads: Positive | None = option(
-        None,
-        group="ClipCap",
-        metavar="N",
-        help="number of attention heads of a transformer mapper (default: 8)",
+        None, group="ClipCap", metavar="N", help="number of attention heads of a transformer mapper (default: 8)"
     )
     stop_at_period: bool = option(True, group="ClipCap", help="captions end at a full stop")
     with_code: bool = option(

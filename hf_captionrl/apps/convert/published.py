@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -12,20 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_captionrl.captioners import clipcap
 from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.utils.io import atomic_write_text, write_json
-from hf_captionrl.utils.model_files import model_path, read_config
+from hf_captionrl.utils.model_files import model_path, read_config, read_object
 
 if TYPE_CHECKING:
     from hf_captionrl.captioners.clipcap import ClipCapForConditionalGeneration
 
 
 # --- Sizes of a model from the shapes of its tensors, and a comparison of two sets of shapes -------------------------
-
-HEAD_WIDTH = 64  # of an attention head in BERT, ViT, CLIP and BLIP of every published size
 
 
 def layer_count(names: Iterable[str], prefix: str) -> int:
@@ -34,11 +32,11 @@ def layer_count(names: Iterable[str], prefix: str) -> int:
 
 
 def head_count(width: int, given: int | None = None) -> int:
-    """Number of attention heads: the given one, or the width divided by that of a standard head."""
-    heads = given or width // HEAD_WIDTH
+    """Number of attention heads: the given one, or those of width 64, as in BERT, ViT, CLIP and BLIP of every size."""
+    heads = given or width // 64
     if not heads or width % heads:
         raise ValueError(
-            f"A width of {width} cannot be split into {f'{given} heads' if given else f'heads of {HEAD_WIDTH}'}. Use --config with a "
+            f"A width of {width} cannot be split into {f'{given} heads' if given else 'heads of 64'}. Use --config with a "
             "folder whose config.json has the number of heads."
         )
     return heads
@@ -86,13 +84,13 @@ class FileRecord:
 class Report:
     """Files that a conversion read and wrote."""
 
-    kind: str  # what the source is, such as `"transformers"` or `"blip"`
+    kind: str  # what the source is
     source: str
-    output: str  # folder or file that was written
+    output: str
     read: list[FileRecord] = field(default_factory=list)
     written: list[FileRecord] = field(default_factory=list)
     copied: list[str] = field(default_factory=list)  # names of other files
-    notes: list[str] = field(default_factory=list)  # notes for the user
+    notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """The report as text."""
@@ -103,26 +101,27 @@ class Report:
 
 
 # --- Captioners of BLIP's published code, renamed for `BlipForConditionalGeneration` ---------------------------------
-# The renaming is documented by transformers' `convert_blip_original_pytorch_to_hf.py`.
+# The renaming is documented by transformers' `convert_blip_original_pytorch_to_hf.py`. Names that no rule knows stay as they
+# are, and the comparison with the model class refuses them.
+
+
+def _renamed(name: str, rules: Mapping[str, str]) -> str:
+    for theirs, ours in rules.items():
+        name = name.replace(theirs, ours)
+    return name
+
 
 _POSITIONS = "vision_model.embeddings.position_embedding"
 _PATCHES = "vision_model.embeddings.patch_embedding.weight"
-_LAYER = re.compile(r"visual_encoder\.blocks\.(\d+)\.(.+)")
-_BLIP_OUTSIDE = {
+_BLIP_RULES = {
     "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
     "visual_encoder.pos_embed": _POSITIONS,
-    "visual_encoder.patch_embed.proj.weight": _PATCHES,
-    "visual_encoder.patch_embed.proj.bias": "vision_model.embeddings.patch_embedding.bias",
-    "visual_encoder.norm.weight": "vision_model.post_layernorm.weight",
-    "visual_encoder.norm.bias": "vision_model.post_layernorm.bias",
-}
-_BLIP_INSIDE = {
-    "attn.qkv": "self_attn.qkv",
-    "attn.proj": "self_attn.projection",
-    "norm1": "layer_norm1",
-    "norm2": "layer_norm2",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
+    "visual_encoder.patch_embed.proj": "vision_model.embeddings.patch_embedding",
+    "visual_encoder.norm": "vision_model.post_layernorm",
+    "visual_encoder.blocks": "vision_model.encoder.layers",
+    ".attn.qkv": ".self_attn.qkv",
+    ".attn.proj": ".self_attn.projection",
+    ".norm": ".layer_norm",
 }
 # Parts of the pretraining checkpoint that captioning does not use.
 _DROPPED = frozenset(
@@ -145,20 +144,8 @@ def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         part = name.partition(".")[0]
         if part in _DROPPED:
             dropped.add(part)
-        elif name.endswith(".position_ids"):
-            continue  # a buffer that transformers creates
-        elif part == "text_decoder":
-            found[name] = value
-        elif name in _BLIP_OUTSIDE:
-            found[_BLIP_OUTSIDE[name]] = value
-        else:
-            layer = _LAYER.fullmatch(name)
-            inner, _, kind = (layer[2] if layer else "").rpartition(".")
-            if layer is None or inner not in _BLIP_INSIDE:
-                raise ValueError(
-                    f"{name} is not a tensor of BLIP's published captioner. Use a checkpoint as it was released."
-                )
-            found[f"vision_model.encoder.layers.{layer[1]}.{_BLIP_INSIDE[inner]}.{kind}"] = value
+        elif not name.endswith(".position_ids"):  # a buffer that transformers creates
+            found[name if part == "text_decoder" else _renamed(name, _BLIP_RULES)] = value
     return found, sorted(dropped)
 
 
@@ -215,29 +202,23 @@ def blip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
 # --- CLIP of OpenAI's published code, renamed for transformers' `CLIPModel` ------------------------------------------
 # The renaming is documented by transformers' `convert_clip_original_pytorch_to_hf.py`.
 
-_BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)")
-_CLIP_OUTSIDE = {
+_CLIP_RULES = {
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
     "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
-    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
-    "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",
-    "visual.ln_pre.bias": "vision_model.pre_layrnorm.bias",
-    "visual.ln_post.weight": "vision_model.post_layernorm.weight",
-    "visual.ln_post.bias": "vision_model.post_layernorm.bias",
-    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+    "visual.conv1": "vision_model.embeddings.patch_embedding",
+    "visual.ln_pre": "vision_model.pre_layrnorm",
+    "visual.ln_post": "vision_model.post_layernorm",
+    "visual.transformer.resblocks": "vision_model.encoder.layers",
+    "transformer.resblocks": "text_model.encoder.layers",
+    "token_embedding": "text_model.embeddings.token_embedding",
     "positional_embedding": "text_model.embeddings.position_embedding.weight",
-    "ln_final.weight": "text_model.final_layer_norm.weight",
-    "ln_final.bias": "text_model.final_layer_norm.bias",
-    "logit_scale": "logit_scale",
-}
-_TRANSPOSED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
-_CLIP_INSIDE = {
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "attn.out_proj": "self_attn.out_proj",
+    "ln_final": "text_model.final_layer_norm",
+    ".ln_": ".layer_norm",
+    ".attn.": ".self_attn.",
     "mlp.c_fc": "mlp.fc1",
     "mlp.c_proj": "mlp.fc2",
 }
+_TRANSPOSED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
 _NUMBERS = ("input_resolution", "context_length", "vocab_size")  # settings that OpenAI's archives store as tensors
 
 
@@ -250,27 +231,14 @@ def clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
         )
     found: dict[str, Tensor] = {}
     for name, value in state.items():
-        block = _BLOCK.fullmatch(name)
-        if name in _NUMBERS:
-            continue
-        if name in _CLIP_OUTSIDE:
-            found[_CLIP_OUTSIDE[name]] = value
-            continue
         if name in _TRANSPOSED:
             found[_TRANSPOSED[name]] = value.T.contiguous()
-            continue
-        module, _, kind = (block[3] if block else "").rpartition(".")
-        layer = f"{'vision_model' if block and block[1] else 'text_model'}.encoder.layers.{block[2] if block else ''}"
-        if block and block[3] in ("attn.in_proj_weight", "attn.in_proj_bias"):
-            kind = block[3].rpartition("_")[2]
+        elif ".attn.in_proj_" in name:
+            layer, kind = _renamed(name, _CLIP_RULES).split(".in_proj_")
             for letter, part in zip("qkv", value.chunk(3), strict=True):
-                found[f"{layer}.self_attn.{letter}_proj.{kind}"] = part.clone()
-        elif module in _CLIP_INSIDE:
-            found[f"{layer}.{_CLIP_INSIDE[module]}.{kind}"] = value
-        else:
-            raise ValueError(
-                f"{name} is not a tensor of OpenAI's published CLIP. Use a checkpoint as it was released."
-            )
+                found[f"{layer}.{letter}_proj.{kind}"] = part.clone()
+        elif name not in _NUMBERS:
+            found[_renamed(name, _CLIP_RULES)] = value
     return found
 
 
@@ -308,8 +276,7 @@ def clip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
 # --- Checkpoints of ClipCap's published code: the mapper (`clip_project.*`) and usually GPT-2 (`gpt.*`) --------------
 # The vision tower, the tokenizer and the shape of the language model come from other checkpoints.
 
-MAPPER, CLIPCAP_LANGUAGE_MODEL = "clip_project.", "gpt."
-CAUSAL_MASK = re.compile(r"\.attn\.(masked_)?bias$")  # buffers of old versions of GPT-2, which computes its mask today
+MAPPER = "clip_project."
 
 
 def mapper_settings(state: dict[str, Tensor], width: int) -> dict[str, Any]:
@@ -348,16 +315,16 @@ def assemble_clipcap(
     """Build the model of a published checkpoint; also returns its processor, and whether only the mapper was stored."""
     found: dict[str, Tensor] = {}
     for name, value in state.items():
-        if CAUSAL_MASK.search(name):
+        if re.search(
+            r"\.attn\.(masked_)?bias$", name
+        ):  # buffers of old versions of GPT-2, which computes its mask today
             continue
-        if name.startswith(MAPPER):
-            found["mapper." + name.removeprefix(MAPPER)] = value
-        elif name.startswith(CLIPCAP_LANGUAGE_MODEL):
-            found["language_model." + name.removeprefix(CLIPCAP_LANGUAGE_MODEL)] = value
-        else:
+        part, _, rest = name.partition(".")
+        if part not in ("clip_project", "gpt"):
             raise ValueError(
-                f"{name} belongs to neither {MAPPER}* nor {CLIPCAP_LANGUAGE_MODEL}*. Use a checkpoint of ClipCap as it was released."
+                f"{name} belongs to neither clip_project.* nor gpt.*. Use a checkpoint of ClipCap as it was released."
             )
+        found[f"{'mapper' if part == 'clip_project' else 'language_model'}.{rest}"] = value
     mapper_alone = not any(name.startswith("language_model.") for name in found)
     width = read_config(model_path(language_model)).hidden_size
     model, processor = assemble(
@@ -391,15 +358,10 @@ AUTO_MAPS: dict[str, dict[str, str]] = {
 MODULES = ("configuration_clipcap", "modeling_clipcap", "processing_clipcap")
 
 
-def export_code(folder: Path) -> list[Path]:
+def export_code(folder: Path) -> None:
     """Write the code, and add it to the `auto_map` of the configurations."""
-    configs: dict[Path, dict[str, Any]] = {}
-    for name, auto_map in AUTO_MAPS.items():
-        path = folder / name
-        if not path.is_file():
-            raise ValueError(f"{folder} has no {name}. Save the model and its processor there first.")
-        configs[path] = {**json.loads(path.read_text(encoding="utf-8")), "auto_map": auto_map}
-    model_type = configs[folder / "config.json"].get("model_type")
+    configs = {name: read_object(folder / name) for name in AUTO_MAPS}
+    model_type = configs["config.json"].get("model_type")
     if model_type != "clipcap":
         raise ValueError(
             f"{folder} has a model of type {model_type!r}, not 'clipcap'. Use --with_code only for ClipCap."
@@ -407,9 +369,8 @@ def export_code(folder: Path) -> list[Path]:
     source = Path(str(clipcap.__file__)).parent
     for module in MODULES:
         atomic_write_text(folder / f"{module}.py", (source / f"{module}.py").read_text(encoding="utf-8"))
-    for path, config in configs.items():
-        write_json(path, config)
-    return [*(folder / f"{module}.py" for module in MODULES), *configs]
+    for name, config in configs.items():
+        write_json(folder / name, config | {"auto_map": AUTO_MAPS[name]})
 
 
 # --- Any of these checkpoints, identified by the names of its tensors ------------------------------------------------
@@ -435,7 +396,14 @@ def write_published(
             f"image_size is {image_size}, but {report.source!r} is not a captioner of BLIP. Leave it out."
         )
     if any(name.startswith(MAPPER) for name in names):
-        _write_clipcap(state, folder, report, clipcap)
+        report.kind = "ClipCap captioner"
+        settings = {"vision_model": VISION_MODEL, "language_model": LANGUAGE_MODEL, "stop_at_period": True, **clipcap}
+        model, processor, mapper_alone = assemble_clipcap(state, **settings)
+        if mapper_alone:
+            language_model = f"The language model is {settings['language_model']} as published."
+            report.notes.append(f"The checkpoint contains only the mapper. {language_model}")
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
     elif is_blip:
         _write_blip(state, folder, report, like, image_size)
     elif {"visual.proj", "token_embedding.weight"} <= names or "visual.layer1.0.conv1.weight" in names:
@@ -445,18 +413,6 @@ def write_published(
             f"{report.source!r} has tensors such as {min(names)}, which are not names of the published code of BLIP, CLIP and "
             "ClipCap. Use an output that ends in .safetensors to keep the names, or a folder with a config.json."
         )
-
-
-def _write_clipcap(state: dict[str, Tensor], folder: Path, report: Report, settings: dict[str, Any]) -> None:
-    report.kind = "ClipCap captioner"
-    settings = {"vision_model": VISION_MODEL, "language_model": LANGUAGE_MODEL, "stop_at_period": True, **settings}
-    model, processor, mapper_alone = assemble_clipcap(state, **settings)
-    if mapper_alone:
-        report.notes.append(
-            f"The checkpoint contains only the mapper. The language model is {settings['language_model']} as published."
-        )
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
 
 
 def _write_blip(
@@ -506,8 +462,6 @@ def _config_of(like: Path | None, model_type: str) -> Any:
 
 def _save(state: dict[str, Tensor], config: Any, model_class: Any, folder: Path) -> None:
     """Write weights and configuration, if the weights fit the model class."""
-    from safetensors.torch import save_file
-
     config.dtype = next(iter(state.values())).dtype
     with torch.device("meta"):
         wrong = misfits(state, model_class(config).state_dict())
@@ -516,7 +470,6 @@ def _save(state: dict[str, Tensor], config: Any, model_class: Any, folder: Path)
             f"The checkpoint does not match {model_class.__name__}: {wrong}. Use a checkpoint as it was released, and "
             "--config of the same model."
         )
-    save_file(
-        {name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
+    state = {name: value.contiguous() for name, value in state.items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
     config.save_pretrained(folder)

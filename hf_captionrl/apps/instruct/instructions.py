@@ -20,7 +20,6 @@ from hf_captionrl.utils.io import read_jsonl
 
 logger = logging.getLogger(__name__)
 
-_COLUMNS = ("instruction", "output")
 _FILES = {".json", ".jsonl", ".ndjson", ".parquet"}
 
 
@@ -50,7 +49,7 @@ def _read_file(path: Path) -> datasets.Dataset:
 
 def to_prompts(rows: datasets.Dataset, *, max_bad_fraction: float = 0.05) -> datasets.Dataset:
     """Alpaca's columns as trl's prompt and completion."""
-    missing = [column for column in _COLUMNS if column not in rows.column_names]
+    missing = [column for column in ("instruction", "output") if column not in rows.column_names]
     if missing:
         raise ValueError(
             f"The instructions have no column {missing[0]!r}; there are {rows.column_names}. Alpaca's format is "
@@ -106,31 +105,23 @@ def load_instructions(
 
 TINY_LLAMA = "tiny-llama"  # model name that selects it in a recipe
 
-_SPECIAL = ["<unk>", "<s>", "</s>"]
-
-
-def _tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=_SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    unknown, begin, end = _SPECIAL
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token=unknown, bos_token=begin, eos_token=end, pad_token=unknown
-    )
-
 
 def tiny_llama(
     texts: Iterable[str], *, vocab_size: int = 1024, width: int = 64, layers: int = 2, seed: int = 0
 ) -> tuple[Any, Any]:
     """A LLaMA with random weights, and a byte-level BPE tokenizer of 259 to `vocab_size` tokens, trained on the texts."""
-    tokenizer = _tokenizer(texts, vocab_size)
+    bpe = Tokenizer(models.BPE(unk_token="<unk>"))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from transformers import AutoTokenizer
@@ -21,7 +20,7 @@ from hf_captionrl.metrics.columns import Column, table_columns
 from hf_captionrl.metrics.words import caption_statistics
 from hf_captionrl.utils.io import read_jsonl, write_jsonl
 from hf_captionrl.utils.model_files import load_language_model
-from hf_captionrl.utils.options import Positive, check_values
+from hf_captionrl.utils.options import Positive, check_values, documented
 
 # --- Scores of answers relative to reference answers, by category, with intervals ------------------------------------
 # Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", appendix B and Table 7, after
@@ -56,10 +55,7 @@ class Rating:
 
 
 def parse_scores(reply: str) -> tuple[float, float] | None:
-    """The two scores in a judge's reply: those of the first line with exactly two numbers from 1 to 10.
-
-    Returns scores of the answers shown first and second; None if there is no such line.
-    """
+    """The two scores in a judge's reply: those of the first line with exactly two numbers from 1 to 10, or None."""
     for line in reply.splitlines():
         numbers = [float(found.split("/")[0].replace("\u2212", "-")) for found in _NUMBER.findall(line)]
         if len(numbers) == 2 and all(WORST <= number <= BEST for number in numbers):
@@ -80,14 +76,7 @@ def answer_statistics(answers: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def relative_scores(
-    ratings: Sequence[Rating],
-    *,
-    categories: Mapping[str, str] = CATEGORIES,
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
-    seed: int = 0,
-) -> dict[str, Any]:
+def relative_scores(ratings: Sequence[Rating], *, num_resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
     """Scores of the answers divided by those of the reference answers; above 1 they are better.
 
     Reference: Yue et al. 2023, appendix B, Table 7, which multiplies by 100. Differs from it by: each pair is judged in
@@ -96,9 +85,8 @@ def relative_scores(
     """
     if not ratings:
         raise ValueError("There are no ratings. Ask a judge first, or check why all its replies failed.")
-    settings: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
     result: dict[str, Any] = {}
-    for name in ("overall", *categories):
+    for name in ("overall", *CATEGORIES):
         mine = [r for r in ratings if name in ("overall", r.category)]
         if not mine:
             continue
@@ -106,7 +94,8 @@ def relative_scores(
         result[name] = math.fsum(above) / math.fsum(below)
         questions = [r.question_id for r in mine]
         if len(set(questions)) > 1:
-            result[f"{name}_ci"] = bootstrap_interval(above, weights=below, groups=questions, **settings)
+            settings: dict[str, Any] = {"groups": questions, "num_resamples": num_resamples, "seed": seed}
+            result[f"{name}_ci"] = bootstrap_interval(above, weights=below, **settings)
     of_question: dict[str, dict[bool, list[float]]] = {}
     for rating in ratings:
         orders = of_question.setdefault(rating.question_id, {})
@@ -197,21 +186,6 @@ def answer_questions(
 
 # --- Judges of answers: an OpenAI-compatible endpoint, a local model, or a file of ratings ---------------------------
 
-NO_ANSWER = "(no answer)"  # replaces an empty answer
-
-
-class JudgeError(RuntimeError):
-    """A judge cannot be reached, or its reply cannot be read."""
-
-
-@contextlib.contextmanager
-def _as_judge_error() -> Iterator[None]:
-    """An error that would affect every question; it stops the judge."""
-    try:
-        yield
-    except BackendError as error:
-        raise JudgeError(str(error)) from None
-
 
 @dataclass
 class Ratings:
@@ -219,16 +193,6 @@ class Ratings:
 
     ratings: list[Rating] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)  # question id and beginning of each reply that could not be read
-
-
-class Judge(Protocol):
-    """Rates the answers of one model."""
-
-    name: str
-
-    def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-        """Rate each answer beside its question's reference answer, in both orders."""
-        ...
 
 
 def judge_prompt(question: str, first: str, second: str) -> str:
@@ -243,62 +207,62 @@ def judge_prompt(question: str, first: str, second: str) -> str:
     )
 
 
-def rate_pairs(ask: Callable[[str], str], questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-    """Ask a text model to judge every answer, in both orders; an empty one is shown as `(no answer)`."""
-    result = Ratings()
-    for question, answer in zip(questions, answers, strict=True):
-        if not question.reference.strip():
-            raise ValueError(
-                f"Question {question.question_id!r} has no reference answer to compare with. Pass "
-                "--reference_answers, a JSON Lines file with question_id and text."
-            )
-        shown = answer if answer.strip() else NO_ANSWER
-        for candidate_first in (True, False):
-            pair = (shown, question.reference) if candidate_first else (question.reference, shown)
-            reply = ask(judge_prompt(question.text, *pair))
-            scores = parse_scores(reply)
-            if scores is None:
-                result.failed.append(f"{question.question_id}: {reply[:80]!r}")
-                continue
-            candidate, reference = scores if candidate_first else scores[::-1]
-            result.ratings.append(
-                Rating(question.question_id, question.category, candidate, reference, candidate_first)
-            )
-    return result
+class Judge:
+    """Rates the answers of one model; subclasses reply to one prompt, or have the ratings."""
+
+    name: str
+
+    def ask(self, prompt: str) -> str:
+        """The reply to one prompt."""
+        raise NotImplementedError
+
+    def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
+        """Rate each answer beside its question's reference answer, in both orders; an empty one is `(no answer)`."""
+        result = Ratings()
+        for question, answer in zip(questions, answers, strict=True):
+            if not question.reference.strip():
+                raise ValueError(
+                    f"Question {question.question_id!r} has no reference answer to compare with. Pass "
+                    "--reference_answers, a JSON Lines file with question_id and text."
+                )
+            shown = answer if answer.strip() else "(no answer)"
+            for first in (True, False):
+                pair = (shown, question.reference) if first else (question.reference, shown)
+                reply = self.ask(judge_prompt(question.text, *pair))
+                scores = parse_scores(reply)
+                if scores is None:
+                    result.failed.append(f"{question.question_id}: {reply[:80]!r}")
+                    continue
+                candidate, reference = scores if first else scores[::-1]
+                result.ratings.append(Rating(question.question_id, question.category, candidate, reference, first))
+        return result
 
 
-class EndpointJudge:
+class EndpointJudge(Judge):
     """A model behind an OpenAI-compatible address, asked at temperature 0 by an [`HTTPBackend`] with these options."""
 
     def __init__(self, base_url: str, model: str, **options: Any) -> None:
         self.name = model
         self._url = base_url
         options = {"max_new_tokens": 512, "timeout_s": 120.0, "tries": 6, "backoff_s": 1.0, **options}
-        with _as_judge_error():
-            self._backend = HTTPBackend(base_url, model, seed=None, concurrency=1, **options)
+        self._backend = HTTPBackend(base_url, model, seed=None, concurrency=1, **options)
 
     def ask(self, prompt: str) -> str:
-        """Send one prompt."""
-        with _as_judge_error():
-            [(_, answer)] = self._backend.complete([Prompt("judge", "", prompt)])
+        [(_, answer)] = self._backend.complete([Prompt("judge", "", prompt)])
         if isinstance(answer, Failure):
-            raise JudgeError(
+            raise BackendError(
                 f"The judge at {self._url} failed: {answer.detail}. Check --judge_base_url and --judge_model, or try again "
                 "later; the answers are in answers.jsonl."
             )
         text = answer.text if isinstance(answer, Truncated) else answer
         if not text:
-            raise JudgeError(
+            raise BackendError(
                 f"The judge at {self._url} returned an empty reply. Check that {self.name!r} is a chat model."
             )
         return text
 
-    def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-        """See [`Judge`]."""
-        return rate_pairs(self.ask, questions, answers)
 
-
-class LocalJudge:
+class LocalJudge(Judge):
     """A causal language model of transformers, with greedy decoding and its chat template, if it has one."""
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str = "local", max_new_tokens: int = 64) -> None:
@@ -312,25 +276,19 @@ class LocalJudge:
         return cls(load_language_model(name), tokenizer, name=Path(name).name, **kwargs)
 
     def ask(self, prompt: str) -> str:
-        """Generate the reply to one prompt."""
-        if self._tokenizer.chat_template:
+        has_template = bool(self._tokenizer.chat_template)
+        if has_template:
             messages = [{"role": "user", "content": prompt}]
             prompt = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            encoded = self._tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-        else:
-            encoded = self._tokenizer(prompt, return_tensors="pt")
+        encoded = self._tokenizer(prompt, return_tensors="pt", add_special_tokens=not has_template)
         ids = encoded["input_ids"].to(self._model.device)
         with torch.no_grad():
             settings = {"do_sample": False, "max_new_tokens": self._max_new_tokens}
             written = self._model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
         return self._tokenizer.decode(written[0, ids.size(1) :], skip_special_tokens=True)
 
-    def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-        """See [`Judge`]."""
-        return rate_pairs(self.ask, questions, answers)
 
-
-class FileJudge:
+class FileJudge(Judge):
     """Ratings from a file of JSON Lines, for example by people.
 
     A line has `model` (row name), `question_id`, `candidate` and `reference` (scores from 1 to 10), and optionally
@@ -341,34 +299,25 @@ class FileJudge:
         self.name = Path(path).name
         self._rows: list[tuple[str, Rating]] = []
         for number, row in read_jsonl(path):
-            values = row if isinstance(row, dict) else {}
-            scores, first = (
-                [values.get(name) for name in ("candidate", "reference")],
-                values.get("candidate_first", True),
-            )
-            numbers = [score for score in scores if isinstance(score, int | float) and not isinstance(score, bool)]
-            fair = len(numbers) == 2 and all(WORST <= number <= BEST for number in numbers)
+            values: dict[str, Any] = row if isinstance(row, dict) else {}
+            scores: list[Any] = [values.get("candidate"), values.get("reference")]
+            first = values.get("candidate_first", True)
+            fair = all(type(score) in (int, float) and WORST <= score <= BEST for score in scores)
             if not fair or not isinstance(first, bool) or not {"model", "question_id"} <= values.keys():
                 raise ValueError(
                     f"Line {number} of {self.name} is not a rating: {row!r:.80}. Write model, question_id, candidate and "
                     "reference, scores from 1 to 10."
                 )
-            rating = Rating(str(row["question_id"]), "", row["candidate"], row["reference"], first)
-            self._rows.append((str(row["model"]), rating))
+            self._rows.append((str(row["model"]), Rating(str(row["question_id"]), "", scores[0], scores[1], first)))
 
     def rate(self, model: str, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-        """The ratings of one model."""
         category = {question.question_id: question.category for question in questions}
-        result = Ratings(
-            [
-                replace(rating, category=category[rating.question_id])
-                for name, rating in self._rows
-                if name == model and rating.question_id in category
-            ]
+        found = [rating for name, rating in self._rows if name == model and rating.question_id in category]
+        rated = {rating.question_id for rating in found}
+        return Ratings(
+            [replace(rating, category=category[rating.question_id]) for rating in found],
+            [f"{name}: not in {self.name}" for name in category if name not in rated],
         )
-        rated = {rating.question_id for rating in result.ratings}
-        result.failed = [f"{i}: not in {self.name}" for i in category if i not in rated]
-        return result
 
 
 # --- Answers of several language models to the same questions: the judge, the table and the file of answers ----------
@@ -390,34 +339,24 @@ ANSWER_COLUMNS: tuple[Column, ...] = (
 class JudgeArguments:
     """The questions, and the judge of the answers."""
 
-    questions: str | None = field(
-        default=None,
-        metadata={"help": "File in the format of Vicuna's question.jsonl. None: the questions of this package."},
+    questions: str | None = documented(
+        None, "File in the format of Vicuna's question.jsonl. None: the questions of this package."
     )
-    reference_answers: str | None = field(
-        default=None, metadata={"help": "JSON Lines with question_id and text, for questions without a reference."}
+    reference_answers: str | None = documented(
+        None, "JSON Lines with question_id and text, for questions without a reference."
     )
-    answer_max_new_tokens: Positive = field(default=512, metadata={"help": "Maximum length of an answer in tokens."})
-    judge: Literal["none", "endpoint", "model", "file"] = field(
-        default="none",
-        metadata={
-            "help": "Judge of the answers: 'none', 'endpoint' (OpenAI-compatible), 'model' (of transformers) or 'file' (of ratings)."
-        },
+    answer_max_new_tokens: Positive = documented(512, "Maximum length of an answer in tokens.")
+    judge: Literal["none", "endpoint", "model", "file"] = documented(
+        "none",
+        "Judge of the answers: 'none', 'endpoint' (OpenAI-compatible), 'model' (of transformers) or 'file' (of ratings).",
     )
-    judge_base_url: str | None = field(
-        default=None, metadata={"help": "Address of the endpoint, such as http://localhost:8000/v1."}
+    judge_base_url: str | None = documented(None, "Address of the endpoint, such as http://localhost:8000/v1.")
+    judge_model: str | None = documented(None, "Name of the judge: at the endpoint, or a folder or a name on the Hub.")
+    judge_key_variable: str = documented(
+        "JUDGE_API_KEY", "Environment variable with the endpoint's key, if it needs one."
     )
-    judge_model: str | None = field(
-        default=None, metadata={"help": "Name of the judge: at the endpoint, or a folder or a name on the Hub."}
-    )
-    judge_key_variable: str = field(
-        default="JUDGE_API_KEY",
-        metadata={"help": "Environment variable with the endpoint's key, if it needs one."},
-    )
-    judge_ratings: str | None = field(default=None, metadata={"help": "JSON Lines of ratings, for judge='file'."})
-    answers: str | None = field(
-        default=None, metadata={"help": "answers.jsonl of an earlier run, to judge its answers without training."}
-    )
+    judge_ratings: str | None = documented(None, "JSON Lines of ratings, for judge='file'.")
+    answers: str | None = documented(None, "answers.jsonl of an earlier run, to judge its answers without training.")
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -453,7 +392,7 @@ def answer_row(
                 scores = relative_scores(found.ratings, seed=seed)
                 row["judge_signature"] = scores.pop("signature")
                 row |= scores
-        except JudgeError as error:
+        except BackendError as error:
             reason = str(error)
     for key in (*CATEGORIES, "overall"):
         if row[key] is None:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from PIL import Image
 
+from hf_captionrl.data import open_still
 from hf_captionrl.data.options import load_split
 from hf_captionrl.evaluation.caption_files import read_files
 from hf_captionrl.evaluation.pages import embedded_image, render_html
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 from hf_captionrl.retrieval.neighbours import normalised
+from hf_captionrl.utils.io import atomic_write_text, write_json
 
 if TYPE_CHECKING:
     import datasets
@@ -32,26 +34,16 @@ if TYPE_CHECKING:
 # Two designs: DiscriTune's retrieval study (section 5.3, Appendix A) and SMILE's rating study (section 3.2). The same
 # inputs and seed give a byte-identical study.
 #
-# Legend: N images, D features.
-
-_CANDIDATES = 4  # groups of images that are tried per control
-_SURE = 0.9  # smallest probability with which the scorer finds the image of a control
+# Legend: N images, M texts, D features.
 
 
 def draw_sets(
-    features: Any,
-    num_sets: int,
-    *,
-    rows: Sequence[int] | None = None,
-    set_size: int = 10,
-    max_similarity: float = 0.8,
+    features: Any, num_sets: int, *, rows: Sequence[int] | None = None, set_size: int = 10, max_similarity: float = 0.8
 ) -> list[list[int]]:
-    """Disjoint sets of a target and its nearest neighbours.
+    """Disjoint sets of a target and its nearest neighbours, from features `(N, D)`.
 
     Reference: DiscriTune, Appendix A. Neighbours with a cosine above 0.8 are often copies and are skipped. Targets are tried
     in the order of `rows`; targets with too few free neighbours are skipped.
-
-    `features` are `(N, D)`.
     """
     unit = normalised(features)
     order = list(range(len(unit)) if rows is None else rows)
@@ -88,15 +80,14 @@ def draw_controls(
 ) -> list[tuple[list[int], str]]:
     """Easy control questions: random images, and a human caption that fits only one of them.
 
-    Images are grouped in the order of `rows`. The target of a group is the image that the scorer finds with the highest
-    probability by one of its captions. Groups with a probability of at most 0.9 are skipped; the surest groups are used.
-
-    `features` are `(N, D)`; `encode` gives text features `(M, D)`.
+    Images, with features `(N, D)`, are grouped in the order of `rows`, and 4 groups are tried per control. The target of a
+    group is the image that the scorer finds with the highest probability by one of its captions, whose features `encode`
+    gives as `(M, D)`. Groups with a probability of at most 0.9 are skipped; the surest groups are used.
     """
     unit = normalised(features)
     groups = [list(rows[at : at + set_size]) for at in range(0, len(rows) - set_size + 1, set_size)]
     found: list[tuple[float, list[int], str]] = []
-    for group in groups[: num_controls * _CANDIDATES]:
+    for group in groups[: 4 * num_controls]:
         asked = [(place, text) for place, row in enumerate(group) for text in captions[row] if text.strip()]
         if not asked:
             continue
@@ -105,16 +96,19 @@ def draw_controls(
         own = chances[range(len(asked)), [place for place, _ in asked]]
         best = int(own.argmax())
         place, text = asked[best]
-        if float(own[best]) > _SURE:
+        if float(own[best]) > 0.9:
             found.append((float(own[best]), [group[place], *group[:place], *group[place + 1 :]], text))
     found.sort(key=lambda control: -control[0])
     return [(images, text) for _, images, text in found[:num_controls]]
 
 
+def _num_blocks(num_sets: int, num_systems: int, block_size: int) -> int:
+    return max(num_systems, -(-num_sets * num_systems // block_size))
+
+
 def deal_blocks(num_sets: int, num_systems: int, block_size: int, rng: random.Random) -> list[list[tuple[int, int]]]:
     """Distribute pairs of a set and a system over blocks of equal size, each set at most once per block."""
-    number_of_blocks = max(num_systems, -(-num_sets * num_systems // block_size))
-    blocks: list[list[tuple[int, int]]] = [[] for _ in range(number_of_blocks)]
+    blocks: list[list[tuple[int, int]]] = [[] for _ in range(_num_blocks(num_sets, num_systems, block_size))]
     for number in rng.sample(range(num_sets), num_sets):
         # The smallest blocks, ties at random: sizes differ by at most one.
         chosen = sorted(rng.sample(range(len(blocks)), len(blocks)), key=lambda block: len(blocks[block]))
@@ -200,8 +194,14 @@ KEY_FORMAT, ANSWERS_FORMAT = "captionrl study key 1", "captionrl study answers 1
 PARTICIPANT = r"[A-Za-z0-9._\-]{1,40}"
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
-RATING_SCALES = ("descriptiveness", "accuracy", "fluency")  # of SMILE
-SCORES = 5  # best rating; the worst is 1
+SCALE_TEXTS: dict[str, tuple[str, str]] = {
+    "descriptiveness": ("Descriptiveness", "How much correct detail of the image does it give?"),
+    "accuracy": ("Accuracy", "Does everything it says fit the image?"),
+    "fluency": ("Fluency", "Is it well-formed and natural?"),
+}
+RATING_SCALES = tuple(SCALE_TEXTS)  # of SMILE
+SCORE_WORDS = ("terrible", "poor", "fair", "good", "excellent")  # ratings from 1 to 5 (SMILE, Table 2)
+SCORES = len(SCORE_WORDS)
 
 
 @dataclass(frozen=True)
@@ -218,6 +218,16 @@ class Answers:
     path: Path
 
 
+def _json(path: Path, format: str, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what}not JSON ({error})") from None
+    if not isinstance(value, dict) or value.get("format") != format:
+        raise ValueError(f"{what}not a file with the format {format!r}")
+    return value
+
+
 def read_key(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The key of a study."""
     path = Path(folder) / KEY_FILE
@@ -225,12 +235,7 @@ def read_key(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise FileNotFoundError(
             f"There is no {KEY_FILE} in {str(folder)!r}. Name a folder of `captionrl study build`."
         )
-    try:
-        key = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}). Build the study again with the same arguments.") from None
-    if not isinstance(key, dict) or key.get("format") != KEY_FORMAT:
-        raise ValueError(f"{path} is not a {KEY_FORMAT!r}. Name a folder of `captionrl study build`.")
+    key = _json(path, KEY_FORMAT, f"{path} is ")
     if key.get("fingerprint") != study_fingerprint(key):
         raise ValueError(
             f"{path} was changed after it was written: its fingerprint {key.get('fingerprint')!r} does not match. Build "
@@ -252,20 +257,14 @@ def answers_checksum(value: Mapping[str, Any]) -> str:
 def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answers:
     """Read one file of answers and check it with the key."""
     path = Path(path)
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error}); ask for the file again") from None
-    if not isinstance(value, dict) or value.get("format") != ANSWERS_FORMAT:
-        raise ValueError("not a file of answers, which the page of a study downloads")
+    value = _json(path, ANSWERS_FORMAT, "")
     if value.get("study") != key["fingerprint"]:
         raise ValueError(f"answers of another study, {value.get('study')!r:.40}; this one is {key['fingerprint']!r}")
-    part, answers = value.get("part"), value.get("answers")
-    if not isinstance(part, str) or part not in key["parts"]:
-        raise ValueError(f"the page is {part!r:.40}, and this study has {', '.join(key['parts'])}")
-    for name, rule in {"participant": PARTICIPANT, "started": _TIME, "exported": _TIME}.items():
+    pages = "|".join(map(re.escape, key["parts"]))
+    for name, rule in {"part": pages, "participant": PARTICIPANT, "started": _TIME, "exported": _TIME}.items():
         if not isinstance(value.get(name), str) or not re.fullmatch(rule, value[name]):
-            raise ValueError(f"{name} is {value.get(name)!r:.60}, which the page of a study does not write")
+            raise ValueError(f"{name} is {value.get(name)!r:.60}, which a page of this study does not write")
+    part, answers = value["part"], value.get("answers")
     size, highest = (1, key["settings"]["set_size"]) if key["kind"] == "retrieval" else (len(RATING_SCALES), SCORES)
     asked = {question["id"] for question in key["parts"][part]}
     values: dict[str, tuple[int, ...]] = {}
@@ -274,15 +273,11 @@ def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answer
         question, given, ms = map((answer if isinstance(answer, dict) else {}).get, ("question", "values", "ms"))
         if not isinstance(question, str) or question not in asked or question in values:
             raise ValueError(f"answer {number} is not to a question of {part} that is still open: {answer!r:.60}")
-        numbers = [*given, ms] if isinstance(given, list) else []
-        if (
-            len(numbers) != size + 1
-            or any(type(n) is not int for n in numbers)
-            or not all(1 <= n <= highest for n in numbers[:-1])
-            or numbers[-1] < 0
-        ):
+        numbers = given if isinstance(given, list) else []
+        fair = len(numbers) == size and all(type(n) is int and 1 <= n <= highest for n in numbers)
+        if not fair or type(ms) is not int or ms < 0:
             raise ValueError(f"answer {number} needs {size} whole numbers from 1 to {highest}, and ms: {answer!r:.90}")
-        values[question], milliseconds[question] = tuple(numbers[:-1]), numbers[-1]
+        values[question], milliseconds[question] = tuple(numbers), ms
     if value.get("checksum") != answers_checksum(value):
         raise ValueError("the checksum does not match: the file was edited or damaged; ask for it again")
     return Answers(value["participant"], part, values, milliseconds, value["started"], value["exported"], path)
@@ -305,40 +300,45 @@ def collect_answers(
     if not files:
         raise ValueError("There are no answers: the folder has no .json file.")
     rejected: list[dict[str, str]] = []
+
+    def reject(path: Path, reason: object) -> None:
+        rejected.append({"file": path.name, "reason": str(reason)})
+
     sessions: dict[tuple[str, str], list[Answers]] = {}
     for path in files:
         try:
             found = read_answers(path, key)
         except (OSError, ValueError) as error:
-            rejected.append({"file": path.name, "reason": str(error)})
+            reject(path, error)
         else:
             sessions.setdefault((found.participant, found.part), []).append(found)
     kept: list[Answers] = []
     for (participant, part), several in sorted(sessions.items()):
-        if len({found.started for found in several}) > 1:
-            reason = (
-                f"{participant} attempted {part} more than once: {', '.join(found.path.name for found in several)}"
-            )
-            rejected += [{"file": found.path.name, "reason": reason} for found in several]
-            continue
         last = max(several, key=lambda found: (found.exported, len(found.values)))
-        reason = f"another download of the same answers of {participant}; the later {last.path.name} counts"
-        rejected += [{"file": found.path.name, "reason": reason} for found in several if found is not last]
         total = len(key["parts"][part])
-        if len(last.values) < total and not (allow_incomplete and last.values):
-            reason = f"incomplete: {participant} answered {len(last.values)} of {total} questions of {part}"
-            rejected.append({"file": last.path.name, "reason": reason})
+        is_twice = len({found.started for found in several}) > 1
+        for found in several:
+            if is_twice:
+                names = ", ".join(other.path.name for other in several)
+                reject(found.path, f"{participant} attempted {part} more than once: {names}")
+            elif found is not last:
+                reason = f"another download of the same answers of {participant}; the later {last.path.name} counts"
+                reject(found.path, reason)
+        if is_twice:
             continue
-        kept.append(last)
+        if len(last.values) < total and not (allow_incomplete and last.values):
+            reject(last.path, f"incomplete: {participant} answered {len(last.values)} of {total} questions of {part}")
+        else:
+            kept.append(last)
     if key["kind"] == "rating":
         # All pages have the same captions, so a participant may answer only one.
-        names = [found.participant for found in kept]
-        twice = [found for found in kept if names.count(found.participant) > 1]
-        for found in twice:
-            pages = ", ".join(other.part for other in twice if other.participant == found.participant)
-            reason = f"{found.participant} rated the same captions on several pages: {pages}"
-            rejected.append({"file": found.path.name, "reason": reason})
-        kept = [found for found in kept if found not in twice]
+        pages_of: dict[str, list[str]] = {}
+        for found in kept:
+            pages_of.setdefault(found.participant, []).append(found.part)
+        for found in kept:
+            if len(pages := pages_of[found.participant]) > 1:
+                reject(found.path, f"{found.participant} rated the same captions on several pages: {', '.join(pages)}")
+        kept = [found for found in kept if len(pages_of[found.participant]) == 1]
     return kept, rejected
 
 
@@ -347,14 +347,6 @@ def collect_answers(
 # security policy allows only the page's script and no requests.
 
 TEMPLATES = Path(__file__).parent / "templates"
-
-SCALE_TEXTS: dict[str, tuple[str, str]] = {
-    "descriptiveness": ("Descriptiveness", "How much correct detail of the image does it give?"),
-    "accuracy": ("Accuracy", "Does everything it says fit the image?"),
-    "fluency": ("Fluency", "Is it well-formed and natural?"),
-}
-SCORE_WORDS = ("terrible", "poor", "fair", "good", "excellent")  # ratings from 1 to 5 (SMILE, Table 2)
-_TITLES = {"retrieval": "Which image is it?", "rating": "How good is the caption?"}
 
 
 def render_study_page(
@@ -382,12 +374,11 @@ def render_study_page(
         small = image_of(image_id).copy()
         small.thumbnail((max_side, max_side))
         pictures.append(embedded_image(small))
+    shared: dict[str, Any] = {"kind": kind, "part": part, "pictures": pictures}
     return render_html(
         TEMPLATES,
         "study",
-        title=_TITLES[kind],
-        kind=kind,
-        part=part,
+        title="Which image is it?" if kind == "retrieval" else "How good is the caption?",
         num_questions=len(questions),
         set_size=len(questions[0]["images"]),
         scales=[] if kind == "retrieval" else [{"name": name, "text": text} for name, text in SCALE_TEXTS.values()],
@@ -395,36 +386,18 @@ def render_study_page(
         consent=[paragraph for paragraph in consent.split("\n") if paragraph.strip()],
         pattern=PARTICIPANT,
         example=shown,
-        pictures=pictures,
-        data={
-            "format": ANSWERS_FORMAT,
-            "kind": kind,
-            "study": study,
-            "part": part,
-            "questions": asked,
-            "pictures": pictures,
-        },
+        data={"format": ANSWERS_FORMAT, "study": study, "questions": asked, **shared},
+        **shared,
     )
 
 
 # --- `captionrl study build`: the pages and the key of a study -------------------------------------------------------
 
-_PAPER_SETS = 500  # of DiscriTune
-
-
-def _consent(arguments: StudyOptions) -> str:
-    """The text to agree to; checks the options that both designs share."""
-    if arguments.output.exists() and not arguments.output.is_dir():
-        raise ValueError(f"--output {str(arguments.output)!r} is a file. Name a folder.")
-    if arguments.consent is None:
-        return ""
-    if not arguments.consent.is_file():
-        raise FileNotFoundError(f"There is no file {str(arguments.consent)!r} for --consent.")
-    return arguments.consent.read_text(encoding="utf-8")
-
 
 def _load(arguments: StudyOptions) -> tuple[datasets.Dataset, list[str], dict[str, list[str]]]:
     """Data set, image ids, and for each system its first caption of each image; human captions are drawn at random."""
+    if arguments.consent is not None and not arguments.consent.is_file():
+        raise FileNotFoundError(f"There is no file {str(arguments.consent)!r} for --consent.")
     files = read_files(arguments.captions, arguments.names)
     split = load_split(arguments, quarantine_path=arguments.output / "quarantine.jsonl")
     ids = [str(i) for i in split.dataset["image_id"][:]]
@@ -446,25 +419,17 @@ def _write(
     settings: Mapping[str, Any],
     parts: dict[str, list[dict[str, Any]]],
     dataset: datasets.Dataset,
-    *,
-    consent: str,
     example: tuple[str, list[str], int] | None = None,
 ) -> None:
     """Write pages and key, and print a summary."""
-    from hf_captionrl.data import open_still
     from hf_captionrl.hub import public_values
-    from hf_captionrl.utils.io import atomic_write_text, write_json
 
     # How the study was made, without the folders of this machine.
     made = {"dataset": public_values(arguments.dataset), "split": arguments.split, "seed": arguments.seed}
-    key: dict[str, Any] = {
-        "format": KEY_FORMAT,
-        "kind": kind,
-        "systems": list(systems),
-        "settings": {**made, **settings},
-        "parts": parts,
-    }
+    key: dict[str, Any] = {"format": KEY_FORMAT, "kind": kind, "systems": list(systems)}
+    key |= {"settings": {**made, **settings}, "parts": parts}
     key["fingerprint"] = study_fingerprint(key)
+    consent = "" if arguments.consent is None else arguments.consent.read_text(encoding="utf-8")
     output = arguments.output
     pages = output / PAGES_FOLDER
     if (output / KEY_FILE).exists():
@@ -492,34 +457,29 @@ def _write(
         )
         atomic_write_text(pages / f"{part}.html", html)
     sizes = [len(questions) for questions in parts.values()]
-    said = {
-        "output": str(output),
-        "kind": kind,
-        "study": key["fingerprint"],
-        "systems": key["systems"],
-        "pages": [f"{PAGES_FOLDER}/{part}.html" for part in parts],
-        "questions": sum(sizes),
-        **key["settings"],
-    }
     if arguments.json:
-        print(json.dumps(said, ensure_ascii=False))
+        said = {"output": str(output), "kind": kind, "study": key["fingerprint"], "systems": key["systems"]}
+        said |= {"pages": [f"{PAGES_FOLDER}/{part}.html" for part in parts], "questions": sum(sizes)}
+        print(json.dumps({**said, **key["settings"]}, ensure_ascii=False))
         return
     print(f"{pages}: {len(sizes)} pages of {min(sizes)} to {max(sizes)} questions. Give one to each participant.")
     print(f"{output / KEY_FILE}: the key of study {key['fingerprint']}. Do not share it.")
     print(f"Score the returned files:\n  captionrl study score {output} FILES")
 
 
-def _draw_sets(arguments: RetrievalOptions, features: torch.Tensor, order: Sequence[int]) -> list[list[int]]:
-    size, wanted = arguments.set_size, arguments.num_sets or _PAPER_SETS
+def build_retrieval(arguments: RetrievalOptions) -> None:
+    """Build a retrieval study, or the same one again."""
+    from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
+
+    dataset, ids, systems = _load(arguments)
+    scorer = similarity_scorer(arguments)
+    features = features_of(arguments, dataset, scorer, arguments.features)
+    order = random.Random(f"images {arguments.seed}").sample(range(len(ids)), len(ids))
+    size, wanted = arguments.set_size, arguments.num_sets or 500  # of DiscriTune
     # Twice what one block and the example need, because not every group of images makes a control.
     reserved = 2 * (arguments.controls + 1) * size
-    sets = draw_sets(
-        features,
-        wanted,
-        rows=order[: max(len(order) - reserved, 0)],
-        set_size=size,
-        max_similarity=arguments.max_similarity,
-    )
+    rows = order[: max(len(order) - reserved, 0)]
+    sets = draw_sets(features, wanted, rows=rows, set_size=size, max_similarity=arguments.max_similarity)
     if not sets or (arguments.num_sets and len(sets) < wanted):
         raise ValueError(
             f"{len(sets)} sets of {size} could be made of {len(order)} images, but {wanted} are wanted; {reserved} images are "
@@ -527,28 +487,12 @@ def _draw_sets(arguments: RetrievalOptions, features: torch.Tensor, order: Seque
         )
     if len(sets) < wanted:
         print(f"captionrl study: {len(sets)} sets; the paper's {wanted} need {wanted * size} images", file=sys.stderr)
-    return sets
-
-
-def build_retrieval(arguments: RetrievalOptions) -> None:
-    """Build a retrieval study, or the same one again."""
-    consent = _consent(arguments)
-
-    from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
-
-    dataset, ids, systems = _load(arguments)
-    scorer = similarity_scorer(arguments)
-    features = features_of(arguments, dataset, scorer, arguments.features)
-    size = arguments.set_size
-    order = random.Random(f"images {arguments.seed}").sample(range(len(ids)), len(ids))
-    sets = _draw_sets(arguments, features, order)
     used = {row for images in sets for row in images}
-    blocks = max(len(systems), -(-len(sets) * len(systems) // arguments.block_size))
     controls = draw_controls(
         features,
         dataset["captions"][:],
         lambda texts: scorer.text_features(texts),
-        blocks * arguments.controls + 1,
+        _num_blocks(len(sets), len(systems), arguments.block_size) * arguments.controls + 1,
         rows=[row for row in order if row not in used],
         set_size=size,
         logit_scale=scorer.logit_scale,
@@ -570,21 +514,14 @@ def build_retrieval(arguments: RetrievalOptions) -> None:
         controls_per_block=arguments.controls,
         seed=arguments.seed,
     )
-    settings = {
-        "sets": len(sets),
-        "set_size": size,
-        "max_similarity": arguments.max_similarity,
-        "controls": arguments.controls,
-        "scorer": scorer.signature,
-    }
+    settings = {"sets": len(sets), "set_size": size, "max_similarity": arguments.max_similarity}
+    settings |= {"controls": arguments.controls, "scorer": scorer.signature}
     example = (example_caption, [ids[row] for row in shown], shown.index(example_rows[0]) + 1)
-    _write(arguments, "retrieval", systems, settings, parts, dataset, consent=consent, example=example)
+    _write(arguments, "retrieval", systems, settings, parts, dataset, example)
 
 
 def build_rating(arguments: RatingOptions) -> None:
     """Build a rating study, or the same one again."""
-    consent = _consent(arguments)
-
     dataset, ids, systems = _load(arguments)
     if len(ids) < arguments.num_images:
         raise ValueError(
@@ -598,4 +535,4 @@ def build_rating(arguments: RatingOptions) -> None:
         seed=arguments.seed,
     )
     settings = {"images": arguments.num_images, "raters": arguments.num_raters, "scales": list(RATING_SCALES)}
-    _write(arguments, "rating", systems, settings, parts, dataset, consent=consent)
+    _write(arguments, "rating", systems, settings, parts, dataset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, median
@@ -22,6 +23,7 @@ from hf_captionrl.metrics.bootstrap import (
 )
 from hf_captionrl.metrics.columns import Column
 from hf_captionrl.metrics.table import check_rows, escape_markdown, format_cell
+from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
 
 if TYPE_CHECKING:
     from hf_captionrl.apps.studies.build import Answers
@@ -31,20 +33,15 @@ if TYPE_CHECKING:
 # --- Agreement of raters beyond chance: Krippendorff's alpha, which scipy does not have ------------------------------
 # Legend: V different values.
 
-Level = Literal["nominal", "ordinal", "interval"]
-"""Whether values are only equal or different, can be ordered, or have distances."""
-
 
 def krippendorff_alpha(
-    ratings: Iterable[tuple[Hashable, Hashable, Any]], *, level: Level = "nominal"
+    ratings: Iterable[tuple[Hashable, Hashable, Any]], *, level: Literal["nominal", "ordinal", "interval"] = "nominal"
 ) -> dict[str, Any]:
     """Krippendorff's alpha: `1 - D_o / D_e`, observed over expected disagreement.
 
-    Reference: Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011. Raters need not rate
-    every unit; units with one rating are left out.
-
-    `ratings` are `(unit, person, value)`, at most one per person and unit; numbers for the ordinal and the interval
-    level.
+    Reference: Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011. `ratings` are `(unit, person, value)`, at most
+    one per person and unit. Units with one rating are left out. `level`: values are only equal or different, can be ordered,
+    or have distances.
     """
     of_unit: dict[Hashable, dict[Hashable, Any]] = {}
     for unit, person, value in ratings:
@@ -58,13 +55,8 @@ def krippendorff_alpha(
         given[person] = value
     units = [given for given in of_unit.values() if len(given) > 1]
     used = [value for given in units for value in given.values()]
-    result: dict[str, Any] = {
-        "alpha": None,
-        "level": level,
-        "units": len(units),
-        "ratings": len(used),
-        "people": len({person for given in units for person in given}),
-    }
+    people = {person for given in units for person in given}
+    result = {"alpha": None, "level": level, "units": len(units), "ratings": len(used), "people": len(people)}
     if not used:
         return {**result, "alpha_reason": "no unit was rated by two people"}
     different = sorted(set(used), key=repr) if level == "nominal" else sorted(set(used))
@@ -77,15 +69,14 @@ def krippendorff_alpha(
         # Ordered pairs of values of two people, weighted so that a unit counts as many pairs as it has values.
         coincidences += (np.outer(counts, counts) - np.diag(counts)) / (len(given) - 1)
     totals = coincidences.sum(axis=1)
+    if level == "interval":  # scaling by a power of two is exact and keeps squares finite; alpha does not change
+        numbers = np.asarray(different, dtype=np.float64)
+        places = np.ldexp(numbers, -int(np.frexp(np.abs(numbers).max())[1]))
+    else:  # a value's rank is the middle of its uses; distances are differences of ranks
+        places = np.cumsum(totals) - totals / 2
+    distances = (places[:, None] - places[None, :]) ** 2  # (V, V)
     if level == "nominal":
         distances = 1.0 - np.eye(len(different))
-    else:
-        if level == "interval":  # scaling by a power of two is exact and keeps squares finite; alpha does not change
-            numbers = np.asarray(different, dtype=np.float64)
-            places = np.ldexp(numbers, -int(np.frexp(np.abs(numbers).max())[1]))
-        else:  # a value's rank is the middle of its uses; distances are differences of ranks
-            places = np.cumsum(totals) - totals / 2
-        distances = (places[:, None] - places[None, :]) ** 2  # (V, V)
     observed = (coincidences * distances).sum()
     expected = (np.outer(totals, totals) * distances).sum() / (totals.sum() - 1)
     return {**result, "alpha": float(1 - observed / expected)}
@@ -137,37 +128,25 @@ def _intervals(
 
 
 def _pairs(
-    names: Sequence[str],
-    by_system: Mapping[str, Mapping[Hashable, float]],
-    key: str,
-    confidence: float,
-    seed: int,
+    names: Sequence[str], values: Iterable[tuple[str, Hashable, float]], key: str, seed: int
 ) -> list[dict[str, Any]]:
-    """Differences between systems on the groups (sets, images) with answers for both."""
-    found = []
-    for first, second in combinations(names, 2):
-        common = [group for group in by_system.get(first, {}) if group in by_system.get(second, {})]
-        entry: dict[str, Any] = {"a": first, "b": second, "measure": key, "num_groups": len(common)}
-        if len(common) < 2:
-            entry.update(difference=None, difference_reason="fewer than two groups have answers for both")
-        else:
-            tested = paired_test(
-                [by_system[first][group] for group in common],
-                [by_system[second][group] for group in common],
-                confidence=confidence,
-                seed=seed,
-            )
-            entry.update(difference=tested["difference"], difference_ci=tested["interval"], p_value=tested["p_value"])
-        found.append(entry)
-    return found
-
-
-def _by_group(values: Sequence[tuple[str, Hashable, float]]) -> dict[str, dict[Hashable, float]]:
-    """Mean of each group, by system."""
-    lists: dict[str, dict[Hashable, list[float]]] = {}
+    """Differences between systems on the groups (sets, images) with answers for both; values are (system, group, value)."""
+    lists: dict[str, dict[Hashable, list[float]]] = {name: {} for name in names}
     for system, group, value in values:
         lists.setdefault(system, {}).setdefault(group, []).append(value)
-    return {system: {group: fmean(many) for group, many in groups.items()} for system, groups in lists.items()}
+    found = []
+    for first, second in combinations(names, 2):
+        common = [group for group in lists[first] if group in lists[second]]
+        entry: dict[str, Any] = {"a": first, "b": second, "measure": key, "num_groups": len(common)}
+        if len(common) < 2:
+            entry |= {"difference": None, "difference_reason": "fewer than two groups have answers for both"}
+        else:
+            means = ([fmean(lists[name][group]) for group in common] for name in (first, second))
+            tested = paired_test(*means, seed=seed)
+            entry |= {"difference": tested["difference"], "difference_ci": tested["interval"]}
+            entry["p_value"] = tested["p_value"]
+        found.append(entry)
+    return found
 
 
 def score_picks(
@@ -176,7 +155,6 @@ def score_picks(
     *,
     set_size: int = 10,
     max_wrong_controls: int = 1,
-    confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -205,7 +183,7 @@ def score_picks(
         raise ValueError(
             f"No answers are left to score ({told or 'controls only'}). Raise --max_wrong_controls, or ask more participants."
         )
-    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    options = {"num_resamples": num_resamples, "seed": seed}
     rows = []
     for name in systems:
         own = [pick for pick in kept if pick.system == name]
@@ -219,21 +197,19 @@ def score_picks(
                 options,
                 interval=proportion_interval,
             )
-            row["accuracy_exact_ci"] = exact_interval(row["correct"], len(own), confidence=confidence)
+            row["accuracy_exact_ci"] = exact_interval(row["correct"], len(own))
         else:
             row |= {"accuracy": None, "accuracy_reason": "no answers, or all participants were dropped"}
         rows.append(row)
-    hits = _by_group([(str(p.system), p.group, float(p.value == p.right)) for p in kept])
+    hits = ((str(p.system), p.group, float(p.value == p.right)) for p in kept)
+    # Categories are positions, not images: the images of a set occur in no other set, so chance would be 0.
+    agreement = krippendorff_alpha(((p.part, p.group, p.system), p.participant, p.value) for p in kept)
     return {
         "rows": rows,
         "participants": participants,
         "dropped": dropped,
-        # Categories are positions, not images: the images of a set occur in no other set, so chance would be 0.
-        "agreement": [
-            {"measure": "pick"}
-            | krippendorff_alpha(((p.part, p.group, p.system), p.participant, p.value) for p in kept)
-        ],
-        "paired": _pairs(systems, hits, "accuracy", confidence, seed),
+        "agreement": [{"measure": "pick"} | agreement],
+        "paired": _pairs(systems, hits, "accuracy", seed),
         "chance": 1 / set_size,
         "signature": signature(
             study="retrieval",
@@ -250,8 +226,7 @@ def score_ratings(
     ratings: Sequence[Rating],
     systems: Sequence[str],
     *,
-    scales: Sequence[str] = ("descriptiveness", "accuracy", "fluency"),
-    confidence: float = 0.95,
+    scales: Sequence[str] = RATING_SCALES,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -260,7 +235,7 @@ def score_ratings(
     F1 = 2 D A / (D + A) of the means D and A, as in the table. F1 is homogeneous of degree one, so it equals the mean of its
     linearisation `(2 A^2 d + 2 D^2 a) / (D + A)^2` over ratings d and a; intervals and tests use the linearisation.
     """
-    options = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    options = {"num_resamples": num_resamples, "seed": seed}
     measures = (*scales, "f1")
     rows: list[dict[str, Any]] = []
     values: dict[str, list[tuple[str, Hashable, float]]] = {measure: [] for measure in measures}
@@ -278,26 +253,18 @@ def score_ratings(
         for measure, column in zip(measures, columns, strict=True):
             row |= _intervals(measure, column, [r.item for r in own], [r.participant for r in own], options)
             values[measure] += [(name, r.item, x) for r, x in zip(own, column, strict=True)]
-    counts: dict[str, int] = {}
-    for rating in ratings:
-        counts[rating.participant] = counts.get(rating.participant, 0) + 1
     agreement = []
     for place, scale in enumerate(scales):
         triples = [((r.item, r.system), r.participant, r.values[place]) for r in ratings]
-        agreement += [
-            {"measure": scale, **krippendorff_alpha(triples, level="ordinal")},
-            {"measure": scale, **krippendorff_alpha(triples, level="interval")},
-        ]
+        agreement.append({"measure": scale, **krippendorff_alpha(triples, level="ordinal")})
+        agreement.append({"measure": scale, **krippendorff_alpha(triples, level="interval")})
+    counts = sorted(Counter(rating.participant for rating in ratings).items())
     return {
         "rows": rows,
-        "participants": [{"participant": name, "answers": count} for name, count in sorted(counts.items())],
+        "participants": [{"participant": name, "answers": count} for name, count in counts],
         "dropped": [],
         "agreement": agreement,
-        "paired": [
-            entry
-            for measure in measures
-            for entry in _pairs(systems, _by_group(values[measure]), measure, confidence, seed)
-        ],
+        "paired": [entry for measure in measures for entry in _pairs(systems, values[measure], measure, seed)],
         "signature": signature(
             study="rating",
             scales=",".join(scales),
@@ -340,17 +307,10 @@ _LEGENDS = {
 }
 
 
-class _Table(NamedTuple):
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> dict[str, Any]:
     """One table of the result; columns with words are left-aligned."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-    @property
-    def words(self) -> list[bool]:
-        return [name in ("", "Measure", "Level", "Part", "Reason") for name in self.header]
+    words = [name in ("", "Measure", "Level", "Part", "Reason") for name in header]
+    return {"title": title, "header": header, "rows": rows, "note": note, "words": words}
 
 
 def _number(value: float | None, digits: int = 3) -> str:
@@ -361,23 +321,18 @@ def _range(interval: Sequence[float] | None) -> str:
     return "–" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
-def _systems(result: Mapping[str, Any]) -> _Table:
+def _tables(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     columns = _COLUMNS[result["kind"]]
     # A cell shows one interval, so the exact interval has another column.
     exact = {"exact": None, "exact_reason": None} if result["kind"] == "retrieval" else {}
-    rows = [{**row, **exact} for row in result["rows"]]
-    check_rows(rows, columns)
+    check_rows([{**row, **exact} for row in result["rows"]], columns)
 
     def cell(row: Mapping[str, Any], column: Column) -> str:
         return _range(row.get("accuracy_exact_ci")) if column.key == "exact" else format_cell(row, column)
 
-    cells = [[row["name"], *(cell(row, column) for column in columns)] for row in rows]
+    rows = [[row["name"], *(cell(row, column) for column in columns)] for row in result["rows"]]
     legend = _LEGENDS[result["kind"]].format(chance=result.get("chance", 0.0))
-    return _Table("Systems", ["", *(column.title for column in columns)], cells, legend)
-
-
-def _tables(result: Mapping[str, Any]) -> list[_Table]:
-    found = [_systems(result)]
+    found = [_table("Systems", ["", *(column.title for column in columns)], rows, legend)]
     if result["paired"]:
         note = (
             "On the sets of images, or images, with answers for both systems: two-sided paired randomisation test, not "
@@ -389,22 +344,22 @@ def _tables(result: Mapping[str, Any]) -> list[_Table]:
             row += [_range(pair.get("difference_ci")), _number(pair.get("p_value"), 4), str(pair["num_groups"])]
             rows.append(row)
         header = ["", "Measure", "Difference", "95 % interval", "p", "Groups"]
-        found.append(_Table("Differences", header, rows, note))
+        found.append(_table("Differences", header, rows, note))
     rows = []
     for entry in result["agreement"]:
         alpha = f"not run: {entry['alpha_reason']}" if entry["alpha"] is None else _number(entry["alpha"])
         rows.append([entry["measure"], entry["level"], alpha, str(entry["units"]), str(entry["people"])])
     header = ["", "Level", "Krippendorff's alpha", "Rated by two or more", "People"]
-    found.append(_Table("Agreement", header, rows))
+    found.append(_table("Agreement", header, rows))
     names = [name for name in result["participants"][0] if name != "participant"]
     rows = [[entry["participant"], *(str(entry[name]) for name in names)] for entry in result["participants"]]
-    found.append(_Table("Participants", ["", *(name.replace("_", " ").capitalize() for name in names)], rows))
+    found.append(_table("Participants", ["", *(name.replace("_", " ").capitalize() for name in names)], rows))
     if result["dropped"]:
         rows = [[entry["participant"], entry["part"], entry["reason"]] for entry in result["dropped"]]
-        found.append(_Table("Dropped participants", ["", "Part", "Reason"], rows))
+        found.append(_table("Dropped participants", ["", "Part", "Reason"], rows))
     if result["rejected"]:
         rows = [[entry["file"], entry["reason"]] for entry in result["rejected"]]
-        found.append(_Table("Files that do not count", ["", "Reason"], rows))
+        found.append(_table("Files that do not count", ["", "Reason"], rows))
     return found
 
 
@@ -416,15 +371,13 @@ def _titles(result: Mapping[str, Any]) -> tuple[str, str]:
 def study_markdown(result: Mapping[str, Any]) -> str:
     """The result as Markdown."""
     title, note = _titles(result)
-    parts = [f"# {title}\n\n{escape_markdown(note)}\n"]
+    lines = [f"# {title}\n", escape_markdown(note)]
     for table in _tables(result):
-        lines = [f"\n## {table.title}\n", "| " + " | ".join(map(escape_markdown, table.header)) + " |"]
-        lines.append("|" + "".join(":--|" if left else "--:|" for left in table.words))
-        lines += ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in table.rows]
-        if table.note:
-            lines.append(f"\n{escape_markdown(table.note)}")
-        parts.append("\n".join(lines) + "\n")
-    return "".join(parts)
+        lines += [f"\n## {table['title']}\n", "| " + " | ".join(map(escape_markdown, table["header"])) + " |"]
+        lines.append("|" + "".join(":--|" if left else "--:|" for left in table["words"]))
+        lines += ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in table["rows"]]
+        lines += [f"\n{escape_markdown(table['note'])}"] if table["note"] else []
+    return "\n".join(lines) + "\n"
 
 
 def study_html(result: Mapping[str, Any]) -> str:
@@ -474,8 +427,6 @@ def score(arguments: ScoreOptions) -> None:
     if not answers:
         told = "; ".join(f"{entry['file']}: {entry['reason']}" for entry in rejected[:3])
         raise ValueError(f"None of {len(rejected)} files of answers counts ({told}). Ask for valid files.")
-
-    from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
 
     result = {
         "kind": key["kind"],

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,13 +16,11 @@ import datasets
 from hf_captionrl.data.columns import parse_json, replace_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
-from hf_captionrl.retrieval.bags import BagFile, load_bags, save_bags
+from hf_captionrl.retrieval.bags import BagFile, bag_similarities, candidate_bags, curate_bags, load_bags, save_bags
 from hf_captionrl.utils.io import LineFile, atomic_file, atomic_write_bytes, atomic_write_text, write_json
 from hf_captionrl.utils.parts import refuse_other_settings
 
 if TYPE_CHECKING:
-    import torch
-
     from hf_captionrl.apps.truematch.options import BuildOptions
 
 
@@ -45,12 +43,9 @@ class Decision:
     """One line."""
 
     bag: str  # id of the bag, see [`bag_id`]
-    decision: Literal["keep", "drop"] | None  # `"keep"`, `"drop"`, or None to undo earlier decisions
+    decision: Literal["keep", "drop"] | None  # None to undo earlier decisions
     reason: str | None = None  # why the bag is dropped, a key of `REASONS`; None if no reason was given
     time: str | None = None  # UTC, as ISO 8601
-
-
-_FIELDS = ("bag", "decision", "reason", "time")
 
 
 def bag_id(image_ids: Sequence[str]) -> str:
@@ -61,21 +56,21 @@ def bag_id(image_ids: Sequence[str]) -> str:
 
 def check_decision(value: Any, where: str) -> Decision:
     """A decision from parsed JSON."""
-    bag, decision, reason, time = map((value if isinstance(value, dict) else {}).get, _FIELDS)
-    valid = (
-        isinstance(bag, str)
-        and bag
-        and "decision" in value
-        and decision in ("keep", "drop", None)
-        and (reason is None or (decision == "drop" and reason in tuple(REASONS)))
-        and (time is None or isinstance(time, str))
-    )
-    if not valid:
+    row = value if isinstance(value, dict) else {}
+    bag, decision, reason, time = map(row.get, ("bag", "decision", "reason", "time"))
+    if (
+        not isinstance(bag, str)
+        or not bag
+        or "decision" not in row
+        or decision not in ("keep", "drop", None)
+        or not (reason is None or (decision == "drop" and reason in tuple(REASONS)))
+        or not (time is None or isinstance(time, str))
+    ):
         raise ValueError(
             f'{where} is not a decision: {value!r:.80}. A line is {{"bag": "...", "decision": "keep", "drop" or null, "reason": null '
             f"or, of dropped bags, one of {', '.join(REASONS)}}}."
         )
-    return Decision(str(bag), decision, reason, time)
+    return Decision(bag, decision, reason, time)
 
 
 def _json(line: bytes) -> Any:
@@ -101,12 +96,10 @@ def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
 def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
     """The bags without those whose last decision is "drop"; undecided bags stay."""
     last = {decision.bag: decision.decision for decision in decisions}
-    kept = [number for number, bag in enumerate(file.bags) if last.get(bag_id(bag)) != "drop"]
+    kept = [pair for pair in zip(file.bags, file.similarities, strict=True) if last.get(bag_id(pair[0])) != "drop"]
     if not kept:
         raise ValueError(f"All {len(file.bags)} bags are dropped, so the benchmark is empty. Keep at least one.")
-    return replace(
-        file, bags=[file.bags[number] for number in kept], similarities=[file.similarities[number] for number in kept]
-    )
+    return replace(file, bags=[bag for bag, _ in kept], similarities=[similarity for _, similarity in kept])
 
 
 class DecisionWriter(LineFile):
@@ -210,9 +203,8 @@ def write_data(folder: str | Path, dataset: datasets.Dataset, *, embed_images: b
     return paths
 
 
-def write_truematch(folder: str | Path, bags: BagFile, manifest: Mapping[str, Any]) -> TrueMatch:
+def write_truematch(folder: Path, bags: BagFile, manifest: Mapping[str, Any]) -> TrueMatch:
     """Finish a benchmark whose data are written. Existing decisions stay."""
-    folder = Path(folder)
     save_bags(folder / BAGS_FILE, bags)
     if not (folder / DECISIONS_FILE).exists():
         atomic_write_bytes(folder / DECISIONS_FILE, b"")
@@ -241,32 +233,29 @@ def load_truematch(folder: str | Path) -> TrueMatch:
     return TrueMatch(folder, manifest, bags, own, len(lines) - len(own))
 
 
-def apply_decisions(folder: str | Path, decisions: str | Path | None = None) -> tuple[TrueMatch, int]:
+def apply_decisions(folder: Path, decisions: Path | None = None) -> tuple[TrueMatch, int]:
     """Add decisions from a file, such as the download of the review page, and write `kept.json` again.
 
     Existing decisions are not added again, so a file can be applied twice.
     """
-    folder = Path(folder)
     found = load_truematch(folder)
     added = 0
     if decisions is not None:
         new = read_decisions(decisions)
-        known = {bag_id(bag) for bag in found.bags.bags}
-        for number, line in enumerate(new, start=1):
-            if line.bag not in known:
-                raise ValueError(
-                    f"{decisions}: decision {number} is about bag {line.bag!r}, which is not in {folder}. Use a file of "
-                    "decisions on this benchmark."
-                )
+        if foreign := {line.bag for line in new} - {bag_id(bag) for bag in found.bags.bags}:
+            raise ValueError(
+                f"{decisions} has decisions about bags such as {min(foreign)!r}, which is not in {folder}. Use a file of "
+                "decisions on this benchmark."
+            )
         drop_bags(found.bags, [*found.decisions, *new])  # fails before anything is written if all bags are dropped
         with DecisionWriter(folder / DECISIONS_FILE) as writer:
             existing = set(writer.decisions)
-            last = {line.bag: (line.decision, line.reason) for line in writer.decisions}
+            last = {line.bag: astuple(line)[:3] for line in writer.decisions}
             for line in new:
                 # A line without a time cannot be recognised; it is a repetition if it does not change the decision.
-                if line in existing or (line.time is None and last.get(line.bag) == (line.decision, line.reason)):
+                if line in existing or (line.time is None and last.get(line.bag) == astuple(line)[:3]):
                     continue
-                last[line.bag] = (line.decision, line.reason)
+                last[line.bag] = astuple(line)[:3]
                 writer.append(line)
                 added += 1
         found = load_truematch(folder)
@@ -300,15 +289,9 @@ def write_truematch_card(found: TrueMatch) -> Path:
         tags=["image-captioning", "hf_captionrl", "truematch"],
         configs=[{"config_name": "default", "data_files": [{"split": "test", "path": f"{DATA_FOLDER}/*.parquet"}]}],
     )
-    text = render_template(
-        "truematch.md",
-        metadata=data.to_yaml(),
-        card=card,
-        manifest=manifest,
-        status=found.status(),
-        checked=checked,
-        files={"bags": BAGS_FILE, "kept": KEPT_FILE},
-    )
+    values = {"card": card, "manifest": manifest, "status": found.status(), "checked": checked}
+    files = {"bags": BAGS_FILE, "kept": KEPT_FILE}
+    text = render_template("truematch.md", metadata=data.to_yaml(), files=files, **values)
     check_card(text)
     return atomic_write_text(found.folder / "README.md", text)
 
@@ -324,37 +307,6 @@ def rewrite_truematch_card(folder: Path, changes: Mapping[str, str]) -> Path:
 
 # --- `captionrl truematch build`: find bags with Algorithms 1 and 2, and write the benchmark -------------------------
 
-_CURATED = (
-    "candidates by nearest neighbours, then the most similar disjoint ones (No Detail Left Behind, Algorithms 1 and 2)"
-)
-_PUBLISHED = "the paper's release, by COCO id; similarity measured here"
-
-
-def _mine(
-    arguments: BuildOptions, sizes: list[int], ids: list[str], features: torch.Tensor, signature: str
-) -> BagFile:
-    """Bags of all sizes, most similar first within a size."""
-    from hf_captionrl.data.benchmarks import load_published_bags, match_coco_ids
-    from hf_captionrl.retrieval import BagFile
-    from hf_captionrl.retrieval.bags import bag_similarities, candidate_bags, curate_bags
-
-    published = None
-    if arguments.published_bags is not None:
-        published = match_coco_ids(load_published_bags(arguments.published_bags, sizes), ids)
-    row = {image_id: number for number, image_id in enumerate(ids)}
-    bags: list[list[str]] = []
-    scores: list[float] = []
-    for size in sizes:
-        if published is None:
-            rows, score = curate_bags(*candidate_bags(features, size, device=arguments.device))
-            found = [[ids[i] for i in bag] for bag in rows.tolist()]
-        else:
-            found = published[size]
-            score = bag_similarities(features, [[row[i] for i in bag] for bag in found])
-        bags += found
-        scores += score.tolist()
-    return BagFile(bags, scores, signature, arguments.features, "truematch")
-
 
 def print_status(found: TrueMatch) -> None:
     """Print how many bags of each size are kept, dropped and undecided."""
@@ -369,31 +321,30 @@ def print_status(found: TrueMatch) -> None:
 
 def build(arguments: BuildOptions) -> None:
     """Build the benchmark, or resume an interrupted build."""
-    sizes = sorted(set(arguments.bag_sizes))
-    if arguments.output.exists() and not arguments.output.is_dir():
-        raise ValueError(f"--output {str(arguments.output)!r} is a file. Name a folder.")
-
+    from hf_captionrl.data.benchmarks import load_published_bags, match_coco_ids
     from hf_captionrl.evaluation.similarity import features_of, similarity_scorer
     from hf_captionrl.hub import public_values
     from hf_captionrl.utils.io import installed_versions
 
-    output: Path = arguments.output
+    sizes, output = sorted(set(arguments.bag_sizes)), arguments.output
     dataset = load_split(
-        arguments,
-        quarantine_path=output / "quarantine.jsonl",
-        require_captions=arguments.features == "multimodal",
+        arguments, quarantine_path=output / "quarantine.jsonl", require_captions=arguments.features == "multimodal"
     ).dataset
     ids = [str(i) for i in dataset["image_id"][:]]
     if len(ids) < sizes[-1]:
         raise ValueError(f"the split has {len(ids)} images, but a bag needs {sizes[-1]}. Lower --bag_sizes.")
     scorer = similarity_scorer(arguments)
+    method = "candidates by nearest neighbours, then the most similar disjoint ones "
+    method += "(No Detail Left Behind, Algorithms 1 and 2)"
+    if arguments.published_bags is not None:
+        method = "the paper's release, by COCO id; similarity measured here"
     settings = {
         "source": public_values(arguments.dataset),
         "split": arguments.split,
         "images": len(ids),
         "embed_images": not arguments.no_images,
         "sizes": sizes,
-        "method": _CURATED if arguments.published_bags is None else _PUBLISHED,
+        "method": method,
         "features": arguments.features,
         "scorer": scorer.signature,
         "seed": arguments.seed,
@@ -412,15 +363,23 @@ def build(arguments: BuildOptions) -> None:
     (output / MANIFEST_FILE).unlink(missing_ok=True)
     write_data(output, dataset, embed_images=not arguments.no_images)
     features = features_of(arguments, dataset, scorer, arguments.features)
-    bags = _mine(arguments, sizes, ids, features, scorer.signature)
-    manifest = {
-        "format": 1,
-        **settings,
-        "has_facts": "facts" in dataset.column_names,
-        "card": card,
-        "versions": installed_versions(),
-    }
-    found = write_truematch(output, bags, manifest)
+    published = None
+    if arguments.published_bags is not None:
+        published = match_coco_ids(load_published_bags(arguments.published_bags, sizes), ids)
+    row = {image_id: number for number, image_id in enumerate(ids)}
+    bags, scores = [], []
+    for size in sizes:  # most similar first within a size
+        if published is None:
+            rows, score = curate_bags(*candidate_bags(features, size, device=arguments.device))
+            bags += [[ids[i] for i in bag] for bag in rows.tolist()]
+        else:
+            score = bag_similarities(features, [[row[i] for i in bag] for bag in published[size]])
+            bags += published[size]
+        scores += score.tolist()
+    manifest = {"format": 1, **settings, "has_facts": "facts" in dataset.column_names, "card": card}
+    manifest["versions"] = installed_versions()
+    mined = BagFile(bags, scores, scorer.signature, arguments.features, "truematch")
+    found = write_truematch(output, mined, manifest)
     write_truematch_card(found)
     if arguments.json:
         said = {"bags": found.status(), "fingerprint": bags_fingerprint(found.kept)}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -18,7 +16,7 @@ from hf_captionrl.apps.truematch.review import TEMPLATES
 from hf_captionrl.cli.caption import CaptionOptions, write_captions
 from hf_captionrl.data.columns import parse_json
 from hf_captionrl.data.options import DatasetOptions, load_split
-from hf_captionrl.evaluation.caption_files import CaptionFile, read_caption_file, source_names
+from hf_captionrl.evaluation.caption_files import read_caption_file, source_names
 from hf_captionrl.evaluation.evaluator import TABLES, Evaluator, ScoredCaptions, compare_with_first, human_captions
 from hf_captionrl.evaluation.options import load_evaluators
 from hf_captionrl.evaluation.pages import render_html
@@ -54,36 +52,10 @@ def _caption(model: str, images: DatasetOptions, folder: Path) -> Path:
     return output
 
 
-def _files(arguments: EvaluateOptions, images: DatasetOptions, output_dir: Path) -> list[CaptionFile]:
-    """The captions to evaluate: those of files, then those of models."""
-    names = source_names([*arguments.captions, *arguments.models], arguments.names)
-    if not names and not arguments.references:
-        raise ValueError("There is nothing to evaluate. Use --captions, --models or --references.")
-    paths = list(arguments.captions)
-    # Files first, before anything slow.
-    given = [read_caption_file(path, name=name) for path, name in zip(paths, names, strict=False)]
-    for model, name in zip(arguments.models, names[len(paths) :], strict=True):
-        given.append(read_caption_file(_caption(model, images, output_dir), name=name))
-    return given
-
-
 def table_columns(sizes: Iterable[int]) -> list[Column]:
     """Columns of the table for these bag sizes."""
     known = {column.key: column for column in TABLES["ndlb"].columns}
     return [*map(bag_column, sorted(sizes)), *(known[key] for key in COLUMNS)]
-
-
-def _hits(row: Mapping[str, Any], bag_names: Mapping[int, Sequence[str]], ids: Sequence[str]) -> dict[str, Any]:
-    """Hit or miss per caption, with the id of its bag or image, so that a leaderboard can pair results."""
-    found = {}
-    for key, names in (
-        *((f"bag_{size}_recall_at_1", names) for size, names in bag_names.items()),
-        ("rd100_recall_at_1", ids),
-    ):
-        if row.get(key) is not None:
-            groups = [names[number] for number in row["groups"][key]]
-            found[key] = {"values": row["per_sample"][key], "groups": groups}
-    return found
 
 
 def evaluate(arguments: EvaluateOptions) -> None:
@@ -92,9 +64,10 @@ def evaluate(arguments: EvaluateOptions) -> None:
     bags = found.bags if arguments.all_bags else found.kept
     output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
 
-    for path in arguments.captions:
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no file {str(path)!r} for --captions.")
+    names = source_names([*arguments.captions, *arguments.models], arguments.names)
+    if not names and not arguments.references:
+        raise ValueError("There is nothing to evaluate. Use --captions, --models or --references.")
+    files = [read_caption_file(path, name=name) for path, name in zip(arguments.captions, names, strict=False)]
     images = arguments if arguments.dataset else replace(arguments, dataset=found.images, split="test")
     split = load_split(images, quarantine_path=output_dir / "quarantine.jsonl")
     dataset = split.dataset
@@ -103,7 +76,8 @@ def evaluate(arguments: EvaluateOptions) -> None:
         dataset = dataset.select([row for row, i in enumerate(dataset["image_id"][:]) if str(i) in wanted])
     ids = [str(i) for i in dataset["image_id"][:]]
     rows_of = bags.rows(ids)  # fails on missing images before any model is loaded
-    files = _files(arguments, images, output_dir)
+    for model, name in zip(arguments.models, names[len(files) :], strict=True):
+        files.append(read_caption_file(_caption(model, images, output_dir), name=name))
     aligned = [file.aligned(ids, split.all_ids) for file in files]
 
     held_out, _, reasons = load_evaluators(found.manifest["source"], arguments.scorer, "none")
@@ -112,8 +86,7 @@ def evaluate(arguments: EvaluateOptions) -> None:
         raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
     evaluator = Evaluator(dataset, held_out, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     evaluator.bags = rows_of
-    pairs = zip(files, aligned, strict=True)
-    scored = [ScoredCaptions(file.name, c, evaluator.references) for file, c in pairs]
+    scored = [ScoredCaptions(f.name, c, evaluator.references) for f, c in zip(files, aligned, strict=True)]
     if arguments.references:
         human = human_captions(evaluator)
         if human is None:
@@ -125,8 +98,16 @@ def evaluate(arguments: EvaluateOptions) -> None:
     rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in scored]
     signatures = rows[0]["signatures"]
     compare_with_first(rows, seed=arguments.seed)
-    names_of = {size: [bag_id([ids[row] for row in bag]) for bag in group] for size, group in rows_of.items()}
-    hits = {row["name"]: _hits(row, names_of, ids) for row in rows}
+    # Hit or miss per caption, with the id of its bag or image, so that a leaderboard can pair results.
+    groups_of = {
+        f"bag_{size}_recall_at_1": [bag_id([ids[row] for row in bag]) for bag in group]
+        for size, group in rows_of.items()
+    }
+    groups_of["rd100_recall_at_1"] = ids
+
+    def hits(row: Mapping[str, Any], key: str) -> dict[str, Any]:
+        return {"values": row["per_sample"][key], "groups": [groups_of[key][number] for number in row["groups"][key]]}
+
     keys = tuple(column.key for column in columns)
     shown = [{"name": row["name"], **{k: v for k, v in row.items() if k.startswith(keys)}} for row in rows]
     result: dict[str, Any] = {
@@ -139,7 +120,7 @@ def evaluate(arguments: EvaluateOptions) -> None:
         "scorer": scorer,
         "scorer_made_the_bags": scorer == bags.signature,
         "rows": shown,
-        "hits": hits,
+        "hits": {row["name"]: {key: hits(row, key) for key in groups_of if row.get(key) is not None} for row in rows},
         "signatures": {column.key: signatures[column.key] for column in columns if column.key in signatures},
         "seed": arguments.seed,
         "versions": installed_versions(),
@@ -199,7 +180,7 @@ def rank_rows(
 
 
 def write_leaderboard(
-    folder: str | os.PathLike[str],
+    folder: Path,
     rows: Sequence[Mapping[str, Any]],
     values: Mapping[str, Any],
     *,
@@ -212,17 +193,13 @@ def write_leaderboard(
     """Write `leaderboard.md` and `leaderboard.html`, atomically."""
     check_rows(rows, columns)
     ranked = rank_rows(rows, values, key=key, seed=seed)
-    folder = Path(folder)
-    out = io.StringIO()
-    out.write(f"# {escape_markdown(title)}\n\n{escape_markdown(note)}\n\n| | |")
-    out.write("".join(f" {escape_markdown(column.title)}{' ▼' if column.key == key else ''} |" for column in columns))
-    out.write("\n|--:|:--|" + "--:|" * len(columns) + "\n")
+    heads = [f" {escape_markdown(column.title)}{' ▼' if column.key == key else ''} |" for column in columns]
+    lines = [f"# {escape_markdown(title)}\n\n{escape_markdown(note)}\n\n| | |{''.join(heads)}"]
+    lines.append("|--:|:--|" + "--:|" * len(columns))
     for row in ranked:
         cells = "".join(f" {escape_markdown(format_cell(row, column))} |" for column in columns)
-        out.write(f"| {row['place']} | {escape_markdown(row['name'])}{row['remark']} |{cells}\n")
-    out.write(f"\n{_LEGEND}\n")
-    atomic_write_text(folder / "leaderboard.md", out.getvalue())
-
+        lines.append(f"| {row['place']} | {escape_markdown(row['name'])}{row['remark']} |{cells}")
+    atomic_write_text(folder / "leaderboard.md", "\n".join([*lines, f"\n{_LEGEND}\n"]))
     html = render_html(
         TEMPLATES,
         "leaderboard",
@@ -236,26 +213,22 @@ def write_leaderboard(
     return ranked
 
 
-def _read_results(path: Path) -> dict[str, Any]:
-    value = parse_json(path.read_text(encoding="utf-8"), str(path))
-    if not isinstance(value, dict) or value.get("format") != RESULTS_FORMAT:
-        raise ValueError(f"{path} does not hold results of `captionrl truematch evaluate`. Use its results.json.")
-    return value
-
-
 def leaderboard(arguments: LeaderboardOptions) -> None:
     """Combine results into one table, best first; writes leaderboard.md and leaderboard.html."""
     found = load_truematch(arguments.folder)
-    files = [(path, _read_results(path)) for path in arguments.results]
-    first_path, first = files[0]
+    first: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     hits: dict[str, Any] = {}
-    for path, result in files:
+    for path in arguments.results:
+        result = parse_json(path.read_text(encoding="utf-8"), str(path))
+        if not isinstance(result, dict) or result.get("format") != RESULTS_FORMAT:
+            raise ValueError(f"{path} does not hold results of `captionrl truematch evaluate`. Use its results.json.")
+        first = first or result
         for what in ("fingerprint", "scorer", "num_images"):
             if result[what] != first[what]:
                 raise ValueError(
-                    f"{path} has {what} {result[what]!r}, but {first_path} has {first[what]!r}. Results are comparable only with the "
-                    "same bags, images and scorer. Evaluate again on this benchmark."
+                    f"{path} has {what} {result[what]!r}, but {arguments.results[0]} has {first[what]!r}. Results are comparable "
+                    "only with the same bags, images and scorer. Evaluate again on this benchmark."
                 )
         for row in result["rows"]:
             if row["name"] in hits and hits[row["name"]] != result["hits"][row["name"]]:

@@ -66,9 +66,8 @@ def render_review(
     data: dict[str, Any] = {"bags": bags, "images": images, "reasons": reasons, "decisions": decisions}
     data |= {"fingerprint": fingerprint, "token": token}
     # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
-    return render_html(
-        TEMPLATES, "review", sort_keys=False, title=title, served=token is not None, reasons=reasons, data=data
-    )
+    values = {"title": title, "served": token is not None, "reasons": reasons, "data": data}
+    return render_html(TEMPLATES, "review", sort_keys=False, **values)
 
 
 # --- Server of the review page, on this machine only -----------------------------------------------------------------
@@ -77,48 +76,38 @@ _MAX_BODY = 2**16
 _ADDRESS = "127.0.0.1"  # never reachable from other machines
 
 
-class ReviewPages:
-    """Renders the review page from the benchmark and its images."""
+def _image(rows: datasets.Dataset, row: int) -> str:
+    return str(embedded_image(open_image(rows[row]["image"]))["source"])
 
-    def __init__(self, folder: Path, rows: datasets.Dataset) -> None:
-        self.folder = folder
-        self.rows = rows
-        self.ids = [str(image_id) for image_id in rows["image_id"][:]]
-        self.row_of = {image_id: str(row) for row, image_id in enumerate(self.ids)}
-        self.captions = [list(captions) for captions in rows["captions"][:]]
-        # Thousands of photographs would not fit into memory.
-        self.source = functools.lru_cache(maxsize=64)(self._source)
 
-    def _source(self, row: int) -> str:
-        return str(embedded_image(open_image(self.rows[row]["image"]))["source"])
-
-    def file(self, row: int) -> tuple[str, bytes]:
-        """Media type and bytes of an image."""
-        head, _, data = self.source(row).partition(";base64,")
-        return head.removeprefix("data:"), base64.b64decode(data)
-
-    def render(self, token: str | None) -> str:
-        """The page with the current decisions; without a token it contains its images."""
-        found = load_truematch(self.folder)
-        images = {}
-        for row, image_id in enumerate(self.ids):
-            source = self._source(row) if token is None else f"image/{row}"
-            images[str(row)] = {"image_id": image_id, "source": source, "captions": self.captions[row]}
-        # Small bags first, in random order within a size, so that an unfinished review is a fair sample.
-        bags = [
-            {"id": bag_id(bag), "similarity": similarity, "images": [self.row_of[image_id] for image_id in bag]}
-            for bag, similarity in zip(found.bags.bags, found.bags.similarities, strict=True)
-        ]
-        random.Random(int(found.manifest["seed"])).shuffle(bags)
-        return render_review(
-            f"Bags of {found.manifest['card']['dataset_id']}",
-            sorted(bags, key=lambda bag: len(bag["images"])),
-            images,
-            reasons=REASONS,
-            decisions={bag: {"decision": d.decision, "reason": d.reason} for bag, d in found.last.items()},
-            fingerprint=bags_fingerprint(found.bags),
-            token=token,
-        )
+def review_page(folder: Path, rows: datasets.Dataset, token: str | None) -> str:
+    """The page with the current decisions; without a token it contains its images."""
+    found = load_truematch(folder)
+    ids = [str(image_id) for image_id in rows["image_id"][:]]
+    images = {
+        str(row): {
+            "image_id": image_id,
+            "source": _image(rows, row) if token is None else f"image/{row}",
+            "captions": list(captions),
+        }
+        for row, (image_id, captions) in enumerate(zip(ids, rows["captions"][:], strict=True))
+    }
+    row_of = {image_id: str(row) for row, image_id in enumerate(ids)}
+    bags = [
+        {"id": bag_id(bag), "similarity": similarity, "images": [row_of[image_id] for image_id in bag]}
+        for bag, similarity in zip(found.bags.bags, found.bags.similarities, strict=True)
+    ]
+    # Small bags first, in random order within a size, so that an unfinished review is a fair sample.
+    random.Random(int(found.manifest["seed"])).shuffle(bags)
+    return render_review(
+        f"Bags of {found.manifest['card']['dataset_id']}",
+        sorted(bags, key=lambda bag: len(bag["images"])),
+        images,
+        reasons=REASONS,
+        decisions={bag: {"decision": d.decision, "reason": d.reason} for bag, d in found.last.items()},
+        fingerprint=bags_fingerprint(found.bags),
+        token=token,
+    )
 
 
 class ReviewServer:
@@ -129,7 +118,9 @@ class ReviewServer:
     """
 
     def __init__(self, folder: Path, rows: datasets.Dataset, port: int = 0) -> None:
-        self._pages = ReviewPages(folder, rows)
+        self._folder, self._rows = folder, rows
+        # Thousands of photographs would not fit into memory.
+        self._image = functools.lru_cache(maxsize=64)(functools.partial(_image, rows))
         self._known = {bag_id(bag) for bag in load_truematch(folder).bags.bags}
         self._token = secrets.token_urlsafe(24)
         self._hosts = OwnHosts()
@@ -152,7 +143,7 @@ class ReviewServer:
             self._writer.append(decision)
 
     def serve(self) -> None:
-        """Answer requests until Ctrl-C, or until another thread calls [`close`]."""
+        """Answer requests until Ctrl-C, or until another thread shuts the server down."""
         self._server.serve_forever(poll_interval=0.1)
 
     def close(self) -> None:
@@ -180,12 +171,12 @@ class ReviewServer:
             def _is_ours(self) -> bool:
                 if server._hosts.accepts(self.headers.get_all("Host", []), self.headers.get_all("Origin", [])):
                     return True
-                self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"This page is served to 127.0.0.1 only.")
+                self._answer(HTTPStatus.FORBIDDEN, b"This page is served to 127.0.0.1 only.")
                 return False
 
-            def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+            def _answer(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", f"{kind}; charset=utf-8" if kind.startswith("text/") else kind)
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Cache-Control", "no-store")
                 self.send_header("X-Content-Type-Options", "nosniff")
@@ -197,16 +188,16 @@ class ReviewServer:
                 if not self._is_ours():
                     return
                 name, _, number = self.path.strip("/").partition("/")
-                pages = server._pages
                 if self.path == "/":
-                    page = pages.render(server._token).encode("utf-8", "xmlcharrefreplace")
-                    self._answer(HTTPStatus.OK, "text/html", page)
-                elif name == "image" and _number(number, len(pages.ids) - 1) is not None:
+                    page = review_page(server._folder, server._rows, server._token)
+                    body = page.encode("utf-8", "xmlcharrefreplace")
+                    self._answer(HTTPStatus.OK, body, "text/html; charset=utf-8")
+                elif name == "image" and _number(number, len(server._rows) - 1) is not None:
                     with server._lock:  # a data set is not thread-safe
-                        kind, body = pages.file(int(number))
-                    self._answer(HTTPStatus.OK, kind, body)
+                        head, _, data = server._image(int(number)).partition(";base64,")
+                    self._answer(HTTPStatus.OK, base64.b64decode(data), head.removeprefix("data:"))
                 else:
-                    self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"Not found.")
+                    self._answer(HTTPStatus.NOT_FOUND, b"Not found.")
 
             def do_POST(self) -> None:
                 if not self._is_ours():
@@ -214,19 +205,19 @@ class ReviewServer:
                 length = _number(self.headers.get("Content-Length", ""), _MAX_BODY)
                 given = self.headers.get("X-Review-Token", "")
                 if self.path != "/decisions" or length is None:
-                    self._answer(HTTPStatus.BAD_REQUEST, "text/plain", b"This is not a decision.")
+                    self._answer(HTTPStatus.BAD_REQUEST, b"This is not a decision.")
                 elif not secrets.compare_digest(given.encode(), server._token.encode()):
-                    self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"The review was restarted. Reload the page.")
+                    self._answer(HTTPStatus.FORBIDDEN, b"The review was restarted. Reload the page.")
                 else:
                     try:
                         server.decide(json.loads(self.rfile.read(length)))
                     except (ValueError, RecursionError) as error:
-                        self._answer(HTTPStatus.BAD_REQUEST, "text/plain", str(error).encode("utf-8", "replace"))
+                        self._answer(HTTPStatus.BAD_REQUEST, str(error).encode("utf-8", "replace"))
                     except OSError as error:
                         message = f"the decision could not be written ({error})"
-                        self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", message.encode())
+                        self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, message.encode())
                     else:
-                        self._answer(HTTPStatus.OK, "application/json", b"{}")
+                        self._answer(HTTPStatus.OK, b"{}", "application/json")
 
         return Handler
 
@@ -280,9 +271,7 @@ def review(arguments: ReviewOptions) -> None:
     found = load_truematch(arguments.folder)
     rows = review_images(found, arguments)
     if arguments.export is not None:
-        if arguments.export.is_dir():
-            raise ValueError(f"--export {str(arguments.export)!r} is a folder. Name a file, such as review.html.")
-        atomic_write_text(arguments.export, ReviewPages(arguments.folder, rows).render(None))
+        atomic_write_text(arguments.export, review_page(arguments.folder, rows, None))
         command = f"captionrl truematch apply {arguments.folder} --decisions decisions.jsonl"
         said = {"page": str(arguments.export), "bags": len(found.bags.bags), "then": command}
         text = f"{arguments.export}: {len(found.bags.bags)} bags. Send it to the reviewer, then apply the file that they download:"

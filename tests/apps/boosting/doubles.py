@@ -2,7 +2,7 @@
 
 import functools
 
-from hf_captionrl.apps.boosting import SceneDescriber, SceneWriter
+from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
 from hf_captionrl.captioners.language_models import HTTPBackend, Prompt, image_url
 from hf_captionrl.data import open_image
 from hf_captionrl.scenes import load_scenes

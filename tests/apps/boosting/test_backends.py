@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hf_captionrl.apps.boosting import SceneDescriber, SceneWriter, blend_prompt, visual_prompt
+from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
+from hf_captionrl.apps.boosting.prompts import blend_prompt, visual_prompt
 from hf_captionrl.captioners.language_models import Failure
 from hf_captionrl.scenes import check, sample_scene
 

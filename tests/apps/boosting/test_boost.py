@@ -1,6 +1,5 @@
-"""Boosting of rows: questions, resuming, and faulty rows."""
+"""Boosting of rows: questions, resuming, and faulty rows; journals, and the file of all captions."""
 
-import dataclasses
 import io
 import json
 
@@ -10,15 +9,18 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from hf_captionrl.apps.boosting import (
-    SceneDescriber,
-    SceneWriter,
-    boost_shard,
-    write_boosted_captions,
-)
 from hf_captionrl.apps.boosting import boost as boosted_file
-from hf_captionrl.apps.boosting.boost import Journal, journal_name, journals, read_journals, write_statistics
-from hf_captionrl.apps.boosting.prompts import STAGES
+from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
+from hf_captionrl.apps.boosting.boost import (
+    Journal,
+    boost_shard,
+    journals,
+    read_journals,
+    write_boosted_captions,
+    write_statistics,
+)
+from hf_captionrl.apps.boosting.conflicts import source_statistics
+from hf_captionrl.apps.boosting.prompts import STAGES, blend_prompt, holistic_prompt, visual_prompt
 from hf_captionrl.captioners.language_models import BackendError, Failure, Prompt, Truncated
 from hf_captionrl.data import check_captions, load_captions
 from hf_captionrl.data.columns import replace_column, undecoded
@@ -58,10 +60,8 @@ def test_three_captions_per_row_and_one_parquet_row(tmp_path):
     loaded = datasets.load_dataset("parquet", data_files=str(merged.path), cache_dir=str(tmp_path / "cache"))["train"]
     assert loaded["image_id"][:] == rows["image_id"][:]
     assert loaded["references"][:] == rows["captions"][:]
-    # An oracle without the pipeline: the backends called by hand.
-    from hf_captionrl.apps.boosting import blend_prompt, holistic_prompt, visual_prompt
 
-    def by(backend, prompt):
+    def by(backend, prompt):  # an oracle without the pipeline: the backends called by hand
         return next(iter(backend.complete([prompt])))[1]
 
     describer = SceneDescriber(facts_of(rows))
@@ -167,20 +167,11 @@ def test_bad_answers_are_retried_and_then_quarantined(tmp_path, answer, reason):
     assert quarantine(tmp_path) == []
 
 
-def test_second_answer_is_kept_with_its_attempt(tmp_path):
-    rows = scenes()
-    backends = pair(rows, text=lambda prompt, text: "" if prompt.stage == "blend" and not prompt.attempt else text)
-    done, merged = boost(rows, tmp_path, backends)
-    assert done == 12
-    assert asked(backends) == 48
-    assert {row["blend_source"]["attempt"] for row in content(merged.path)} == {1}
-
-
 def test_truncated_answer_is_retried_and_never_published(tmp_path):
     rows = scenes()
     backends = pair(rows, text=lambda prompt, text: text if prompt.attempt else Truncated(text[: len(text) // 2]))
     done, _ = boost(rows, tmp_path / "again", backends)
-    assert (done, asked(backends)) == (12, 12 + 2 * 24)
+    assert (done, asked(backends)) == (12, 12 + 2 * 24)  # the second answers are kept, with their attempt
     assert {row["blend_source"]["attempt"] for row in content(tmp_path / "again/captions.parquet")} == {1}
     always = pair(
         rows, vision=lambda prompt, text: Truncated(text) if prompt.image_id == rows[3]["image_id"] else text
@@ -216,20 +207,6 @@ def test_another_vision_model_keeps_the_blend_caps(tmp_path):
     assert {r["visual_source"]["revision"] for r in content(merged.path)} == {"another"}
 
 
-def test_rejected_prompt_is_not_asked_twice(tmp_path):
-    rows = scenes()
-    bad = rows["image_id"][0]
-
-    def answer(prompt, text):
-        return Failure("backend_rejected", "HTTP 400: too large") if prompt.image_id == bad else text
-
-    boost(rows, tmp_path, pair(rows, vision=answer))
-    assert quarantine(tmp_path)[0]["reason"] == "backend_rejected"
-    again = pair(rows)
-    boost(rows, tmp_path, again)
-    assert again["vision"].asked == []
-
-
 def test_unreachable_backend_stops_the_run_without_loss(tmp_path):
     rows = scenes()
     dead = pair(rows, vision=lambda prompt, text: Failure("backend_failed", "connection refused"))
@@ -245,51 +222,33 @@ def test_backend_that_rejects_everything_stops_the_run(tmp_path):
     rude = pair(rows, text=lambda prompt, text: Failure("backend_rejected", "HTTP 400: unknown parameter"))
     with pytest.raises(BackendError, match="retry_quarantined"):
         boost_shard(rows, tmp_path, max_failures=4, **rude)
-    assert number_done(boost_shard(rows, tmp_path, **pair(rows))) == 8
+    assert number_done(boost_shard(rows, tmp_path, **pair(rows))) == 8  # rejected prompts are not asked twice
     assert number_done(boost_shard(rows, tmp_path, retry_quarantined=True, **pair(rows))) == 12
 
 
-def test_backend_with_missing_answers_is_an_error(tmp_path):
+def test_unfit_backends_are_refused(tmp_path):
     class Lossy(SceneWriter):
         def complete(self, prompts):
             yield from list(super().complete(prompts))[1:]
 
-    rows = scenes()
     with pytest.raises(BackendError, match="answered 11 of 12"):
-        boost_shard(rows, tmp_path, text=Lossy(), vision=SceneDescriber(facts_of(rows)))
-
-
-def test_missing_image_is_quarantined_without_requests(tmp_path):
-    rows = with_image(scenes(40), 7, {"bytes": None, "path": "gone.png"})
-    backends = pair(rows)
-    done, merged = boost(rows, tmp_path, backends)
-    assert (done, merged.rows) == (39, 39)
-    assert len(backends["text"].asked) == 78
-    (entry,) = quarantine(tmp_path)
-    assert (entry["row"], entry["reason"]) == (7, "image_not_found")
-    assert "gone.png" in entry["detail"]
-
-
-def test_truncated_image_is_quarantined(tmp_path):
-    whole = undecoded(scenes(40))["image"][7]["bytes"]
-    rows = with_image(scenes(40), 7, {"bytes": whole[: len(whole) // 2], "path": None})
-    backends = pair(rows)
-    for _ in range(2):
-        boost(rows, tmp_path, backends)
-        (entry,) = quarantine(tmp_path)
-        assert entry["row"] == 7
-        assert entry["column"] == "visual"
-        assert entry["reason"].startswith("image_")
-    # After a repair, the row is finished.
-    assert boost(scenes(40), tmp_path, backends)[1].rows == 40
+        boost_shard(scenes(), tmp_path, text=Lossy(), vision=SceneDescriber(facts_of(scenes())))
+    with pytest.raises(ValueError, match="does not see images"):
+        boost_shard(scenes(), tmp_path, text=SceneWriter(), vision=SceneWriter())
 
 
 @pytest.mark.parametrize("part", ["missing", "half"])
-def test_repaired_image_is_asked_about(tmp_path, part):
+def test_broken_image_is_quarantined_and_asked_about_when_repaired(tmp_path, part):
     whole = undecoded(scenes(40))["image"][7]["bytes"]
     value = {"bytes": None, "path": "gone.png"} if part == "missing" else {"bytes": whole[: len(whole) // 2]}
     backends = pair(scenes(40))
-    boost(with_image(scenes(40), 7, {"path": None, **value}), tmp_path, backends, attempts=1)
+    for _ in range(2):
+        broken = with_image(scenes(40), 7, {"path": None, **value})
+        assert boost(broken, tmp_path, backends, attempts=1)[1].rows == 39
+        (entry,) = quarantine(tmp_path)
+        assert (entry["row"], entry["column"]) == (7, "visual")
+        assert entry["reason"].startswith("image_")
+    assert len(backends["text"].asked) == 78
     assert boost(scenes(40), tmp_path, backends, attempts=1)[1].rows == 40
     bad = scenes(40)["image_id"][7]
     assert [attempt for _, image_id, attempt in backends["vision"].asked if image_id == bad] == [0]
@@ -319,31 +278,19 @@ def test_row_without_captions_is_quarantined(tmp_path):
     assert quarantine(tmp_path)[0]["row"] == 3
 
 
-def test_vision_backend_must_see_images(tmp_path):
-    with pytest.raises(ValueError, match="does not see images"):
-        boost_shard(scenes(), tmp_path, text=SceneWriter(), vision=SceneWriter())
-
-
 TEXT = "half \ud83d of an emoji\u2028and a line"
 ENTRY = {"image_id": "1", "stage": "blend", "text": TEXT}
-
-
-def test_entries_are_readable_immediately(tmp_path):
-    prompt = Prompt("blend", "1", "?")
-    with Journal(tmp_path / "out", range(64, 128)) as journal:
-        journal.append(prompt, SceneWriter(), TEXT)
-        (entry,) = read_journals(tmp_path / "out")  # not closed, not flushed
-        assert (entry["image_id"], entry["stage"], entry["text"]) == ("1", "blend", TEXT)
-        assert journal.answer(prompt, SceneWriter()) == entry
-        journal.append(dataclasses.replace(prompt, image_id="2"), SceneWriter(), "", ("answer_empty", "nothing"))
-    assert [entry["image_id"] for entry in read_journals(tmp_path / "out")] == ["1", "2"]
-    assert [path.name for path in journals(tmp_path / "out")] == ["journal-000000064-000000128.jsonl"]
+JOURNAL = "journal-000000000-000000004.jsonl"
 
 
 def test_journals_of_rows_are_those_that_overlap(tmp_path):
-    names = [journal_name(rows) for rows in (range(4), range(4, 8), range(6, 9))] + ["journal-older.jsonl"]
-    for name in names:
-        (tmp_path / name).touch()
+    names = []
+    for rows in (range(4), range(4, 8), range(6, 9)):
+        with Journal(tmp_path, rows) as journal:
+            names.append(journal.path.name)
+    assert names[1] == "journal-000000004-000000008.jsonl"
+    names.append("journal-older.jsonl")
+    (tmp_path / names[3]).touch()
 
     def found(rows):
         return {path.name for path in journals(tmp_path, rows)}
@@ -357,31 +304,28 @@ def test_journals_of_rows_are_those_that_overlap(tmp_path):
 
 @pytest.mark.parametrize("cut", [1, 5, 40])
 def test_incomplete_last_line_is_skipped_and_removed(tmp_path, cut):
-    path = tmp_path / journal_name(range(4))
+    path, prompt = tmp_path / JOURNAL, Prompt("visual", "1", "?")
     whole = json.dumps(ENTRY) + "\n"
     path.write_text(whole + whole[:-cut])
     assert read_journals(tmp_path) == [ENTRY]
     with Journal(tmp_path, range(4)) as journal:
         assert path.read_text() == whole
-        journal.append(Prompt("visual", "1", "?"), SceneWriter(), "a pig")
-    assert [entry["stage"] for entry in read_journals(tmp_path)] == ["blend", "visual"]
+        journal.append(prompt, SceneWriter(), TEXT)
+        entry = read_journals(tmp_path)[-1]  # not closed, not flushed
+        assert (entry["image_id"], entry["stage"], entry["text"]) == ("1", "visual", TEXT)
+        assert journal.known(prompt, SceneWriter()) == (entry, [])
+        with pytest.raises(ValueError, match="Another process"):
+            Journal(tmp_path, range(4))
 
 
 @pytest.mark.parametrize("line", ["{broken", "[1]", '{"image_id": "1"}', ""])
 def test_broken_line_in_the_middle_is_named_and_kept(tmp_path, line):
-    path = tmp_path / journal_name(range(4))
+    path = tmp_path / JOURNAL
     text = json.dumps(ENTRY) + f"\n{line}\n" + json.dumps(ENTRY) + "\n"
     path.write_text(text)
     with pytest.raises(ValueError, match="line 2"):
         Journal(tmp_path, range(4))
     assert path.read_text() == text
-
-
-def test_second_writer_of_a_journal_is_refused(tmp_path):
-    with Journal(tmp_path, range(4)), pytest.raises(ValueError, match="Another process"):
-        Journal(tmp_path, range(4))
-    with Journal(tmp_path, range(4)):
-        pass
 
 
 STRING = datasets.Value("string")
@@ -495,8 +439,6 @@ def test_error_in_the_middle_keeps_the_old_files(tmp_path, mixed):
 
 
 def test_statistics_of_a_file_equal_those_of_lists(tmp_path, monkeypatch, mixed):
-    from hf_captionrl.apps.boosting.conflicts import source_statistics
-
     written = write_boosted_captions(mixed, tmp_path, map(row_of, range(250)))
     monkeypatch.setattr(boosted_file, "_ROWS_OF_TEXT", 7)
     monkeypatch.setattr("hf_captionrl.metrics.words._AT_ONCE", 5)

@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 
-from hf_captionrl.apps.boosting import (
-    SceneWriter,
-    holistic_prompt,
+from hf_captionrl.apps.boosting.backends import SceneWriter
+from hf_captionrl.apps.boosting.conflicts import (
     scene_conflicts,
     source_statistics,
     text_conflicts,
     write_source_histogram,
 )
-from hf_captionrl.apps.boosting.prompts import HOLISTIC_EXAMPLES
+from hf_captionrl.apps.boosting.prompts import HOLISTIC_EXAMPLES, holistic_prompt
 from hf_captionrl.scenes import Facts, full_caption
 
 FACTS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
@@ -68,10 +67,7 @@ def test_scene_conflicts_need_a_right_claim_of_the_blend_cap():
     blend = "two animals left of a mushroom"
     assert scene_conflicts(blend, full_caption(FACTS), FACTS) == []
     found = scene_conflicts(blend, "three large pigs left of a teapot on a blue background", FACTS)
-    assert {(conflict.attribute, conflict.holistic) for conflict in found} == {
-        ("count", "3"),
-        ("second", "teapot"),
-    } or {conflict.attribute for conflict in found} >= {"count"}
+    assert "count" in {conflict.attribute for conflict in found}
 
 
 def test_another_kind_of_the_same_category_is_not_a_conflict():
@@ -94,12 +90,9 @@ def test_preferring_the_noisy_caption_gives_conflicts():
 def test_statistics_equal_word_counts(tmp_path):
     sources = {"a": ["a dog", "a big dog, running"], "b": ["one two three"]}
     found = source_statistics(sources, count_tokens=lambda texts: [len(text) for text in texts])
-    assert found["a"]["mean_words"] == 3
-    assert found["a"]["std_words"] == 1
-    assert found["a"]["max_words"] == 4
-    assert found["a"]["vocabulary"] == 4
+    expected = {"captions": 2, "mean_words": 3, "std_words": 1, "max_words": 4, "vocabulary": 4}
+    assert {name: found["a"][name] for name in expected} == expected
     assert found["b"]["vocabulary"] == 3
-    assert found["a"]["captions"] == 2
     assert found["a"]["percentiles_words"]["95"] == pytest.approx(np.percentile([2, 4], 95))
     assert found["b"]["mean_tokens"] == 13
     assert write_source_histogram(tmp_path / "x.png", sources).read_bytes()[1:4] == b"PNG"

@@ -5,61 +5,28 @@ of three. After every run the file is compared with that of a run that nothing d
 """
 
 import collections
-import contextlib
 import functools
-import json
-import os
 import random
 import signal
-import subprocess
-import sys
+import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
 from hf_captionrl.apps.boosting.boost import journals, read_journals
 from hf_captionrl.apps.boosting.prompts import blend_prompt, holistic_prompt
 from hf_captionrl.captioners.language_models import image_url
+from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
 from tests.apps.boosting.doubles import content, endpoint_answer, scenes
 from tests.apps.boosting.server import ChatServer
+from tests.processes import Forked
 
-ROOT = Path(__file__).resolve().parents[3]
 SCENES = 30
 CONCURRENCY = 2
 PER_SHARD = 14
 # By number of the request since the run began: its undisturbed forerunner has none of them.
 FAULTS = {3: 429, 20: "garbage", 41: "cut"}
-
-
-class Warm:
-    """The process that forks children; a context manager."""
-
-    def __enter__(self):
-        command = [sys.executable, "-m", "tests.apps.boosting.killed_boost", str(SCENES)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "no_proxy": "*"}
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, text=True, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL
-        )
-        assert self._process.stdout.readline() == "ready\n"
-        return self
-
-    def _ask(self, line):
-        self._process.stdin.write(json.dumps(line) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def start(self, arguments):
-        return self._ask(list(map(str, arguments)))
-
-    def wait(self, pid):
-        return self._ask(pid)
-
-    def __exit__(self, *error):
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
 
 
 class World:
@@ -82,19 +49,28 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def warm():
-    with Warm() as process:
-        yield process
+def start():
+    """Starts `captionrl boost` in a process that is forked from this one, which has imported everything."""
+    rows = scenes(SCENES)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr("hf_captionrl.scenes.load_scenes", lambda **options: {"test": rows})
+        assert main(["boost", "--max_images", "2", "--output", folder]) == 0
+        yield lambda words: Forked(main, ["boost", *map(str, words)], environment={"no_proxy": "*"})
+
+
+def finish(process):
+    with process:
+        return process.wait()
 
 
 @pytest.fixture(scope="module")
-def world(warm, tmp_path_factory):
+def world(start, tmp_path_factory):
     rows, folder = scenes(SCENES), tmp_path_factory.mktemp("whole")
     world = World(None, folder)
     with ChatServer(endpoint_answer(rows), lambda number, messages: world.plan(number, messages)) as server:
         world.server = server
         before = time.monotonic()
-        assert warm.wait(warm.start(world.arguments(folder))) == 0
+        assert finish(start(world.arguments(folder))) == 0
         world.seconds = time.monotonic() - before
         assert len(content(folder / "captions.parquet")) == SCENES
         assert not world.hit
@@ -145,21 +121,19 @@ def tear(folder, rng):
             path.write_bytes(data[: rng.randint(len(last) + 1, len(data) - 1)])
 
 
-def kill(world, warm, pid, when, rng):
-    """Kill a child after some requests or some time; True if it was still running."""
+def kill(world, process, when, rng):
+    """Kill a process after some requests or some time; True if it was still running."""
     if when == "request":
-        # Faults make requests, too; the child is through before the last ones come.
+        # Faults make requests, too; the process is through before the last ones come.
         assert world.server.wait_for(len(world.server.requests) + rng.randint(1, SCENES // 2))
     else:
-        time.sleep(
-            rng.uniform(0, 1.2) * world.seconds if rng.random() < 0.6 else rng.uniform(0.7, 1.1) * world.seconds
-        )
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    return warm.wait(pid) == -signal.SIGKILL
+        low, high = (0, 1.2) if rng.random() < 0.6 else (0.7, 1.1)
+        time.sleep(rng.uniform(low, high) * world.seconds)
+    process.kill()
+    return finish(process) == -signal.SIGKILL
 
 
-def campaign(world, warm, folder, *, seed, when, kills=2, per_shard=PER_SHARD):
+def campaign(world, start, folder, *, seed, when, kills=2, per_shard=PER_SHARD):
     """Kill a run some times, then let it finish; returns how many kills hit a running process, and how many the last file."""
     rng, server = random.Random(seed), world.server
     world.begun, world.hit = len(server.requests), set()
@@ -167,7 +141,7 @@ def campaign(world, warm, folder, *, seed, when, kills=2, per_shard=PER_SHARD):
     met = merging = 0
     for _ in range(kills):
         begun, before = len(server.requests), paid(folder)
-        lived = kill(world, warm, warm.start(arguments), when, rng)
+        lived = kill(world, start(arguments), when, rng)
         met += lived
         merging += lived and len(paid(folder)) == len(paid(world.folder))
         # What stood in the journal when this run began was not asked again, and a merged file is a whole one.
@@ -177,7 +151,7 @@ def campaign(world, warm, folder, *, seed, when, kills=2, per_shard=PER_SHARD):
         if rng.random() < 0.5 and folder.exists():
             tear(folder, rng)
     begun, before = len(server.requests), paid(folder)
-    assert warm.wait(warm.start(arguments)) == 0
+    assert finish(start(arguments)) == 0
     assert not {question(body) for body in server.requests[begun:]} & before
     assert content(folder / "captions.parquet") == content(world.folder / "captions.parquet")
     assert (folder / "statistics.json").read_bytes() == (world.folder / "statistics.json").read_bytes()
@@ -191,25 +165,25 @@ def campaign(world, warm, folder, *, seed, when, kills=2, per_shard=PER_SHARD):
 
 
 @pytest.mark.parametrize(("when", "per_shard"), [("request", PER_SHARD), ("time", SCENES)])
-def test_killed_run_equals_uninterrupted_run(world, warm, tmp_path, when, per_shard):
-    met, _ = campaign(world, warm, tmp_path / "killed", seed=1, when=when, per_shard=per_shard)
+def test_killed_run_equals_uninterrupted_run(world, start, tmp_path, when, per_shard):
+    met, _ = campaign(world, start, tmp_path / "killed", seed=1, when=when, per_shard=per_shard)
     assert met or when == "time"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_twenty_killed_runs_equal_uninterrupted_runs(world, warm, tmp_path):
+def test_twenty_killed_runs_equal_uninterrupted_runs(world, start, tmp_path):
     found = collections.Counter()
     for seed in range(20):
         when, per_shard = ("request", "time", "time", "time")[seed % 4], (SCENES, PER_SHARD)[seed % 5 == 4]
-        met, merging = campaign(world, warm, tmp_path / str(seed), seed=seed, when=when, per_shard=per_shard)
+        met, merging = campaign(world, start, tmp_path / str(seed), seed=seed, when=when, per_shard=per_shard)
         found += collections.Counter({"runs": 1, "kills": 2, "living": met, "merging": merging})
     print(dict(found))
     assert found["living"] >= 20
     assert found["merging"] >= 1
 
 
-def test_lost_answer_is_detected(world, warm, tmp_path):
+def test_lost_answer_is_detected(world, start, tmp_path):
     world.begun = None
     folder = tmp_path / "lost"
     (folder).mkdir()
@@ -217,6 +191,6 @@ def test_lost_answer_is_detected(world, warm, tmp_path):
     lines = whole.read_bytes().splitlines(keepends=True)
     (folder / whole.name).write_bytes(b"".join(lines[:10] + lines[11:]))
     before = len(world.server.requests)
-    assert warm.wait(warm.start(world.arguments(folder))) == 0
+    assert finish(start(world.arguments(folder))) == 0
     assert len(world.server.requests) == before + 1
     assert content(folder / "captions.parquet") == content(world.folder / "captions.parquet")

