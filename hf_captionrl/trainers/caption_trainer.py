@@ -280,7 +280,7 @@ class CaptionTrainer(ExactResumeTrainer):
         if not args.cache_image_features:
             if number := frames_of(dataset):
                 raise ValueError(
-                    f"Videos ({number} frames each) need freeze_vision_tower=True and cache_image_features=True. Set both."
+                    f"The data are videos ({number} frames each). Set freeze_vision_tower=True and cache_image_features=True."
                 )
             return None
         settings: dict[str, Any] = {"dtype": args.feature_cache_dtype, "frame_pooling": args.frame_pooling}

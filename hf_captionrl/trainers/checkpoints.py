@@ -95,7 +95,7 @@ def checkpoint_to_resume(trainer: Any, wanted: str | bool) -> str:
         raise ValueError(f"There is no checkpoint {found or f'in {folder!r}'}. Start without resume_from_checkpoint.")
     for path in sorted(Path(found).rglob("*")):
         if _PICKLED_WEIGHTS.fullmatch(path.name):
-            raise ValueError(f"{str(path)!r} is a pickle, which is never loaded. Use {convert_command(found)}.")
+            raise ValueError(f"{str(path)!r} is a pickle; weights are safetensors. Use {convert_command(found)}.")
         if path.name.endswith(".safetensors.index.json"):
             check_index(path)
     if not any(Path(found).glob("rng_state*.pth")):
@@ -352,7 +352,7 @@ def _refuse_foreign_code(args: Any) -> None:
     places = (vars(args), getattr(args, "model_init_kwargs", None) or {})
     if any(place.get("trust_remote_code") for place in places):
         raise ValueError(
-            "trust_remote_code is set, but code of checkpoints is never run. Use a model class of transformers."
+            "trust_remote_code is set, but code from checkpoints is never run. Use a model class of transformers."
         )
 
 

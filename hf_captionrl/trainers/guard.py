@@ -275,6 +275,8 @@ class GuardCallback(TrainerCallback):
         self.thresholds, self.action, self.load = thresholds, action, load
         self.rolled_back_to: str | None = None
         self._against: list[str] = []  # reasons against the captions of the current evaluation
+        self._good: list[int] = []  # steps of checkpoints, ascending
+        self._tripped = False
         self._reference_length: float | None = None
         if reference_captions:
             lengths = caption_words(reference_captions).lengths.double()
@@ -461,7 +463,7 @@ class GuardCallback(TrainerCallback):
         # The first values, as many as the window has steps.
         self._start: dict[str, list[float]] = state.get("start", {"length_p90": [], "reward_minus_held_out": []})
         self._examples: dict[str, str] = state.get("examples", {})  # the newest for each statistic
-        self._good: list[int] = state.get("good", [])  # steps of checkpoints, ascending
+        self._good = state.get("good", [])
         self._tripped = bool(state.get("tripped", False))
         self.trips: list[dict[str, Any]] = state.get("trips", [])
         self.refused: list[dict[str, Any]] = state.get("refused", [])

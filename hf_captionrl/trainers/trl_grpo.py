@@ -314,7 +314,7 @@ def _prompts(dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbour
         return [args.prompt] * len(dataset)
     if neighbours is None:
         raise ValueError(
-            f"contrastive_distractors is {args.contrastive_distractors}. Pass neighbours of `captionrl bags` to the trainer."
+            f"contrastive_distractors is {args.contrastive_distractors}, and there are no neighbours. Pass those of `captionrl bags`."
         )
     captions = [next(iter(texts), "") for texts in caption_column(dataset)]
     nearest = np.asarray(neighbours)[:, : args.contrastive_distractors].tolist()

@@ -81,7 +81,7 @@ def test_two_learning_rates_need_a_schedule_of_the_step(tmp_path, scenes):
         ({"diversity": "multi_reference", "distance": "edit"}, "defined for BLEU only"),
         ({"rl_start_epoch": -1}, "rl_start_epoch is -1"),
         ({"xe_learning_rate": 0.0}, "xe_learning_rate is 0.0"),
-        ({"rl_start_epoch": 1, "num_iterations": 2}, "would repeat every batch"),
+        ({"rl_start_epoch": 1, "num_iterations": 2}, "num_iterations"),
         ({"do_sample": False}, "do_sample=False"),
     ],
 )
