@@ -363,7 +363,7 @@ def refuse_videos(dataset: datasets.Dataset) -> None:
     """Refuse data whose pixels cannot be cached."""
     if frames_of(dataset):
         raise ValueError(
-            "The data are videos. Leave out cache_pixels; set freeze_vision_tower=True and cache_image_features=True."
+            "The data are videos of several frames. Leave out cache_pixels; set freeze_vision_tower=True and cache_image_features=True."
         )
 
 
