@@ -376,7 +376,7 @@ def parse_split(split: str) -> tuple[str, ...]:
     names = [name if name == "restval" else SPLIT_NAMES.get(name, name) for name in names]
     if not all(names) or ALL in names or len(set(names)) < len(names):
         raise ValueError(
-            f"split is {split!r}. Use a split, several different ones ('validation+test'), or only 'all'."
+            f"split is {split!r}, with an empty name or one twice. Use a split, 'validation+test', or only 'all'."
         )
     return tuple(names)
 

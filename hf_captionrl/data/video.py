@@ -111,7 +111,7 @@ def _refuse_many_pixels(size: tuple[int, int], count: int, name: str, most: int)
     if size[0] * size[1] * count > most:
         raise ImageError(
             "image_too_large",
-            f"{name} has {count} frames of {size[0]} x {size[1]} pixels, and all frames may have {most} together",
+            f"{name} is {size[0]} x {size[1]} pixels in {count} frames, and all frames may have {most} together",
         )
 
 
