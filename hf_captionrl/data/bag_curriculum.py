@@ -128,8 +128,8 @@ class BagCurriculumSampler(Sampler[list[int]]):
     def _check_size(self, size: int) -> None:
         if self.batch_size // size < self.num_processes:
             raise ValueError(
-                f"A bag of {size} is larger than the batch of {self.batch_size} shared by {self.num_processes} process(es). "
-                f"Raise batch_size to {size * self.num_processes}, or choose a schedule with smaller bags."
+                f"A bag of {size} is larger than the batch of {self.batch_size} shared by {self.num_processes} "
+                f"process(es). Raise batch_size to {size * self.num_processes}, or use a schedule with smaller bags."
             )
         # Only the nearest are used, however many are ranked.
         width = size - 1 if self._neighbours is None else self._neighbours.shape[1]
@@ -188,7 +188,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         return self.bag_size_at(following)
 
     def state_dict(self) -> dict[str, Any]:
-        """State for an exact resume, of plain numbers and lists: the epoch, those at which the size rose, the settings."""
+        """State for an exact resume: the epoch, the epochs at which the size rose, and the settings."""
         return {"epoch": self._epoch, "raised": list(self._raised), **self._settings()}
 
     def _settings(self) -> dict[str, Any]:

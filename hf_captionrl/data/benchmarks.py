@@ -169,7 +169,8 @@ def match_coco_ids(
     missing = sorted(wanted - own.keys(), key=int)
     if missing:
         raise ValueError(
-            f"{len(missing)} images of the bags are missing, such as COCO image {missing[0]}. Use both Karpathy splits."
+            f"{len(missing)} images of the bags are missing, such as COCO image {missing[0]}. Use both Karpathy "
+            "splits."
         )
     return {size: [[own[i] for i in bag] for bag in group] for size, group in bags.items()}
 
@@ -246,7 +247,8 @@ def load_imagecode(
             for position, text in texts.items():
                 if position not in map(str, range(IMAGECODE_SET_SIZE)) or not text.strip():
                     raise ValueError(
-                        f"{path}: set {name!r} describes position {position!r} by {text!r:.60}. Use a file with labels of 0 to 9."
+                        f"{path}: set {name!r} describes position {position!r} by {text!r:.60}. Use a file with "
+                        "labels of 0 to 9."
                     )
                 found.descriptions.append(text)
                 found.targets.append(first + int(position))
@@ -486,7 +488,8 @@ def _read_tgif(paths: list[Path], root: Path) -> Iterable[Video]:
             raise ValueError(f"Line {number} of {path} is not an address or path of a file, a tab and a caption.")
         if files.setdefault(local(address), address) != address:
             raise ValueError(
-                f"{path}: {files[local(address)]!r} and {address!r} have the same file name. Rename one file, and write it."
+                f"{path}: {files[local(address)]!r} and {address!r} have the same file name. Rename one file, and "
+                "write it."
             )
         captions.setdefault(address, []).append(caption)
     split_of: dict[str, str] = {}
@@ -519,7 +522,8 @@ def _read_msr_vtt(paths: list[Path], root: Path) -> Iterable[Video]:
                 name = str(row["video_id"])
                 if name in file_of:
                     raise ValueError(
-                        f"{name} is in {file_of[name]} and in {path}. Keep one, or use one of these files as dataset_name."
+                        f"{name} is in {file_of[name]} and in {path}. Keep one, or use one of these files as "
+                        "dataset_name."
                     )
                 file_of[name] = path
                 split_of[name] = row.get("split", "train")

@@ -94,8 +94,8 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
     """Images with one caption each, drawn again in every epoch (see `CaptionDraw`), or with each of their captions.
 
     Args:
-        ds (`datasets.Dataset`): Columns `image`, `image_id` and `captions`, as `load_captions` gives them. Of videos only
-            with `image_features`.
+        ds (`datasets.Dataset`): Columns `image`, `image_id` and `captions`, as `load_captions` gives them. Videos need
+            `image_features`.
         seed (`int`): Seed of the draw.
         image_features (`Any`, *optional*): Cached outputs of the frozen vision tower, indexable by row: a tensor, an
             array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
@@ -236,7 +236,8 @@ class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
             where = f"{self._name}: row {number} (image_id {image_id!r})"
             if isinstance(row[self._image], str):
                 raise ValueError(
-                    f"{where} holds text as its image, and streams have no image_root. Cast the column to datasets.Image."
+                    f"{where} holds text as its image, and streams have no image_root. Cast the column to "
+                    "datasets.Image."
                 )
             captions = [text for text in to_caption_list(row[self._captions]) if text]
             if not captions:
@@ -258,8 +259,8 @@ class CaptionCollator:
     """Collate items of a `CaptionDataset` with a captioner.
 
     Args:
-        captioner: Its `collate(images, captions, *, image_features, max_length)` makes a batch of B images, or of their
-            prepared pixels, `(3, H, W)` each, or of `(B, M, D)` features in their place.
+        captioner: Its `collate(images, captions, *, image_features, max_length)` makes a batch of B images, or of
+            their prepared pixels, `(3, H, W)` each, or of `(B, M, D)` features in their place.
         max_length (`int`): Longest caption in tokens, with the prompt (40 in the papers).
     """
 
@@ -277,14 +278,15 @@ class CaptionCollator:
             shapes = sorted({tuple(feature.shape) for feature in features})
             if len(features) != len(items) or len(shapes) > 1:
                 raise ValueError(
-                    f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs one shape. "
-                    "Use one CaptionDataset and one image processor for the whole run."
+                    f"{len(features)} of {len(items)} items have image_features, of shapes {shapes}; a batch needs "
+                    "one shape. Use one CaptionDataset and one image processor for the whole run."
                 )
             stacked = torch.stack(features)
             return self.captioner.collate(None, captions, image_features=stacked, max_length=self.max_length)
         if missing := sum(item["image"] is None for item in items):
             raise ValueError(
-                f"{missing} of {len(items)} items have neither image nor image_features. Use items of a CaptionDataset."
+                f"{missing} of {len(items)} items have neither image nor image_features. Use items of a "
+                "CaptionDataset."
             )
         # Images of a stream are opened here.
         images: list[Any] = [item["image"] for item in items]
@@ -323,8 +325,8 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
         is_repeated = np.bincount(RowLookup(ids).first_rows()) > 1
         if is_repeated.any():
             raise ValueError(
-                f"image_id {ids[int(is_repeated.argmax())]!r} occurs in several rows of the training data, and {whole_set_for}. "
-                "Use load_captions, which joins such rows."
+                f"image_id {ids[int(is_repeated.argmax())]!r} occurs in several rows of the training data, and "
+                f"{whole_set_for}. Use load_captions, which joins such rows."
             )
     elif rows._fingerprint not in _checked:
         # Otherwise they would stop training in the middle of an epoch.
@@ -401,7 +403,8 @@ def _stream(dataset: Any, args: Any, whole_set_for: str | None) -> StreamedCapti
         raise ValueError(_refused("train_dataset", dataset, whole_set_for))
     if args is None or args.max_steps <= 0:
         raise ValueError(
-            "train_dataset is an IterableDataset, whose length is unknown. Set max_steps to the number of optimizer steps."
+            "train_dataset is an IterableDataset, whose length is unknown. Set max_steps to the number of optimizer "
+            "steps."
         )
     if args.accelerator_config.dispatch_batches is None:
         # By default accelerate reads on the main process and joins batches, but their texts differ in length.

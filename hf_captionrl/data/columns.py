@@ -110,8 +110,8 @@ def read_csv(path: Path) -> list[Row]:
 def _csv_row(names: list[str], several: list[str], values: list[str], where: str) -> Row:
     if len(values) != len(names):
         raise ValueError(
-            f"{where} has {len(values)} fields, and the first line {len(names)}. Put captions with commas into quotes, and "
-            "write a comma for each empty field."
+            f"{where} has {len(values)} fields, and the first line {len(names)}. Put captions with commas into "
+            "quotes, and write a comma for each empty field."
         )
     row: Row = {name: [] for name in several}
     for name, value in zip(names, values, strict=True):
@@ -496,8 +496,8 @@ def to_caption_columns(
         found = given if texts is None else _chunk_values(texts)
         if all(text is None for text in chain.from_iterable(found)):
             raise ValueError(
-                f"{where}: column {captions!r} holds {ds.features[str(captions)]} and no text. Set caption_column to one of "
-                f"{sorted(names)}."
+                f"{where}: column {captions!r} holds {ds.features[str(captions)]} and no text. Set caption_column "
+                f"to one of {sorted(names)}."
             )
     has_ids = uses.count(ids) == 1 and ids is not None and ds.features[ids] == datasets.Value("string")
     new_ids = None if has_ids and all(ColumnView(ds, str(ids))) else _image_ids(ds, ids, image, split)
@@ -587,7 +587,8 @@ def _with_images(
         if isinstance(feature, datasets.Image) or holds_bytes or feature.dtype in {"binary", "large_binary"}:
             return ds.cast_column("image", result)
         raise ValueError(
-            f"{where}: column {column!r} holds {feature}, not images, paths or bytes. Set image_column to one of {names}."
+            f"{where}: column {column!r} holds {feature}, not images, paths or bytes. Set image_column to one of "
+            f"{names}."
         )
     films = (path for path in _chunk_values(paths) if path and Path(path).suffix.lower() in VIDEO_SUFFIXES)
     if not arguments.num_frames and (film := next(films, None)) is not None:

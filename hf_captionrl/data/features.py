@@ -231,7 +231,7 @@ def cached_features(
             the consecutive frames of several videos to features with one row per video.
         batch_size (`int`): Images, or frames, per call; the frames of one video are never divided.
         progress (`str` or `bool`): Label of the progress bar, or False.
-        unit_length (`bool`): Scale the mean over a video's frames to length 1, for scorers, whose features have unit length.
+        unit_length (`bool`): Scale the mean over a video's frames to length 1, as scorers need it.
         pooling (`"mean"`, `"concat"`, `"ordered"` or `"native"`): For videos, see `pool_frames`; with `"native"`, `encode`
             pools. A cache holds features of one shape: another number of image tokens needs another `what`.
 
@@ -338,8 +338,8 @@ def cached_pixels(
 
     Args:
         dataset (`datasets.Dataset`): With an `image` column; not of videos.
-        processor: First part of an image processor, `captioner.prepared_pixels`, with `shape` `(3, H, W)`, `signature` (hash
-            of all that determines the pixels) and `prepare(image)`, `(3, H, W)` uint8.
+        processor: First part of an image processor, `captioner.prepared_pixels`, with `shape` `(3, H, W)`, `signature`
+            (hash of all that determines the pixels) and `prepare(image)`, `(3, H, W)` uint8.
         form (`"uint8"` or `"jpeg"`): Exact pixels, or JPEGs in about a tenth of the space. Each JPEG has the highest quality
             that fits; pixels of photographs differ by 2 (384 pixels) to 4 (224 pixels) of 255 on average.
         directory (path, *optional*): Root of all caches; by default `default_cache_dir()`.
@@ -363,7 +363,8 @@ def refuse_videos(dataset: datasets.Dataset) -> None:
     """Refuse data whose pixels cannot be cached."""
     if frames_of(dataset):
         raise ValueError(
-            "The data are videos. Leave out cache_pixels; set freeze_vision_tower=True and cache_image_features=True."
+            "The data are videos of several frames. Leave out cache_pixels; set freeze_vision_tower=True and "
+            "cache_image_features=True."
         )
 
 

@@ -52,8 +52,8 @@ def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: 
         if not target.startswith(tops):
             below = f"image_root ({str(root)!r})" if root is not None else "any folder of the data (there is none)"
             raise ValueError(
-                f"{where}: row {row} names the file {path!r}, which is not below {below}. Set image_root to the folder that "
-                "holds the files themselves."
+                f"{where}: row {row} names the file {path!r}, which is not below {below}. Set image_root to the "
+                "folder that holds the files themselves."
             )
 
 

@@ -181,12 +181,13 @@ def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, r
     where = f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}"
     if not listing.images:
         raise ValueError(
-            f"{where} and no images; it has {content}, {listing.describe_others()}. Set data_dir to a folder of images."
+            f"{where} and no images; it has {content}, {listing.describe_others()}. Set data_dir to a folder of "
+            "images."
         )
     if require_captions:
         raise ValueError(
-            f"{where}, nor train/, validation/, test/ with one, so its {len(listing.images)} images have no captions. Write "
-            f'lines {{"file_name": "a.jpg", "captions": ["...", "..."]}} to metadata.jsonl; the folder has {content}.'
+            f"{where}, nor train/, validation/, test/ with one, so its {len(listing.images)} images have no "
+            f'captions. Write {{"file_name": "a.jpg", "captions": ["...", "..."]}} per line; it has {content}.'
         )
     listing.report(str(folder))
     listing.report_others(str(folder))
@@ -265,8 +266,8 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
     are_objects = isinstance(images, list) and all(isinstance(image, dict) for image in images)
     if not are_objects or not any("sentences" in image for image in images):
         raise ValueError(
-            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images`, a list of objects with "
-            "`sentences`. Use dataset_coco.json, not an annotation file of COCO, or JSON lines."
+            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images`, a list of "
+            "objects with `sentences`. Use dataset_coco.json, not an annotation file of COCO, or JSON lines."
         )
     if root is None:
         raise ValueError(f"{path} holds paths only. Set image_root to the folder with the images (COCO: of val2014/).")
@@ -318,8 +319,8 @@ def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArgument
         # The Hub raises many kinds of errors (missing file, no network, a script), which have the same remedy.
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         raise ValueError(
-            f"dataset_name {dataset_name!r} could not be loaded ({reason}). Use 'scenes', 'imagefolder' with data_dir, a "
-            "Karpathy JSON with image_root, a .jsonl, .csv or .parquet file, a folder, or a data set on the Hub."
+            f"dataset_name {dataset_name!r} could not be loaded ({reason}). Use 'scenes', 'imagefolder' and "
+            "data_dir, Karpathy's JSON and image_root, a .jsonl, .csv or .parquet file, a folder, or a Hub data set."
         ) from error
     # datasets names a file, and a data set saved without splits, "train".
     named = isinstance(loaded, dict) and not path.is_file() and not is_hub_file
@@ -343,8 +344,8 @@ def _source_of_splits(
 def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
     if isinstance(data, datasets.IterableDataset | datasets.IterableDatasetDict):
         raise ValueError(
-            f"The data are an {type(data).__name__}. Pass it to SmileTrainer with max_steps, or convert it to a Dataset: "
-            "Dataset.from_list(list(data.take(n)))."
+            f"The data are an {type(data).__name__}. Pass it to SmileTrainer with max_steps, or convert it to a "
+            "Dataset: Dataset.from_list(list(data.take(n)))."
         )
     if not isinstance(data, datasets.Dataset | datasets.DatasetDict):
         raise ValueError(
@@ -375,7 +376,7 @@ def parse_split(split: str) -> tuple[str, ...]:
     names = [name if name == "restval" else SPLIT_NAMES.get(name, name) for name in names]
     if not all(names) or ALL in names or len(set(names)) < len(names):
         raise ValueError(
-            f"split is {split!r}. Use a split, several different ones ('validation+test'), or only 'all'."
+            f"split is {split!r}, with an empty name or one twice. Use a split, 'validation+test', or only 'all'."
         )
     return tuple(names)
 
@@ -642,8 +643,8 @@ def choose_split(
         names = ("test",)
         if "test" not in splits:
             raise ValueError(
-                f"{found.name} has the splits {sizes} and no 'test'. Set split (--split) to one, to several ('a+b') or to 'all'; "
-                "split='test' divides it off train."
+                f"{found.name} has the splits {sizes} and no 'test'. Set split (--split) to one, to several ('a+b') "
+                "or to 'all'; split='test' divides it off train."
             )
     if names and not embedded and (any(name not in splits for name in names) or not found.has_named_splits):
         splits = carve_missing(splits, split_fractions, seed, found.name)

@@ -182,7 +182,8 @@ def _check_split(
     if len(ds) and times.max() > 1:
         row = int(times.argmax())
         raise ValueError(
-            f"Split {split!r}: image_id {ids[row]!r} is in {times[row]} rows. Use load_captions, which joins such rows."
+            f"Split {split!r}: image_id {ids[row]!r} is in {times[row]} rows. Use load_captions, which joins such "
+            "rows."
         )
     is_kept: np.ndarray = np.zeros(len(ds), bool)
     changed = False
@@ -331,14 +332,14 @@ class ImageReader:
         self._entries: dict[int, QuarantineEntry] = {}
 
     def open_all(self, rows: Sequence[int]) -> dict[int, Image.Image]:
-        """The readable images of several rows as RGB, decoded in as many threads as there are cores; see `read_all`."""
+        """The readable images of several rows as RGB, decoded in threads; see `read_all`."""
         return self.read_all(rows, in_threads(open_image))
 
     def read_all(self, rows: Sequence[int], decode: Callable[[list[Any]], Sequence[T | ImageError]]) -> dict[int, T]:
         """The results of a function of the undecoded images of several rows, by row in the order of `rows`.
 
-        The function gives an `ImageError` for an image that cannot be read; its row is left out (see `report`). Too many
-        of them raise `QuarantineError`; the list is written before.
+        The function gives an `ImageError` for an image that cannot be read; its row is left out (see `report`). Too
+        many of them raise `QuarantineError`; the list is written before.
         """
         found = {}
         for row, result in zip(rows, decode(self._images[list(rows)]["image"]), strict=True):

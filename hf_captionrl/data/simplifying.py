@@ -215,7 +215,8 @@ def exchange_captions(
     kept = np.flatnonzero(has_captions[at])
     if not len(kept):
         raise ValueError(
-            f"{name} has none of the {len(own)} images (ids like {found.ids[:1]}, not {own[:1]}). Use those of the same split."
+            f"{name} has none of the {len(own)} images (ids like {found.ids[:1]}, not {own[:1]}). Use those of the "
+            "same split."
         )
     if len(kept) < len(own):
         logger.warning("%s has captions for %d of %d images; the others are left out.", name, len(kept), len(own))

@@ -41,7 +41,7 @@ VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".m
 VIDEO_FRAMES = "video_frames"
 """Column of data sets of videos: the number of frames that are sampled from each video."""
 
-# Largest number of pixels of all frames of an animation (3,000 frames of 800 x 600): a small file may take days to decode.
+# Most pixels of all frames of an animation (3,000 frames of 800 x 600): a small file may take days to decode.
 MAX_ANIMATION_PIXELS = 16 * MAX_PIXELS
 # The same of a film (an hour of 720p): one of a single colour compresses a thousand times better than others.
 _MAX_FILM_PIXELS = 1024 * MAX_PIXELS
@@ -111,7 +111,7 @@ def _refuse_many_pixels(size: tuple[int, int], count: int, name: str, most: int)
     if size[0] * size[1] * count > most:
         raise ImageError(
             "image_too_large",
-            f"{name} has {count} frames of {size[0]} x {size[1]} pixels, and all frames may have {most} together",
+            f"{name} is {size[0]} x {size[1]} pixels in {count} frames, and all frames may have {most} together",
         )
 
 

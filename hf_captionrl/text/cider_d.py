@@ -41,8 +41,8 @@ _FORMAT = "hf_captionrl.document_frequencies.1"
 class DocumentFrequencies:
     """Number of images (documents) whose references contain each n-gram.
 
-    Count those of all training references, not of one batch: frequencies of a batch give a different metric (1.157 instead
-    of 1.075 on one batch), and with those of a single image every score is 0.
+    Count those of all training references, not of one batch: frequencies of a batch give a different metric (1.157
+    instead of 1.075 on one batch), and with those of a single image every score is 0.
     """
 
     num_documents: int  # number of images

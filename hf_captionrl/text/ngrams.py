@@ -31,7 +31,7 @@ class TokenBatch:
 
     @classmethod
     def from_ids(cls, ids: Tensor, mask: Tensor) -> TokenBatch:
-        """Drop the padding of `(N, T)` completions; the mask is True at the tokens to score, possibly EOS, never padding."""
+        """Drop the padding of `(N, T)` completions; the mask is True at the tokens to score, possibly EOS."""
         if ids.ndim != 2 or ids.shape != mask.shape:
             raise ValueError(f"ids and mask must both be (N, T), got {tuple(ids.shape)} and {tuple(mask.shape)}.")
         kept = mask.bool()

@@ -53,7 +53,10 @@ def embedded(count, *, captions_of=captions):
 
 
 def photograph(number=0, side=640):
-    """A crop of Grace Hopper (512 x 606, US Navy, public domain, in matplotlib), scaled to `side` pixels; each number is another crop, odd ones are mirrored."""
+    """A crop of Grace Hopper's photograph (US Navy, public domain, in matplotlib), `side` pixels wide.
+
+    Each number is another crop; odd ones are mirrored.
+    """
     file = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
     with Image.open(file) as opened:
         image = opened.convert("RGB")
