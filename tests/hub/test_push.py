@@ -67,23 +67,23 @@ def checkpoint(tmp_path):
 
 
 @pytest.fixture
-def hub(monkeypatch):
+def fake_hub(monkeypatch):
     monkeypatch.setattr("hf_captionrl.hub.push.HfApi", FakeHub)
     FakeHub.calls.clear()
     return FakeHub
 
 
-def test_push_is_private_and_leaves_trainer_state_behind(checkpoint, hub):
+def test_push_is_private_and_leaves_trainer_state_behind(checkpoint, fake_hub):
     assert push_folder(checkpoint, "smile") == "commit in me/smile"
-    (_, created), (_, uploaded) = hub.calls
+    (_, created), (_, uploaded) = fake_hub.calls
     assert created["private"] is True
     assert not any("checkpoint-" in name or name.endswith((".bin", ".pt")) for name in uploaded["allow_patterns"])
     assert read_push_state(checkpoint)["state"] == "pushed"
     assert read_push_state(checkpoint)["repo_id"] == "me/smile"
 
 
-def test_failed_push_prints_the_folder_of_the_checkpoint(checkpoint, hub, monkeypatch):
-    monkeypatch.setattr(hub, "broken", True)
+def test_failed_push_prints_the_folder_of_the_checkpoint(checkpoint, fake_hub, monkeypatch):
+    monkeypatch.setattr(fake_hub, "broken", True)
     before, waits = (checkpoint / "model.safetensors").read_bytes(), []
     with pytest.raises(RuntimeError, match=r"still in .*push_folder"):
         push_folder(checkpoint, "smile", attempts=9, sleep=waits.append)
@@ -102,12 +102,12 @@ def test_failed_push_prints_the_folder_of_the_checkpoint(checkpoint, hub, monkey
         ("training_manifest.json", "no training_manifest.json"),
     ],
 )
-def test_each_part_is_required(checkpoint, hub, gone, message):
+def test_each_part_is_required(checkpoint, fake_hub, gone, message):
     (checkpoint / gone).unlink()
     (checkpoint / "pytorch_model.bin").write_bytes(b"pickle")  # does not replace the missing part
     with pytest.raises(FileNotFoundError, match=message):
         push_folder(checkpoint, "smile")
-    assert hub.calls == []
+    assert fake_hub.calls == []
 
 
 def test_only_listed_kinds_of_files_are_published(checkpoint):
@@ -123,13 +123,13 @@ def test_only_listed_kinds_of_files_are_published(checkpoint):
 
 
 @pytest.mark.parametrize("name", ["results.json", "README.md", "gallery.html"])
-def test_token_in_a_file_stops_the_push_and_is_not_printed(checkpoint, hub, name):
+def test_token_in_a_file_stops_the_push_and_is_not_printed(checkpoint, fake_hub, name):
     path = checkpoint / name
     path.write_text((path.read_text() if path.exists() else "") + f"\n{WRITE}\n")
     with pytest.raises(ValueError, match=f"{name} contains an access token") as error:
         push_folder(checkpoint, "smile", gallery=True)
     assert WRITE not in str(error.value)
-    assert hub.calls == []
+    assert fake_hub.calls == []
 
 
 def test_private_key_is_redacted_completely():
@@ -139,12 +139,12 @@ def test_private_key_is_redacted_completely():
     check_secret("text", redact(key))
 
 
-def test_symlink_out_of_the_folder_is_not_followed(checkpoint, hub, tmp_path):
+def test_symlink_out_of_the_folder_is_not_followed(checkpoint, fake_hub, tmp_path):
     (tmp_path / "private.json").write_text("{}")
     (checkpoint / "extra.json").symlink_to(tmp_path / "private.json")
     with pytest.raises(ValueError, match="outside the folder"):
         push_folder(checkpoint, "smile")
-    assert hub.calls == []
+    assert fake_hub.calls == []
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ def test_symlink_out_of_the_folder_is_not_followed(checkpoint, hub, tmp_path):
         ("Trained by ORGANISATION/model", "placeholder"),
     ],
 )
-def test_edited_card_is_checked_again(checkpoint, hub, text, message):
+def test_edited_card_is_checked_again(checkpoint, fake_hub, text, message):
     card = checkpoint / "README.md"
     card.write_text(card.read_text() + f"\n{text}\n")
     with pytest.raises(ValueError, match=message):
         push_folder(checkpoint, "smile")
-    assert hub.calls == []
+    assert fake_hub.calls == []
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_edited_card_is_checked_again(checkpoint, hub, text, message):
         ("language: en", "language: [en", "not valid YAML"),
     ],
 )
-def test_metadata_are_required(checkpoint, hub, old, new, message):
+def test_metadata_are_required(checkpoint, fake_hub, old, new, message):
     card = checkpoint / "README.md"
     card.write_text(card.read_text().replace(old, new, 1))
     with pytest.raises(ValueError, match=message):
@@ -181,32 +181,32 @@ def test_metadata_are_required(checkpoint, hub, old, new, message):
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b/c", "-x", "a..b", "x" * 97, ""])
-def test_invalid_names_raise(checkpoint, hub, name):
+def test_invalid_names_raise(checkpoint, fake_hub, name):
     with pytest.raises(ValueError, match="not a name that the Hub accepts"):
         push_folder(checkpoint, name)
-    assert hub.calls == []
+    assert fake_hub.calls == []
 
 
 @pytest.mark.parametrize("tail", ["\n", " ", "\u00e4", "\0"])
-def test_invalid_token_is_not_printed(checkpoint, hub, tail):
+def test_invalid_token_is_not_printed(checkpoint, fake_hub, tail):
     with pytest.raises(ValueError, match="Copy it again") as error:
         push_folder(checkpoint, "smile", token=WRITE + tail)
     assert WRITE not in str(error.value)
 
 
-def test_settings_of_a_push_to_another_repository_are_not_reused(checkpoint, hub):
+def test_settings_of_a_push_to_another_repository_are_not_reused(checkpoint, fake_hub):
     push_folder(checkpoint, "me/open", private=False, commit_message="First")
-    hub.calls.clear()
+    fake_hub.calls.clear()
     assert main(["push", str(checkpoint), "--repo_id", "me/secret"]) == 0
-    (_, created), *_, (_, uploaded) = hub.calls
+    (_, created), *_, (_, uploaded) = fake_hub.calls
     assert (created["repo_id"], created["private"]) == ("me/secret", True)
     assert uploaded["commit_message"] == "Add captioner"
-    hub.calls.clear()
+    fake_hub.calls.clear()
     assert main(["push", str(checkpoint), "--repo_id", "me/secret", "--public"]) == 0
-    assert hub.calls[0][1]["private"] is False
-    hub.calls.clear()
+    assert fake_hub.calls[0][1]["private"] is False
+    fake_hub.calls.clear()
     assert main(["push", str(checkpoint)]) == 0  # settings of the same repository are reused
-    assert hub.calls[0][1]["private"] is False
+    assert fake_hub.calls[0][1]["private"] is False
 
 
 def test_numbers_and_settings_of_smile_are_not_secrets():
@@ -277,18 +277,18 @@ def test_code_examples_are_pinned_but_not_prose():
     assert pin_examples(once, "me/m", "b" * 40, again=True) == once.replace("a" * 40, "b" * 40)
 
 
-def test_command_line(checkpoint, hub, capsys, monkeypatch):
+def test_command_line(checkpoint, fake_hub, capsys, monkeypatch):
     assert main(["push", str(checkpoint)]) == 2
     assert "Use --repo_id" in capsys.readouterr().err
     assert main(["push", str(checkpoint), "--dry_run", "--json"]) == 0
     assert "model.safetensors" in json.loads(capsys.readouterr().out)["published"]
-    assert hub.calls == []
+    assert fake_hub.calls == []
     assert main(["push", str(checkpoint), "--repo_id", "smile", "--public"]) == 0
-    assert hub.calls[0][1]["private"] is False
+    assert fake_hub.calls[0][1]["private"] is False
     assert "commit in me/smile" in capsys.readouterr().out
     assert main(["push", str(checkpoint), "--json"]) == 0  # the destination is known
     assert json.loads(capsys.readouterr().out)["repo_id"] == "me/smile"
-    monkeypatch.setattr(hub, "broken", True)
+    monkeypatch.setattr(fake_hub, "broken", True)
     monkeypatch.setitem(push_folder.__kwdefaults__, "attempts", 1)
     assert main(["push", str(checkpoint)]) == 1
     assert "Nothing is lost" in capsys.readouterr().err
