@@ -265,10 +265,14 @@ class _RowStore:
         if self._file != rows.file:
             self._file, self._number, self._parts = rows.file, 0, []
         select = "SELECT digests FROM keys WHERE first >= ? ORDER BY first"
-        blobs = b"".join(blob for (blob,) in index.execute(select, (self._number,)))
-        if not blobs:
+        # A truncated index may give NULL instead of an error.
+        digests = np.frombuffer(b"".join(blob or b"" for (blob,) in index.execute(select, (self._number,))), "S16")
+        if self._number + len(digests) != rows.number:
+            error = sqlite3.DatabaseError(f"{rows.number} rows, but {self._number + len(digests)} keys")
+            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise error
+        if not len(digests):
             return
-        digests = np.frombuffer(blobs, "S16")
         numbers = np.arange(self._number, self._number + len(digests))
         self._number += len(digests)
         while self._parts and len(self._parts[-1][0]) < 2 * len(digests):  # few parts, of descending sizes
