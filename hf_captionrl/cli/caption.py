@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.cli.features import ImageStage, run_on_images
 from hf_captionrl.data.options import CaptionerOptions, DatasetOptions, LoadedSplit, load_split, source_settings
-from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.io import LineFile, to_plain, write_json
 from hf_captionrl.utils.options import CommandOptions, EngineOptions, NotNegative, Positive, Range, option
 from hf_captionrl.utils.parts import refuse_other_settings, seed_of_batch
 
@@ -284,6 +285,44 @@ def write_captions(arguments: CaptionOptions) -> None:
     print(text + ".")
 
 
+class CaptionWriter(LineFile):
+    """Appends captions to a file that one process writes at a time; use it as a context manager.
+
+    `done` has the captions of each image id in the existing file, `torn` the bytes of an incomplete last line. The file does not
+    change before [`start`].
+    """
+
+    busy = "Wait until it ends, or use another --output."
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._overwrite = overwrite
+        super().__init__(path)
+
+    def _begin(self, data: bytes) -> None:
+        from hf_captionrl.evaluation.caption_files import parse_captions
+
+        data = b"" if self._overwrite else data
+        self._whole = data.rfind(b"\n") + 1
+        self.done = parse_captions(data[: self._whole], self.path) if self._whole else {}
+        self.torn = len(data) - self._whole
+
+    def start(self) -> None:
+        """Truncate the file to its complete lines; call this once, before [`append`]."""
+        self.truncate(self._whole)
+
+    def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
+        """Append images; they are on disk when this returns."""
+        lines = []
+        for image_id, group in zip(image_ids, captions, strict=True):
+            row: dict[str, Any] = {"image_id": image_id, "caption": group[0]}
+            if len(group) > 1:
+                row["captions"] = list(group)
+            lines.append(json.dumps(to_plain(row), ensure_ascii=False) + "\n")
+        # A lone surrogate has no UTF-8 form, but its escape is JSON.
+        self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
+
+
 def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[str, Any]:
     """Write or resume one file of lines, in this process; returns the summary. Unreadable images are `listed`."""
     if output.is_dir():
@@ -292,7 +331,6 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[
         )
     from tqdm import tqdm
 
-    from hf_captionrl.evaluation.caption_files import CaptionWriter
     from hf_captionrl.utils.io import installed_versions
 
     record = output.with_suffix(".run.json")

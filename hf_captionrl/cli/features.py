@@ -406,7 +406,7 @@ class PixelStage(ImageStage):
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
         import numpy as np
 
-        from hf_captionrl.data.features import in_threads
+        from hf_captionrl.data.images import in_threads
 
         keys, cached = keys_and_cached(self.reader, self._cache, self._hashes, rows)
         new = self.reader.read_all([row for row in keys if row not in cached], in_threads(self._pixels))

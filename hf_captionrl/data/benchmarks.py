@@ -423,16 +423,16 @@ def load_mmvp(folder: str | Path) -> list[ImagePair]:
 # --- TGIF and MSR-VTT ------------------------------------------------------------------------------------------------
 
 _PARTS = "*videodatainfo*.json"  # of which there may be several
-_PATTERNS = {"tgif": ("tgif*.tsv", "*.tsv"), "msr-vtt": (_PARTS, "*.json")}
+VIDEO_SETS = {"tgif": ("tgif*.tsv", "*.tsv"), "msr-vtt": (_PARTS, "*.json")}
 
 
 def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None) -> list[Path]:
     """The files that describe a set of videos; empty if the source is not such a set."""
     name = dataset_name.lower()
-    if name not in _PATTERNS:
+    if name not in VIDEO_SETS:
         known = path.suffix.lower() == ".tsv" or (path.suffix.lower() == ".json" and "videodata" in path.name)
         return [path] if known and path.is_file() else []
-    patterns = _PATTERNS[name]
+    patterns = VIDEO_SETS[name]
     if data_dir is None:
         raise ValueError(f"dataset_name {name!r} needs a folder. Set data_dir to the one with {patterns[0]}.")
     folder = Path(data_dir).expanduser()

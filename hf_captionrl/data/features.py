@@ -13,9 +13,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import datasets
 import numpy as np
@@ -26,12 +25,10 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
 from hf_captionrl.data.columns import in_arrow, undecoded
-from hf_captionrl.data.images import ImageError, decode_image, media_source, open_image
+from hf_captionrl.data.images import ImageError, decode_image, in_threads, media_source, open_image, workers
 from hf_captionrl.data.video import frames_of, sample_frames, video_hash
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
 from hf_captionrl.retrieval.feature_cache import progress_bar
-
-T = TypeVar("T")
 
 _ROWS_AT_ONCE = 256
 _FILES_AT_ONCE = 16_384
@@ -45,22 +42,6 @@ _SETTLED_NS = 2_000_000_000
 class _File(NamedTuple):
     path: str
     state: str  # path, size and modification time
-
-
-@contextmanager
-def workers() -> Iterator[ThreadPoolExecutor]:
-    """Threads of this process, as many as its share of the processor's cores.
-
-    Threads, because hashing, decoding and resizing release the interpreter lock and nothing is copied between processes.
-    """
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    with ThreadPoolExecutor(max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))) as pool:
-        try:
-            yield pool
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def source_keys(
@@ -125,25 +106,6 @@ def _keys(
 def file_hashes(directory: str | os.PathLike | None) -> FeatureCache:
     """Hashes of files, `(16,)` uint8, by path, size and modification time."""
     return FeatureCache(directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8")
-
-
-def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T | ImageError]]:
-    """A function that applies `function` to each of several undecoded images in [`workers`].
-
-    An image that cannot be read has its `ImageError` as result.
-    """
-
-    def attempt(value: Any) -> T | ImageError:
-        try:
-            return function(value)
-        except ImageError as error:
-            return error
-
-    def apply(values: Sequence[Any]) -> list[T | ImageError]:
-        with workers() as pool:
-            return list(pool.map(attempt, values))
-
-    return apply
 
 
 def keys_of(values: Sequence[Any], known: FeatureCache) -> list[str | ImageError]:

@@ -7,9 +7,10 @@ import functools
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import datasets
 import huggingface_hub
@@ -22,6 +23,8 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from hf_captionrl.retrieval import FeatureCache
+
+T = TypeVar("T")
 
 # --- Files named by rows: only those below the folder of the data are allowed ----------------------------------------
 
@@ -300,3 +303,38 @@ def checked_images(cache_dir: str | os.PathLike[str] | None, max_pixels: int = M
     """Which images decode, by the keys of `source_keys`: rows `(1,)` uint8, 1 for an image that does."""
     revision = f"1|{max_pixels}"
     return FeatureCache(cache_dir, model_id="checked_images", revision=revision, what="is_good", dtype="uint8")
+
+
+@contextlib.contextmanager
+def workers() -> Iterator[ThreadPoolExecutor]:
+    """Threads of this process, as many as its share of the processor's cores.
+
+    Threads, because hashing, decoding and resizing release the interpreter lock and nothing is copied between processes.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    with ThreadPoolExecutor(max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T | ImageError]]:
+    """A function that applies `function` to each of several undecoded images in [`workers`].
+
+    An image that cannot be read has its `ImageError` as result.
+    """
+
+    def attempt(value: Any) -> T | ImageError:
+        try:
+            return function(value)
+        except ImageError as error:
+            return error
+
+    def apply(values: Sequence[Any]) -> list[T | ImageError]:
+        with workers() as pool:
+            return list(pool.map(attempt, values))
+
+    return apply

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from hf_captionrl.data.benchmarks import PUBLISHED, find_video_source, read_published, read_video_source
+from hf_captionrl.data.benchmarks import PUBLISHED, VIDEO_SETS, find_video_source, read_published, read_video_source
 from hf_captionrl.data.columns import (
     SPLIT_NAMES,
     Row,
@@ -224,7 +224,8 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
     if dataset_name in PUBLISHED:
         return read_published(dataset_name, arguments)
     if not dataset_name.startswith(_HUB_FILES):
-        if video_source := find_video_source(dataset_name, path, data_dir):
+        may_be_videos = path.is_file() or dataset_name.lower() in VIDEO_SETS
+        if may_be_videos and (video_source := find_video_source(dataset_name, path, data_dir)):
             return read_video_source(video_source, root)
         if path.is_file() and path.suffix.lower() in _ROW_FILES:
             return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))

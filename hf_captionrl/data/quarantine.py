@@ -31,8 +31,17 @@ from hf_captionrl.data.columns import (
     to_caption_list,
     undecoded,
 )
-from hf_captionrl.data.features import in_threads, source_keys, workers
-from hf_captionrl.data.images import IMAGE_REMEDIES, MAX_PIXELS, ImageError, checked_images, open_image, verify_image
+from hf_captionrl.data.features import source_keys
+from hf_captionrl.data.images import (
+    IMAGE_REMEDIES,
+    MAX_PIXELS,
+    ImageError,
+    checked_images,
+    in_threads,
+    open_image,
+    verify_image,
+    workers,
+)
 from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_REMEDIES, verify_video
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.utils.io import atomic_write_text

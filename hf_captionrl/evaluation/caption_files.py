@@ -12,11 +12,9 @@ import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hf_captionrl.data.columns import TEXTS, in_arrow
 from hf_captionrl.evaluation.scored_captions import REFERENCES
-from hf_captionrl.utils.io import LineFile, to_plain
 from hf_captionrl.utils.parts import MANIFEST, read_shards
 
 _SHAPE = 'A line is {"image_id": "...", "caption": "..."}, or has "captions": ["...", ...] instead.'
@@ -57,7 +55,7 @@ def _some(ids: Sequence[str]) -> str:
     return ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")
 
 
-def _parse(data: bytes, path: Path, *, is_repeatable: bool = False) -> dict[str, list[str]]:
+def parse_captions(data: bytes, path: Path, *, is_repeatable: bool = False) -> dict[str, list[str]]:
     """Captions of each image id."""
     found: dict[str, list[str]] = {}
     line_of: dict[str, int] = {}
@@ -113,46 +111,10 @@ def read_caption_file(
                 f"{path}: the last line ({number}) is incomplete: {torn[:60]!r}. The run that wrote it was killed. Use the same "
                 "`captionrl caption` command again to resume."
             ) from None
-    captions = _parse(data, path, is_repeatable=is_repeatable)
+    captions = parse_captions(data, path, is_repeatable=is_repeatable)
     if not captions:
         raise ValueError(f"{path} holds no captions. {_SHAPE}")
     return CaptionFile(name or path.stem, path, captions)
-
-
-class CaptionWriter(LineFile):
-    """Appends captions to a file that one process writes at a time; use it as a context manager.
-
-    `done` has the captions of each image id in the existing file, `torn` the bytes of an incomplete last line. The file does not
-    change before [`start`].
-    """
-
-    busy = "Wait until it ends, or use another --output."
-
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._overwrite = overwrite
-        super().__init__(path)
-
-    def _begin(self, data: bytes) -> None:
-        data = b"" if self._overwrite else data
-        self._whole = data.rfind(b"\n") + 1
-        self.done = _parse(data[: self._whole], self.path)
-        self.torn = len(data) - self._whole
-
-    def start(self) -> None:
-        """Truncate the file to its complete lines; call this once, before [`append`]."""
-        self.truncate(self._whole)
-
-    def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
-        """Append images; they are on disk when this returns."""
-        lines = []
-        for image_id, group in zip(image_ids, captions, strict=True):
-            row: dict[str, Any] = {"image_id": image_id, "caption": group[0]}
-            if len(group) > 1:
-                row["captions"] = list(group)
-            lines.append(json.dumps(to_plain(row), ensure_ascii=False) + "\n")
-        # A lone surrogate has no UTF-8 form, but its escape is JSON.
-        self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
 
 
 def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> list[str]:

@@ -29,7 +29,8 @@ from hf_captionrl.data import (
     sample_frames,
 )
 from hf_captionrl.data import features as module
-from hf_captionrl.data.features import file_hashes, in_threads, source_key, source_keys
+from hf_captionrl.data.features import file_hashes, source_key, source_keys
+from hf_captionrl.data.images import in_threads
 from hf_captionrl.data.quarantine import QuarantineError
 from hf_captionrl.data.video import VIDEO_FRAMES, video_hash
 from hf_captionrl.retrieval import FeatureCache

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from hf_captionrl.evaluation.caption_files import CaptionWriter, read_caption_file
+from hf_captionrl.cli.caption import CaptionWriter
+from hf_captionrl.evaluation.caption_files import read_caption_file
 
 GOOD = '{"image_id": "a", "caption": "a dog"}\n{"image_id": 7, "captions": ["a cat", "", "x\u2028y"]}\n'
 

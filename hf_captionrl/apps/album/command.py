@@ -48,12 +48,12 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.language_models import default_device
 from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.cli.features import rows_per_shard
-from hf_captionrl.utils.io import installed_versions
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fingerprint
 from hf_captionrl.utils.io import (
     LineFile,
     atomic_write_bytes,
     atomic_write_text,
+    installed_versions,
     json_digest,
     to_plain,
     write_json,
