@@ -28,8 +28,7 @@ from hf_captionrl.evaluation.pages import content_hash, embedded_image, html_tem
 from hf_captionrl.evaluation.plots import COLOURS, new_figure, plain_label, save_figure, tidy
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX, head_logits
 from hf_captionrl.losses.policy_gradient import LossType, policy_gradient_loss
-from hf_captionrl.losses.smile import fused_smile_loss, smile_loss
-from hf_captionrl.losses.vocabulary_subset import FirstToken
+from hf_captionrl.losses.smile import FirstToken, fused_smile_loss, smile_loss
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval.ranking import ranks_from_scores
 from hf_captionrl.rewards.advantages import BASELINES
