@@ -163,6 +163,12 @@ def test_another_interpreter_draws_the_same_bags(neighbours, tmp_path):
 # --- variants -------------------------------------------------------------------------------------------------------
 
 
+def test_one_size_for_all_epochs(neighbours):
+    sampler = BagCurriculumSampler(neighbours, 100, 7)
+    assert {sampler.bag_size_at(epoch) for epoch in (0, 1, 50)} == {7}
+    assert {len(b) for b in batches(sampler, 12)} == {98}
+
+
 @pytest.mark.parametrize("size", [1, 5])
 def test_random_distractors(neighbours, size):
     sampler = BagCurriculumSampler(None, 100, size, distractors="random", num_images=COUNT)
