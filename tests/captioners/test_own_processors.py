@@ -19,8 +19,9 @@ from hf_captionrl.captioners import (
     Captioner,
     ProcessorPair,
     load_captioner,
+    mean_cross_entropy,
 )
-from tests.captioners.test_head_tap import assert_same_gradients, gradients
+from tests.captioners.test_head_tap import assert_same_gradients, gradients, smile
 from tests.tiny import tiny_images
 from tests.tiny.families import tiny_family
 from tests.tolerances import assert_close
@@ -76,6 +77,20 @@ class FamilySuite:
         # Control: another image gives another result.
         swapped = captioner.log_probs(captioner.collate(images[::-1], CAPTIONS[:2])).detach()
         assert (ours - swapped).abs().max() > 1e-3
+
+    @pytest.mark.parametrize("objective", [smile, mean_cross_entropy])
+    def test_gradients_through_the_tap_equal_those_of_full_logits(self, captioner, images, objective):
+        batch, results = captioner.collate(images, CAPTIONS[:2]), []
+        for captioner.use_full_logits in (False, True):
+            loss = captioner.model(**batch, head_objective=objective).loss
+            loss.backward()
+            results.append((loss.detach(), taken(captioner.model)))
+        if objective is mean_cross_entropy:
+            captioner.model(**batch).loss.backward()
+            results.append((results[0][0], taken(captioner.model)))  # of the model's own loss
+        for loss, found in results[1:]:
+            assert_close(loss, results[0][0])
+            assert_same_gradients(found, results[0][1])
 
     def test_captions_of_one_image_share_it(self, captioner, images):
         captions = [*CAPTIONS, *CAPTIONS[::-1]]
