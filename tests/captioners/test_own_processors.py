@@ -27,7 +27,6 @@ from tests.tiny.families import tiny_family
 from tests.tolerances import assert_close
 
 CAPTIONS = ["a red cat", "two small birds near the tree", "the yellow boat"]
-GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1}
 
 
 def taken(model: Any) -> dict[str, Tensor]:
@@ -111,10 +110,37 @@ class FamilySuite:
     def test_captions_equal_the_models_own(self, captioner, images, num_beams):
         plain, processor = tiny_family(self.name)
         settings = {"do_sample": False, "num_beams": num_beams}
-        written = captioner.generate(**captioner.encode_images(images), max_new_tokens=7, **settings)
+        encoded = captioner.encode_images(images)
+        written = captioner.generate(**encoded, max_new_tokens=7, **settings)
         for row, image in enumerate(images):
             theirs = self.own_ids(plain, processor, image, 7, **settings)
             assert written.ids[row][: len(theirs)].tolist() == theirs
+        features = captioner.image_features(**encoded).detach()
+        known = captioner.generate(image_features=features, max_new_tokens=7, **settings)
+        assert torch.equal(known.ids, written.ids)
+
+    def test_cached_features_are_fp32_for_a_model_in_bf16_too(self, captioner, images):
+        captioner.model.to(torch.bfloat16)
+        features = captioner.image_features(**captioner.encode_images(images)).detach()
+        assert features.dtype == torch.bfloat16
+        batch = captioner.collate(images, CAPTIONS[:2])
+        known = captioner.collate(None, CAPTIONS[:2], image_features=features.float())
+        assert_close(captioner.log_probs(known), captioner.log_probs(batch), dtype="bfloat16", ulps=1)
+
+    def test_saved_adapter_loads_equal(self, captioner, images, tmp_path):
+        batch = captioner.collate(images, CAPTIONS[:2])
+        before = captioner.log_probs(batch).detach()
+        captioner.add_lora("both", r=4)
+        assert_close(captioner.log_probs(batch), before)
+        with torch.no_grad():
+            for parameter in captioner.model.parameters():
+                parameter.add_(0.1 * parameter.requires_grad)
+        captioner.save_pretrained(tmp_path)
+        model, processor = tiny_family(self.name)
+        again = load_captioner(tmp_path, base_model=model, processor=processor)
+        assert again.prompt == self.prompt
+        torch.testing.assert_close(again.log_probs(batch), captioner.log_probs(batch))
+        assert (again.log_probs(batch) - before).abs().max() > 1e-2
 
 
 class TestBlip2WithOpt(FamilySuite):
