@@ -82,6 +82,24 @@ def test_adapters_on_the_head_itself(family, how):
     assert_close(fused, captioner.model(**batch, head_objective=smile).loss)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_on_both_parts_trains_only_adapters(family):
+    """test_families.py has each part alone."""
+    captioner, batch = adapted(family, lambda c: c.add_lora("both", r=4, dropout=0.0))
+    captioner.model(**batch, head_objective=mean_cross_entropy).loss.backward()
+    ours = gradients(captioner.model)
+    tower = f"base_model.model.{captioner.vision_path}."
+    assert {name.startswith(tower) for name in ours if "lora_" in name} == {False, True}
+    assert all("lora_" in name or "modules_to_save" in name for name in ours)
+    assert not any(f".{HEADS[family]}.lora_" in name for name in ours)
+    captioner.model.zero_grad()
+    captioner.model(**batch).loss.backward()
+    assert_close(gradients(captioner.model), ours, ulps=128, magnitude=1)
+    features = captioner.image_features(batch["pixel_values"])
+    assert features.requires_grad
+    assert captioner.generate(image_features=features.detach(), max_new_tokens=3).captions
+
+
 def test_disabled_and_merged_adapters():
     captioner, batch = adapted(
         "git", lambda c: setattr(c, "model", get_peft_model(c.model, LoraConfig(r=4, target_modules="output")))

@@ -152,6 +152,27 @@ def test_generate_equals_the_original(family, decoding, prompt, monkeypatch):
         assert not ended or ids[mask][-1] == captioner.eos_token_id
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_of_generated_captions_equal_the_model(family):
+    """With a prompt, and three captions per image."""
+    captioner, (untouched, processor) = tiny_captioner(family, prompt="a picture of "), tiny_model(family)
+    pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
+    settings = {"do_sample": True, "top_k": 0, "temperature": 0.8, "num_return_sequences": 3}
+    written = captioner.generate(pixel_values=pixel_values, max_new_tokens=5, **settings)
+    batch = captioner.encode_completions(written.ids)
+    assert torch.equal(batch["labels"][batch["labels"] != IGNORE_INDEX], written.ids[written.mask])
+    found = captioner.log_probs({**batch, "pixel_values": pixel_values}, temperature=0.8)
+    prompt = processor.tokenizer("a picture of", add_special_tokens=False).input_ids
+    name = "decoder_input_ids" if family.startswith("vit") else "input_ids"
+    for row, (ids, mask) in enumerate(zip(written.ids, written.mask, strict=True)):
+        sequence = torch.tensor([[captioner.start_token_id, *prompt, *ids[mask]]])
+        with torch.no_grad():
+            logits = untouched(**{name: sequence, "pixel_values": pixel_values[row // 3][None]}).logits[0]
+        log_softmax = (logits[-len(ids[mask]) - 1 : -1] / 0.8).log_softmax(-1)
+        expected = log_softmax.gather(-1, ids[mask][:, None])[:, 0]
+        assert_close(found[row, len(prompt) :][: len(expected)], expected, ulps=64)
+
+
 def test_train_mode_is_restored_and_invalid_inputs_raise():
     captioner = tiny_captioner("blip")
     captioner.model.train()

@@ -1,5 +1,6 @@
 """The ClipCap model: equality with the published code (reimplemented here), generation, processor, saving, Auto classes."""
 
+import dataclasses
 import functools
 import json
 import subprocess
@@ -18,8 +19,10 @@ from hf_captionrl.captioners import ClipCapCaptioner, load_captioner
 from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
 from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.captioners.clipcap.registration import _OnFirstUse
+from hf_captionrl.rewards import CiderReward
 from hf_captionrl.utils.model_files import model_path
 from tests.captioners.test_decoding import multinomial_of
+from tests.rewards.conftest import Rollouts
 from tests.tiny import HIDDEN, IMAGE_SIZE, tiny_captioner, tiny_clipcap, tiny_images
 from tests.tolerances import assert_close
 
@@ -457,6 +460,25 @@ def test_vocabulary_without_a_full_stop_raises():
     model, _ = tiny_clipcap(stop_at_period=True)
     with pytest.raises(ValueError, match="no token for a full stop"):
         load_captioner(model, processor=processor)
+
+
+def test_cider_counts_the_full_stop_as_the_end():
+    captioner = stopping()
+
+    def encode(captions):
+        labels = captioner.encode_captions(list(captions))["labels"][:, 1:]
+        return labels.clamp(min=0), labels != -100
+
+    rollouts, references = Rollouts(), [["a red cat.", "a cat"], ["two dog", "a dog."]]
+    rollouts.words = encode
+    reward = CiderReward()
+    reward.prepare(dataclasses.replace(rollouts.data(references), eos_token_id=captioner.eos_token_id))
+    whole = rollouts.context(["a red cat", "a dog."], [0, 1], references=references)
+    cut = whole.mask.clone()
+    cut[0, int(cut[0].sum()) - 1] = False
+    complete, truncated = reward(whole), reward(dataclasses.replace(whole, mask=cut))
+    assert complete[0] > truncated[0]
+    assert complete[1] == truncated[1]
 
 
 def test_features_are_the_image_embedding():

@@ -19,14 +19,14 @@ from hf_captionrl.captioners import (
     Captioner,
     ProcessorPair,
     load_captioner,
+    mean_cross_entropy,
 )
-from tests.captioners.test_head_tap import assert_same_gradients, gradients
+from tests.captioners.test_head_tap import assert_same_gradients, gradients, smile
 from tests.tiny import tiny_images
 from tests.tiny.families import tiny_family
 from tests.tolerances import assert_close
 
 CAPTIONS = ["a red cat", "two small birds near the tree", "the yellow boat"]
-GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1}
 
 
 def taken(model: Any) -> dict[str, Tensor]:
@@ -77,6 +77,20 @@ class FamilySuite:
         swapped = captioner.log_probs(captioner.collate(images[::-1], CAPTIONS[:2])).detach()
         assert (ours - swapped).abs().max() > 1e-3
 
+    @pytest.mark.parametrize("objective", [smile, mean_cross_entropy])
+    def test_gradients_through_the_tap_equal_those_of_full_logits(self, captioner, images, objective):
+        batch, results = captioner.collate(images, CAPTIONS[:2]), []
+        for captioner.use_full_logits in (False, True):
+            loss = captioner.model(**batch, head_objective=objective).loss
+            loss.backward()
+            results.append((loss.detach(), taken(captioner.model)))
+        if objective is mean_cross_entropy:
+            captioner.model(**batch).loss.backward()
+            results.append((results[0][0], taken(captioner.model)))  # of the model's own loss
+        for loss, found in results[1:]:
+            assert_close(loss, results[0][0])
+            assert_same_gradients(found, results[0][1])
+
     def test_captions_of_one_image_share_it(self, captioner, images):
         captions = [*CAPTIONS, *CAPTIONS[::-1]]
         grouped = captioner.collate(images, captions)
@@ -96,10 +110,37 @@ class FamilySuite:
     def test_captions_equal_the_models_own(self, captioner, images, num_beams):
         plain, processor = tiny_family(self.name)
         settings = {"do_sample": False, "num_beams": num_beams}
-        written = captioner.generate(**captioner.encode_images(images), max_new_tokens=7, **settings)
+        encoded = captioner.encode_images(images)
+        written = captioner.generate(**encoded, max_new_tokens=7, **settings)
         for row, image in enumerate(images):
             theirs = self.own_ids(plain, processor, image, 7, **settings)
             assert written.ids[row][: len(theirs)].tolist() == theirs
+        features = captioner.image_features(**encoded).detach()
+        known = captioner.generate(image_features=features, max_new_tokens=7, **settings)
+        assert torch.equal(known.ids, written.ids)
+
+    def test_cached_features_are_fp32_for_a_model_in_bf16_too(self, captioner, images):
+        captioner.model.to(torch.bfloat16)
+        features = captioner.image_features(**captioner.encode_images(images)).detach()
+        assert features.dtype == torch.bfloat16
+        batch = captioner.collate(images, CAPTIONS[:2])
+        known = captioner.collate(None, CAPTIONS[:2], image_features=features.float())
+        assert_close(captioner.log_probs(known), captioner.log_probs(batch), dtype="bfloat16", ulps=1)
+
+    def test_saved_adapter_loads_equal(self, captioner, images, tmp_path):
+        batch = captioner.collate(images, CAPTIONS[:2])
+        before = captioner.log_probs(batch).detach()
+        captioner.add_lora("both", r=4)
+        assert_close(captioner.log_probs(batch), before)
+        with torch.no_grad():
+            for parameter in captioner.model.parameters():
+                parameter.add_(0.1 * parameter.requires_grad)
+        captioner.save_pretrained(tmp_path)
+        model, processor = tiny_family(self.name)
+        again = load_captioner(tmp_path, base_model=model, processor=processor)
+        assert again.prompt == self.prompt
+        torch.testing.assert_close(again.log_probs(batch), captioner.log_probs(batch))
+        assert (again.log_probs(batch) - before).abs().max() > 1e-2
 
 
 class TestBlip2WithOpt(FamilySuite):

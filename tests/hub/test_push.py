@@ -151,6 +151,8 @@ def test_symlink_out_of_the_folder_is_not_followed(checkpoint, fake_hub, tmp_pat
     ("text", "message"),
     [
         ("<script>alert(1)</script>", "HTML"),
+        ('<img src="x" onerror="alert(1)">', "HTML"),
+        ("<!-- hidden -->", "HTML"),
         ("[weights](../../secret)", "outside its folder"),
         ("![picture](/etc/passwd)", "outside its folder"),
         ("Trained by ORGANISATION/model", "placeholder"),

@@ -134,6 +134,20 @@ def test_low_rank_head(head: Head, options):
         torch.testing.assert_close(mine, other)
 
 
+def test_tied_weights(head: Head):
+    """The gradients of the embedding and of the head add up in one parameter."""
+
+    def run(function) -> Tensor:
+        table = head.weight.clone().requires_grad_()
+        function(table[head.labels.clamp(min=0)] * head.hidden, table).backward()
+        return table.grad
+
+    torch.testing.assert_close(
+        run(lambda hidden, table: fused_smile_loss(hidden, table, head.labels)),
+        run(lambda hidden, table: smile_loss(hidden @ table.T, head.labels)),
+    )
+
+
 def allocations(run, size: int) -> int:
     """Number of allocated buffers of `size` bytes or more."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
@@ -183,6 +197,15 @@ def test_half_precision(dtype, options):
     for mine, other in zip(gradients(loss, ours), gradients(expected, theirs), strict=True):
         assert mine.dtype == dtype
         assert_close(mine.float(), other, dtype=dtype, ulps=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
+def test_huge_logits_have_finite_gradients(dtype, options):
+    head = make_head(dtype)
+    hidden, weight, bias = head.leaves()
+    loss = fused_smile_loss(hidden * 1000, weight, head.labels, bias=bias, **options)
+    assert all(value.isfinite().all() for value in (loss, *gradients(loss, (hidden, weight, bias))))
 
 
 def test_repeated_words_are_summed_in_full_precision():

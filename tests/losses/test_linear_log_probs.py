@@ -92,6 +92,20 @@ def test_a_frozen_head_gets_no_gradient_and_the_logits_are_never_built(head: Hea
     assert allocations(plain, 4 * B * T * V) > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_finite_and_close(dtype):
+    head, exact = make_head(dtype), make_head()
+    leaves = head.leaves()
+    log_probs, entropy = linear_log_probs(
+        *leaves[:2], head.labels, bias=leaves[2], temperature=0.3, return_entropy=True
+    )
+    (log_probs.sum() + entropy.sum()).backward()
+    assert log_probs.dtype == torch.float32
+    expected = linear_log_probs(exact.hidden, exact.weight, exact.labels, bias=exact.bias, temperature=0.3)
+    assert_close(log_probs.double(), expected, dtype=dtype, ulps=2)
+    assert all(leaf.grad.dtype == dtype and leaf.grad.isfinite().all() for leaf in leaves)
+
+
 def test_without_supervised_tokens_everything_is_zero(head: Head):
     hidden, weight, bias = head.leaves()
     log_probs = linear_log_probs(hidden, weight, torch.full_like(head.labels, IGNORE_INDEX), bias=bias)

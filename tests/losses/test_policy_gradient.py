@@ -164,6 +164,16 @@ def test_policy_gradient_passes_gradcheck():
     assert torch.autograd.gradcheck(loss, (b["log_probs"].requires_grad_(), b["entropy"].requires_grad_()))
 
 
+def test_on_policy_ratio_has_the_gradient_of_reinforce():
+    b = batch()
+    log_probs = b["log_probs"].requires_grad_()
+    one, other = (
+        policy_gradient_loss(log_probs, b["advantages"], b["mask"], old_log_probs=old, epsilon=epsilon)["loss"]
+        for old, epsilon in ((None, None), (log_probs.detach(), 0.2))
+    )
+    torch.testing.assert_close(*(torch.autograd.grad(loss, log_probs)[0] for loss in (one, other)))
+
+
 def test_clipped_token_has_a_gradient_only_against_its_advantage():
     log_probs = torch.tensor([[0.0, -1.0]], dtype=torch.float64).requires_grad_()  # ratios e and 1/e
     old = torch.tensor([[-1.0, 0.0]], dtype=torch.float64)
@@ -201,6 +211,23 @@ def test_penalty_estimates_kl_and_has_the_gradient_of_the_reverse_kl():
     (forward,) = torch.autograd.grad((p.exp() * (p - ref)).sum(), logits)
     torch.testing.assert_close(gradient, reverse)
     assert (gradient - forward).abs().max() > 0.05
+
+
+def test_low_precision_is_summed_in_fp32():
+    b = batch(dtype=torch.bfloat16)
+    found = caption_log_probs(b["log_probs"], b["mask"])
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, caption_log_probs(b["log_probs"].float(), b["mask"]))
+    assert policy_gradient_loss(b["log_probs"], b["advantages"], b["mask"])["loss"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_empty_captions_give_loss_zero_not_nan(loss_type):
+    log_probs = torch.full((2, 3), -1.0).requires_grad_()
+    settings = {"loss_type": loss_type, "max_completion_length": LONGEST}
+    loss = policy_gradient_loss(log_probs, torch.ones(2), torch.zeros(2, 3), **settings)["loss"]
+    assert float(loss.detach()) == 0
+    assert (torch.autograd.grad(loss, log_probs)[0] == 0).all()
 
 
 @pytest.mark.parametrize(

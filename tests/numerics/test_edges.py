@@ -24,7 +24,7 @@ from hf_captionrl.retrieval.neighbours import normalised
 from hf_captionrl.retrieval.ranking import bag_ranks, check_features, distractor_recall, ranks, set_ranks, unit_rows
 from hf_captionrl.retrieval.scorer import _unit
 from tests.numerics.drawn import few, fewer, seeds
-from tests.tolerances import assert_close, close
+from tests.tolerances import assert_close, close, within
 
 # Powers of two that scale small integers exactly in each dtype.
 POWERS = {
@@ -203,3 +203,51 @@ def test_agreement_does_not_depend_on_the_unit(power):
     plain = krippendorff_alpha(ratings, level="interval")["alpha"]
     scaled = [(unit, person, math.ldexp(value, power)) for unit, person, value in ratings]
     assert krippendorff_alpha(scaled, level="interval")["alpha"] == pytest.approx(plain, rel=1e-12)
+
+
+# The helper that every test compares with (tests/tolerances.py)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("magnitude", [1e-3, 1.0, 100.0])
+def test_tolerance_is_units_in_the_last_place(dtype, magnitude):
+    expected = torch.tensor([magnitude, 0.0], dtype=getattr(torch, dtype))
+    unit = torch.finfo(expected.dtype).eps * float(expected[0])
+    for off, is_close in ((15, True), (-15, True), (17, False), (-17, False)):
+        found = expected.double() + off * unit
+        assert (found.tolist() == close(expected.tolist(), dtype=dtype)) == is_close
+        assert_close(found, expected, check_dtype=False, ulps=18)
+        if not is_close:
+            with pytest.raises(AssertionError, match=f"16 units in the last place of torch.{dtype}"):
+                assert_close(found, expected, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "message"),
+    [
+        (torch.zeros(2), torch.zeros(3), r"shape \(2,\) instead of \(3,\)"),
+        (torch.zeros(1, 2), torch.zeros(2), "shape"),
+        (torch.ones(1), torch.ones(1).double(), "float32 instead of"),
+        (torch.tensor([1e-9]), torch.tensor([0.0]), "units in the last place"),
+        *(
+            (torch.tensor([one]), torch.tensor([other]), "units in the last place")
+            for one, other in ((math.nan, 1.0), (math.nan, math.nan), (math.inf, 1e30), (1e30, math.inf))
+        ),
+        (torch.tensor([1.0, math.inf]), torch.tensor([1.1, math.inf]), "units in the last place"),
+        ({"a": torch.ones(1)}, {"b": torch.ones(1)}, "instead of"),
+        ({"a": torch.ones(1), "b": torch.zeros(1)}, {"a": torch.ones(1), "b": torch.ones(1)}, "gradients, b"),
+        ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "1 instead of 2"),
+        ([torch.ones(1), torch.zeros(1)], [torch.ones(1), torch.ones(1)], "gradients, 1"),
+        ([1.0, 2.0], [1.0, 2.1], "units in the last place"),
+        (torch.tensor(100.0 + 1e-4) - 100.0, 1e-4, "units in the last place"),  # needs magnitude=100
+    ],
+)
+def test_different_values_fail(found, expected, message):
+    with pytest.raises(AssertionError, match=message):
+        assert_close(found, expected, msg="gradients")
+
+
+def test_within_refuses_tolerances_of_rounding():
+    assert within(1.0, 0.01) == 1.009
+    with pytest.raises(ValueError, match="tolerance"):
+        within(100.0, 1e-5)

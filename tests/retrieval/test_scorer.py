@@ -185,6 +185,12 @@ def test_legacy_pooling_raises_unless_eos_is_the_highest_id():
     assert (fine[0] - fine[1]).abs().max() > 1e-3
 
 
+def test_eos_that_the_tokenizer_does_not_add_is_refused():
+    model, processor = make_clip(eos=7)
+    with pytest.raises(ValueError, match="position 0 would be pooled"):
+        HFScorer(model, processor)
+
+
 def test_revision_is_equal_for_folder_and_model_and_changes_with_a_weight(tmp_path):
     model, processor = make_clip()
     model.save_pretrained(tmp_path / "tiny_clip")

@@ -309,6 +309,26 @@ def test_asking_for_it_does_not_help(load, folder):
         load(folder, trust_remote_code=True)
 
 
+def test_code_of_tokenizer_and_processor_beside_known_weights(blip, folder, tmp_path):
+    known = tmp_path / "known"
+    shutil.copytree(blip, known)
+    shutil.copy(f"{folder}/code.py", known)
+
+    def bring(name, **code):
+        path = known / name
+        settings = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**settings, **code}))
+
+    bring("tokenizer_config.json", auto_map={"AutoTokenizer": ["code.Model", None]}, tokenizer_class="Mine")
+    load_captioner(known)  # as a tokenizer of transformers
+    code = {"auto_map": dict.fromkeys(("AutoImageProcessor", "AutoProcessor"), "code.Model")}
+    code |= {"image_processor_type": "Mine", "processor_class": "Mine"}
+    bring("preprocessor_config.json", **code)
+    bring("processor_config.json", **code, image_processor=code)
+    with pytest.raises(ValueError, match="custom code"):
+        load_captioner(known)
+
+
 @pytest.mark.parametrize("config", [SmileSFTConfig, SelfRetrievalGRPOConfig])
 @pytest.mark.parametrize(
     "asked",

@@ -246,7 +246,9 @@ def test_evaluation_generates_and_retrieves(tmp_path, scenes):
     assert trainer.generate_captions(scenes["validation"], num_beams=1) is not None
 
 
-def test_the_best_epoch_is_kept_by_retrieval(tmp_path, scenes):
+@pytest.mark.parametrize("metric", ["recall_at_1", "loss"])
+def test_the_best_epoch_is_kept(tmp_path, scenes, metric):
+    by_loss = {"metric_for_best_model": "loss", "prediction_loss_only": True}
     config = SmileConfig(
         str(tmp_path),
         **{
@@ -259,6 +261,7 @@ def test_the_best_epoch_is_kept_by_retrieval(tmp_path, scenes):
             "save_strategy": "epoch",
             "load_best_model_at_end": True,
             "generation_max_new_tokens": 12,
+            **(by_loss if metric == "loss" else {}),
         },
     )
     scorer = load_scorer(model_path("scenes:clip-reward"))
@@ -266,9 +269,10 @@ def test_the_best_epoch_is_kept_by_retrieval(tmp_path, scenes):
         captioner(), config, train_dataset=scenes["train"], eval_dataset=scenes["validation"], scorer=scorer
     )
     trainer.train()
-    history = [e["eval_recall_at_1"] for e in trainer.state.log_history if "eval_recall_at_1" in e]
-    assert trainer.state.best_metric == max(history)
-    assert trainer.evaluate()["eval_recall_at_1"] == max(history)
+    history = [e[f"eval_{metric}"] for e in trainer.state.log_history if f"eval_{metric}" in e]
+    best = min(history) if metric == "loss" else max(history)
+    assert trainer.state.best_metric == best
+    assert trainer.evaluate()[f"eval_{metric}"] == pytest.approx(best, rel=1e-6)
 
 
 def test_all_labels_ignored_is_an_error(tmp_path, scenes):

@@ -21,10 +21,11 @@ from hf_captionrl.apps.boosting.boost import (
 )
 from hf_captionrl.apps.boosting.conflicts import source_statistics
 from hf_captionrl.apps.boosting.prompts import STAGES, blend_prompt, holistic_prompt, visual_prompt
-from hf_captionrl.captioners.language_models import BackendError, Failure, Prompt, Truncated
+from hf_captionrl.captioners.language_models import BackendError, CaptionerBackend, Failure, Prompt, Truncated
 from hf_captionrl.data import check_captions, load_captions
 from hf_captionrl.data.columns import replace_column, undecoded
-from tests.apps.boosting.doubles import content, facts_of, pair, scenes
+from tests.apps.boosting.doubles import Counting, content, facts_of, pair, scenes
+from tests.captioners.test_language_models import retrained
 
 
 def boost(rows, folder, backends, embed_images=False, **options):
@@ -205,6 +206,18 @@ def test_another_vision_model_keeps_the_blend_caps(tmp_path):
     # Equal descriptions give equal questions, so the writer is not asked again.
     assert other["text"].asked == []
     assert {r["visual_source"]["revision"] for r in content(merged.path)} == {"another"}
+
+
+def test_captioner_trained_further_is_asked_again(tmp_path):
+    def number_asked(weight=None):
+        captioner = CaptionerBackend(retrained(tmp_path / "model", weight=weight), device="cpu", max_new_tokens=20)
+        vision = Counting(captioner)
+        boost_shard(scenes(), tmp_path / "out", text=SceneWriter(), vision=vision)
+        return len(vision.asked)
+
+    assert number_asked() >= 12
+    assert number_asked() == 0
+    assert number_asked("text_decoder.cls.predictions.bias") >= 12
 
 
 def test_unreachable_backend_stops_the_run_without_loss(tmp_path):
