@@ -593,6 +593,8 @@ class Captioner:
         The caption and the end token are supervised; start token, prompt and padding are not. Captions whose row would be
         longer than `max_length` tokens are truncated and then lack the end token.
         """
+        if not captions:
+            raise ValueError("There are no captions to encode. Pass at least one per image.")
         for row, caption in enumerate(captions):
             if not isinstance(caption, str):
                 raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")

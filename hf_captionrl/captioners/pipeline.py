@@ -76,7 +76,7 @@ def generate_with_ends(
 
     `image_features` `(N, M, D)` is the cached output of the vision tower.
     """
-    number = len(images if image_features is None else image_features)
+    number = len((images or ()) if image_features is None else image_features)
     found = GeneratedCaptions([], [])
     with evaluating(captioner.model):
         for start in range(0, number, batch_size):
@@ -199,11 +199,11 @@ def pipeline(
         FileNotFoundError: If the model does not exist, or has no weights in safetensors.
         ValueError: If the model is not a captioner.
     """
-    loading: dict[str, Any] = {"prompt": prompt, "device": device, **(model_kwargs or {})}
+    loading: dict[str, Any] = {"prompt": prompt, "device": device}
     if not isinstance(model, Captioner):
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         loading |= {"revision": revision, "dtype": dtype, "device": device}
-    return CaptionPipeline(load_captioner(model, **loading), **settings)
+    return CaptionPipeline(load_captioner(model, **loading, **(model_kwargs or {})), **settings)
 
 
 class CaptionPipeline:

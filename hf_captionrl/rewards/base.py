@@ -455,7 +455,7 @@ def resolve_rewards(
     given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
     items: list[Any] = [item[0] if isinstance(item, tuple) else item for item in given]
     weights: list[Any] = [item[1] if isinstance(item, tuple) else None for item in given]
-    if reward_weights is not None and set(weights) != {None}:
+    if reward_weights is not None and any(weight is not None for weight in weights):
         raise ValueError("Reward weights are given both in reward_funcs and in reward_weights. Pass them once.")
     functions: list[Reward] = []
     for index, item in enumerate(items):

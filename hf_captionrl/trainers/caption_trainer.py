@@ -175,7 +175,12 @@ class CaptionTrainer(ExactResumeTrainer):
         data_collator: Callable[[list[Any]], dict[str, Any]] | None = None,
         model_init: Callable[..., Any] | None = None,
         compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: None = None,
     ) -> None:
+        if preprocess_logits_for_metrics is not None:
+            raise ValueError(
+                "preprocess_logits_for_metrics gets no logits: captions are generated. Use compute_metrics."
+            )
         args = self._resolve_args(model, args)
         train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
         eval_dataset = evaluation_rows(eval_dataset)
@@ -244,12 +249,18 @@ class CaptionTrainer(ExactResumeTrainer):
         used = args.load_best_model_at_end or args.save_strategy == "best"
         if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
             return
-        known = ["loss", "length", "lexical_diversity", "degenerate", "clipped_ratio", "runtime"]
-        for prefix, scorer in (("", self.scorer), ("reward_", self.selecting_scorer)):
-            if scorer is not None:
-                known += [f"{prefix}{name}" for name in ("recall_at_1", "recall_at_5", "rd100_recall_at_1")]
-        if isinstance(sets, Mapping):
-            known = [f"{name}_{metric}" for name in sets for metric in known]
+        known = []
+        for name, rows in (sets if isinstance(sets, Mapping) else {"": sets}).items():
+            own = ["loss"] if "captions" in (getattr(rows, "column_names", None) or ()) else []
+            if not args.prediction_loss_only:
+                own += ["length", "lexical_diversity"]
+                for prefix, scorer in (("", self.scorer), ("reward_", self.selecting_scorer)):
+                    if scorer is not None:
+                        own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
+                        own += [f"{prefix}rd100_recall_at_1"] if rows is not None and len(rows) >= 100 else []
+                own += ["degenerate", "clipped_ratio"] if getattr(args, "guard", "off") != "off" else []
+            own += ["runtime", "samples_per_second", "steps_per_second"]
+            known += [f"{name}_{metric}" if name else metric for metric in own]
         if wanted not in known:
             raise ValueError(
                 f"metric_for_best_model is {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
@@ -386,7 +397,10 @@ class CaptionTrainer(ExactResumeTrainer):
         """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]  # type: ignore[index]
+            known = list(self.eval_dataset) if isinstance(self.eval_dataset, Mapping) else []
+            if dataset not in known:
+                raise ValueError(f"eval_dataset is {dataset!r}. Use one of {known}, or a data set.")
+            dataset = self.eval_dataset[dataset]
         if dataset is None:
             raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
         if isinstance(dataset, Mapping):
@@ -577,7 +591,10 @@ class CaptionTrainer(ExactResumeTrainer):
         if "inputs" in self.args.include_for_metrics:
             ids = list(map(str, dataset["image_id"] if "image_id" in dataset.column_names else range(len(dataset))))
         prediction = EvalPrediction(predictions=captions, label_ids=references, inputs=ids)  # type: ignore[arg-type]
-        return denumpify_detensorize(dict(self.compute_metrics(prediction)))
+        found = self.compute_metrics(prediction)
+        if not isinstance(found, Mapping):
+            raise TypeError(f"compute_metrics returned a {type(found).__name__}. Return a dict of names and numbers.")
+        return denumpify_detensorize(dict(found))
 
     # Saving
 

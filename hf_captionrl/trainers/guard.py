@@ -69,7 +69,7 @@ def _columns(rows: Sequence[CompletionRow], text: Callable[[Any], str]) -> dict[
     for name in dict.fromkeys(name for one in rewards for name in one):
         columns[f"rewards/{name}"] = numbers([one.get(name) for one in rewards])
     columns["advantage"] = numbers([row.get("advantage") for row in rows])
-    ranks = [row.get("rank") for row in rows]
+    ranks = [None if row.get("rank") is None else int(row["rank"]) for row in rows]
     return columns if set(ranks) <= {None} else {**columns, "rank": ranks}
 
 

@@ -42,16 +42,25 @@ def _is_low(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and parameter.element_size() < 4
 
 
-def _cast(value: Any, dtype: torch.dtype, low_only: bool = False) -> Any:
-    """The floating-point tensors of a value in a dtype, or only those in 16 bits or less."""
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """The floating-point tensors of an output in a dtype."""
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() and (_is_low(value) or not low_only) else value
+        return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(_cast(part, dtype, low_only) for part in value)
+        return tuple(_cast(part, dtype) for part in value)
     if isinstance(value, dict):  # transformers' ModelOutput is one
         for name, part in value.items():
-            value[name] = _cast(part, dtype, low_only)
+            value[name] = _cast(part, dtype)
     return value
+
+
+def _inputs_in_fp32(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Only the tensors themselves: a dict may be shared with the frozen modules."""
+
+    def cast(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and _is_low(value) else value
+
+    return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
 
 def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
@@ -71,10 +80,7 @@ def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
                 low = {p.dtype for p in copy.parameters() if p.requires_grad and _is_low(p)}
                 if low:
                     adapters |= {id(p): f"{name}.modules_to_save.{key}.{n}" for n, p in copy.named_parameters()}
-                    copy.register_forward_pre_hook(
-                        lambda _, args, kwargs: _cast((args, dict(kwargs)), torch.float32, low_only=True),
-                        with_kwargs=True,
-                    )
+                    copy.register_forward_pre_hook(_inputs_in_fp32, with_kwargs=True)
                     dtype = low.pop()
                     copy.register_forward_hook(lambda _, __, output, dtype=dtype: _cast(output, dtype))
                     for buffer in copy.buffers():
@@ -144,10 +150,10 @@ def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
     if "torch_dtype" in settings:
         settings.setdefault("dtype", settings.pop("torch_dtype"))
     dtype = settings.get("dtype")
-    if dtype is not None:
-        settings["dtype"] = dtype = str(dtype).removeprefix("torch.")  # as JSON has it
-        if dtype not in (known := ("float32", "bfloat16", "float16", "auto")):
-            raise ValueError(f"model_init_kwargs has dtype {dtype!r}. Use one of {known}.")
+    if isinstance(dtype, torch.dtype):
+        settings["dtype"] = str(dtype).removeprefix("torch.")  # as JSON has it
+    elif dtype is not None and dtype not in (known := ("float32", "bfloat16", "float16", "auto")):
+        raise ValueError(f"model_init_kwargs has dtype {dtype!r}. Use one of {', '.join(map(repr, known))}.")
     return settings
 
 

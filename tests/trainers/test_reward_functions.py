@@ -179,7 +179,7 @@ def test_grpo_passes_the_arguments_of_trl(tmp_path):
 
 
 def test_example_of_the_documentation_runs(tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "self_retrieval.md"
+    page = Path(__file__).parents[2] / "docs" / "rewards.md"
     code = next(block for block in blocks(page, "python") if "def names_label" in block)
     names: dict = {}
     exec(code, names)

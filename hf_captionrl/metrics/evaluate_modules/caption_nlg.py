@@ -40,7 +40,9 @@ def compute(
     wanted = list(_ALL) if which == "all" else [which] if isinstance(which, str) else list(dict.fromkeys(which))
     if not wanted or not set(wanted) <= set(_ALL):
         raise ValueError(f"which must be some of {list(_ALL)}, or 'all', got {which!r}.")
-    if isinstance(frequencies, str | os.PathLike):
+    if not {"cider", "cider_d"} & set(wanted):
+        frequencies = None
+    elif isinstance(frequencies, str | os.PathLike):
         frequencies = DocumentFrequencies.load(frequencies)
     elif frequencies is not None and not isinstance(frequencies, DocumentFrequencies):
         groups = check_groups(frequencies, "frequencies")

@@ -43,7 +43,7 @@ def test_shared_phrases_by_hand():
     assert shared_phrases([*DOGS, "a cat"], min_share=0.8) == ("a photo", "dog")
     # The longest phrase stands for its parts; function words alone are not shared facts.
     assert shared_phrases(["the old red barn in snow", "the old red barn in fog", "the old red barn"]) == (
-        "the old red barn"
+        "the old red barn",
     )
     assert shared_phrases(["on the sea", "on the hill", "on the roof"]) == ()
     # Punctuation ends a phrase.

@@ -103,7 +103,7 @@ def test_busy_servers_are_asked_again():
     [
         ((429, {}, "slow down"), "no answer in 3 tries; the last error: HTTP 429", 3),
         ((400, {}, "too long"), "HTTP 400: too long. Check --judge_base_url", 1),
-        ((401, {}, "who are you"), "HTTP 401: who are you. Check the address", 1),
+        ((401, {}, "who are you"), "HTTP 401: who are you", 1),
         ((200, {}, '{"choices": [{"message": {"content": null}}]}'), "returned an empty reply", 1),
     ],
 )

@@ -332,6 +332,7 @@ def copy(tmp_path):
             shutil.copytree(entry, tmp_path / "hf_captionrl" / entry.name)
         elif entry.name != "__pycache__":
             (tmp_path / "hf_captionrl" / entry.name).symlink_to(entry)
+    (tmp_path / "hub_cards").symlink_to(ROOT / "hub_cards")
     return tmp_path
 
 
