@@ -100,7 +100,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("json_option", [[], ["--json"]])
+@pytest.mark.parametrize("json_option", [pytest.param([], marks=pytest.mark.slow), ["--json"]])
 def test_no_process_imports_from_the_working_folder(processes, json_option, tmp_path):
     work, recipes, said = tmp_path / "work", tmp_path / "recipes", tmp_path / "said"
     for folder in (work, recipes, said):

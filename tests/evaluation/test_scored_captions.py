@@ -92,7 +92,7 @@ def captions_of(seed, number=2 * BLOCK + 1):
     return [*texts[:-2], texts[0], ""]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_shards_equal_blocks_of_this_process_and_plain_numbers(tmp_path, processes):
     scorer, language_model, _ = load_evaluators(*MODELS)
     sources = [captions_of(0), captions_of(1)]

@@ -264,6 +264,7 @@ def test_without_evaluations_the_captions_of_the_test_split_decide(tmp_path, hac
     assert "In 105 evaluated captions" in selected["collapsed"]
 
 
+@pytest.mark.slow
 def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
     # Calls: test and validation before training, 2 epochs and test of the variant, then those of the recipe's run.
     hack(lambda call: call in (3, 4, 5))
@@ -278,6 +279,7 @@ def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
     assert lines.index("SR (random)") < lines.index("SR (bag curriculum) (model/)")
 
 
+@pytest.mark.slow
 def test_a_collapsed_run_of_sle_has_no_samples_and_no_model(tmp_path, hack):
     two = "--compare_alphas 1 --compare_entropy_weights 0 --rl_start_epoch 0 --report_best_alpha false "
     # Calls: test and validation before training, evaluation and test of SLL, then those of SLE.

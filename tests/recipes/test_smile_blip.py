@@ -237,7 +237,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+# The others take a minute each.
+@pytest.mark.parametrize(
+    "name", [name if name == "smile" else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+)
 def test_every_run_has_a_curve_by_both_scorers(name, tmp_path, monkeypatch):
     trained, arguments, runs = RUNS[name]
     if name == "video":

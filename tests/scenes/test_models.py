@@ -77,6 +77,7 @@ def lowered_by_swaps(scorer, rows, images):
     return (scores[1] < scores[0]).numpy()
 
 
+@pytest.mark.slow
 def test_swapped_objects_are_noticed_by_the_held_out_scorer_and_hardly_by_the_reward_scorer():
     """On independent scenes: those of a bag share their objects."""
     rows = load_scenes(num_train=NUM_SWAPS, num_validation=0)["train"]
@@ -114,6 +115,7 @@ def test_captioner_guesses_what_usually_goes_together(test_split):
     assert wrong[True] > 1.3 * wrong[False]
 
 
+@pytest.mark.slow
 def test_adapters_find_more_images_of_bags_than_their_base_model(test_split):
     rows = test_split.select([i for bag in bags(list(test_split["bag_id"]), 7)[:40] for i in bag])
     held_out_scorer = load_scorer(model_path("scenes:siglip-held-out"))

@@ -191,6 +191,7 @@ def bytes_per_row(path, folder, few, many):
 PATHS = [load_images, check_rows, smile, exchange, evaluation, evaluation_on_shards, pool_of_images, bank_reward]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_python_memory_per_row_of_ids_and_captions(folder, path):
     assert bytes_per_row(path, folder, FEW, MANY) < IDS

@@ -503,6 +503,7 @@ def test_memory_does_not_grow_with_the_number_of_photographs(captioner, scorer, 
     assert held.most == 2 * PIXELS
 
 
+@pytest.mark.slow
 def test_command_describes_photographs_of_24_megapixels(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_photographs(tmp_path / "photos", 3)
