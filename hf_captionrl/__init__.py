@@ -11,7 +11,8 @@ from hf_captionrl.utils.lazy_import import lazy_names
 if TYPE_CHECKING:
     from hf_captionrl.apps.album.album import describe_album
     from hf_captionrl.captioners.captioner import Captioner
-    from hf_captionrl.captioners.loading import both_lora, language_lora, load_captioner, vision_lora
+    from hf_captionrl.captioners.loading import load_captioner
+    from hf_captionrl.captioners.lora import both_lora, language_lora, vision_lora
     from hf_captionrl.captioners.pipeline import pipeline
     from hf_captionrl.data.loading import load_captions
     from hf_captionrl.losses.smile import fused_smile_loss, smile_loss

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         LogProbsObjective,
         mean_cross_entropy,
     )
-    from hf_captionrl.captioners.loading import both_lora, language_lora, load_captioner, register, vision_lora
+    from hf_captionrl.captioners.loading import load_captioner, register
+    from hf_captionrl.captioners.lora import both_lora, language_lora, vision_lora
 
 __getattr__, __all__ = lazy_names(__name__)

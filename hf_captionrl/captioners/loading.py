@@ -1,4 +1,4 @@
-"""Loads a captioner of the right family from a name, a folder or a model; LoRA presets for a captioner or a name."""
+"""Loads a captioner of the right family from a name, a folder or a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import transformers
 from safetensors import safe_open
-from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel
+from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from hf_captionrl.captioners.captioner import Captioner, ProcessorPair, Tune, read_settings
+from hf_captionrl.captioners.captioner import Captioner, ProcessorPair, read_settings
 from hf_captionrl.utils.model_files import (
     ADAPTER_FILES,
     TOKENIZER_FILES,
@@ -41,7 +41,7 @@ from hf_captionrl.utils.model_files import (
 )
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
+    pass
 
 FAMILIES: dict[str, type[Captioner]] = {}
 """From `config.model_type` to its family."""
@@ -292,73 +292,6 @@ def _load_processor(name: str, revision: str | None) -> Any:
             f"The processor of {name!r} cannot be loaded from {present} ({type(error).__name__}: {said}). Use an intact copy "
             "of the checkpoint, or pass processor=..."
         ) from error
-
-
-# --- `LoraConfig`s of the adapters of No Detail Left Behind: SR-L, SR-V and SR-LV ------------------------------------
-
-
-def _preset(
-    model: Captioner | PreTrainedModel | str, tune: Tune, revision: str | None, settings: dict[str, Any]
-) -> LoraConfig:
-    if isinstance(model, Captioner):
-        return model.lora_config(tune, **settings)
-    given: Any = model
-    is_name = isinstance(model, (str, os.PathLike))
-    config: Any = (
-        AutoConfig.from_pretrained(given, revision=revision, trust_remote_code=False) if is_name else given.config
-    )
-    if config.model_type not in FAMILIES:
-        raise ValueError(
-            f"There is no LoRA preset for the model type {config.model_type!r}. Use one of {', '.join(sorted(FAMILIES))}, or "
-            "pass a peft.LoraConfig with your own target_modules."
-        )
-    family = FAMILIES[config.model_type].for_config(config)
-    captioner = family.__new__(family)  # only the module names are used: no weights, processor and head tap
-    captioner.model = given
-    if is_name:
-        with torch.device("meta"):
-            captioner.model = getattr(transformers, family.model_class).from_config(config)
-    return captioner.lora_config(tune, **settings)
-
-
-def language_lora(
-    model: Captioner | PreTrainedModel | str, *, revision: str | None = None, **settings: Any
-) -> LoraConfig:
-    """LoRA on the language model: attention of GPT-2, every linear layer of LLaMA-like models; the connector is trained in full.
-
-    Reference: "No Detail Left Behind", SR-L.
-
-    Args:
-        model ([`Captioner`], `PreTrainedModel` or `str`): The model to adapt, or its name; for a name, only the
-            configuration is read.
-        revision (`str`, *optional*): Branch, tag or commit on the Hub.
-        settings (`Any`): Those of `Captioner.lora_config`, such as `r` (32), `alpha` (16) and `init` ("peft", or "paper").
-
-    Returns:
-        `peft.LoraConfig`: For `peft_config` of a trainer.
-
-    Example:
-        >>> SmileTrainer(name, args, train, peft_config=language_lora(name, r=16))  # doctest: +SKIP
-    """
-    return _preset(model, "language", revision, settings)
-
-
-def vision_lora(
-    model: Captioner | PreTrainedModel | str, *, revision: str | None = None, **settings: Any
-) -> LoraConfig:
-    """LoRA on attention inputs and both layers of the MLP of the vision tower; the connector is trained in full.
-
-    Reference: "No Detail Left Behind", SR-V. Arguments and errors are those of [`language_lora`].
-    """
-    return _preset(model, "vision", revision, settings)
-
-
-def both_lora(model: Captioner | PreTrainedModel | str, *, revision: str | None = None, **settings: Any) -> LoraConfig:
-    """LoRA on the language model and on the vision tower; the connector is trained in full.
-
-    Reference: "No Detail Left Behind", SR-LV. Arguments and errors are those of [`language_lora`].
-    """
-    return _preset(model, "both", revision, settings)
 
 
 # Importing a module of families registers them.
