@@ -362,12 +362,13 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[
         with tqdm(total=len(ids), initial=before, unit=" images", disable=None) as progress:
             for start in range(0, len(ids), size):
                 batch = range(start, min(start + size, len(ids)))
-                wanted = [row for row in batch if ids[row] not in writer.done]
+                id_of = dict(zip(batch, ids[batch.start : batch.stop], strict=True))
+                wanted = [row for row, image_id in id_of.items() if image_id not in writer.done]
                 # Batches start at fixed rows, and samples depend on the whole batch: an incomplete batch is sampled again as a
                 # whole, so that a resumed output equals that of an uninterrupted run.
                 texts = captioner(batch if arguments.do_sample else wanted) if wanted else {}
                 if good := [row for row in wanted if row in texts]:
-                    writer.append([ids[row] for row in good], [texts[row] for row in good])
+                    writer.append([id_of[row] for row in good], [texts[row] for row in good])
                 progress.update(len(wanted))
         report = captioner.reader.report()
         if report.entries:

@@ -101,8 +101,8 @@ def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer:
         features="image",
     )
     images = hashlib.blake2b(digest_size=8)
-    for row in rows:
-        images.update(keys[row].encode())
+    for start in range(0, len(rows), _KEYS_AT_ONCE):
+        images.update("".join(keys[rows[start : start + _KEYS_AT_ONCE].tolist()]).encode())
     settings = {"scorer": scorer.signature, "images": images.hexdigest()}
     # Bad rows are not among the images here, but they are when another process loads them.
     stage = FeatureStage(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))

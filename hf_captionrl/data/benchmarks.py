@@ -147,11 +147,15 @@ def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) ->
         what = f"a list of bags of {size} COCO ids, as in the release's benchmark/{size}.json"
         with _as_published(path, what):
             bags = [[coco_id(i) for i in bag] for bag in _list(_read_json(path, what))]
-        if odd := [ids for ids in bags if len(set(ids)) != size or len(ids) != size]:
-            raise ValueError(f"{path}: a bag holds {odd[0]!r:.80}, which are not {size} different images.")
-        image, times = Counter(i for bag in bags for i in bag).most_common(1)[0]
-        if times > 1:
-            raise ValueError(f"{path}: image {image} is in {times} bags, but bags must be disjoint.")
+        bag_of: dict[str, int] = {}
+        for number, ids in enumerate(bags):
+            if len(set(ids)) != size or len(ids) != size:
+                raise ValueError(f"{path}: bag {number} holds {ids!r:.80}, which are not {size} different images.")
+            for i in ids:
+                if bag_of.setdefault(i, number) != number:
+                    raise ValueError(
+                        f"{path}: image {i} is in bags {bag_of[i]} and {number}, but bags must be disjoint."
+                    )
         found[int(size)] = bags
     return found
 
@@ -408,11 +412,12 @@ def load_mmvp(folder: str | Path) -> list[ImagePair]:
         raise FileNotFoundError(f"{folder} has no folder 'images'. Use the folder of MMVP-VLM with its images.")
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))[1:]
-    pairs = list(zip(rows[::2], rows[1::2], strict=False))
-    if not rows or len(rows) % 2 or any(len(row) != 3 for row in rows) or any(a[1] != b[1] for a, b in pairs):
-        raise ValueError(
-            f"{path} must hold a header and pairs of rows (id, type, statement) of one type. Use the published file."
-        )
+    if not rows or len(rows) % 2 or any(len(row) != 3 for row in rows):
+        raise ValueError(f"{path} must hold a header and pairs of rows (id, type, statement). Use the published file.")
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    for a, b in pairs:
+        if a[1] != b[1]:
+            raise ValueError(f"{path}: questions {a[0]} and {b[0]} are of different types. Use the published file.")
 
     def image(row: list[str]) -> Path:
         return _existing(places[0] / row[1] / f"{row[0]}.jpg", "the folder with the images")

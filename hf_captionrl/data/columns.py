@@ -75,11 +75,13 @@ def parse_json(text: str, where: str) -> Any:
 
 def read_json_lines(path: Path) -> list[Row]:
     """The objects of a file of JSON lines."""
+    rows: list[Row] = []
     # Not splitlines(), which also splits at U+2028 inside a caption.
-    lines = enumerate(read_text(path).split("\n"), start=1)
-    rows = [parse_json(line, f"Line {number} of {path}") for number, line in lines if line.strip()]
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f'{path} has a line that is not an object. Write {{"file_name": ...}} in each.')
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            rows.append(parse_json(line, f"Line {number} of {path}"))
+            if not isinstance(rows[-1], dict):
+                raise ValueError(f'Line {number} of {path} is not an object. Write {{"file_name": ...}}.')
     return rows
 
 
@@ -114,7 +116,7 @@ def _csv_row(names: list[str], several: list[str], values: list[str], where: str
             "quotes, and write a comma for each empty field."
         )
     row: Row = {name: [] for name in several}
-    for name, value in zip(names, values, strict=True):
+    for number, (name, value) in enumerate(zip(names, values, strict=True), start=1):
         # Valid, but usually a quote that is closed in a later row, which joins the rows between.
         inner = [line for line in value.splitlines()[1:] if line.count(",") == len(names) - 1]
         if inner and len(names) > 1:
@@ -125,7 +127,9 @@ def _csv_row(names: list[str], several: list[str], values: list[str], where: str
         elif name:
             row[name] = value
         elif value.strip():
-            raise ValueError(f"{where} has {value!r:.60} in a column without a name. Name it in the first line.")
+            raise ValueError(
+                f"{where} has {value!r:.60} in column {number}, which has no name in the first line. Name it."
+            )
     for name in several:
         # Images may have fewer captions. A row without captions keeps its empty cells, so that the check finds it.
         row[name] = [text for text in row[name] if text.strip()] or row[name]

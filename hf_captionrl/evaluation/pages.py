@@ -150,7 +150,14 @@ def split_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[
     taken: list[Mark] = []
     absent: list[Piece] = []
     for mark in sorted(marks, key=lambda mark: mark.verdict == "right"):
-        if mark.start is not None and mark.end is not None and _is_free(taken, mark.start, mark.end):
+        if mark.start is None or mark.end is None:
+            absent.append(Piece(mark.text, mark.verdict))
+        elif not 0 <= mark.start < mark.end <= len(text):
+            raise ValueError(
+                f"The claim {mark.text!r} is at {mark.start} to {mark.end} of a caption of {len(text)} characters. Pass the "
+                "caption that was checked."
+            )
+        elif _is_free(taken, mark.start, mark.end):
             taken.append(mark)
         else:
             absent.append(Piece(mark.text, mark.verdict))

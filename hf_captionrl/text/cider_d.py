@@ -164,10 +164,14 @@ class DocumentFrequencies:
 
 def _check_words(groups: Sequence[Sequence[Sequence[str]]], name: str) -> None:
     """Refuse strings where lists of words belong, whose characters would be counted as words, and images without captions."""
-    if len(groups) == 0 or any(isinstance(captions, str) or len(captions) == 0 for captions in groups):
-        raise ValueError(f"{name} must be a list of at least one tokenised caption per image.")
-    if any(isinstance(caption, str) for captions in groups for caption in captions):
-        raise ValueError(f"{name} holds strings. Tokenise them first.")
+    if len(groups) == 0:
+        raise ValueError(f"There are no {name}. Pass one list per image.")
+    for i, captions in enumerate(groups):
+        if isinstance(captions, str) or len(captions) == 0:
+            raise ValueError(f"{name}[{i}] is {captions!r}. Pass a list of at least one tokenised caption per image.")
+        for j, caption in enumerate(captions):
+            if isinstance(caption, str):
+                raise ValueError(f"{name}[{i}][{j}] is a string. Tokenise it first.")
 
 
 class CiderScorer:

@@ -60,6 +60,12 @@ def atomic_write_text(path: str | os.PathLike[str], text: str) -> Path:
     return atomic_write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
+def refuse_file(output: Path) -> None:
+    """Refuse a file as the folder of `--output`."""
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"--output {str(output)!r} is a file. Name a folder.")
+
+
 def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None = 2) -> Path:
     """Write one value as strict JSON, atomically."""
     return atomic_write_text(path, json.dumps(to_plain(value), indent=indent, ensure_ascii=False) + "\n")

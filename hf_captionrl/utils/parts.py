@@ -22,7 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hf_captionrl.utils.io import atomic_file, json_digest, to_plain, write_json
+from hf_captionrl.utils.io import atomic_file, json_digest, refuse_file, to_plain, write_json
 from hf_captionrl.utils.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ class ShardFolder:
         if num_rows < 1:
             raise ValueError("num_rows is 0, but there must be at least 1. Use more images.")
         self.folder = Path(folder)
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"--output {str(folder)!r} is a file, but shards need a folder. Name a folder.")
+        refuse_file(self.folder)
         self.num_rows, self.rows_per_shard = num_rows, rows_per_shard
         number = -(-num_rows // rows_per_shard)
         self.names = [f"part-{shard:05d}-of-{number:05d}.parquet" for shard in range(number)]

@@ -226,7 +226,7 @@ def images(*rows, **more):
         (load_published_bags, [], "a list of bags"),
         (load_published_bags, [[1, 2]], "not 3 different images"),
         (load_published_bags, [[1, 2, 2]], "not 3 different images"),
-        (load_published_bags, [[1, 2, 3], [3, 4, 5]], "image 3 is in 2 bags"),
+        (load_published_bags, [[1, 2, 3], [3, 4, 5]], "image 3 is in bags 0 and 1"),
         (load_published_bags, [[1, 2, None]], "is not a COCO image"),
         (load_imagecode, {"a": ["b"]}, "with labels"),
         (load_imagecode, {"a": {"10": "b"}}, "position '10'"),

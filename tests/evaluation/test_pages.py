@@ -214,6 +214,8 @@ def test_marks_are_at_their_positions():
     pieces, absent = split_at_marks("pigs", [Mark("pigs", "right", 0, 4), Mark("pigs", "wrong", 0, 4)])
     assert [piece.verdict for piece in pieces] == ["wrong"]
     assert [tuple(piece) for piece in absent] == [("pigs", "right")]
+    with pytest.raises(ValueError, match="is at 2 to 9 of a caption of 4"):
+        split_at_marks("pigs", [Mark("pigs", "right", 2, 9)])
 
 
 def marked_item(text="a blue pig", owner="background", **changes):

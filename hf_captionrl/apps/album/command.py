@@ -314,10 +314,14 @@ BATCHES_PER_SHARD = 4
 def kept_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and values of the rows of a folder of parts."""
     for file in sorted(folder.glob("part-*.parquet")):
-        for row in read_shard(file).to_pylist():
-            one = {name: value for name, value in row.items() if value is not None}
-            if "features" in one:
-                one["features"] = np.array(one["features"], np.float32)
+        table = read_shard(file)
+        for cells in zip(*table.columns, strict=True):
+            one = {
+                name: cell.values.to_numpy() if name == "features" else cell.as_py()
+                for name, cell in zip(table.column_names, cells, strict=True)
+                if cell.is_valid
+            }
+            if "picture" in one:
                 one["picture"] = np.frombuffer(one["picture"], np.uint8)
             yield one.pop("id"), one
 

@@ -46,7 +46,7 @@ from hf_captionrl.data.columns import CAPTIONS, undecoded
 from hf_captionrl.data.images import ImageError, image_bytes, open_image
 from hf_captionrl.data.options import ids_digest, load_split, source_settings
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, check_captions
-from hf_captionrl.utils.io import LineFile, atomic_file, write_json
+from hf_captionrl.utils.io import LineFile, atomic_file, refuse_file, write_json
 from hf_captionrl.utils.parts import ShardFolder, Stage, read_shard, read_shards, run_stage
 
 if TYPE_CHECKING:
@@ -508,6 +508,7 @@ def boost(arguments: BoostOptions) -> None:
     arguments.check_engine()  # before anything slow
     if arguments.embed_images and arguments.no_images:
         raise ValueError("--embed_images stores the images and --no_images leaves them out. Use one of them.")
+    refuse_file(arguments.output)
     loaded = load_split(arguments, quarantine_path=None)
     dataset, number, total = loaded.dataset, len(loaded.all_ids), sum(loaded.sizes.values())
     if number < total and arguments.dataset != "scenes":

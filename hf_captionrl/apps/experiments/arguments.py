@@ -74,11 +74,16 @@ def load_row(configs: Path, name: str) -> Row:
         remedy = f"Use {near[0]!r}" if near else "Use one of recipes/configs/rows"
         raise ValueError(f"There is no row {name!r}. {remedy}, as in --row ndlb/table5/row8.")
 
-    def resolve(base: str) -> tuple[str, dict[str, Any]]:
+    def resolve(base: str, seen: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
         """Recipe and settings of a row, or of a base file such as `smile_blip/coco`."""
         if base not in rows:
             return base.partition("/")[0], read_yaml(configs / f"{base}.yaml")
-        recipe, settings = resolve(rows[base]["base"])
+        if not isinstance(rows[base], dict) or "base" not in rows[base] or base in seen:
+            raise ValueError(
+                f"The row {paper}/{base} has no base, or is its own base. Use a file such as smile_blip/coco, or another row of "
+                f"{file.name}."
+            )
+        recipe, settings = resolve(str(rows[base]["base"]), (*seen, base))
         return recipe, settings | {key: value for key, value in rows[base].items() if key not in ("title", "base")}
 
     recipe, settings = resolve(own)

@@ -22,7 +22,7 @@ from hf_captionrl.evaluation.caption_files import read_files
 from hf_captionrl.evaluation.pages import embedded_image, render_html
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 from hf_captionrl.retrieval.neighbours import normalised
-from hf_captionrl.utils.io import atomic_write_text, write_json
+from hf_captionrl.utils.io import atomic_write_text, refuse_file, write_json
 
 if TYPE_CHECKING:
     import datasets
@@ -235,7 +235,12 @@ def read_key(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise FileNotFoundError(
             f"There is no {KEY_FILE} in {str(folder)!r}. Name a folder of `captionrl study build`."
         )
-    key = _json(path, KEY_FORMAT, f"{path} is ")
+    try:
+        key = _json(path, KEY_FORMAT, f"{path} is ")
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. Name a folder of `captionrl study build`, or build the study again with the same arguments."
+        ) from None
     if key.get("fingerprint") != study_fingerprint(key):
         raise ValueError(
             f"{path} was changed after it was written: its fingerprint {key.get('fingerprint')!r} does not match. Build "
@@ -396,6 +401,7 @@ def render_study_page(
 
 def _load(arguments: StudyOptions) -> tuple[datasets.Dataset, list[str], dict[str, list[str]]]:
     """Data set, image ids, and for each system its first caption of each image; human captions are drawn at random."""
+    refuse_file(arguments.output)
     if arguments.consent is not None and not arguments.consent.is_file():
         raise FileNotFoundError(f"There is no file {str(arguments.consent)!r} for --consent.")
     files = read_files(arguments.captions, arguments.names)

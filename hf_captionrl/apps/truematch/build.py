@@ -17,7 +17,7 @@ from hf_captionrl.data.columns import parse_json, replace_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.retrieval.bags import BagFile, bag_similarities, candidate_bags, curate_bags, load_bags, save_bags
-from hf_captionrl.utils.io import LineFile, atomic_file, atomic_write_bytes, atomic_write_text, write_json
+from hf_captionrl.utils.io import LineFile, atomic_file, atomic_write_bytes, atomic_write_text, refuse_file, write_json
 from hf_captionrl.utils.parts import refuse_other_settings
 
 if TYPE_CHECKING:
@@ -242,11 +242,13 @@ def apply_decisions(folder: Path, decisions: Path | None = None) -> tuple[TrueMa
     added = 0
     if decisions is not None:
         new = read_decisions(decisions)
-        if foreign := {line.bag for line in new} - {bag_id(bag) for bag in found.bags.bags}:
-            raise ValueError(
-                f"{decisions} has decisions about bags such as {min(foreign)!r}, which is not in {folder}. Use a file of "
-                "decisions on this benchmark."
-            )
+        known = {bag_id(bag) for bag in found.bags.bags}
+        for number, line in enumerate(new, start=1):
+            if line.bag not in known:
+                raise ValueError(
+                    f"{decisions}: decision {number} is about bag {line.bag!r}, which is not in {folder}. Use a file of "
+                    "decisions on this benchmark."
+                )
         drop_bags(found.bags, [*found.decisions, *new])  # fails before anything is written if all bags are dropped
         with DecisionWriter(folder / DECISIONS_FILE) as writer:
             existing = set(writer.decisions)
@@ -327,6 +329,7 @@ def build(arguments: BuildOptions) -> None:
     from hf_captionrl.utils.io import installed_versions
 
     sizes, output = sorted(set(arguments.bag_sizes)), arguments.output
+    refuse_file(output)
     dataset = load_split(
         arguments, quarantine_path=output / "quarantine.jsonl", require_captions=arguments.features == "multimodal"
     ).dataset

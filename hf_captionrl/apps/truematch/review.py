@@ -66,7 +66,7 @@ def render_review(
     data: dict[str, Any] = {"bags": bags, "images": images, "reasons": reasons, "decisions": decisions}
     data |= {"fingerprint": fingerprint, "token": token}
     # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
-    values = {"title": title, "served": token is not None, "reasons": reasons, "data": data}
+    values: dict[str, Any] = {"title": title, "served": token is not None, "reasons": reasons, "data": data}
     return render_html(TEMPLATES, "review", sort_keys=False, **values)
 
 
@@ -189,11 +189,12 @@ class ReviewServer:
                     return
                 name, _, number = self.path.strip("/").partition("/")
                 if self.path == "/":
-                    page = review_page(server._folder, server._rows, server._token)
+                    with server._lock:  # a data set is not thread-safe
+                        page = review_page(server._folder, server._rows, server._token)
                     body = page.encode("utf-8", "xmlcharrefreplace")
                     self._answer(HTTPStatus.OK, body, "text/html; charset=utf-8")
                 elif name == "image" and _number(number, len(server._rows) - 1) is not None:
-                    with server._lock:  # a data set is not thread-safe
+                    with server._lock:
                         head, _, data = server._image(int(number)).partition(";base64,")
                     self._answer(HTTPStatus.OK, base64.b64decode(data), head.removeprefix("data:"))
                 else:
@@ -271,6 +272,8 @@ def review(arguments: ReviewOptions) -> None:
     found = load_truematch(arguments.folder)
     rows = review_images(found, arguments)
     if arguments.export is not None:
+        if arguments.export.is_dir():
+            raise ValueError(f"--export {str(arguments.export)!r} is a folder. Name a file, such as review.html.")
         atomic_write_text(arguments.export, review_page(arguments.folder, rows, None))
         command = f"captionrl truematch apply {arguments.folder} --decisions decisions.jsonl"
         said = {"page": str(arguments.export), "bags": len(found.bags.bags), "then": command}

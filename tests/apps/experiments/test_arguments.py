@@ -99,6 +99,14 @@ def test_a_base_that_does_not_exist_is_an_error(tmp_path):
         load_row(tmp_path, "x/a")
 
 
+@pytest.mark.parametrize("rows", ["a: {title: A}", "a: {base: b}\nb: {base: a}"])
+def test_a_row_without_a_base_file_is_an_error(tmp_path, rows):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "x.yaml").write_text(rows)
+    with pytest.raises(ValueError, match="The row x/a has no base, or is its own base"):
+        load_row(tmp_path, "x/a")
+
+
 # --- How recipes load the captioner ---
 
 
