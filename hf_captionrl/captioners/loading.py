@@ -262,10 +262,9 @@ def _load_processor(name: str, revision: str | None) -> Any:
     # Without a vocabulary, transformers creates an empty tokenizer.
     if not image_files or not any(find_file(name, file, revision) for file in TOKENIZER_FILES):
         return None
-    source: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     try:
         with contextlib.suppress(OSError, ValueError):
-            processor = AutoProcessor.from_pretrained(name, **source)
+            processor = AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
             if None not in (getattr(processor, "tokenizer", None), getattr(processor, "image_processor", None)):
                 return processor
         content = read_object(image_files[0])
@@ -275,8 +274,8 @@ def _load_processor(name: str, revision: str | None) -> Any:
             content.pop("feature_extractor_type", None)
             images = former(**content)  # of a former name such as ViTFeatureExtractor
         else:
-            images = AutoImageProcessor.from_pretrained(name, **source)
-        return ProcessorPair(images, AutoTokenizer.from_pretrained(name, **source))
+            images = AutoImageProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
+        return ProcessorPair(images, AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False))
     except ImportError:
         raise
     except Exception as error:  # from a validator, a missing file, or an attribute of the wrong type
