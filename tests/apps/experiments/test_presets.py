@@ -4,6 +4,7 @@ papers what values_in_small.py does not list as a difference."""
 import importlib
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ FIELDS = dict(
 )
 
 
+@cache
 def parse(name: str):
     base = CONFIGS / f"{name}.yaml"
     recipe = base.parent.name if base.is_file() else load_row(CONFIGS, name).recipe
@@ -153,9 +155,9 @@ def keys_of(name):
 
 @pytest.mark.parametrize(("name", "variant"), IN_SMALL, ids=lambda part: str(part))
 def test_a_run_in_small_differs_from_the_papers_only_where_the_table_says(name, variant):
-    paper, differs = IN_SMALL[name, variant]
-    expected = {key: wanted for key, wanted in PAPERS[paper].items() if key in keys_of(name)} | differs
-    assert set(differs) <= set(keys_of(name))
+    (paper, differs), keys = IN_SMALL[name, variant], keys_of(name)
+    expected = {key: wanted for key, wanted in PAPERS[paper].items() if key in keys} | differs
+    assert set(differs) <= set(keys)
     assert values(name, variant, expected) == expected
 
 
