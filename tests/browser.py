@@ -59,12 +59,10 @@ class Browser:
         os.close(for_browser)
         os.close(of_browser)
         self._unread, self._number = b"", 0
-        self.events = []
-        self._session = None
+        self.events, self._session = [], None
         try:
-            pages = []
-            while not pages:
-                pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
+            while not (pages := [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]):
+                pass
             attached = self.call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)
             self._session = attached["sessionId"]
             for domain in ("Page", "Runtime", "Log"):
